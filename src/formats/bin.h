@@ -9,13 +9,13 @@
 
 namespace tessera::formats {
 
-/// Opens a model that is saved as `.bin` files, each written by `torch.save`: a directory with
-/// `pytorch_model.bin.index.json`, with files that are named `…-00001-of-00003.bin`, or with one
-/// `pytorch_model.bin`; or the path of an index. Reads the index and the pickle of each file; files
-/// are opened again when tensors are read. One rank holds everything. `as_dict`:
-/// OpenOptions::as_dict. `fs` must outlive the reader.
+/// Opens a model that is saved as `.bin` files, each written by `torch.save`. `path` is an index
+/// file, or a directory that has an index `pytorch_model.bin.index.json`, files named
+/// `…-00001-of-00003.bin`, or one `pytorch_model.bin`. Reads the index and the pickle of each file.
+/// Opens the files again when tensors are read. The checkpoint has one rank, which holds
+/// everything. `as_dict`: see OpenOptions::as_dict. `fs` must outlive the reader.
 /// Throws: Error(not_found); Error(corruption) naming a missing file, a tensor that its file does
-/// not hold, or one that two files hold; what open_torch_zip throws.
+/// not hold, or a tensor that two files hold; whatever open_torch_zip throws.
 std::unique_ptr<CheckpointReader> open_bin(const FileSystem& fs, std::string path,
                                            const std::vector<std::string>& as_dict = {});
 

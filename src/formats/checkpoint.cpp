@@ -48,7 +48,8 @@ std::string finding_to_string(const Finding& finding) {
 
 namespace {
 
-// Readers accept values nested 64 deep; a tuple takes two levels of JSON.
+// Enough for all keys: readers accept values nested 64 levels deep, and a tuple takes two levels of
+// JSON.
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};
 
 bool is_hashable(const Value& key) {

@@ -28,7 +28,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Moves `at` past the digits there, and returns them without leading zeros.
+/// Returns the number at position `at`, as digits without leading zeros, and moves `at` past it.
 std::string_view take_number(std::string_view text, std::size_t& at) {
   while (at < text.size() && text[at] == '0') ++at;
   const std::size_t begin = at;
@@ -70,8 +70,8 @@ std::vector<std::string> names_newest_first(const FileSystem& fs, const std::str
   return names;
 }
 
-/// Says whether the system will always refuse this process: a loop of links, or no permission. A
-/// disk failure never reports these.
+/// Says whether this process can never open `path`: the system reports a loop of links, or missing
+/// permission. A failing disk reports neither.
 bool is_closed(const FileSystem& fs, const std::string& path) {
   const auto is_refused = [&](int mode) {
     return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) != 0 &&
@@ -131,7 +131,8 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
       .state = why.empty() ? State::valid : State::invalid, .is_open = true, .why = std::move(why)};
 }
 
-/// Says whether a path is a file, or a directory without directories in it, and not a link.
+/// Says whether the entry `name` is a file, or a directory that contains no directories. Returns
+/// false for a link, and if this process may not open the entry.
 bool is_removable(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
   if (is_closed(fs, path)) return false;
@@ -144,9 +145,9 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
          });
 }
 
-/// Deletes a renamed checkpoint: `path` is its former name.
+/// Deletes a checkpoint that was renamed from `path` to `path` + kRemovingSuffix.
 void delete_renamed(FileSystem& fs, const std::string& path) {
-  // Keep the files of a new checkpoint written there.
+  // If a new checkpoint has been written at `path`, its side files stay.
   if (!fs.kind_of(path)) {
     for (const FormatDriver* driver : format_drivers()) {
       if (driver->side_files() != nullptr) driver->side_files()->remove_orphans(fs, path);
@@ -185,7 +186,7 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 
 namespace {
 
-/// A name without its last number, if it has one.
+/// The text around the last number in a name. Empty if the name has no number.
 struct Numbered {
   explicit Numbered(const std::string& name) {
     constexpr const char* kDigits = "0123456789";

@@ -12,8 +12,9 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns the path with links resolved; if nothing exists there, those of its parent. Leaves pipes
-/// unresolved, as they may have no path.
+/// Returns `path` with its links resolved. If nothing exists at `path`, resolves only the links of
+/// its parent directory. Leaves a pipe or other special file unresolved: it may have no resolved
+/// path.
 std::string resolved(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (kind == FileKind::other) return path;

@@ -19,16 +19,18 @@ namespace tessera::formats {
 /// naming a foreign global or an extension (compression, encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);
 
-/// Does the same, and reads objects of the classes in `as_dict` as dicts (OpenOptions::as_dict).
-/// Reads all values, to count those objects.
+/// Opens a checkpoint as open_dcp does, and reads objects of the classes in `as_dict` as dicts
+/// (OpenOptions::as_dict). Reads all values immediately, in order to count those objects.
 std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, std::string path,
                                                         std::vector<std::string> as_dict);
 
-/// Starts a DCP checkpoint that PyTorch's default planner loads: `__<rank>_0.distcp` for each rank
-/// that holds something, and `.metadata`, written last. `values` is parallel to `contents.values`.
-/// Writes one of the replicas of a piece, from the rank with the least to write.
-/// Throws: Error(invalid_argument) if the contents hold aliases, a piece that is not a Box, pieces
-/// at the same offsets, or a key path that does not spell its name; Error(already_exists).
+/// Starts a DCP checkpoint that PyTorch's default planner can load. It has a file
+/// `__<rank>_0.distcp` for each rank that holds something, and `.metadata`, which is written last.
+/// `values` is parallel to `contents.values`. If a piece has replicas, only one of them is written:
+/// the one on the rank that has the least to write.
+/// Throws: Error(invalid_argument) if the contents hold aliases, a piece that is not a Box,
+/// different boxes at the same offsets, or a key path that does not spell its name;
+/// Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite = OverwritePolicy::refuse);

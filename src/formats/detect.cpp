@@ -25,7 +25,8 @@ struct BestMatch {
   Recognition recognition{};
 };
 
-/// Returns the strongest match of all drivers; of equal matches, the first.
+/// Returns the strongest match of all drivers. If several are equally strong, returns the first
+/// one.
 template <class Recognize>
 BestMatch best_match(const Recognize& recognize) {
   BestMatch best;
@@ -51,8 +52,8 @@ std::string described(std::string_view FormatDescription::*member) {
   return tessera::detail::choice_of(texts);
 }
 
-/// Whether the names in a directory say that it is a checkpoint. A directory that cannot be listed
-/// is none, as this is only for a hint.
+/// Whether the names in a directory show that it is a checkpoint. Returns false for a directory
+/// that cannot be listed: the result is only used for a hint.
 bool is_checkpoint_by_names(const FileSystem& fs, const std::string& directory) {
   try {
     const std::vector<std::string> names = fs.list_directory(directory);

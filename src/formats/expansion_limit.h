@@ -7,7 +7,7 @@ namespace tessera::formats {
 
 /// Returns how many bytes all tensors of a checkpoint may have together. Tensors may share stored
 /// bytes (views of one storage, strides of 0), so a small file could describe any number of bytes
-/// to read, hash and move. `stored_nbytes` are the bytes of the files.
+/// to read, hash and move. `stored_nbytes` is the size of all files together.
 constexpr std::uint64_t max_tensor_nbytes(std::uint64_t stored_nbytes) {
   constexpr std::uint64_t kFactor = 16;
   constexpr std::uint64_t kFloor = std::uint64_t{1} << 30;

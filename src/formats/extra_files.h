@@ -15,11 +15,11 @@ namespace tessera::formats {
 struct ExtraEntry {
   enum class Kind {
     file,
-    link,  // also to a file: never followed
+    link,  // a link to anything, even to a file: never followed
     folder,
     other,            // a pipe, a socket, a device
-    checkpoint_file,  // has the name of some format's file, so it could be taken for one
-    unnamed_file,     // has the name of a file of this checkpoint, which does not name it
+    checkpoint_file,  // a checkpoint of some format could own a file of this name
+    unnamed_file,     // this checkpoint's format could own it, but the checkpoint does not name it
   };
 
   std::string name;
@@ -27,14 +27,16 @@ struct ExtraEntry {
   std::uint64_t nbytes = 0;  // of a file
 };
 
-/// Returns the entries of the folder of a checkpoint that are none of its files, by name. Leaves
-/// out what Tessera's writers left there: unfinished checkpoints, journals. `opened` are paths of
-/// files that are the checkpoint's whatever their names. Opens no folder within.
+/// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
+/// name. Leaves out what Tessera's writers left there: unfinished checkpoints and their journals.
+/// `opened` lists paths of files that belong to the checkpoint, whatever their names are. Does not
+/// look into folders inside.
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened);
 
-/// Returns the same for a folder whose checkpoint, if it has one, is not asked for: leaves out all
-/// files that have the name of some format's.
+/// Returns the entries of a folder that no checkpoint in the folder could own. Does not look for
+/// such a checkpoint. So it leaves out every file whose name some format could use, and also what
+/// Tessera's writers left there.
 std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
                                                         const std::string& directory);
 

@@ -89,7 +89,7 @@ void check_no_overlap(const FlatVectorLayout& vector, const std::string& path) {
   }
 }
 
-/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; nothing without a dot.
+/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; empty if there is no dot.
 std::optional<std::string_view> without_first_component(std::string_view fqn) {
   const std::size_t dot = fqn.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
@@ -102,7 +102,8 @@ std::string_view without_last_component(std::string_view fqn) {
   return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
 }
 
-/// Returns where the first component `state` of an fqn ends, with its dot; 0 if there is none.
+/// Returns the position after the first component `state` of an fqn and the dot that follows; 0 if
+/// there is no such component.
 std::size_t end_of_state_component(std::string_view fqn) {
   constexpr std::string_view kState = "state.";
   if (fqn.starts_with(kState)) return kState.size();
@@ -138,7 +139,8 @@ class FlatLayoutReader final : public CheckpointReader {
   }
 
  private:
-  /// The source of a piece: `tensor` and `piece` of the reader below, from element `begin`.
+  /// Where the elements of a piece come from: piece `piece` of tensor `tensor` in the wrapped
+  /// reader, from its element `begin` on.
   struct Source {
     std::size_t tensor;
     std::size_t piece;
@@ -223,7 +225,8 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   finish();
 }
 
-/// What was made simpler of a vector, was made simpler of each of its parameters.
+/// Gives each simplification of a vector to every parameter of that vector. Keeps the other
+/// simplifications.
 void FlatLayoutReader::show_simplifications(const std::vector<FlatVectorLayout>& layout) {
   std::unordered_map<std::string_view, const FlatVectorLayout*> by_name;
   for (const FlatVectorLayout& vector : layout) by_name.emplace(vector.key, &vector);
@@ -270,8 +273,8 @@ void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParamete
   shown_.push_back(std::move(shown));
 }
 
-/// Returns the path of `fqn`, which is in the same dict as the vector; empty if the vector's path
-/// does not tell the dict.
+/// Returns the key path of the parameter `fqn`, which is in the same dict as the vector. Returns an
+/// empty path if the vector's key path does not show which dict that is.
 KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   if (vector.key_path.size() < 2) return {};
   KeyPath path(vector.key_path.begin(), vector.key_path.end() - 1);
@@ -281,8 +284,9 @@ KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   return path;
 }
 
-/// Throws if the gaps between parameters are larger than FSDP1's alignment to 16 bytes, or the
-/// padding after them is larger than equal shards need. The elements there would be lost.
+/// Throws if a gap between parameters is larger than FSDP1's alignment to 16 bytes can leave, or if
+/// the padding at the end is larger than shards of equal size need. Elements in such a gap would be
+/// lost.
 void FlatLayoutReader::refuse_holes(const TensorEntry& vector,
                                     const FlatVectorLayout& layout) const {
   constexpr std::uint64_t kAlignmentNbytes = 16;

@@ -12,13 +12,13 @@
 
 namespace tessera::formats {
 
-/// The parameters in a bare flat vector of a checkpoint, and their places. FSDP1 writes such
-/// vectors (LOCAL_STATE_DICT) without recording this. Units: elements; offsets count within the
+/// The parameters in a flat vector of a checkpoint, and where each of them is. FSDP1 writes such
+/// vectors (LOCAL_STATE_DICT) without this information. Units: elements; offsets count within the
 /// vector, which may have gaps for alignment and padding at the end.
 struct FlatVectorLayout {
   std::string key;  // the vector's fqn in the checkpoint
   DType dtype = DType::float32;
-  std::int64_t numel_padded = 0;  // all of the vector
+  std::int64_t numel_padded = 0;  // the length of the whole vector
   std::vector<FlatUnitParameter> parameters;
   friend bool operator==(const FlatVectorLayout&, const FlatVectorLayout&) = default;
 };
@@ -27,16 +27,18 @@ struct FlatVectorLayout {
 /// `{"schema":1,"units":[{"key":…,"dtype":…,"numel_padded":N,"params":[{"fqn":…,"shape":[…],
 /// "offset":N}]}]}`.
 /// Throws: Error(corruption) if the file has another form, or if parameters reach beyond their
-/// vector or overlap (the same elements twice are tied parameters); Error(not_found), Error(io).
+/// vector or overlap (parameters with exactly the same elements are tied, and allowed);
+/// Error(not_found), Error(io).
 std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::string& path);
 
-/// Returns `reader` with each vector shown as its parameters. Each parameter is a tensor whose
-/// pieces are the ranges that the vector's pieces hold. The optimizer state of a vector
-/// (`….state.<vector>.<name>`, the vector with or without its first component) becomes state of
-/// each parameter: cut the same way if it has the vector's length, repeated if it has no
-/// dimensions. Tied parameters become aliases, `contents().units` names the units, and all else is
-/// unchanged. Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it
-/// with another dtype or length, or already has one of its parameters.
+/// Returns a reader that shows each vector of `reader` as its parameters. A parameter is a tensor;
+/// its pieces are the ranges of it that the vector's pieces hold. The optimizer state of a vector
+/// (`….state.<vector>.<name>`, where `<vector>` may lack its first component) becomes state of each
+/// parameter: state of the vector's length is cut in the same way, state without dimensions is
+/// repeated. Tied parameters become aliases. `contents().units` names the units. All else is
+/// unchanged.
+/// Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it with
+/// another dtype or length, or already has one of its parameters.
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
                                                     const std::vector<FlatVectorLayout>& layout);
 

@@ -13,16 +13,16 @@ namespace tessera::formats::detail {
 /// The most scratch memory that a Gatherer uses.
 inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 
-/// Reads elements of one tensor from any of its pieces, in the order of any region. Reads runs that
-/// are close together in a piece at once. The reader and `scratch` must outlive the Gatherer. Not
-/// thread-safe.
+/// Reads elements of one tensor from several of its pieces, and puts them into the order of a
+/// region. Reads runs that are close together in a piece in one call. The reader and `scratch` must
+/// outlive the Gatherer. Not thread-safe.
 class Gatherer {
  public:
   Gatherer(const TensorSource& source, std::size_t tensor_index,
            tessera::detail::ByteBuffer& scratch);
 
-  /// Fills the elements of `out` that the named pieces hold. `out` is elements `window` of
-  /// `destination`, in that region's own order.
+  /// Fills the elements of `out` that are in `pieces`. `out` holds the elements `window` of the
+  /// region `destination`, numbered in that region's own order.
   /// Requires: regions within the tensor; `out.size() == window.numel() * itemsize`.
   void gather(std::span<const std::uint32_t> pieces, const Region& destination, FlatRange window,
               std::span<std::byte> out);

@@ -16,14 +16,15 @@ class IndexedFormatDriver : public FormatDriver {
   /// Returns the name of the index in the checkpoint's directory.
   virtual std::string_view index_name() const = 0;
 
-  /// Returns the index itself, the files that it names, and empty ones (older PyTorch makes a file
-  /// for a rank that saves nothing). If the index cannot be read, all that the format may own.
-  /// Opens the checkpoint unless `opened` has files.
+  /// Returns the index, the files that it names, and empty files that the format may own (older
+  /// PyTorch makes a file even for a rank that saves nothing). If the index cannot be read, returns
+  /// every file that the format may own. If `opened` is not empty, it lists the named files.
+  /// Otherwise the function opens the checkpoint to find them.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override;
-  /// Refuses the first file that the format may own, but the checkpoint does not: a file of another
-  /// save, which a replacement would remove.
+  /// Throws for the first file that the format may own but that this checkpoint does not own. Such
+  /// a file is from another save, and replacing the checkpoint would remove it.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override;

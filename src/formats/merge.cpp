@@ -99,7 +99,7 @@ class MergedReader final : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Origin& origin = tensors_[tensor_index];
     PieceStorage storage = reader_of(origin).piece_storage(origin.index, piece_index);
-    storage.file = join_path(reader_of(origin).path(), storage.file);  // names may be equal
+    storage.file = join_path(reader_of(origin).path(), storage.file);  // sources may share names
     return storage;
   }
   std::vector<std::string> data_files() const override {
@@ -114,7 +114,7 @@ class MergedReader final : public CheckpointReader {
     for (const MergeSource& source : sources_)
       missing.push_back(source.reader->find_missing_data());
     const auto in_source = [&](const Origin& origin, const std::string& file) {
-      return join_path(reader_of(origin).path(), file);  // names may be equal
+      return join_path(reader_of(origin).path(), file);  // sources may share names
     };
     MissingData result;
     for (std::size_t v = 0; v < values_.size(); ++v) {
@@ -201,7 +201,8 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  /// Reports entries of one name. If there is a preference, remembers only what is in doubt.
+  /// Reports entries that have the same name. If there is a preference, only remembers the names of
+  /// tensors that are not equal.
   void note_collision(std::span<const Named> entries) {
     std::string found;
     for (const Named& entry : entries) {
@@ -269,7 +270,7 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  /// Tells what the preference has chosen from, in one finding of each kind.
+  /// Adds at most one finding of each kind about what the preference chose from.
   void note_preferred() {
     const auto note = [&](const std::vector<std::string>& names, const std::string& found) {
       if (names.empty()) return;
@@ -299,7 +300,7 @@ class MergedReader final : public CheckpointReader {
                            .remedy = std::move(remedy)});
   }
 
-  /// Fills the lists of contents_, sorted by name as `chosen_` is.
+  /// Fills the lists of `contents_`. They are then sorted by name, because `chosen_` is.
   void add_chosen() {
     for (const Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
@@ -356,7 +357,8 @@ class MergedReader final : public CheckpointReader {
     tensor.parameter = own;
   }
 
-  /// Drops a unit if one of its parameters is taken from another source.
+  /// Adds the units of all sources, except those with a parameter that comes from another source or
+  /// is in another unit already.
   void add_units() {
     std::set<std::string> in_units;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
@@ -381,7 +383,8 @@ class MergedReader final : public CheckpointReader {
            tensors_[static_cast<std::size_t>(tensor - contents_.tensors.data())].source != source;
   }
 
-  /// The files of a series are no parts once all of them are there.
+  /// Finds the first source that is still a part of a checkpoint. If the sources hold all files of
+  /// a series, these are not parts any more.
   void find_part() {
     std::map<std::string, std::set<std::uint64_t>> numbers;  // by series
     for (const MergeSource& source : sources_) {
@@ -421,8 +424,8 @@ class MergedReader final : public CheckpointReader {
   std::vector<std::string> parts_;           // names that a preference chose among parts
   std::vector<std::string> different_;       // names that it chose among different tensors
   std::vector<std::string> different_values_;  // names that it chose, not all of tensors
-  std::vector<Named> chosen_;                // by name
-  std::map<Origin, std::string> new_names_;  // of the tensors kept
+  std::vector<Named> chosen_;                // sorted by name
+  std::map<Origin, std::string> new_names_;  // of the tensors that are kept
 };
 
 }  // namespace

@@ -13,15 +13,16 @@
 namespace tessera::formats::bin {
 
 inline constexpr std::string_view kFileSuffix = ".bin";
-/// The name of an index ends so.
+/// The end of the name of every index file.
 inline constexpr std::string_view kIndexSuffix = ".bin.index.json";
 inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, kIndexSuffix};
 
-/// Returns the place that a file's name states: `pytorch_model-00002-of-00003.bin`.
+/// Returns the place that a file's name states: 2 of 3 for `pytorch_model-00002-of-00003.bin`.
+/// Returns nothing if the name states none.
 std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
 
-/// Returns the name of the model's only file among the names of a directory: `pytorch_model.bin`
-/// beside a `config.json`.
+/// Returns `pytorch_model.bin` if a directory's `names` have both it and `config.json`: then that
+/// file is the whole model. Otherwise returns nothing.
 std::optional<std::string> lone_file(const std::vector<std::string>& names);
 
 /// The files of a checkpoint.
@@ -29,8 +30,8 @@ struct FileSet {
   std::string directory;                                      // the names below are relative to it
   std::vector<std::string> names{};                           // sorted
   std::string index_path{};                                   // empty: no index
-  std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
-  std::map<std::string, std::string> texts{};                 // of the index
+  std::unordered_map<std::string, std::string> weight_map{};  // from the index: tensor to file
+  std::map<std::string, std::string> texts{};                 // from the index
   bool lacks_index = false;                                   // the names show that there was one
 };
 

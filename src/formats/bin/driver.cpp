@@ -10,7 +10,8 @@ namespace {
 using bin::kIndexSuffix;
 using bin::place_in_series;
 
-/// Returns the files that an index names, sorted; none if it is damaged.
+/// Returns the names of the files that an index names, sorted. The list is empty if the index is
+/// damaged.
 std::vector<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   try {
     return detail::read_shard_index(fs, directory_of(index_path), index_path).names;
@@ -58,7 +59,8 @@ class BinDriver final : public FormatDriver {
     return open_bin(fs, path, as_dict);
   }
 
-  /// The index and its files, or without an index the series.
+  /// Returns the index and the files that it names. Without an index, returns the files of the
+  /// series, or else the model's single file.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& /*opened*/) const override {

@@ -72,7 +72,8 @@ class BinReader final : public CheckpointReader {
   }
 
  private:
-  /// Where an entry is: a file, and the index in the list of its kind there.
+  /// Where an entry is: the file, and the entry's index in that file's list of tensors, values or
+  /// aliases.
   struct Origin {
     enum class Kind { tensor, value, alias };
     std::size_t shard;
@@ -127,7 +128,7 @@ class BinReader final : public CheckpointReader {
                          .found = std::move(found)});
   }
 
-  /// Fills the contents, whose lists are sorted by name as `by_name_` is.
+  /// Fills the lists of `contents_`. They are then sorted by name, because `by_name_` is.
   void add_entries() {
     for (const auto& [name, origin] : by_name_) {
       const CheckpointContents& from = shards_[origin.shard]->contents();
@@ -147,14 +148,15 @@ class BinReader final : public CheckpointReader {
     }
   }
 
-  /// Adds what the files' readers found, beside the entries.
+  /// Adds what the readers of the files found besides the entries.
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
     for (const auto& shard : shards_) {
       const CheckpointContents& from = shard->contents();
       opened.add(from.opened_classes);
-      // Each file has the outermost dict, which is one dict of the model.
+      // Every file has a part of the model's outermost dict. So simplifications of that dict in
+      // several files are joined into one.
       for (const auto& [kind, name, what] : from.simplifications) {
         simplified[{name, kind}].insert(what.begin(), what.end());
       }

@@ -10,8 +10,8 @@
 
 namespace tessera::formats::dcp {
 
-// Implements parts.h for this format. All places follow from contents and values, so no rank needs
-// to know the file of another.
+// Implements parts.h for this format. Each rank computes the places of all items from the contents
+// and the values, so it needs no other rank's file for that.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,

@@ -35,8 +35,8 @@ using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 
 constexpr std::uint64_t kMaxMetadataNbytes = std::uint64_t{1} << 30;
-// How many objects a reader keeps for reuse. The number of open files is limited elsewhere
-// (open_kept).
+// How many file objects and chunks a reader keeps for reuse. open_kept limits how many files are
+// really open.
 constexpr std::size_t kMaxFiles = 4096;
 constexpr std::size_t kMaxChunks = 256;
 
@@ -48,8 +48,8 @@ ByteRange window_of(const StorageInfo& info) {
   return {info.offset, info.offset + info.nbytes};
 }
 
-/// Refuses what SerializationFormat.SAFETENSORS leaves where an item should begin: the length of a
-/// header in 8 bytes, then the header, which is JSON.
+/// Throws if the item is stored as SerializationFormat.SAFETENSORS stores it. Such an item begins
+/// with the length of a header in 8 bytes, then the header, which is JSON.
 void refuse_safetensors(const ReadableFile& file, const StorageInfo& info) {
   std::array<std::byte, 10> begin{};
   if (info.offset > file.nbytes() || file.nbytes() - info.offset < begin.size()) return;
@@ -210,12 +210,12 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
   }
 }
 
-/// Whether a chunk has more bytes than its item, or shares its item with another one. PyTorch
-/// writes each chunk whole, into an item of its own.
+/// Whether some chunk has more bytes than its item, or shares its item with another chunk. PyTorch
+/// never does this: it writes each whole chunk into an item of its own.
 bool DcpReader::describes_more_than_items() const {
   std::vector<std::pair<std::uint32_t, std::uint64_t>> items;
   for (std::size_t t = 0; t < metadata_.contents.tensors.size(); ++t) {
-    if (nested_.tensors.contains(t)) continue;  // limited when their item was opened
+    if (nested_.tensors.contains(t)) continue;  // its limit was checked when the item was opened
     const TensorEntry& tensor = metadata_.contents.tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const StorageInfo& info = metadata_.storage.pieces[t][p];
@@ -228,7 +228,7 @@ bool DcpReader::describes_more_than_items() const {
   return std::ranges::adjacent_find(items) != items.end();
 }
 
-/// Returns the bytes of the files that are there.
+/// Returns the size of all files that exist, together. Units: bytes.
 std::uint64_t DcpReader::stored_nbytes() const {
   std::uint64_t nbytes = 0;
   for (const std::string& name : metadata_.storage.files) {
@@ -238,7 +238,9 @@ std::uint64_t DcpReader::stored_nbytes() const {
   return nbytes;
 }
 
-/// Refuses the tensors that are too many for the bytes of the files, in the order of names.
+/// Throws if the tensor is over the limit. The size of the files limits the bytes of all tensors
+/// together. Counts the tensors in the order of their names; those that no longer fit are over the
+/// limit.
 void DcpReader::require_within_limit(std::size_t tensor_index) const {
   const auto& tensors = metadata_.contents.tensors;
   std::call_once(limit_found_, [&] {
@@ -260,8 +262,8 @@ void DcpReader::require_within_limit(std::size_t tensor_index) const {
                         {Remedy::Action::leave_out, pattern_of(metadata_.contents, meta.fqn)});
 }
 
-/// Counts the objects that were taken apart. Reads all values if classes were asked for: only the
-/// items say of which classes they are.
+/// Counts the objects that are read as dicts. If the caller asked for classes (`as_dict`), reads
+/// all values: only the items themselves name the classes of their objects.
 void DcpReader::count_opened_classes() {
   OpenedClassSum opened;
   for (const dcp::NestedValue& nested : nested_.taken_apart) opened.add(nested.opened_classes);
@@ -269,14 +271,14 @@ void DcpReader::count_opened_classes() {
     if (as_dict_.empty() || nested_.values.contains(v)) continue;
     try {
       opened.add(open_item(metadata_.storage.values[v])->archive.classes_in_value());
-    } catch (const Error& error) {  // reading the value reports it
+    } catch (const Error& error) {  // a later read of the value reports this error
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     }
   }
   metadata_.contents.opened_classes = opened.classes();
 }
 
-/// Returns why the value is a tensor that is not read, or null.
+/// Returns the error if the value stands for a tensor that Tessera does not read, otherwise null.
 const Error* DcpReader::refusal_of_tensor(std::size_t value_index) const {
   const auto& refused = metadata_.refused_tensors;
   const auto refusal = refused.find(metadata_.contents.values[value_index].name);
@@ -430,8 +432,8 @@ std::vector<std::string> DcpReader::data_files() const {
 
 void DcpReader::check_files(const FindingSink& sink) const {
   const dcp::Storage& storage = metadata_.storage;
-  // A file of another save has other items. The last item of each file shows this without reading
-  // data.
+  // If a file is from another save, its items differ. Checking only the last item of each file
+  // shows this without reading data.
   std::vector<const StorageInfo*> last_items(storage.files.size());
   const auto note = [&](const StorageInfo& info) {
     const StorageInfo*& last = last_items[info.file];

@@ -66,8 +66,9 @@ void check_contents(const std::string& destination, const CheckpointContents& co
   }
 }
 
-/// Keeps one piece of each region: the replica whose rank has the least to write so far. An empty
-/// tensor keeps one empty piece, as DCP requires a chunk for it; other empty pieces are removed.
+/// Keeps one piece per region: the replica on the rank that has the least to write so far. An empty
+/// tensor keeps one empty piece, because DCP requires a chunk for it. Other empty pieces are
+/// removed.
 void choose_replicas(const std::string& destination, CheckpointContents& contents) {
   std::map<int, std::uint64_t> nbytes_of_rank;
   for (TensorEntry& tensor : contents.tensors) {
@@ -167,9 +168,9 @@ void write_metadata(WritableFile& out, const FileLayout& layout) {
   out.close();
 }
 
-/// Writes the files of some ranks into a directory; a derived class defines `commit`. All places
-/// are known from the start. An item's headers are written with its last block, when its CRC is
-/// known. As thread-safe as CheckpointWriter.
+/// Writes the files of the selected ranks into a directory. A derived class defines `commit`. The
+/// place of every item is known from the start. An item's headers contain its CRC, so they are
+/// written together with the item's last block. As thread-safe as CheckpointWriter.
 class RankFilesWriter : public CheckpointWriter {
  public:
   /// File names end in `suffix`. `journal` may be null.
@@ -182,15 +183,15 @@ class RankFilesWriter : public CheckpointWriter {
   std::int64_t block_numel(PieceId piece) const override;
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override;
-  void abandon() noexcept override {}  // nobody waits here
+  void abandon() noexcept override {}  // no thread waits in this writer
 
  protected:
   FileSystem& file_system() { return fs_; }
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Completes the files and returns their names, without the suffix. Requires: every block
-  /// written.
+  /// Completes the files and returns their names, without the suffix. Requires: all blocks have
+  /// been written.
   std::vector<std::string> finish_files();
 
  private:
@@ -238,7 +239,7 @@ class RankFilesWriter : public CheckpointWriter {
   const std::string suffix_;
   Journal* const journal_;
   std::vector<std::vector<Progress>> progress_;   // parallel to contents and their pieces
-  std::vector<std::unique_ptr<RankFile>> files_;  // by rank; pointers, as a mutex cannot move
+  std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
 };
 
 RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
@@ -292,8 +293,8 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // The next thread retries a failed action, so that it reports the first failure and not one that
-  // follows from it.
+  // If a step fails, the next thread tries that step again. So it reports the same failure, and not
+  // another one that follows from it.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);

@@ -29,21 +29,22 @@ struct Storage {
 };
 
 /// The contents of `.metadata`, sorted and checked as CheckpointReader promises. A piece's rank is
-/// the number in its file's name, `__<rank>_<n>.distcp`. If any file has another name, it is the
-/// file's place among the sorted names.
+/// the number in the name of its file, `__<rank>_<n>.distcp`. But if any file has a name of another
+/// form, the rank of every piece is the place of its file among the sorted names.
 struct Metadata {
   CheckpointContents contents;
   Storage storage;
   /// Whether the planner flattened the state dict. If not, values may hold tensors.
   bool is_flattened = false;
-  /// Tensors that are not read, such as quantized ones. They are values by that name.
+  /// Tensors that Tessera does not read, such as quantized ones, each with the reason.
+  /// `contents.values` has a value of the same name for each.
   std::map<std::string, Error, std::less<>> refused_tensors;
   std::vector<std::string>
       foreign_names;  // classes that the pickle names and Tessera does not know
 };
 
-/// Reads the pickle of a `Metadata` object as torch 2.2 to 2.15 write it. `path` is for messages.
-/// Objects of foreign classes are skipped where nothing is read from them.
+/// Reads the pickle of a `Metadata` object in the forms that torch 2.2 to 2.15 write. `path` is for
+/// messages. Ignores objects of foreign classes where Tessera needs nothing from them.
 /// Throws: Error(corruption); Error(unsupported) naming a call of a foreign function, a class or an
 /// attribute of a newer torch, a layout or a stream extension that Tessera does not read.
 Metadata parse_metadata(std::vector<char> bytes, const std::string& path);

@@ -36,7 +36,7 @@ enum class MetadataGlobal : std::uint32_t {
   memory_format,
   enum_by_name,  // some Pythons (3.11.2) pickle an Enum as getattr(class, name)
   windows_path,
-  quantized_dtype,  // its tensors are refused one by one
+  quantized_dtype,  // a tensor of such a dtype is refused, not the whole file
 };
 
 constexpr std::uint32_t number(MetadataGlobal global) {
@@ -86,8 +86,8 @@ bool is_class_of_dcp(Object object) {
          pickle::foreign_name(object).starts_with("torch.distributed.checkpoint.");
 }
 
-/// Returns the names in a dict as `a, b`, without those in `known`. Leaves out attributes that say
-/// nothing: None, False, and what is empty.
+/// Returns the names of a dict's attributes as `a, b`. Leaves out the names in `known`, and the
+/// attributes that carry no information: None, False, and empty containers.
 std::string names_but(Object dict, std::initializer_list<std::string_view> known) {
   constexpr std::size_t kMaxShown = 20;
   std::string names;
@@ -134,7 +134,8 @@ Object attributes(Object object, MetadataGlobal of, std::string_view rule,
   return *state;
 }
 
-/// Does the same for a class whose every attribute may say how its bytes are stored.
+/// Returns the attributes as the function above does. Throws if there are others than `known`: in
+/// this class, any attribute may change how the bytes are stored.
 Object attributes(Object object, MetadataGlobal of, std::string_view rule,
                   std::string_view class_name, std::initializer_list<std::string_view> known) {
   const Object state = attributes(object, of, rule, class_name);
@@ -206,7 +207,7 @@ class Parser {
         throw error.at_tensor(std::string(name));
       }
     }
-    // The names are in the pickle and outlive this.
+    // `place_of_` keeps views of the names: the pickle owns them and outlives this object.
     place_of_.reserve(num_entries);
     std::size_t next_tensor = 0;
     std::size_t next_value = 0;
@@ -293,8 +294,8 @@ class Parser {
       properties.fail_expected(kRule, "TensorProperties");
     }
     const auto state = properties.call_state(kRule);
-    // torch 2.15 adds the strides of one rank's tensor. That and what later releases may add says
-    // nothing about the stored bytes: each item carries its own strides.
+    // torch 2.15 adds the strides of one rank's tensor to the properties. Additional properties are
+    // ignored: they do not describe the stored bytes, because each item has its own strides.
     if (!state || !state->is(ObjectKind::tuple) || state->num_items(kRule) < 5) {
       properties.fail_expected(kRule, "dtype, layout, requires_grad, memory_format, pin_memory");
     }
@@ -391,7 +392,7 @@ class Parser {
     const StorageInfo info = parse_storage_info(value);
     const auto offset = index.find("offset");
     const bool has_offset = offset && !offset->is(ObjectKind::none);
-    if (place->second.is_value && is_refused_tensor(fqn)) {  // of its chunks, the first is noted
+    if (place->second.is_value && is_refused_tensor(fqn)) {  // only its first chunk's place is kept
       StorageInfo& at = result_.storage.values[place->second.index];
       if (at.nbytes == 0) at = info;
       return;
@@ -428,7 +429,8 @@ class Parser {
     return std::get<Box>(result_.contents.tensors[tensor].pieces[piece].region).offsets;
   }
 
-  /// Returns the tensor's chunks in the order of their offsets, for indices without a usable hint.
+  /// Returns the tensor's chunks in the order of their offsets. Needed where a MetadataIndex has no
+  /// usable hint.
   const std::vector<std::size_t>& pieces_by_offset(std::size_t tensor) {
     const auto [at, is_new] = by_offset_.try_emplace(tensor);
     if (is_new) {
@@ -486,7 +488,8 @@ class Parser {
     return index;
   }
 
-  /// Checks that every item with bytes has a place. Removes empty chunks that have none.
+  /// Throws if a value, or a chunk with elements, has no place. Removes empty chunks that have no
+  /// place.
   void check_storage() {
     for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
       if (result_.storage.values[v].nbytes != 0) continue;
@@ -566,7 +569,8 @@ class Parser {
     return path;
   }
 
-  /// Throws if a container of the item is an item itself, which then could not be a dict.
+  /// Throws if a container on the way to the item is an item itself: a tensor or value is no dict
+  /// or list that could contain another item.
   void check_no_key_above(std::string_view name, const KeyPath& path) {
     std::size_t nbytes = 0;
     for (std::size_t depth = 1; depth < path.size(); ++depth) {
@@ -630,7 +634,7 @@ class Parser {
     }
   }
 
-  static constexpr StorageInfo kNowhere{};  // no item has 0 bytes
+  static constexpr StorageInfo kNowhere{};  // a missing place: no item has 0 bytes
 
   Object root_;
   const std::string& path_;
@@ -641,7 +645,8 @@ class Parser {
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;  // by tensor, where needed
 };
 
-/// PyTorch would run such a call, so the whole file is refused.
+/// Throws if the pickle calls a foreign function. PyTorch would run that call, so the whole file is
+/// refused.
 void refuse_foreign_calls(const pickle::ObjectGraph& graph) {
   for (std::size_t id = 0; id < graph.num_objects(); ++id) {
     const Object object = graph.object(id);

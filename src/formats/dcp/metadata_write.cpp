@@ -81,7 +81,7 @@ void pickle_tensor_item(Pickler& pickler, const TensorEntry& tensor) {
   pickler.build();
 }
 
-/// Pushes the item's key in `storage_data`, except `index`, and its place.
+/// Pushes the place of an item: an instance of `_StorageInfo`.
 void pickle_storage_info(Pickler& pickler, const Storage& storage, const StorageInfo& info) {
   new_instance(pickler, kFilesystemModule, "_StorageInfo");
   pickler.empty_dict();
@@ -129,8 +129,9 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
   }
 }
 
-/// Pushes name and path: an entry of the mapping from which DCP restores nested dicts and lists. In
-/// DCP the root of a state dict is a dict, so if the root was a list, its positions become keys.
+/// Pushes one entry of the mapping from which DCP restores nested dicts and lists: a name and its
+/// path. The root of a state dict in DCP is always a dict. So if the root was a list, its positions
+/// become keys.
 void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& path) {
   pickler.interned(name);
   pickler.mark();

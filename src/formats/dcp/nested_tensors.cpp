@@ -17,16 +17,17 @@ using torch_zip::TensorRecord;
 struct TensorRow {
   TensorEntry entry;
   std::vector<StorageInfo> places;
-  std::shared_ptr<const Chunk> chunk{};  // set for a part of a value
+  std::shared_ptr<const Chunk> chunk{};  // set for parts taken out of a value
 };
 
 struct ValueRow {
   ValueEntry entry;
   StorageInfo place;
-  std::optional<std::variant<Value, Error>> content{};  // set for a part of a value
+  std::optional<std::variant<Value, Error>> content{};  // set for parts taken out of a value
 };
 
-/// Says whether a value must be taken apart: it holds a tensor, or what is refused.
+/// Says whether a value must be taken apart: it holds a tensor, or something that Tessera refuses
+/// to read.
 bool holds_more_than_values(const std::vector<Leaf>& leaves) {
   return std::ranges::any_of(leaves, [](const Leaf& leaf) {
     return !leaf.path.empty() && !std::holds_alternative<Value>(leaf.content);
@@ -46,7 +47,8 @@ class Parts {
     values_.push_back({std::move(entry), info});
   }
 
-  /// Notes what of a value is made simpler. `is_apart`: what it consists of has names of its own.
+  /// Records which parts of the value `name` are read in a simplified form. `is_apart`: the value
+  /// is taken apart, so its parts have their own names.
   void note(const std::string& name, const std::vector<Simplification>& simplifications,
             bool is_apart) {
     for (const auto& [kind, within, what] : simplifications) {
@@ -74,7 +76,7 @@ class Parts {
     }
   }
 
-  /// Puts everything back, sorted by name.
+  /// Moves all tensors and values back into the metadata, sorted by name, and fills `nested`.
   void finish(NestedTensors& nested) {
     std::ranges::stable_sort(tensors_, {}, [](const TensorRow& row) -> const std::string& {
       return row.entry.meta.fqn;

@@ -15,7 +15,8 @@
 
 namespace tessera::formats::dcp {
 
-/// A value of a checkpoint that was saved without flattening, taken apart as a torch.save file is.
+/// A value that was taken apart in the same way as a torch.save file. Only checkpoints that were
+/// saved without flattening have such values.
 struct NestedValue {
   std::string name;
   StorageInfo info;
@@ -23,7 +24,8 @@ struct NestedValue {
   std::vector<OpenedClass> opened_classes;
 };
 
-/// What values that hold tensors consist of. The keys are indices into the new contents.
+/// The parts of all values that hold tensors. The keys are indices into the contents that
+/// take_values_apart leaves.
 struct NestedTensors {
   std::vector<NestedValue> taken_apart;
   std::map<std::size_t, std::shared_ptr<const Chunk>> tensors;
@@ -33,9 +35,9 @@ struct NestedTensors {
 /// Returns an item, or throws.
 using OpenItem = std::function<std::shared_ptr<const Item>(const StorageInfo&)>;
 
-/// Replaces each value that holds a tensor by what it consists of, under names by path. A value
-/// whose item cannot be opened stays as it is: reading it later throws the reason.
-/// Throws: Error(unsupported) for two entries of one name; Error(io).
+/// Replaces each value that holds a tensor by its parts. A part's name is its key path. A value
+/// whose item cannot be opened stays unchanged, and reading it later throws the reason.
+/// Throws: Error(unsupported) if two entries get the same name; Error(io).
 NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open);
 
 }  // namespace tessera::formats::dcp

@@ -9,9 +9,9 @@
 
 namespace tessera::formats::dcp {
 
-/// A cache of the most recently used objects of a kind that is costly to make. A kept object is
-/// made only once, even if several threads ask for it together. A thread may use an object that is
-/// no longer kept, hence shared_ptr. Thread-safe.
+/// A cache of objects that are costly to make. Keeps the most recently used ones. A kept object is
+/// made only once, even if several threads ask for it at the same time. Objects are shared, because
+/// a thread may still use one that the cache has dropped. Thread-safe.
 template <class Key, class T, class Hash = std::hash<Key>>
 class RecentlyUsed {
  public:

@@ -94,8 +94,8 @@ class ByteReader {
     return {reinterpret_cast<const char*>(take(nbytes).data()), static_cast<std::size_t>(nbytes)};
   }
 
-  /// Returns the length of a list. Checks that so many items of at least `min_nbytes` fit into the
-  /// remaining bytes, so that the caller may allocate them.
+  /// Reads and returns the length of a list. Throws if so many items, of at least `min_nbytes`
+  /// each, do not fit into the remaining bytes. So the caller may allocate memory for them.
   std::size_t count(std::size_t min_nbytes) {
     const std::uint64_t number = uint();
     if (number > (bytes_.size() - position_) / min_nbytes) {

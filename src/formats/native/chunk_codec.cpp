@@ -19,7 +19,7 @@ constexpr std::uint64_t kMinSavingDivisor = 16;
 /// If Huffman codes alone halve the size of a chunk, the chunk may have runs and repetitions.
 /// Weights have none: their noise takes at least half.
 constexpr std::uint64_t kRegularDivisor = 2;
-/// The zstd level that is also tried for such a regular chunk.
+/// The zstd level that is also tried for a chunk that Huffman codes alone halve.
 constexpr int kMatchingLevel = 1;
 
 constexpr std::size_t kBlockHeaderNbytes = 3;
@@ -82,7 +82,8 @@ std::span<const std::byte> ChunkEncoder::compress_at_level(std::span<const std::
   ZSTD_CCtx* const context = as_encoder(context_);
   ZSTD_CCtx_reset(context, ZSTD_reset_session_and_parameters);
   check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level));
-  // By default, negative levels do not compress literals; weights consist of literals only.
+  // By default, zstd's negative levels do not compress literals, but weights consist of literals
+  // only.
   check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman));
   const auto frame = matched_frame_.take(ZSTD_compressBound(planes.size()));
   const std::size_t nbytes =

@@ -17,8 +17,8 @@ struct EncodedChunk {
   std::span<const std::byte> stored;
 };
 
-/// Shuffles and compresses chunks of `chunk_nbytes`, the last one of a piece padded with zeros.
-/// Keeps its buffers from chunk to chunk. Not thread-safe: one per thread.
+/// Shuffles and compresses chunks of `chunk_nbytes`. Pads the last chunk of a piece with zeros.
+/// Uses its buffers again for the next chunk. Not thread-safe: each thread needs its own.
 class ChunkEncoder {
  public:
   ChunkEncoder();
@@ -26,9 +26,9 @@ class ChunkEncoder {
   ChunkEncoder(const ChunkEncoder&) = delete;
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
 
-  /// Without a level, each chunk gets the encoding that suits it: Huffman codes for each plane of
-  /// bytes, also with matches if there are runs. The result is valid until the next call. Equal
-  /// bytes give equal results, independent of earlier calls.
+  /// Encodes one chunk. If `zstd_level` is empty, chooses what suits the chunk: Huffman codes for
+  /// each plane of bytes, or, if that is smaller, also matches. The result is valid until the next
+  /// call. Equal bytes give equal results, whatever was encoded before.
   EncodedChunk encode(std::span<const std::byte> elements, std::uint64_t itemsize,
                       std::uint64_t chunk_nbytes, std::optional<int> zstd_level);
 
@@ -36,8 +36,8 @@ class ChunkEncoder {
   std::span<const std::byte> compress_as_it_suits(std::span<const std::byte> planes,
                                                   std::uint64_t plane_nbytes);
   std::span<const std::byte> compress_at_level(std::span<const std::byte> planes, int level);
-  /// Writes only Huffman codes, in blocks with bytes of one plane each: each plane has its own
-  /// distribution of bytes, and a plane of noise is recognized fast and copied.
+  /// Compresses with Huffman codes only. Each block holds bytes of one plane, because each plane
+  /// has its own distribution of bytes. zstd quickly recognizes a plane of noise, and copies it.
   std::span<const std::byte> compress_without_matching(std::span<const std::byte> planes,
                                                        std::uint64_t plane_nbytes);
 
@@ -49,10 +49,11 @@ class ChunkEncoder {
 };
 
 /// Throws Error(corruption), with an empty `where`, unless the stored bytes are a chunk of
-/// `chunk_nbytes`: by their size if it is raw, by its frame if it is compressed.
+/// `chunk_nbytes`. Checks the size of a raw chunk, and the frame of a compressed chunk.
 void require_chunk_nbytes(std::span<const std::byte> stored, std::uint64_t chunk_nbytes);
 
-/// Decodes what ChunkEncoder encodes. Keeps its buffers. Not thread-safe: one per thread.
+/// Decodes what ChunkEncoder encodes. Uses its buffers again for the next chunk. Not thread-safe:
+/// each thread needs its own.
 class ChunkDecoder {
  public:
   ChunkDecoder();

@@ -11,7 +11,7 @@ namespace {
 
 bool begins_as_native(std::string_view begin) {
   const std::string_view signature = detail::kNativeSignature;
-  return begin.starts_with(signature) || signature.starts_with(begin);  // cut short
+  return begin.starts_with(signature) || signature.starts_with(begin);  // it may be cut short
 }
 
 constexpr std::array kMarks{

@@ -57,7 +57,7 @@ std::string rank_file_name(std::int64_t rank);  // `rank-00003.h5`
 std::array<std::byte, kHeaderNbytes> encode_header(const FileHeader& header);
 
 /// Reads the header and checks its fields against each other and the size of the file.
-/// Throws: Error(unsupported) if the file is not Tessera's, or of a later version;
+/// Throws: Error(unsupported) if the file is not a file of Tessera, or has a later format version;
 /// Error(corruption) if it is damaged.
 FileHeader read_header(const ReadableFile& file);
 

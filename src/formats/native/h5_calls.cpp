@@ -19,18 +19,20 @@ namespace {
 
 constexpr H5Z_filter_t kZstdFilter = 32015;  // registered with The HDF Group
 
-// Pieces from this size on begin at a multiple of the alignment, for direct I/O.
+// Pieces of at least this size begin at a multiple of the alignment, so that direct I/O is
+// possible.
 constexpr hsize_t kAlignThresholdNbytes = 65536;
 constexpr hsize_t kAlignmentNbytes = 4096;
 // The library gathers small allocations in blocks of these sizes.
 constexpr hsize_t kMetadataBlockNbytes = 4096;
 constexpr hsize_t kSmallDataBlockNbytes = 4096;
 
-// The library uses many times this memory for its cache. A larger cache is also slower.
+// The library's cache really takes many times this size. A larger cache is also slower.
 constexpr std::size_t kMetadataCacheNbytes = std::size_t{1} << 20;
 
-/// The mutex held during all calls, so that no thread is in the library when the process forks.
-/// Otherwise the library's own lock would stay held in the child, which needs it at its end.
+/// The mutex that is held during all calls, and while the process forks. So no thread is in the
+/// library during a fork. Otherwise the library's own lock could stay locked in the child, which
+/// needs that lock when it ends.
 class LibraryMutex {
  public:
   static std::recursive_mutex& get() {
@@ -134,8 +136,8 @@ Handle copy_type(hid_t type, const std::string& path) {
   return {checked(H5Tcopy(type), path, "H5Tcopy"), H5Tclose};
 }
 
-/// Returns the HDF5 type of stored elements: the one that h5py reads as the same dtype, or an
-/// unsigned integer of that width if HDF5 has no such type.
+/// Returns the HDF5 type of stored elements: the type that h5py reads as the same dtype, or an
+/// unsigned integer of the same width if HDF5 has no such type.
 Handle make_element_type(DType dtype, const std::string& path) {
   switch (dtype) {
     case DType::boolean:
@@ -222,7 +224,8 @@ void write_attribute_of(const File& file, const Handle& object, const char* name
   if (data != nullptr) checked(H5Awrite(attribute.id(), type, data), file.path, "H5Awrite");
 }
 
-/// Returns the bytes of an element that stands for missing data: a NaN, or the greatest value.
+/// Returns the bytes of an element that stands for missing data: a NaN, or the greatest value if
+/// the dtype has no NaN.
 std::array<std::byte, 16> fill_element(DType dtype) {
   std::array<std::byte, 16> bytes{};
   const auto put = [&](auto value) {
@@ -281,7 +284,8 @@ std::array<std::byte, 16> fill_element(DType dtype) {
   return bytes;
 }
 
-/// Returns a name for a virtual dataset, with each `%` doubled: a single one starts a block number.
+/// Returns a name for a virtual dataset, with each `%` doubled. HDF5 reads a single `%` as the
+/// start of a block number.
 std::string virtual_source_name(const std::string& name) {
   std::string doubled;
   for (const char c : name) doubled.append(c == '%' ? 2 : 1, c);
@@ -343,7 +347,7 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
   const Handle creation = make_property_list(H5P_FILE_CREATE, path);
   checked(H5Pset_userblock(creation.id(), user_block_nbytes), path, "H5Pset_userblock");
   checked(H5Pset_obj_track_times(creation.id(), false), path, "H5Pset_obj_track_times");
-  Channel::forget_pending_error();  // of an abandoned file
+  Channel::forget_pending_error();  // left by an abandoned file
   file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
                          "H5Fcreate"),
                  H5Fclose};
@@ -354,7 +358,7 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
 void close_file(File& file) {
   const LibraryScope library;
   const herr_t status = H5Fclose(file.handle.release());
-  // If a write failed, the library may try it again when the process ends.
+  // If a write failed, the library may try to write again when the process ends. This prevents it.
   file.channel->abandon();
   checked(status, file.path, "H5Fclose");
   Channel::rethrow_pending_error();
@@ -394,7 +398,8 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
   const auto chunk_size = static_cast<hsize_t>(chunk_numel);
   checked(H5Pset_chunk(properties.id(), 1, &chunk_size), file.path, "H5Pset_chunk");
   checked(H5Pset_shuffle(properties.id()), file.path, "H5Pset_shuffle");
-  // Optional: the writing library need not have the filter, as chunks are already compressed.
+  // The filter is optional: the HDF5 library that writes need not have it, because Tessera
+  // compresses the chunks itself.
   checked(H5Pset_filter(properties.id(), kZstdFilter, H5Z_FLAG_OPTIONAL, 0, nullptr), file.path,
           "H5Pset_filter");
   checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");

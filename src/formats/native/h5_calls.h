@@ -18,11 +18,12 @@
 
 namespace tessera::formats::native::h5 {
 
-// These functions make all of Tessera's calls of the HDF5 library. Each holds the library's mutex
-// while it runs, and throws Error(io) with the path and the library's innermost reason, or what the
-// file system threw.
+// All calls of the HDF5 library in Tessera are in these functions. Each function holds the
+// library's mutex while it runs. If it fails, it throws what the file system threw, or else
+// Error(io) with the path and the library's innermost reason.
 
-/// Objects that every dataset and attribute needs, and that are costly to make for each.
+/// Objects that every dataset and attribute needs. They are shared, because making them each time
+/// would be costly.
 struct SharedObjects {
   Handle link_properties{};
   Handle dataset_properties{};
@@ -33,8 +34,8 @@ struct SharedObjects {
   std::map<DType, Handle> element_types{};
 };
 
-/// A file being laid out. If the File is destroyed before `close_file`, data still in the library
-/// are dropped.
+/// An HDF5 file that is being laid out. If the File is destroyed before `close_file`, data that is
+/// still in the library is dropped.
 struct File {
   std::string path;
   std::shared_ptr<Channel> channel;
@@ -51,7 +52,7 @@ struct File {
 };
 
 /// Creates a file whose bytes depend only on its content: no times, fixed versions of all
-/// structures, a user block of `user_block_nbytes`. Uses an existing file at `path`.
+/// structures, a user block of `user_block_nbytes`. If there is a file at `path`, uses that file.
 File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes);
 
 /// Writes the data that the library still holds, and closes the file in the library. `bytes()`
@@ -61,8 +62,8 @@ void close_file(File& file);
 /// Creates a group at the root of the file.
 Handle create_group(File& file, const std::string& link_name);
 
-/// Creates a one-dimensional dataset that is one range of the file, allocated but not filled, and
-/// returns it with the range. An empty dataset has the range `[0, 0)`.
+/// A one-dimensional dataset that is one range of the file. `create_plain_dataset` allocates the
+/// range but does not fill it. An empty dataset has the range `[0, 0)`.
 struct PlainDataset {
   Handle handle;
   ByteRange range;
@@ -76,12 +77,12 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
 
 enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 
-/// Lets the library choose the place of a chunk in its stored form, and returns the place. The
-/// caller writes the bytes there.
+/// Lets the library choose where in the file a chunk with the bytes `stored` goes, and returns that
+/// range. The caller writes the bytes there.
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
-/// A range of a source dataset, shown as a box of a virtual one.
+/// Shows a range of a source dataset as a box of a virtual dataset.
 struct VirtualMapping {
   Box box;
   std::string source_file;     // relative to the file of the virtual dataset

@@ -17,13 +17,14 @@ namespace {
 constexpr herr_t kSuccess = 0;
 constexpr herr_t kFailure = -1;
 
-/// The value that `set_channel` puts into a property list. The library copies it byte by byte, so
-/// the member points to the caller's shared_ptr, which is read when the file is opened.
+/// The value that `set_channel` puts into a property list. The library copies this struct byte by
+/// byte, so it cannot hold a shared_ptr. It points to the caller's shared_ptr, which `open` reads.
 struct DriverInfo {
   const std::shared_ptr<Channel>* channel;
 };
 
-// An exception cannot pass through the library: it is kept here until the call returns.
+// An exception must not pass through the library, which is C code. It is kept here until the
+// library's call returns.
 thread_local std::exception_ptr pending_error;
 
 }  // namespace
@@ -39,8 +40,9 @@ struct DriverFile {
     return *reinterpret_cast<const DriverFile*>(file);
   }
 
-  /// Does a read or a write for the library, which is never told of a failed write: it would leave
-  /// the file half closed, and use freed memory when the process ends. The caller gets the error.
+  /// Does a read or a write for the library. The library is never told that a write failed: it
+  /// would leave the file half closed, and use freed memory when the process ends. The caller gets
+  /// the error from `pending_error`.
   template <class Action>
   herr_t attempt(herr_t on_error, Action&& action) noexcept {
     try {
@@ -54,7 +56,7 @@ struct DriverFile {
   }
 
   static H5FD_t* open(const char* /*name*/, unsigned flags, hid_t access_list, haddr_t /*max*/) {
-    // Before it creates a file, the library tries to open an existing one.
+    // Before the library creates a file, it tries to open an existing one. That attempt is refused.
     const auto* info = static_cast<const DriverInfo*>(H5Pget_driver_info(access_list));
     if (info == nullptr || (flags & H5F_ACC_TRUNC) == 0) return nullptr;
     auto* file = new DriverFile;
@@ -164,7 +166,7 @@ void Channel::read(std::uint64_t offset, std::span<std::byte> out) {
   if (leads_to_file() && (!reader_ || offset + out.size() > reader_->nbytes())) {
     reader_ = fs_.open(path_);
   }
-  // Bytes not written yet read as zero.
+  // Bytes that are not written yet read as zero.
   const std::uint64_t end = leads_to_file() ? reader_->nbytes() : 0;
   const auto there =
       static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), end - std::min(end, offset)));

@@ -15,8 +15,8 @@ namespace tessera::formats::native::h5 {
 
 /// A file that HDF5 writes through Tessera's FileSystem: the library chooses the layout, and every
 /// byte goes through a WritableFile. So each operation can be counted, each failure is an Error,
-/// and Tessera can write the bytes of chunks itself. Used by one thread at a time, except the
-/// WritableFile.
+/// and Tessera can write the bytes of chunks itself. Only one thread at a time may use a Channel,
+/// but any thread may use its WritableFile.
 class Channel {
  public:
   /// Creates the file at `path`, or uses an existing one.
@@ -51,10 +51,10 @@ class Channel {
   std::string path_;
   std::unique_ptr<WritableFile> file_;
   std::unique_ptr<ReadableFile> reader_;  // opened when the library reads its data back
-  std::uint64_t nbytes_ = 0;              // as the library knows it
+  std::uint64_t nbytes_ = 0;              // the file's size as the library knows it
   bool abandoned_ = false;
   const pid_t process_ = ::getpid();
-  std::optional<ByteRange> placed_;  // while placing
+  std::optional<ByteRange> placed_;  // set between start_placing and take_placed
 };
 
 /// Makes `access_list` (of H5P_FILE_ACCESS) open its file through `channel`, which the library

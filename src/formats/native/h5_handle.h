@@ -7,8 +7,9 @@
 
 namespace tessera::formats::native::h5 {
 
-/// A lock on the HDF5 library while it lives: the library may lack thread-safety. Also stops the
-/// library from printing errors, as Tessera reports them. May be nested in one thread.
+/// Locks the HDF5 library as long as the scope lives, because the library may not be thread-safe.
+/// Also stops the library from printing errors, as Tessera reports them. One thread may nest
+/// scopes.
 class LibraryScope {
  public:
   LibraryScope();

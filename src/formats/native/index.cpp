@@ -21,7 +21,7 @@ constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
 
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
-// The least bytes that each item of a list takes.
+// The least number of bytes that one item of each list takes.
 constexpr std::size_t kMinValueNbytes = 3;
 constexpr std::size_t kMinAliasNbytes = 3;
 constexpr std::size_t kMinUnitNbytes = 3;
@@ -261,7 +261,7 @@ void get_annotations(ByteReader& in, CheckpointContents& contents) {
   }
 }
 
-/// Reads a tensor, with room for its pieces but without them.
+/// Reads a tensor without its pieces, but makes room for them.
 void get_tensor(ByteReader& in, TensorEntry& tensor) {
   tensor.meta.fqn = in.str();
   tensor.meta.dtype = get_dtype(in);
@@ -525,7 +525,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   get_rank_files(in, header, index);
   if (!in.at_end()) in.fail("end", "no more bytes", "some");
 
-  // A rank file's aliases may name tensors of other ranks.
+  // Not for a rank file: its aliases may name tensors that only other ranks have.
   if (header.role == FileRole::index) {
     validate_names(index.contents, ErrorKind::corruption, path);
   }

@@ -29,7 +29,7 @@ struct StoredPiece {
   Encoding encoding = Encoding::none;
   std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
   std::uint64_t stored_nbytes = 0;
-  std::uint64_t checksum = 0;     // of the only block
+  std::uint64_t checksum = 0;     // of the block, if there is only one
   std::uint64_t table_begin = 0;  // of the table of blocks, if there are several
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
@@ -84,20 +84,22 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
 /// their tensors, and ranks are below the world size.
 void validate_contents(const CheckpointContents& contents, ErrorKind kind, const std::string& path);
 
-/// Returns the pieces of each rank, by rank, in the order of the contents.
+/// Returns one list of pieces for each rank, in the order of ranks. Each list is in the order of
+/// the contents.
 std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
     const CheckpointContents& contents);
 
-/// Returns the index of one rank's file: the given pieces with their tensors, tensors without any
+/// Returns the index of one rank's file: `pieces` with their tensors, all tensors that have no
 /// piece, and everything that is not a tensor.
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces);
 
-/// Copies the places of the pieces in a complete rank file to `whole`. `select_pieces` made
-/// `rank_index` from `pieces`.
+/// Copies the places of the pieces in a complete rank file to `whole`. Requires: `select_pieces`
+/// made `rank_index` from `pieces`.
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
                   const Index& rank_index);
 
-/// Merges the indexes of all ranks, in order, each made by `select_pieces`.
+/// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires:
+/// `select_pieces` made each of them.
 /// Throws: Error(corruption) naming `path` if they contradict each other.
 Index merge_ranks(std::vector<Index> ranks, const std::string& path);
 

@@ -13,7 +13,7 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns what a tensor's virtual dataset shows. Each set of replicas is one mapping.
+/// Returns the mappings of a tensor's virtual dataset. Replicas of one region share one mapping.
 std::vector<h5::VirtualMapping> virtual_mappings(const TensorEntry& tensor,
                                                  std::span<const std::size_t> number_on_rank) {
   std::vector<h5::VirtualMapping> mappings;

@@ -12,7 +12,7 @@
 
 namespace tessera::formats::native {
 
-// Implements parts.h for this format; `rebuild_native_index` is the last action.
+// Implements parts.h for this format, whose last step is `rebuild_native_index`.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,

@@ -26,7 +26,8 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
           std::move(found)};
 }
 
-/// Returns the error as a finding. Throws it if the system failed, not the checkpoint.
+/// Returns the error as a finding. But throws an Error(io) again: the system failed, and this says
+/// nothing about the checkpoint.
 Finding make_finding(const Error& error, std::string expected) {
   if (error.kind() == ErrorKind::io) throw error;
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
@@ -100,7 +101,8 @@ class RankFileCheck {
       if (findings_.empty()) check_own_index();
       for (const auto& id : pieces_) check_piece(id.tensor_index, id.piece_index);
       const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
-      // Damaged tables give wrong data ranges. The tables are a finding already.
+      // If a table is damaged, the data ranges are wrong, and this check is left out. The damaged
+      // table is a finding already.
       if (all_entries_are_sound_) {
         check_structure(*file_, std::move(data_ranges_), record.structure_checksum, findings_,
                         progress_);
@@ -112,8 +114,9 @@ class RankFileCheck {
   }
 
  private:
-  /// Opens the file. A damaged header is a finding, but the data after it can be checked. In a file
-  /// of another checkpoint, nothing can be checked.
+  /// Opens the file. If only its header or its size is wrong, adds a finding, and opens the file so
+  /// that its data can be checked. Nothing can be checked in a file of another checkpoint: `file_`
+  /// stays null.
   void open() {
     try {
       file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);
@@ -148,7 +151,7 @@ class RankFileCheck {
     }
   }
 
-  /// `chunk_nbytes` is 0 if nothing is compressed.
+  /// `chunk_nbytes` is 0 if the piece is not compressed.
   void check_blocks(const std::string& fqn, std::span<const StoredBlock> blocks,
                     std::uint64_t chunk_nbytes) {
     for (std::size_t i = 0; i < blocks.size();) {
@@ -199,8 +202,9 @@ class RankFileCheck {
     }
   }
 
-  /// Compares the rank's entries in the index with the index in the rank file, tensor by tensor if
-  /// they differ: data checksums do not show a different name, dtype or shape for the same data.
+  /// Compares the rank's entries in the checkpoint's index with the index in the rank file. If they
+  /// differ, compares them tensor by tensor, to find a wrong name, dtype or shape. The checksums of
+  /// the data do not show these.
   void check_own_index() {
     const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
     const Index expected = select_pieces(index_, pieces_);

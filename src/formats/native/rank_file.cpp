@@ -24,13 +24,15 @@ bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options)
          piece_nbytes >= kMinCompressedNbytes;
 }
 
-/// Returns the size of the file of an interrupted writer, 0 if there is none.
+/// Returns the size of the file that an interrupted writer left at `path`; 0 if there is no such
+/// file. Units: bytes.
 std::uint64_t nbytes_begun(const FileSystem& fs, const std::string& path, const Journal* journal) {
   const bool may_be_begun = journal != nullptr && journal->is_resumed();
   return may_be_begun && fs.kind_of(path) ? fs.open(path)->nbytes() : 0;
 }
 
-/// Returns the checksums in the tables for a block that is stored plain.
+/// Returns the checksums that the table of blocks has for the bytes of a plain piece: one checksum
+/// for each kPlainBlockNbytes.
 std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
   std::vector<std::uint64_t> checksums;
   while (!bytes.empty()) {
@@ -41,7 +43,7 @@ std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
   return checksums;
 }
 
-/// Returns the checksum that a journal has for a plain block.
+/// Returns the one checksum that a journal has for a block of plain bytes.
 std::uint64_t checksum_of_checksums(const std::vector<std::uint64_t>& checksums) {
   return xxh3_64(std::as_bytes(std::span(checksums)));
 }
@@ -108,7 +110,7 @@ StoredPiece& RankFileWriter::stored_of(const PieceState& piece) {
 }
 
 std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
-  const TensorEntry& tensor = tensor_of(piece);  // not the encoding, which may be unknown yet
+  const TensorEntry& tensor = tensor_of(piece);  // not from the encoding, which may be unknown
   return tessera::nbytes_of(tensor.pieces[piece.piece_index].region, tensor.meta.dtype);
 }
 
@@ -176,7 +178,8 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
   Block block{.place = finished.range};
   const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd;
   if (finished.form == BlockForm::plain) {
-    // The places of compressed pieces may differ from run to run, those of others may not.
+    // A compressed piece may be at another place in each run. Without compression, the place must
+    // be the same in each run.
     if (!is_compressed &&
         finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
       return false;
@@ -227,7 +230,8 @@ ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begi
   return {offset, offset + nbytes};
 }
 
-/// Requires: the piece is laid out plain.
+/// Writes the block and records its checksums. Does not write bytes that are at their place
+/// already. Requires: the piece is laid out plain.
 void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, const Block& block) {
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t begin_nbytes =
@@ -262,8 +266,8 @@ RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
   return block;
 }
 
-/// Waits for the block's turn and writes the block. Returns false, with nothing done, if the block
-/// is not available in the form that its piece is laid out in.
+/// Waits for the block's turn and writes the block. If the block lacks the form (plain or chunk) in
+/// which its piece is laid out, returns false and writes nothing.
 bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block) {
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
@@ -328,7 +332,8 @@ void RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin, c
 
 void RankFileWriter::reserve(std::uint64_t end) {
   if (!is_streamed_ || end <= reserved_end_) return;
-  // Only without compression is the end known beforehand. HDF5 cuts off the rest.
+  // Without compression, `end` is the end of all data. With compression that end is not known yet,
+  // so more is reserved, and HDF5 cuts off the rest later.
   const bool is_last = options_.compression == NativeWriteOptions::Compression::none;
   reserved_end_ = is_last ? end : end + kReservedNbytes;
   h5_file_.bytes().resize(reserved_end_);

@@ -35,15 +35,15 @@ struct RankFileJournal {
 /// completes the file: tables, index, sync. Thread-safe.
 class RankFileWriter {
  public:
-  /// Creates the file at `path`. The file of an interrupted writer keeps its blocks. `index` is the
-  /// result of `select_pieces` for this rank.
+  /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
+  /// `index` is the result of `select_pieces` for this rank.
   RankFileWriter(FileSystem& fs, std::string path, Index index, const NativeWriteOptions& options,
                  RankFileJournal journal);
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
 
-  /// Returns true if the block is where an interrupted writer recorded it, and counts it as
-  /// written.
+  /// Checks whether the file has the block where an interrupted writer recorded it. If so, counts
+  /// the block as written and returns true.
   bool resume_block(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished,
                     std::span<std::byte> room);
 
@@ -66,8 +66,8 @@ class RankFileWriter {
     std::size_t tensor_index = 0;
     std::size_t piece_index = 0;
     bool may_compress = false;
-    std::int64_t block_numel = 0;       // that write_block takes
-    h5::Handle dataset{};               // while chunks are written to it
+    std::int64_t block_numel = 0;       // elements that write_block takes at a time
+    h5::Handle dataset{};               // set while chunks are written to it
     std::vector<StoredBlock> blocks{};  // without ranges for plain data
   };
 
@@ -126,7 +126,7 @@ class RankFileWriter {
   ByteRange index_range_;
 };
 
-/// Returns the elements of the piece that a writer with these options takes in one block.
+/// Returns how many elements of a piece a writer with these options takes in one block.
 std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
                             const NativeWriteOptions& options);
 

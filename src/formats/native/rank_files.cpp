@@ -9,7 +9,7 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns the ranks, `0, 3, 7`, at most ten of them by number.
+/// Returns the ranks as text, `0, 3, 7`. Lists at most ten, and says how many more there are.
 std::string list_ranks(const std::vector<std::int64_t>& ranks) {
   constexpr std::size_t kMaxListed = 10;
   std::string text;

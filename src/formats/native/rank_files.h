@@ -19,7 +19,8 @@ class RankFiles {
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
             const std::vector<RankFileRecord>& records);
 
-  /// Returns the file after checking that it is the rank's in this checkpoint.
+  /// Returns the open file of `rank`, after checking that it belongs to this rank and this
+  /// checkpoint.
   /// Throws: Error(corruption) if it is missing, of another checkpoint, or of another size.
   const ReadableFile& open(std::int64_t rank) const;
 

@@ -16,9 +16,10 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
-// Blocks read in one call, and checked while they are in the processor's cache.
+// How many blocks one call reads. They are few, so that they are still in the processor's cache
+// when their checksums are checked.
 constexpr std::uint64_t kBlocksPerRead = 8;
-// Table entries in memory at a time.
+// How many table entries are in memory at a time.
 constexpr std::uint64_t kEntriesPerRead = 4096;
 
 // A checkpoint's values may be nested deeper than other JSON, as its writer has no such limit.
@@ -125,7 +126,8 @@ class NativeReader final : public CheckpointReader {
   }
 
  private:
-  /// Reads whole blocks directly into `out`, and partial ones at the ends through a buffer.
+  /// Reads a block directly into `out` if all of it is wanted. Otherwise, at either end, reads the
+  /// block through a buffer.
   static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
                          std::uint64_t first_block, std::span<const StoredBlock> entries,
                          ByteRange wanted, std::span<std::byte> out) {
@@ -189,7 +191,7 @@ class NativeReader final : public CheckpointReader {
   RankFiles rank_files_;
 };
 
-/// Throws the error for a directory without an index.
+/// Throws the error for a path without an index.
 [[noreturn]] void throw_no_index(const FileSystem& fs, const std::string& path,
                                  const std::string& index_path) {
   if (fs.kind_of(path) != FileKind::directory) {

@@ -135,9 +135,11 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
                        list);
 }
 
-/// Whether a file is an index, damaged or not, or the start of one: its header is written last.
+/// Whether a file may be an index: complete, damaged, or unfinished. An unfinished one begins with
+/// zeros, because the header is written last.
 bool may_be_index(const FileSystem& fs, const std::string& path) {
-  // The later bytes of the magic only detect a file that was transferred as text.
+  // Only the first bytes of the magic count. The others detect a file that was transferred as text;
+  // that is an index too, though damaged.
   constexpr std::size_t kNameNbytes = 4;
   const std::string header = read_begin(fs, path, kHeaderNbytes).value_or("");
   const bool is_begun = header.find_first_not_of('\0') == std::string::npos;
@@ -145,8 +147,8 @@ bool may_be_index(const FileSystem& fs, const std::string& path) {
   return is_begun || header.starts_with(name);
 }
 
-/// Judges the object at an index's staging path. This may be the old index, if a process died after
-/// replacing it.
+/// Decides about the object at an index's staging path: removes it if it may be an index. It may be
+/// the old index, if a process died after replacing that.
 StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
   return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
                                                  : StagedDestination::LeftOver::foreign;

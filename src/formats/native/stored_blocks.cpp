@@ -9,7 +9,8 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Throws unless the range of a chunk, which is read from the file, is possible.
+/// Throws if the range of a chunk is impossible. The range was read from the file, so it may be
+/// damaged.
 void validate_chunk(const ReadableFile& file, const std::string& fqn, const BlockGrid& grid,
                     ByteRange entry, std::uint64_t begin, std::uint64_t nbytes) {
   if (nbytes == 0 || nbytes > grid.block_nbytes) {

@@ -17,9 +17,9 @@ struct StoredBlock {
   std::uint64_t checksum = 0;
 };
 
-/// Returns blocks `[begin, end)` of a piece. The entry of a single block comes from the index,
-/// those of several from the table in the file. Reads only these entries. Throws: Error(corruption)
-/// naming `fqn` if an entry is outside the file.
+/// Returns the places and checksums of blocks `[begin, end)` of a piece. If the piece has only one
+/// block, the index has this entry. Otherwise reads the entries from the table in the file, and no
+/// others. Throws: Error(corruption) naming `fqn` if an entry is outside the file.
 std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std::string& fqn,
                                             const StoredPiece& stored, const BlockGrid& grid,
                                             std::uint64_t begin, std::uint64_t end);
