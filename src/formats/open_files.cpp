@@ -37,7 +37,7 @@ class OpenFiles {
 
   void add(const KeptFile* owner, OpenFile file) {
     const std::scoped_lock lock(mutex_);
-    if (places_.contains(owner)) return;  // another thread was faster
+    if (places_.contains(owner)) return;  // another thread added it first
     newest_first_.emplace_front(owner, std::move(file));
     places_.emplace(owner, newest_first_.begin());
     while (newest_first_.size() > num_files_kept_open()) {

@@ -13,9 +13,10 @@ namespace tessera::formats {
 std::size_t num_files_kept_open();
 
 /// Opens a file for a reader that may have many files. The file stays open while it is among the
-/// most recently read ones, and is opened again when needed. `fs` must outlive it. Thread-safe.
-/// Throws: as FileSystem::open; when read, Error(corruption) if a file of another size has replaced
-/// it.
+/// most recently read ones, and is opened again when needed. `fs` must outlive the returned file.
+/// Thread-safe.
+/// Throws: as FileSystem::open. A read throws Error(corruption) if another file, of another size,
+/// has replaced this one.
 std::unique_ptr<ReadableFile> open_kept(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -19,7 +19,8 @@ class OpenedClassSum {
     }
   }
 
-  /// Returns each class once, sorted by name; twice if its objects were read in two ways.
+  /// Returns the classes, sorted by name. A class whose objects were read in two ways is listed
+  /// twice.
   std::vector<OpenedClass> classes() const {
     std::vector<OpenedClass> classes;
     for (const auto& [opened, num_objects] : num_objects_) {

@@ -9,7 +9,8 @@ namespace tessera::formats {
 inline constexpr std::uint64_t kMinPagedNbytes = std::uint64_t{256} << 10;
 inline constexpr std::uint64_t kPageNbytes = 4096;
 
-/// The smallest file that is written past the page cache; for others that is not worth it.
+/// Files of at least this size are written past the page cache. For smaller files that is not worth
+/// it.
 inline constexpr std::uint64_t kMinUncachedFileNbytes = std::uint64_t{8} << 20;
 
 }  // namespace tessera::formats

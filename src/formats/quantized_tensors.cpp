@@ -58,7 +58,7 @@ struct Scheme {
 
 constexpr std::string_view kSchemeOfComfyUi = "scaled fp8 of ComfyUI";
 
-// The first scheme that fits counts.
+// The first scheme that fits is used.
 constexpr std::array kSchemes = {
     Scheme{"block-scaled fp8",
            "",
@@ -109,7 +109,7 @@ constexpr std::array kSchemes = {
     Scheme{"torchao", "_qdata", kTorchaoCodes, "_group_scale", kFloatsOf8BitsOrMore},
 };
 
-/// Another tensor that a quantized weight may have.
+/// A further tensor that a quantized weight may have, besides codes and scales.
 struct Companion {
   std::string_view suffix;
   std::string_view role;
@@ -161,7 +161,7 @@ constexpr std::array kCompanionsInModule = {
     Companion{"comfy_quant", "description"},
 };
 
-/// A tensor that ComfyUI looks for once in a model. Its dtype is that of the codes.
+/// The name of a tensor that ComfyUI looks for, once per model. It has the dtype of the codes.
 constexpr std::string_view kMarkerOfComfyUi = "scaled_fp8";
 
 /// Returns what comes after the last dot.
@@ -197,7 +197,8 @@ bool has_marker(const CheckpointContents& contents, const Names& names, const Sc
          std::ranges::binary_search(contents.values, marker, {}, &ValueEntry::name);
 }
 
-/// Returns the tensor of the codes if a tensor is the scales of a scheme.
+/// Returns the index of the tensor with the codes, if the tensor `scales` holds the scales of
+/// `scheme`.
 std::optional<std::size_t> codes_of(const CheckpointContents& contents, const Names& names,
                                     const TensorMeta& scales, const Scheme& scheme,
                                     const std::string& base) {
@@ -308,7 +309,7 @@ std::string read_quantization_method(const FileSystem& fs, const std::string& ch
       return method->get<std::string>();
     }
   } catch (const Error&) {
-    // The file belongs to somebody else, and says nothing that a move needs.
+    // Ignore errors: the file is not ours, and a move does not need it.
   }
   return {};
 }

@@ -15,15 +15,16 @@ namespace tessera::formats {
 struct QuantizedPart {
   std::string_view role;    // `codes`, `scales`, `zero points`, …
   std::string_view scheme;  // `block-scaled fp8`, `mxfp4`, `GPTQ or AWQ`, …
-  std::size_t partner;      // the tensor of the scales for `codes`, else that of the codes
+  std::size_t partner;      // index of the scales if this is `codes`, else of the codes
 };
 
 inline constexpr std::string_view kCodesRole = "codes";
 
 /// The quantized weights of a checkpoint. A weight is recognised by the names and dtypes of its
-/// tensors: `X.weight` in float8_e4m3fn is a quantized weight if `X.weight_scale_inv` is beside it,
-/// and an ordinary tensor if nothing is. docs/formats/safetensors.md has the table of schemes.
-/// Keeps a view of the contents, which must outlive it. Immutable, so thread-safe.
+/// tensors. For example, `X.weight` in float8_e4m3fn is a quantized weight if the checkpoint also
+/// has `X.weight_scale_inv`. Without such a tensor, `X.weight` is an ordinary tensor.
+/// docs/formats/safetensors.md has the table of schemes. Keeps a view of the contents, which must
+/// outlive it. Immutable, so thread-safe.
 class QuantizedTensors {
  public:
   /// Looks for the weights. `method` is what read_quantization_method returned, for messages.
@@ -31,12 +32,13 @@ class QuantizedTensors {
   explicit QuantizedTensors(const CheckpointContents& contents, std::string method = {});
 
   bool empty() const { return parts_.empty(); }
-  /// Returns what a tensor is a part of; nullptr for a tensor of numbers.
+  /// Returns which part of a quantized weight a tensor is; nullptr if its elements are ordinary
+  /// numbers.
   const QuantizedPart* find(std::size_t tensor_index) const;
   /// Returns whether the elements of a tensor are codes.
   bool are_codes(std::size_t tensor_index) const;
-  /// Returns why a tensor that is part of no known scheme may still be codes; nothing if it is
-  /// numbers: `float8_e4m3fn of a model that config.json calls quantized (fbgemm), …`.
+  /// Returns why a tensor that is part of no known scheme may still be codes: `float8_e4m3fn of a
+  /// model that config.json calls quantized (fbgemm), …`. Returns nothing if it is numbers.
   std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
   /// Returns the scheme, with the method that config.json names: `mxfp4`, `scaled fp8 (fp8 in
   /// config.json)`.
@@ -44,14 +46,14 @@ class QuantizedTensors {
   /// Returns what a part is: `codes of block-scaled fp8, whose scales are X.weight_scale_inv`, or
   /// `scales of block-scaled fp8, whose codes are X.weight`. Requires: `find` returned `part`.
   std::string in_words(const QuantizedPart& part) const;
-  /// Returns the name of the part's partner. Requires: the same.
+  /// Returns the name of the part's partner. Requires: `find` returned `part`.
   const std::string& partner_name(const QuantizedPart& part) const;
 
-  /// All names of tensors, those of aliases too, each with its tensor.
+  /// The names of all tensors and aliases, each with the index of its tensor.
   using Names = std::map<std::string, std::size_t, std::less<>>;
 
  private:
-  /// Adds the other tensors of a weight. `part` is what they are, without the role.
+  /// Adds the further tensors of a weight. `part` describes them, except for their role.
   void add_companions(const Names& names, const std::string& base, QuantizedPart part);
   void add_marker_of_comfyui(const Names& names);
 

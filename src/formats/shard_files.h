@@ -13,11 +13,12 @@
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 
-// What the formats share whose checkpoints are several files with an index beside them, as Hugging
-// Face writes them.
+// Shared by the formats whose checkpoints are several files and an index, as Hugging Face writes
+// them.
 namespace tessera::formats::detail {
 
-/// `model-00002-of-00003.safetensors` has the place 2 of 3.
+/// The place of a file among several, as its name states it: 2 of 3 in
+/// `model-00002-of-00003.safetensors`.
 struct PlaceInSeries {
   std::string series;  // the name without the place: `model-`
   std::uint64_t number;
@@ -35,23 +36,24 @@ struct ShardNaming {
   std::string_view index_suffix;  // `.safetensors.index.json`
 };
 
-/// Returns the index that a reader of the directory takes; none if there is no index.
+/// Returns the name of the index that a reader of the directory uses; nothing if there is no index.
 std::optional<std::string> index_among(const std::vector<std::string>& names,
                                        const ShardNaming& naming);
 
-/// Whether the file at `path` is an index, or one of several files, as the names or an index beside
-/// it show. `names_file` says whether an index names a file.
+/// Whether the file at `path` is an index, or one file of several, as its name or an index beside
+/// it shows. `names_file` says whether an index names a file.
 bool is_one_of_several(
     const FileSystem& fs, const std::string& path, const ShardNaming& naming,
     const std::function<bool(const std::string& index_path, const std::string& name)>& names_file);
 
-/// Throws Error(corruption) if the names show that files are missing: a name says `-of-00003`, and
-/// there are fewer of its series. Names for which `has_place` returns nothing are left out.
+/// Throws Error(corruption) if the names show that files are missing: a name has `-of-00003`, and
+/// its series has fewer files. Ignores names for which `place_of` returns nothing.
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
                         std::optional<PlaceInSeries> (*place_of)(std::string_view name));
 
-/// Throws Error(corruption) for a link out of the directory, except in Hugging Face's cache: a
-/// directory `snapshots/<revision>` of links into the `blobs` beside `snapshots`.
+/// Throws Error(corruption) if `name` is a link to something outside the directory. Accepts the
+/// links of Hugging Face's cache: in a directory `snapshots/<revision>`, links into the `blobs`
+/// directory beside `snapshots`.
 /// Requires: `is_contained_path(name)`.
 void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
                            const std::string& name);
@@ -62,12 +64,13 @@ struct ShardIndex {
 
   std::unordered_map<std::string, std::string> weight_map{};  // tensor to file
   std::vector<std::string> names{};                           // of the files, sorted
-  /// The `metadata` but `total_size` and Tessera's own: texts, and other values as JSON.
+  /// The entries of `metadata`, except `total_size` and Tessera's own. A value that is not a text
+  /// is here as JSON.
   std::map<std::string, std::string> texts{};
   Value whole{};  // the JSON document
 };
 
-/// Reads an index. All files that it names exist in `directory`.
+/// Reads an index, and checks that all files that it names exist in `directory`.
 /// Throws: Error(corruption) naming the tensor, or the missing file; Error(io).
 ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index_path);

@@ -14,7 +14,7 @@ inline constexpr std::string_view kNativeSignature("\x89TSR\r\n\x1a\n", 8);
 /// How many first bytes of a file the functions below look at.
 inline constexpr std::size_t kLookedAtNbytes = 520;
 
-/// Whether a file that begins with `head` is an HDF5 file, also after the smallest user block.
+/// Whether a file that begins with `head` is an HDF5 file, with or without the smallest user block.
 inline bool is_hdf5(std::string_view head) {
   return head.starts_with(kHdf5Signature) ||
          head.substr(std::min<std::size_t>(512, head.size())).starts_with(kHdf5Signature);

@@ -40,7 +40,7 @@ const TensorEntry& entry_of(const TensorOfSource& tensor) {
   return tensor.reader->contents().tensors[tensor.tensor_index];
 }
 
-/// Whether the files have the same name but for the number of a rank.
+/// Whether the names of the files differ only in the number of a rank.
 bool are_of_ranks(const TensorOfSource& a, const TensorOfSource& b) {
   const auto first = rank_name(a.reader->path());
   const auto second = rank_name(b.reader->path());

@@ -13,7 +13,7 @@ struct TensorOfSource {
   std::size_t tensor_index;
 };
 
-/// What tensors of one name in several checkpoints are, as far as can be told.
+/// How tensors of the same name in several checkpoints are related, as far as can be told.
 enum class TensorCollision {
   equal,      // shapes, dtypes and the bytes that were compared are equal
   different,  // two versions of one tensor, or parts of it

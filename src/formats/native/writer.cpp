@@ -43,7 +43,7 @@ void validate_options(const NativeWriteOptions& options) {
   }
 }
 
-/// Checks that each rank holds a region once: two pieces would have the same link name.
+/// Throws if a rank holds a region twice: both pieces would have the same link name.
 void validate_pieces_per_rank(const CheckpointContents& contents, const std::string& path) {
   for (const TensorEntry& tensor : contents.tensors) {
     std::set<std::pair<int, Region>> held;
@@ -58,7 +58,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
   }
 }
 
-/// Writes the files of some ranks into a directory; a derived class defines `commit`.
+/// Writes the files of the selected ranks into a directory. A derived class defines `commit`.
 class RankFilesWriter : public CheckpointWriter {
   struct RankSlot {
     std::mutex mutex;  // guards the pointer
@@ -136,8 +136,8 @@ class RankFilesWriter : public CheckpointWriter {
     return join_path(directory_, rank_file_name(rank) + suffix_);
   }
 
-  /// Releases a complete rank file and copies its results to the index. Returns its header, still
-  /// without the checkpoint id.
+  /// Releases a complete rank file and copies its results to the index. Returns the file's header,
+  /// which still lacks the checkpoint id.
   FileHeader finish_rank(int rank) {
     const RankFileWriter& file = rank_file(rank);
     TESSERA_CHECK(file.is_complete());
@@ -165,7 +165,7 @@ class RankFilesWriter : public CheckpointWriter {
     return index_.contents.tensors[id.tensor_index].pieces[id.piece_index];
   }
 
-  /// Returns the rank's file. The first block creates it.
+  /// Returns the writer of the rank's file. The first block creates it.
   RankFileWriter& rank_file(int rank) {
     TESSERA_CHECK(ranks_.contains(rank));
     const auto number = static_cast<std::size_t>(rank);
@@ -207,7 +207,7 @@ class NativeWriter final : public RankFilesWriter {
       headers.push_back(finish_rank(rank));
     }
     const std::string index_path = join_path(directory(), kIndexFileName);
-    // HDF5 expects bytes that it has not written to be zero.
+    // HDF5 expects that bytes which it has not written are zero, so the old index is removed.
     if (journal() != nullptr && journal()->is_resumed()) file_system().remove_all(index_path);
     const std::uint64_t checkpoint_id = write_index_file(file_system(), index_path, index());
     for (FileHeader& header : headers) {

@@ -23,7 +23,7 @@ constexpr std::string_view kModulesOfClasses[] = {"collections", "datetime", "de
                                                   "numpy",       "pathlib",  "uuid",    "zoneinfo"};
 constexpr std::string_view kBuiltinClasses[] = {"range", "xrange", "slice"};
 
-/// Says whether `module` is `parent` or in it.
+/// Says whether `module` is `parent` or a submodule of it.
 bool is_within(std::string_view module, std::string_view parent) {
   return module.starts_with(parent) &&
          (module.size() == parent.size() || module[parent.size()] == '.');

@@ -21,26 +21,27 @@ std::string foreign_name(Object object);
 /// Says what a foreign object is: `object of class argparse.Namespace`, `call of os.system`.
 std::string foreign_in_words(Object object);
 
-/// Says whether a foreign object is what a function returned, as far as its name tells. Objects of
-/// classes are not, nor those of the standard library's and NumPy's classes.
+/// Says whether a foreign object is the result of a function call, as far as its name tells.
+/// Returns false for an object of a class, also of a class of the standard library or NumPy.
 bool is_foreign_function_call(Object object);
 
-/// Returns the object that holds the attributes of a foreign object as entries, if the caller asked
-/// to read its class as a dict and its state is one: the dict given to BUILD, or for a class
-/// derived from dict the entries put into the object. Nothing if its state is anything else.
+/// Returns the object whose entries are the attributes of a foreign object. Returns nothing unless
+/// the caller asked to read its class as a dict and its state is a dict. That state is the dict
+/// given to BUILD, or, for a class derived from dict, the object itself with the entries put into
+/// it.
 std::optional<Object> entries_as_dict(Object object);
 
 /// Returns the names of all foreign globals of the graph, sorted, each once, at most `max_names`.
 std::vector<std::string> foreign_names(const ObjectGraph& graph, std::size_t max_names);
 
-/// Counts objects of one kind that other objects hold, at any depth. Shared parts and cycles are
-/// walked once for each count. All counts together visit at most a multiple of the pickle's size.
+/// Counts objects of one kind that other objects hold, at any depth. Each call of `count` walks
+/// shared parts and cycles once. All calls together visit at most a multiple of the pickle's size.
 class HeldObjects {
  public:
   explicit HeldObjects(const ObjectGraph& graph);
 
-  /// Returns how many objects within `holder` satisfy `wanted`; does not look inside those.
-  /// Returns 0 once the visits are used up.
+  /// Returns how many objects within `holder` satisfy `wanted`. Does not look inside the objects
+  /// that it counts. Returns 0 once the visits are used up.
   std::size_t count(Object holder, bool (*wanted)(Object));
 
  private:

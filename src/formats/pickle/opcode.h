@@ -79,7 +79,8 @@ enum class Opcode : unsigned char {
   BUILD = 'b',
   PERSID = 'P',
   BINPERSID = 'Q',
-  // These make objects of classes only. A reader that refuses foreign globals refuses them too.
+  // These opcodes only make objects of classes. A reader that refuses foreign globals refuses these
+  // opcodes too.
   INST = 'i',
   OBJ = 'o',
   NEWOBJ_EX = 0x92,

@@ -14,7 +14,7 @@
 namespace tessera::formats::pickle {
 namespace {
 
-/// What follows an opcode.
+/// The kind of argument that follows an opcode.
 enum class Argument : unsigned char {
   no_opcode,
   nothing,
@@ -147,7 +147,7 @@ class Walk {
   std::uint64_t begin_;
   std::uint64_t position_;
   std::uint64_t end_;
-  bool is_limited_;  // the limit ends the walk, not the file
+  bool is_limited_;  // the limit, not the file, ends the walk
   std::vector<char> buffer_;
   std::uint64_t buffer_end_ = 0;  // in the file
 };

@@ -6,8 +6,8 @@
 
 namespace tessera::formats::pickle {
 
-/// Returns where the pickle that starts at `begin` ends: after its STOP. Looks only at the lengths
-/// of opcodes, so that a reader knows how many bytes to read before it has read them.
+/// Returns where the pickle that starts at `begin` ends: after its STOP. So a reader knows how many
+/// bytes to read. Looks only at the opcodes and the lengths of their arguments.
 /// Throws: Error(corruption) if the file ends within the pickle, for a byte that is no opcode, or
 /// for a pickle of more than `max_nbytes`; Error(io). Cost: reads the pickle once, in small
 /// buffers.

@@ -105,9 +105,9 @@ class Object {
   /// Returns the number of items of a list, a tuple or a set.
   std::size_t num_items(std::string_view rule) const;
   Object item(std::size_t index) const;  // Requires: index < num_items
-  /// Returns the number of entries of a dict, or of those added to a call (an OrderedDict). Keys
-  /// that are str, bytes, numbers or None appear once, with the value set last; other keys may be
-  /// repeated.
+  /// Returns the number of entries of a dict, or the number of entries added to a call (such as an
+  /// OrderedDict). A key that is a str, bytes, a number or None appears once, with the value that
+  /// was set last. Other keys may be repeated.
   std::size_t num_entries(std::string_view rule) const;
   Object entry_key(std::size_t index) const;  // Requires: index < num_entries
   Object entry_value(std::size_t index) const;
@@ -121,11 +121,13 @@ class Object {
   std::uint32_t meaning(std::string_view rule) const;
 
   Object call_arguments(std::string_view rule) const;  // a tuple
-  /// Returns the state of the last BUILD. If a foreign call has several, a tuple of all.
+  /// Returns the state of the last BUILD. If a foreign call has several states, returns a tuple of
+  /// them.
   std::optional<Object> call_state(std::string_view rule) const;
   /// Says whether an opcode that is for classes only made the call: NEWOBJ, OBJ, INST, NEWOBJ_EX.
   bool is_instance() const { return node().is_instance; }
-  /// Says whether a `bytes` is a bytearray, or a `set` a frozenset, by the opcode that made it.
+  /// Says whether an object of kind `bytes` is a bytearray, or one of kind `set` a frozenset. The
+  /// opcode that made the object shows this.
   bool is_variant() const { return node().is_variant; }
   std::size_t num_appended(std::string_view rule) const;  // items added to a call
   Object appended(std::size_t index) const;
@@ -135,9 +137,9 @@ class Object {
   friend bool operator==(const Object&, const Object&) = default;
   std::uint32_t id() const { return id_; }  // dense, below ObjectGraph::num_objects()
 
-  /// Returns an error with the file and this object's place: `<what>`.
+  /// Returns an error with the text `what`, the file and this object's place.
   Error error(ErrorKind error_kind, std::string_view what) const;
-  /// Throws it.
+  /// Throws such an error.
   [[noreturn]] void fail(ErrorKind error_kind, std::string_view what) const;
   /// Throws Error(corruption): `<rule>: expected <expected>, found <this object's kind>`.
   [[noreturn]] void fail_expected(std::string_view rule, std::string_view expected) const;
@@ -160,9 +162,9 @@ class Object {
   std::uint32_t id_;
 };
 
-/// Everything one pickle describes, as read by `unpickle`. Owns the pickle's bytes, which strings
-/// refer to. Immutable and safe to share between threads. Moving the graph invalidates its Objects,
-/// so take them from its final place.
+/// Everything that one pickle describes, as read by `unpickle`. Owns the pickle's bytes, which
+/// strings refer to. Immutable and safe to share between threads. Moving the graph invalidates its
+/// Objects, so get them only when the graph is at its final place.
 class ObjectGraph {
  public:
   ObjectGraph(ObjectGraph&&) noexcept = default;

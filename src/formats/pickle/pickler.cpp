@@ -78,7 +78,7 @@ std::string latin1_text(std::string_view bytes) {
   return text;
 }
 
-/// Pushes the complex number `<real>,<imaginary>`. Returns false if the text is not one.
+/// Pushes the complex number `<real>,<imaginary>`. Returns false if the text is no complex number.
 bool pickle_complex(Pickler& pickler, std::string_view spelled) {
   const std::size_t comma = spelled.find(',');
   if (comma == std::string_view::npos) return false;

@@ -181,7 +181,7 @@ class Walk {
     dict.emplace_back(std::move(key_value), value(entry_value));
   }
 
-  /// The entries of a dict, or those added to a call.
+  /// Returns the entries of a dict, or the entries that were added to a call.
   Value::Dict entries(Object object) {
     const Descent descent(budget_, object);
     Value::Dict dict;
@@ -193,7 +193,8 @@ class Walk {
     return dict;
   }
 
-  // The graph has merged equal keys of the simple kinds.
+  // Merges equal keys that are tuples, sets or symbols. The graph has already merged equal keys of
+  // the simple kinds.
   static void unite_compound_keys(Value::Dict& dict) {
     const auto is_compound = [](const Value& key) {
       return key.is<Value::Tuple>() || key.is<Value::Set>() || key.is<Value::Symbol>();
@@ -249,7 +250,7 @@ class Walk {
     return call.call_arguments("call").num_items("arguments");
   }
 
-  /// Returns the name of the type that such a call makes, if a Value has none like it.
+  /// Returns the name of the type that a call of `global` makes, if a Value has no such type.
   static std::string_view type_that_changes(ValueGlobal global) {
     switch (global) {
       case ValueGlobal::ordered_dict:
@@ -329,7 +330,7 @@ class Walk {
     refuse(call);
   }
 
-  /// An object of a class that the caller asked to read as a dict.
+  /// Reads an object of a class that the caller asked to read as a dict.
   Value as_dict(Object object) {
     const std::optional<Object> attributes = entries_as_dict(object);
     if (!attributes) refuse(object);
@@ -339,7 +340,7 @@ class Walk {
     return attributes == object ? put_entries(object) : entries(*attributes);
   }
 
-  // (bytes, position, attributes or None)
+  // The state is (bytes, position, attributes or None).
   Value bytes_io(Object call) {
     const std::optional<Object> state = call.call_state("BytesIO");
     if (!state) return Value::Bytes{};
@@ -405,7 +406,8 @@ class Walk {
     return Value::Symbol{std::move(name)};
   }
 
-  // numpy.dtype('f8', False, True) with a state (3, '<', ...) that holds the byte order
+  // The dtype is numpy.dtype('f8', False, True) with a state (3, '<', ...), which holds the byte
+  // order.
   Value numpy_scalar(Object call) {
     const Object dtype = argument(call, 0);
     if (!dtype.is(ObjectKind::call) || value_global(dtype) != ValueGlobal::numpy_dtype) {

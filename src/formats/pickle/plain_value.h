@@ -59,7 +59,7 @@ std::optional<ValueGlobal> value_global(Object object);
 
 /// A limit on the total output of all walks over one graph. A graph shares its objects, so a few
 /// hundred bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and
-/// keeps the path from the root. Not thread-safe.
+/// keeps the path from the root to the present object. Not thread-safe.
 class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;
@@ -78,11 +78,13 @@ class WalkBudget {
 
   /// Remembers that a value of the type `name` is read as one of a plainer type.
   void note_plainer(std::string_view name) { plainer_.insert(name); }
-  /// Returns the names of such types since the last call. They are constants, or of the graph.
+  /// Returns the names that note_plainer got since the last call of this function. They are views
+  /// of constants or of the graph.
   std::set<std::string_view> take_plainer() { return std::exchange(plainer_, {}); }
 
-  /// The descent of a walk into `object`, until it is destroyed. Throws: Error(corruption) if
-  /// `object` is already on the path, or the path is longer than kMaxDepth.
+  /// Keeps `object` on the path as long as the Descent lives, while a walk is inside `object`.
+  /// Throws: Error(corruption) if `object` is already on the path, or the path is longer than
+  /// kMaxDepth.
   class Descent {
    public:
     Descent(WalkBudget& budget, Object object);
@@ -106,7 +108,8 @@ class WalkBudget {
 /// what is not a plain value.
 Value to_value(Object object, WalkBudget& budget);
 
-/// Throws Error(unsupported): the object, which is read as a dict, is an entry of itself.
+/// Throws Error(unsupported) saying that the object, which is read as a dict, is an entry of
+/// itself.
 [[noreturn]] void refuse_reference_back(Object object);
 
 /// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for what Python cannot

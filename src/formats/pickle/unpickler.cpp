@@ -37,7 +37,7 @@ AllowList::AllowList(std::initializer_list<std::span<const AllowedGlobal>> table
 
 std::optional<std::uint32_t> AllowList::find(std::string_view module, std::string_view name) const {
   std::string key(module);
-  key += '\n';  // in no listed name
+  key += '\n';  // no listed name contains it
   key += name;
   if (const auto found = exact_.find(key); found != exact_.end()) return found->second;
   for (const AllowedGlobal& prefix : prefixes_) {
@@ -109,9 +109,9 @@ std::string name_of_refused(Opcode opcode) {
 
 }  // namespace
 
-/// The pickle machine: a stack of objects, marks on it, and a memo. The cost of an opcode is
-/// proportional to its own bytes or to the objects that it pops, and an opcode pushed each of
-/// those.
+/// The pickle machine: a stack of objects, marks on the stack, and a memo. The cost of an opcode is
+/// proportional to its own bytes, or to the objects that it pops. Another opcode has pushed each of
+/// these objects, so the total cost is linear.
 class Machine {
  public:
   Machine(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
@@ -336,7 +336,7 @@ class Machine {
         std::from_chars(decimal.data(), decimal.data() + decimal.size(), value);
     if (error == std::errc{} && end == decimal.data() + decimal.size()) return push_integer(value);
     const std::string_view digits = decimal.substr(decimal.substr(0, 1) == "-" ? 1 : 0);
-    check_big_integer(digits.size() / 3);  // 2.4 digits a byte
+    check_big_integer(digits.size() / 3);  // one byte holds 2.4 digits
     if (digits.empty() || digits.find_first_not_of("0123456789") != std::string_view::npos) {
       fail_expected(ErrorKind::corruption, "integer", "decimal digits",
                     "'" + printable(decimal, 40) + "'");
@@ -380,7 +380,8 @@ class Machine {
   const Node& node(std::uint32_t id) const { return graph_.nodes_[id]; }
   std::string describe(std::uint32_t id) const { return Object(&graph_, id).describe(); }
 
-  /// Adds to a slice. If something follows it, first moves it to the end with room to grow.
+  /// Adds `ids` to a slice. If the slice is full and other links follow it, first moves it to the
+  /// end of all links, with room to grow.
   void append(Slice& slice, std::span<const std::uint32_t> ids) {
     if (ids.empty()) return;
     std::vector<std::uint32_t>& links = graph_.links_;
@@ -442,7 +443,8 @@ class Machine {
     set_items(object_below(begin), above(begin));
     stack_.resize(begin);
   }
-  /// Returns the object under the mark that `pop_mark` took from `begin`.
+  /// Returns the object below the mark that `pop_mark` removed. `begin` is what `pop_mark`
+  /// returned.
   std::uint32_t object_below(std::size_t begin) const {
     if (begin == floor())
       fail(ErrorKind::corruption, "stack: expected an object below the MARK, found none");
@@ -517,7 +519,7 @@ class Machine {
   }
   void push_call_of(std::uint32_t callable, std::uint32_t arguments, const char* opcode,
                     CallForm form) {
-    // What a foreign function returned may be called too, such as a method.
+    // A pickle may also call what a foreign function returned, such as a method.
     if (node(callable).kind == ObjectKind::call &&
         foreign_.policy == ForeignGlobals::Policy::record) {
       callable = foreign_global_like(graph_.calls_[node(callable).index].callable);
@@ -535,7 +537,7 @@ class Machine {
     call.index = static_cast<std::uint32_t>(graph_.calls_.size() - 1);
     call.is_instance = form == CallForm::instance;
   }
-  /// Makes a global of the same name that has no meaning here.
+  /// Makes a foreign global of the same name: it has no meaning for Tessera.
   std::uint32_t foreign_global_like(std::uint32_t global) {
     detail::Global foreign = graph_.globals_[node(global).index];
     foreign.meaning = kForeignMeaning;
@@ -552,7 +554,8 @@ class Machine {
   void require_recording(Opcode opcode) const {
     if (foreign_.policy == ForeignGlobals::Policy::refuse) refuse_opcode(opcode);
   }
-  /// NEWOBJ_EX has keywords, which no listed class takes. So its object is always foreign.
+  /// Pushes the call of NEWOBJ_EX. It has keyword arguments, which no listed class takes, so the
+  /// object is always foreign.
   void push_call_with_keywords() {
     require_recording(Opcode::NEWOBJ_EX);
     const std::uint32_t keywords = pop();
@@ -590,7 +593,7 @@ class Machine {
     Call& call = graph_.calls_[self.index];
     const std::uint32_t meaning = graph_.globals_[node(call.callable).index].meaning;
     if (call.state != kNoObject && meaning <= kAsDictMeaning) {
-      // What two states make of an object only its class knows. Both are kept, in a tuple.
+      // Only the class knows how two states combine. Both are kept, in a tuple.
       const std::uint32_t both[] = {call.state, state};
       call.state = make_tuple(both);
       return;
@@ -690,12 +693,12 @@ class Machine {
 
   // Keys
 
-  // A key to sort by, so that equal keys are next to each other. Keys of kind `other` are never
-  // equal.
+  // What the keys of a dict are sorted by, so that equal keys get next to each other. Keys of kind
+  // `other` are never equal.
   struct Key {
     enum class Kind : std::uint8_t { integer, floating, big_integer, str, bytes, none, other };
     Kind kind = Kind::other;
-    std::uint64_t hash = 0;  // or the number's bits
+    std::uint64_t hash = 0;  // of the text; for a number, its bits
     std::string_view text{};
     std::uint32_t entry = 0;
 
@@ -743,7 +746,8 @@ class Machine {
     }
     return key;
   }
-  /// Says whether a dict has few keys, all of them different str, as the attributes of an object.
+  /// Says whether a dict has few keys and all are different strings, as in the attributes of an
+  /// object.
   bool has_few_names(const Slice& slice) const {
     constexpr std::uint32_t kFew = 8;
     if (slice.size / 2 > kFew) return false;

@@ -13,9 +13,9 @@
 
 namespace tessera::formats::pickle {
 
-/// A global that a pickle may mention. `meaning` is its number in the reader's code. Tables used
-/// together have different ranges (values 0x100, torch tensors 0x200, DCP metadata 0x300). The name
-/// `*` stands for every name of the module and its submodules.
+/// A global that a pickle may mention. `meaning` is its number in the reader's code. Tables that
+/// are used together need different ranges of numbers (values 0x100, torch tensors 0x200, DCP
+/// metadata 0x300). The name `*` stands for every name of the module and its submodules.
 struct AllowedGlobal {
   std::string_view module;
   std::string_view name;
@@ -44,7 +44,8 @@ struct ForeignGlobals {
     record,  // the global, and every call of it, is an object that `is_foreign`
   };
   Policy policy = Policy::refuse;
-  /// Names such as `argparse.Namespace`, compared as text: globals that get kAsDictMeaning.
+  /// Globals with these names, such as `argparse.Namespace`, get kAsDictMeaning. Names are compared
+  /// as text.
   std::span<const std::string> as_dict{};
   /// Whether a persistent id ('module', CLASS, …) stands for CLASS, as in torch.save's streams.
   bool has_module_ids = false;
@@ -69,10 +70,10 @@ struct PickleLimits {
 
 /// Reads a pickle of protocol 0 to 5 and returns the objects it describes. Executes nothing.
 /// Throws: Error(unsupported) for opcodes that no checkpoint needs (extension registry, out-of-band
-/// buffers), and if `foreign` refuses, for a global that `allowed` does not list and for INST, OBJ
-/// and NEWOBJ_EX; Error(corruption) for every broken rule: stack underflow, a missing or extra
-/// MARK, an unset memo slot, a truncated argument, bytes after STOP. Both name the path and the
-/// byte.
+/// buffers), and, if the policy of `foreign` is `refuse`, for INST, OBJ, NEWOBJ_EX, and a global
+/// that `allowed` does not list; Error(corruption) for every broken rule: stack underflow, a
+/// missing or extra MARK, an unset memo slot, a truncated argument, bytes after STOP. Both errors
+/// name the path and the byte.
 ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
                      ForeignGlobals foreign = {}, PickleLimits limits = {});
 

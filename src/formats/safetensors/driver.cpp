@@ -47,7 +47,7 @@ constexpr std::array kMarks{
     FileMark{detail::kValuesSuffix, "values of a checkpoint", {}, detail::begins_as_values_file},
 };
 
-/// Returns the files that an index names; none if it is damaged.
+/// Returns the names of the files that an index names. The set is empty if the index is damaged.
 std::set<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   std::set<std::string> names;
   try {
@@ -65,8 +65,8 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
   return names;
 }
 
-/// Returns the names that are of an index's checkpoint: the index names them, or they are from its
-/// own series (which a damaged index may not list).
+/// Returns those of `names` that belong to the checkpoint of an index: the index names them, or
+/// they are in the index's own series (which a damaged index may not list).
 std::vector<std::string> names_of_index(const FileSystem& fs, const std::string& directory,
                                         const std::string& index,
                                         const std::vector<std::string>& names) {
@@ -93,7 +93,7 @@ class ValuesFile final : public SideFiles {
   std::optional<std::string> left_beside(const FileSystem& fs,
                                          const std::string& path) const override {
     std::string values = detail::values_path_of(path);
-    // Beside a checkpoint of another format, it may be a user's own file.
+    // Beside a checkpoint of another format, a file with this name may be a user's own.
     const bool may_tell = fs.kind_of(path) == FileKind::regular &&
                           detail::is_values_file(fs, values) &&
                           detect_format(fs, path) == Format::safetensors;
@@ -170,7 +170,8 @@ class SafetensorsDriver final : public FormatDriver {
                    "model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
-  /// Safetensors that the index does not name are extra files, and so are values of no tensor file.
+  /// Leaves out tensor files that the index does not name, and values files that belong to no
+  /// tensor file: they are extra files.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
@@ -187,7 +188,8 @@ class SafetensorsDriver final : public FormatDriver {
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 
-  /// A header that is longer than the file counts as cut short if the file is named `.safetensors`.
+  /// Accepts a header that is longer than the file only if the file is named `.safetensors`: then
+  /// the file was cut short.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     return begins_as_safetensors(first_bytes) &&
            (file.path().ends_with(".safetensors") ||
@@ -201,7 +203,8 @@ class SafetensorsDriver final : public FormatDriver {
                                      });
   }
 
-  /// Checks the files by the index, or without an index by opening them with a reader.
+  /// Checks by the index that the files belong together. Without an index, checks it by opening
+  /// them.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override {

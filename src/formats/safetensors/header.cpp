@@ -281,7 +281,8 @@ class EntryChecker {
   std::uint64_t data_nbytes_;
 };
 
-/// Requires: `tensors` is in the order of their bytes.
+/// Throws unless the tensors cover `data_range` exactly. Requires: `tensors` is in the order of
+/// their bytes.
 void check_cover(const std::vector<HeaderTensor>& tensors, ByteRange data_range,
                  const std::string& path) {
   std::uint64_t covered_end = data_range.begin;

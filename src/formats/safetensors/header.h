@@ -32,7 +32,7 @@ inline constexpr std::uint64_t kMaxHeaderNbytes = 100'000'000;
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 struct HeaderTensor {
-  TensorMeta meta;       // in torch's terms: of packed 4-bit floats the shape counts bytes
+  TensorMeta meta;       // in torch's terms: for packed 4-bit floats, the shape counts bytes
   ByteRange byte_range;  // within the file
 };
 
@@ -46,11 +46,11 @@ struct Header {
 /// Throws: Error(corruption), Error(unsupported) naming file, tensor, rule and both numbers.
 Header read_header(const ReadableFile& file);
 
-/// Returns the end of the last tensor by the header. Reads and checks only the header.
+/// Returns where the last tensor ends, as the header says. Reads and checks only the header.
 /// Throws: Error(corruption) if the header is invalid.
 std::uint64_t read_laid_out_nbytes(const ReadableFile& file);
 
-/// Returns safetensors' name of a dtype, or nothing if it has none.
+/// Returns safetensors' name of a dtype; nothing if safetensors has no such dtype.
 std::optional<std::string_view> safetensors_dtype(DType dtype);
 
 /// Returns a file's first bytes: length, JSON, and spaces up to a multiple of 8. The byte ranges of

@@ -31,15 +31,15 @@ struct FileSet {
   std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
   std::map<std::string, std::string> texts{};                 // of the index
-  std::string model_path{};  // the `<model>.safetensors` that a values file is beside; may be empty
+  std::string model_path{};  // the `<model>.safetensors` whose values file is sought; may be empty
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
   bool lacks_index = false;                // the names show that there was an index
   std::optional<PartOfWhole> part{};       // of a single file
 };
 
-/// Returns the directory of `path`; empty for a name alone, so that messages show files as the
-/// caller named them.
+/// Returns the directory of `path`. Returns an empty text if `path` is only a name, so that
+/// messages show files as the caller named them.
 std::string directory_before(const std::string& path) {
   return path.find('/') == std::string::npos ? "" : directory_of(path);
 }
@@ -61,8 +61,9 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   }
 }
 
-/// Without an index, only the names show that a file is missing. DCP's shards are not such a
-/// series: a rank writes only the files that it has tensors for.
+/// Returns the place that a file's name states: without an index, only these places show that a
+/// file is missing. Returns nothing for DCP's shards, whose numbers may have gaps: a rank writes
+/// only the files that it has tensors for.
 std::optional<detail::PlaceInSeries> place_beside_index(std::string_view name) {
   if (name.starts_with(kDcpShardPrefix)) return std::nullopt;
   return detail::place_in_series(name);
@@ -114,7 +115,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
-/// Says that a file alone is one of several, as its name tells.
+/// Returns which part of a model a single file is, if its name states that there are several.
 std::optional<PartOfWhole> part_of_whole(const std::string& directory, const std::string& name) {
   const auto place = place_beside_index(name);
   if (!place || place->count < 2) return std::nullopt;
@@ -171,8 +172,8 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
   return saved_offsets;
 }
 
-/// DCP's file names contain the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns the
-/// prefix that two files of one rank share, else the whole name.
+/// Returns the start of a name that all files of one rank share. DCP's file names contain the rank:
+/// `shard-00002-model-00001-of-00003.safetensors`. For any other name, returns the whole name.
 std::string rank_prefix(const std::string& name) {
   const std::string base = last_component(name);
   if (!base.starts_with(kDcpShardPrefix)) return name;
@@ -274,7 +275,8 @@ class SafetensorsReader final : public CheckpointReader {
           progress(nbytes);
         }
       } catch (const Error& error) {
-        // A failed system, or a stream that was not kept, says nothing about the checkpoint.
+        // These errors say nothing about the checkpoint: the system failed, or the file is a stream
+        // whose bytes were not kept.
         if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::unsupported) throw;
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
@@ -445,8 +447,8 @@ class SafetensorsReader final : public CheckpointReader {
           .found = "other texts for " + keys + " (those of the first file are kept)"});
   }
 
-  /// Without the index, nobody knows the digest of the values beside the shards. They are an error:
-  /// a move would lose them.
+  /// Reports that the index is missing. Only the index has the digest of a values file beside the
+  /// shards. So such a values file is an error: a move would lose the values.
   void report_lost_index(const FileSet& set) {
     findings_.push_back({.severity = Finding::Severity::error,
                          .rule = "structure",
@@ -471,8 +473,8 @@ class SafetensorsReader final : public CheckpointReader {
     contents_.opening_findings.back().severity = Finding::Severity::note;
   }
 
-  /// Notes the values beside the tensors that no tensor file and no index names: another program
-  /// has saved the tensors again, or the values are of other tensors.
+  /// Notes each values file beside the tensors that neither a tensor file nor the index names.
+  /// Either another program has saved the tensors again, or the values belong to other tensors.
   void note_unnamed_values(const FileSet& set) {
     std::set<std::string> paths;
     if (!set.model_path.empty()) paths.insert(detail::values_path_of(set.model_path));
@@ -502,8 +504,8 @@ class SafetensorsReader final : public CheckpointReader {
   }
 
   void finish_aliases() {
-    // safetensors.torch.save_model keeps one name of tied tensors and says in `__metadata__` which
-    // one: `"lm_head.weight": "embed.weight"`.
+    // safetensors.torch.save_model stores tied tensors under one of their names. For each other
+    // name, `__metadata__` has the stored name: `"lm_head.weight": "embed.weight"`.
     for (auto entry = contents_.annotations.begin(); entry != contents_.annotations.end();) {
       const auto& [key, text] = *entry;
       if (key != detail::kFormatKey && contents_.find_tensor(text) != nullptr &&
@@ -604,8 +606,8 @@ std::uint64_t safetensors_nbytes(const ReadableFile& file) {
 
 namespace {
 
-/// PyTorch writes the shards of its ranks into this folder, and makes whole files of them beside
-/// it.
+/// PyTorch writes the shards of the ranks into this folder. Beside the folder, it writes whole
+/// files that it makes of the shards.
 constexpr const char* kShardsFolder = "sharded";
 
 /// Whether the directory has the folder with the shards of ranks.

@@ -7,7 +7,8 @@
 
 namespace tessera::formats::detail {
 
-/// The name of an index ends so. An index maps each tensor of a sharded checkpoint to its file.
+/// The end of the name of every index file. An index maps each tensor of a sharded checkpoint to
+/// its file.
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 inline constexpr ShardNaming kShardNaming{"model", ".safetensors", kIndexSuffix};
 

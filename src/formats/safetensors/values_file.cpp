@@ -160,7 +160,7 @@ class ValuesFileReader {
   Value document_;
 };
 
-/// Returns the entry of that name, or null. `sorted` is sorted by name.
+/// Returns the entry with this name, or null if there is none. `sorted` is sorted by name.
 template <class Entry, class NameOf>
 Entry* find_by_name(std::vector<Entry>& sorted, const std::string& name, NameOf name_of) {
   const auto at = std::ranges::lower_bound(sorted, name, {}, name_of);
@@ -287,8 +287,8 @@ std::string values_digest(std::string_view text) {
 
 namespace {
 
-/// Returns the digest of the values that a single file names; nothing if it names none or does not
-/// exist.
+/// Returns the digest of the values that the single file at `tensors` names. Returns nothing if the
+/// file names none, or does not exist.
 std::optional<std::string> values_digest_at(const FileSystem& fs, const std::string& tensors) {
   if (fs.kind_of(tensors) != FileKind::regular) return std::nullopt;
   try {
@@ -302,7 +302,7 @@ std::optional<std::string> values_digest_at(const FileSystem& fs, const std::str
   return std::nullopt;
 }
 
-/// Returns the text at `path` if it has that digest.
+/// Returns the text at `path` if its digest is `digest`.
 std::optional<std::string> text_of_digest(const FileSystem& fs, const std::string& path,
                                           const std::string& digest) {
   if (fs.kind_of(path) != FileKind::regular || fs.open(path)->nbytes() > kMaxValuesNbytes) {

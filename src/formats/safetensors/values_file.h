@@ -21,7 +21,8 @@ inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 inline constexpr std::string_view kStructureKey = "tessera.structure";
 
-/// A longer text goes to a values file even without values: other readers parse the whole header.
+/// A longer structure text goes to a values file even if there are no values, because other readers
+/// parse the whole header.
 inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
 /// Returns the path of the values file of a single tensor file, or of the files that an index
@@ -32,7 +33,7 @@ inline std::string values_path_of(const std::string& tensors) {
 
 /// The longest values file that is read, and so also the longest that is written.
 inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
-// In JSON levels: each level of a value takes up to three.
+// Units: levels of JSON. One level of a value takes up to three.
 inline constexpr int kMaxValuesDepth = 1000;
 
 /// Returns the text of a values file; empty if there is nothing to store. A key path that is only
@@ -40,7 +41,8 @@ inline constexpr int kMaxValuesDepth = 1000;
 std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
                                JsonStyle style);
 
-/// Whether a text that `format_values_file` returns may begin with `head`, which may be cut short.
+/// Whether `head` may be the start of a text that `format_values_file` returns. `head` may be cut
+/// short.
 bool begins_as_values_file(std::string_view head);
 
 /// Whether the file starts like a values file. An empty file does not.
@@ -74,8 +76,9 @@ void put_back_replaced_values(FileSystem& fs, const std::string& destination);
 /// Says whether the single file at `tensors` names the values at `path`.
 bool names_values(const FileSystem& fs, const std::string& tensors, const std::string& path);
 
-/// Removes the values beside a single file, and those that a dead writer had begun. Ignores
-/// failures: the new checkpoint is in place and does not name them (`left_over_at` reports them).
+/// Removes the values file beside a single file, and a values file that a dead writer had begun.
+/// Ignores failures: the new checkpoint is in place and does not name these files (`left_over_at`
+/// reports them).
 void remove_values_beside(FileSystem& fs, const std::string& destination) noexcept;
 
 }  // namespace tessera::formats::detail

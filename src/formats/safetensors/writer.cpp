@@ -53,7 +53,7 @@ std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& co
   return shards;
 }
 
-/// Returns why safetensors cannot hold a tensor, in a few words; nothing if it can.
+/// Returns in a few words why safetensors cannot hold a tensor; nothing if it can.
 std::optional<std::string> reason_against(const TensorMeta& meta) {
   if (!detail::safetensors_dtype(meta.dtype)) return std::string(dtype_name(meta.dtype));
   if (meta.dtype == DType::float4_e2m1fn_x2 && meta.shape.empty()) return "0-d float4";
@@ -89,7 +89,7 @@ void refuse_what_safetensors_lacks(const CheckpointContents& contents, const std
 /// The texts for everything that is not a tensor.
 struct OtherTexts {
   std::string values;     // empty: no values file
-  std::string structure;  // empty: none, or in the values file
+  std::string structure;  // empty: no structure, or it is in the values file
 };
 
 OtherTexts other_texts(const CheckpointContents& contents, const std::vector<Value>& values,
@@ -132,16 +132,16 @@ StagedDestination::LeftOver judge_staged_values(const FileSystem& fs,
              : StagedDestination::LeftOver::foreign;
 }
 
-/// Says whether there are values, but no tensor file yet, because a writer died between publishing
-/// the two.
+/// Says whether the values file is in place but the tensor file is not, because a writer died after
+/// it had published the values.
 bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
   return !fs.kind_of(destination) &&
          detail::names_values(fs, StagedDestination::staging_path_of(destination),
                               detail::values_path_of(destination));
 }
 
-/// Throws if the destination or the object with the name of its values cannot be replaced. Returns
-/// whether there are values that belong to work which is to be removed.
+/// Throws if the destination, or an object with the name of its values file, cannot be replaced.
+/// Returns whether there is a values file of unfinished work that is to be removed.
 bool check_single_file(FileSystem& fs, const std::string& destination,
                        const std::string& values_text, const WorkOptions& work) {
   const bool is_resumed = StagedWork::check(fs, destination, DestinationKind::file, work);
@@ -168,7 +168,7 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
   return has_left_values;
 }
 
-/// A writer of whole tensors. All places in the files are known from the start.
+/// Writes whole tensors. The place of every tensor in the files is known from the start.
 class SafetensorsWriter final : public CheckpointWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -200,7 +200,7 @@ class SafetensorsWriter final : public CheckpointWriter {
       headers.push_back(lay_out(shard, shards[shard], destination));
     }
 
-    // Before the leftovers are removed.
+    // This check must come before the leftovers are removed.
     const bool has_left_values =
         is_single_file_ && check_single_file(fs_, destination, texts_.values, work);
     work_.emplace(fs_, std::move(destination), kind, work);
@@ -255,7 +255,8 @@ class SafetensorsWriter final : public CheckpointWriter {
       return;
     }
     if (!staged_values_) {
-      // Readers would ignore the replaced values, but people would not know that.
+      // The new checkpoint has no values. Readers would ignore an old values file, but people would
+      // not know that, so it is removed.
       const bool removes_values = overwrite_ == OverwritePolicy::replace;
       if (removes_values) require_file_states(fs_, values_path(), replaced_values_);
       work_->commit(ReplacedSideFiles::keep);
@@ -299,7 +300,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     return {first, first + nbytes};
   }
 
-  /// The thread that writes the last bytes finishes the file, while others continue with the next.
+  /// Counts bytes that have been written. The thread that writes a file's last bytes finishes the
+  /// file, while other threads continue with the next file.
   void count_off(Shard& shard, std::uint64_t nbytes) {
     const std::uint64_t left_before = shard.unwritten_nbytes.fetch_sub(nbytes);
     TESSERA_CHECK(left_before >= nbytes);
@@ -357,7 +359,8 @@ class SafetensorsWriter final : public CheckpointWriter {
           key == detail::kDcpVersionKey) {
         continue;
       }
-      // A text that is a tensor's name would be read as an alias of that tensor.
+      // If an annotation's text is a tensor's name, readers would take the annotation for an alias
+      // of that tensor. So such annotations are stored together under another key.
       if (contents_.find_tensor(text) != nullptr) {
         texts.emplace_back(key, text);
       } else {
@@ -418,7 +421,8 @@ class SafetensorsWriter final : public CheckpointWriter {
         [&](const StagedDestination& staged) { return judge_staged_values(fs_, staged); });
   }
 
-  /// Writes the header and reserves the rest, so that a full disk is noticed before any work.
+  /// Writes the header and reserves the rest of the file, so that a full disk is noticed before any
+  /// work.
   void start_file(std::size_t shard_index, const std::string& header) {
     Shard& shard = *shards_[shard_index];
     shard.path = is_single_file_

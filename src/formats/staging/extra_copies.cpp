@@ -29,7 +29,7 @@ void require_unchanged(const ExtraFile& file) {
                         "written anew meanwhile?");
 }
 
-/// Calls `take` with all bytes of a file, part by part, until it returns false.
+/// Calls `take` with all bytes of a file, part by part, until `take` returns false.
 template <class Take>
 void read_in_parts(const ReadableFile& file, const Take& take) {
   std::vector<std::byte> room(

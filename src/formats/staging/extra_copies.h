@@ -9,8 +9,9 @@
 
 namespace tessera::formats {
 
-/// Returns size and time of the last change of a file, in words; for a link, those of the link.
-/// Nothing of that name is a state too.
+/// Returns the state of the object at `path`, in words. For a regular file, this is its size and
+/// the time of its last change. Otherwise it is the kind of object, such as a link, or that nothing
+/// is there.
 std::string file_state(const std::string& path);
 
 /// Whether the two paths are regular files, not links, with the same bytes.
@@ -18,15 +19,15 @@ bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::
 /// Whether `path` is a regular file, not a link, with the bytes that a copy of `file` has.
 bool holds_copy(const FileSystem& fs, const std::string& path, const ExtraFile& file);
 
-/// Copies an extra file to `path`, where nothing is, and syncs it. Throws: Error(corruption) if the
-/// file has changed since it was listed.
+/// Copies an extra file to `path`, where nothing may exist, and syncs the copy. Throws:
+/// Error(corruption) if the extra file has changed since it was listed.
 void copy_extra_file(FileSystem& fs, const ExtraFile& file, const std::string& path);
 
 std::set<std::string> names_of(const std::vector<ExtraFile>& files);
 
 /// Returns what a journal's identity says about extra files: their names, and their states.
 ResumeIdentity identify_extra_files(const std::vector<ExtraFile>& files);
-/// Returns the names of the extra files that an identity is of.
+/// Returns the names of the extra files in an identity.
 std::set<std::string> extra_names_in(const ResumeIdentity& identity);
 
 }  // namespace tessera::formats

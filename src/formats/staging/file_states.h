@@ -12,8 +12,8 @@
 
 namespace tessera::formats {
 
-/// What tells that a file is no longer the one that it was: its object, its size, and the time of
-/// its last change, which no program can set.
+/// Shows whether a file has changed or been replaced: its inode, its size, and the time of its last
+/// change, which no program can set.
 struct FileState {
   ino_t inode = 0;
   off_t nbytes = 0;
@@ -28,12 +28,12 @@ struct FileState {
 /// Files by their paths.
 using FileStates = std::map<std::string, FileState>;
 
-/// Returns the states of all entries of a directory, or of the file or link at `path`; nothing if
-/// there is none.
+/// Returns the states of all entries if `path` is a directory, otherwise the state of the file or
+/// link at `path`. The result is empty if nothing is there.
 FileStates file_states_at(const FileSystem& fs, const std::string& path);
 
-/// Throws Error(already_exists) naming the first file at `path` that is not as in `before`.
-/// `is_kept` accepts files that may have changed.
+/// Throws Error(already_exists) naming the first file at `path` that is new or has another state
+/// than in `before`. `is_kept` accepts files that may be new or changed.
 void require_file_states(const FileSystem& fs, const std::string& path, const FileStates& before,
                          const std::function<bool(const std::string& file)>& is_kept = {});
 

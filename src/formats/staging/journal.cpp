@@ -24,7 +24,8 @@ constexpr std::size_t kMinTidiedEntries = std::size_t{1} << 16;
 constexpr std::size_t kChecksumDigits = 16;
 constexpr auto kLastForm = BlockForm::raw_chunk;
 
-/// Lines are written when their blocks, or the lines themselves, reach these sizes.
+/// Lines are collected in memory. They are written when their blocks, or the lines themselves,
+/// reach these sizes.
 constexpr std::uint64_t kMaxUnnotedNbytes = std::uint64_t{4} << 20;
 constexpr std::size_t kMaxLinesNbytes = 8192;
 
@@ -73,7 +74,7 @@ class JournalLines {
   std::uint64_t end_nbytes() const { return end_nbytes_; }
 
  private:
-  /// Returns where the newly read bytes begin in `text_`.
+  /// Reads more of the file. Returns where the newly read bytes begin in `text_`.
   std::size_t read_more() {
     text_.erase(0, std::exchange(taken_nbytes_, 0));
     const std::size_t before_nbytes = text_.size();
@@ -162,8 +163,8 @@ void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
               "found another file (remove or rename it)");
 }
 
-/// Says whether the first line is complete; it may be torn. Throws if the file is not a journal, or
-/// of another version.
+/// Says whether the first line is complete. Returns false if it is cut short. Throws if the file is
+/// not a journal, or is a journal of another version.
 bool has_first_line(const ReadableFile& file) {
   std::string begin(std::min<std::uint64_t>(kFirstLine.size() + kMaxBlockLineNbytes, file.nbytes()),
                     '\0');
@@ -244,7 +245,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // The run that resumes then writes again each block that has no line.
+    // A run that resumes this work writes each block that has no line again.
   }
 }
 
@@ -296,7 +297,7 @@ bool Journal::read_back(const std::string& path, ByteRange range, std::span<std:
     file->read_at(range.begin, out);
     return true;
   } catch (const Error&) {
-    return false;  // the caller then writes the block again, which shows a disk failure
+    return false;  // the caller writes the block again; if the disk fails, that throws
   }
 }
 

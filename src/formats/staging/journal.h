@@ -30,13 +30,13 @@ struct BlockId {
 
 /// How a block is stored in its file. Stored on disk; never renumber.
 enum class BlockForm : std::uint8_t {
-  plain = 0,           // as it was handed in
+  plain = 0,           // the bytes as the caller passed them
   filtered_chunk = 1,  // shuffled and compressed (native)
   raw_chunk = 2,       // padded to a whole chunk (native)
 };
 
-/// The place of a finished block and the checksum of the bytes there. The writer chooses the
-/// checksum.
+/// The place of a finished block and the checksum of the bytes there. The writer chooses the kind
+/// of checksum.
 struct FinishedBlock {
   ByteRange range;  // of the block's file
   BlockForm form = BlockForm::plain;
@@ -50,7 +50,7 @@ struct JournalContents {
     FinishedBlock block;
   };
   ResumeIdentity identity;
-  std::vector<Entry> entries;    // sorted by id; the last entry of each id
+  std::vector<Entry> entries;    // sorted by id; only the last entry of each id
   std::uint64_t end_nbytes = 0;  // the end of the last whole line
 };
 
@@ -60,19 +60,19 @@ struct JournalContents {
 /// a later version.
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path);
 
-/// The lines of a journal before those of finished blocks.
+/// The lines of a journal that come before the lines of finished blocks.
 struct JournalHead {
   ResumeIdentity identity;
   std::uint64_t identity_end_nbytes = 0;  // where its line ends
   bool is_exchange = false;               // whether the exchange line follows
 };
 
-/// Reads the head of the journal at `path`. Returns an empty one if there is none, or no journal of
-/// this version.
+/// Reads the head of the journal at `path`. Returns an empty head if there is no journal of this
+/// version.
 JournalHead read_journal_head(const FileSystem& fs, const std::string& path);
 
-/// Returns the line that takes the place of the blocks' lines just before two checkpoints are
-/// exchanged. From then on, the staging path may hold the replaced checkpoint.
+/// Returns the line that replaces all lines of blocks, just before two checkpoints are exchanged.
+/// From then on, the staging path may hold the replaced checkpoint.
 std::string exchange_line();
 
 /// Records finished blocks, and knows those of the interrupted run.
@@ -125,16 +125,18 @@ class Journal {
 };
 
 /// Fills `room` with the block, if an interrupted run recorded it as plain at `range` of the file
-/// at `path`. Returns the checksum that the bytes must have. `journal` may be null.
+/// at `path`. Returns the checksum that the bytes must have; nothing if there is no such block.
+/// `journal` may be null.
 std::optional<std::uint64_t> read_plain_block(const Journal* journal, const BlockId& id,
                                               const std::string& path, ByteRange range,
                                               std::span<std::byte> room);
 
-/// Creates a file of a writer, to be written at offsets. A file begun by a run that is resumed
-/// keeps its bytes. `journal` may be null.
+/// Creates a file that a writer writes at any offsets. If an interrupted run is resumed and has
+/// begun the file, opens that file and keeps its bytes. `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
-/// Creates a file of a writer. Removes the file that a resumed run has begun.
+/// Creates an empty file for a writer. If an interrupted run is resumed and has begun the file,
+/// removes that file first. `journal` may be null.
 std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
                                           const std::string& path);
 

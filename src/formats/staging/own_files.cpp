@@ -28,8 +28,9 @@ std::string_view without_suffix(std::string_view name) {
   return name;
 }
 
-/// Returns the test for names that may be in a directory: the test of the first format that has any
-/// of the names. A whole file counts before one that is being written.
+/// Returns a function that says whether a name belongs to the format of a directory. This is the
+/// first format that may own any of `names`. Names of complete files are tried before names of
+/// files that are being written.
 IsOwn names_of_one_format(const std::vector<std::string>& names) {
   for (const bool is_whole : {true, false}) {
     for (const FormatDriver* driver : format_drivers()) {

@@ -44,8 +44,8 @@ const FileMark* mark_of_name(const std::string& path) {
   return nullptr;
 }
 
-/// Throws if a file of a directory does not start as its name promises, also while it is being
-/// written. Accepts an empty file.
+/// Throws if a file does not start as its name promises. The name may have the suffix of a file
+/// that is being written. Accepts an empty file.
 void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
   const std::string begin = begin_of(fs, path);
   if (begin.empty()) return;
@@ -64,7 +64,8 @@ void require_single_file(const FileSystem& fs, const std::string& path, const Fo
   refuse_to_replace(path, option, driver.description().as_file, found_in_words(begin));
 }
 
-/// Throws if a file is one of several of a checkpoint, which would then be damaged.
+/// Throws if a file is one of the several files of a checkpoint: replacing it alone would damage
+/// the checkpoint.
 void refuse_one_of_several(const FileSystem& fs, const std::string& path,
                            const std::string& option) {
   for (const FormatDriver* driver : format_drivers()) {
@@ -75,7 +76,8 @@ void refuse_one_of_several(const FileSystem& fs, const std::string& path,
   }
 }
 
-/// Throws if a directory holds other files than a checkpoint's own and equal extra files.
+/// Throws if a directory holds a file that is neither the checkpoint's own nor equal to one of
+/// `extra_files`.
 void require_checkpoint_alone(const FileSystem& fs, const std::string& directory,
                               std::optional<Format> format, const std::string& option,
                               const std::vector<ExtraFile>& extra_files) {
@@ -130,7 +132,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
     format = detect_format(fs, path);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    if (error.kind() == ErrorKind::unsupported) {  // not for a damaged checkpoint
+    if (error.kind() == ErrorKind::unsupported) {  // a damaged checkpoint is accepted
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
                             "a checkpoint to replace", "something else", "it was not changed");
     }

@@ -9,17 +9,18 @@
 
 namespace tessera::formats {
 
-/// As `check_replaceable` of detect.h. Also accepts files in a directory that have the bytes of the
-/// file of their name in `extra_files`.
+/// Checks as `check_replaceable` of detect.h does. Also accepts a file in a directory if
+/// `extra_files` has a file of the same name with the same bytes.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
                        const std::vector<ExtraFile>& extra_files);
 
-/// Throws Error(invalid_argument): what is at `path` must not be replaced. `option` names the
-/// option that asks to replace it.
+/// Throws Error(invalid_argument) saying that the object at `path` must not be replaced. `option`
+/// names the option that asks to replace it.
 [[noreturn]] void refuse_to_replace(const std::string& path, const std::string& option,
                                     std::string_view expected, std::string_view found);
 
-/// Throws Error(invalid_argument): a directory holds more than the files of one checkpoint.
+/// Throws Error(invalid_argument) saying that a directory holds more than the files of one
+/// checkpoint.
 [[noreturn]] void refuse_foreign_file(const std::string& directory, const std::string& name,
                                       const std::string& option);
 

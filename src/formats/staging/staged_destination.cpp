@@ -60,7 +60,7 @@ void require_short_name(const std::string& destination, const std::string& longe
               {action});
 }
 
-/// Refuses to remove a directory that holds files which no writer made.
+/// Throws if a directory that is to be removed holds files that no writer made.
 void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
                               const std::string& rule, const std::string& why,
                               const std::function<bool(const std::string&)>& is_extra) {
@@ -71,14 +71,16 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
       rule + ": this file does not belong to a checkpoint, and " + why + " (move it elsewhere)");
 }
 
-/// Throws: files of an earlier writer cannot be removed. Says what to do.
+/// Throws the error for files of an earlier writer that cannot be removed. Its message says what to
+/// do.
 [[noreturn]] void refuse_stuck(const std::string& path, std::string_view failure) {
   throw Error(ErrorKind::io, {.path = path},
               "staging: cannot remove what an earlier run left here: " + std::string(failure) +
                   " (remove it yourself)");
 }
 
-/// Refuses what no writer makes at a staging path. Returns whether anything is there.
+/// Throws if there is an object at a staging path that no writer makes there. Returns whether there
+/// is an object.
 bool is_staging_object(const std::string& path) {
   const auto mode = mode_of_name(path);
   if (mode && !S_ISREG(*mode) && !S_ISDIR(*mode)) {
@@ -120,8 +122,8 @@ bool is_still_at(int object_fd, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-/// Makes the staging path. Returns false if it exists. Sets `failure` if it was made but closing it
-/// failed.
+/// Makes the staging file or directory. Returns false if the path exists already. Sets `failure` if
+/// the file was made, but closing it failed.
 bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
                  std::optional<Error>& failure) {
   try {
@@ -208,7 +210,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
 void StagedDestination::check(FileSystem& fs, std::string destination, DestinationKind kind,
                               OverwritePolicy overwrite, const Judge& judge) {
   StagedDestination looked_at(fs, std::move(destination), kind, overwrite, NothingStaged());
-  looked_at.has_journal();  // or throws
+  looked_at.has_journal();  // throws if something else has the journal's name
   if (!is_staging_object(looked_at.staging_path_)) return;
   looked_at.lock_fd_ = lock_object(looked_at.staging_path_, false).release();
   if (looked_at.lock_fd_ >= 0) looked_at.judge_left_over(judge);
@@ -217,12 +219,12 @@ void StagedDestination::check(FileSystem& fs, std::string destination, Destinati
 /// Makes the staging path, or takes over the one that a dead process left.
 ///
 /// [Note: Staging lock] The lock is on the staging object itself, so it leaves no lock file and
-/// moves with a rename. After locking, a writer checks that the object still has that name: its
-/// last owner may have removed or renamed it in between.
+/// moves with a rename. After locking, a writer checks that the object is still at the staging
+/// path: its last owner may have removed or renamed it in between.
 void StagedDestination::stage(const Judge& judge) {
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    std::optional<Error> failure;  // of making it: it is then removed under its lock
+    std::optional<Error> failure;  // of closing the new object; it is then removed under its lock
     const bool is_new = make_object(fs_, staging_path_, kind_, failure);
     if (!is_new && !is_staging_object(staging_path_)) continue;
     FileDescriptor object = lock_object(staging_path_, is_new);
@@ -258,7 +260,7 @@ bool StagedDestination::is_left_over() const {
 void StagedDestination::require_only_removable_entries() const {
   const JournalHead head = read_journal_head(fs_, journal_path());
   const std::set<std::string> extra_names = extra_names_in(head.identity);
-  // If the journal records no work, it may be a replaced checkpoint.
+  // If the journal records no work, the directory may be a replaced checkpoint.
   const bool is_work = is_work_in_progress(fs_, staging_path_) && !head.is_exchange;
   require_no_foreign_entry(
       fs_, staging_path_, is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
@@ -270,7 +272,7 @@ void StagedDestination::require_only_removable_entries() const {
       });
 }
 
-/// Says whether to resume or remove what a dead process left; throws if it refuses both.
+/// Says whether to resume or remove what a dead process left; throws if neither is allowed.
 StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
   const bool is_directory = fs_.kind_of(staging_path_) == FileKind::directory;
   const bool is_other_kind = is_directory != (kind_ == DestinationKind::directory);
@@ -314,7 +316,7 @@ bool StagedDestination::empty_or_go_on(const Judge& judge) {
 bool StagedDestination::empty() {
   const bool is_directory =
       kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory;
-  if (is_directory) {  // first what only the journal tells to be a writer's
+  if (is_directory) {  // first the files that only the journal shows to be a writer's
     for (const std::string& name : extra_names_of_work(fs_, staging_path_)) {
       fs_.remove_all(join_path(staging_path_, name));
     }
@@ -345,7 +347,8 @@ bool StagedDestination::has_journal() const {
 
 void StagedDestination::reset_journal() {
   const bool is_there = has_journal();
-  // In place: the staging path must never be without a journal.
+  // Overwrites an existing journal in place, because the staging path must never be without a
+  // journal.
   const auto file = is_there ? fs_.open_for_update(journal_path()) : fs_.create(journal_path());
   file->write_at(0, std::as_bytes(std::span(kJournalFirstLine)));
   if (is_there) file->resize(kJournalFirstLine.size());
@@ -354,7 +357,8 @@ void StagedDestination::reset_journal() {
 
 void StagedDestination::reset_journal_for_exchange() {
   if (extra_names_.empty()) return reset_journal();
-  // Wherever this stops, the journal names the extra files, and describes no kept work.
+  // If the process dies at any point here, the journal names the extra files, and describes no kept
+  // work.
   const std::string line = exchange_line();
   const std::uint64_t offset = read_journal_head(fs_, journal_path()).identity_end_nbytes;
   const auto file = fs_.open_for_update(journal_path());
@@ -370,8 +374,8 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
     return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
   };
   if (has_journal(without_trailing_slashes(path))) return true;
-  // `DST.partial/.` and a link to it also count. A pipe that a shell names, as /dev/fd/63, has no
-  // resolved path.
+  // `DST.partial/.`, and a link to it, also count. A pipe that a shell names, such as /dev/fd/63,
+  // has no resolved path.
   const auto kind = fs.kind_of(path);
   return kind && kind != FileKind::other && has_journal(fs.resolve_links(path));
 }
@@ -404,8 +408,8 @@ bool StagedDestination::has_kept_work() const {
   return false;
 }
 
-/// Removes the files that writers made at the staging path, then the journal: without it, Tessera
-/// never removes what is left.
+/// Removes the files that writers made at the staging path, and then the journal. If other files
+/// are left there, they have no journal, so Tessera never removes them.
 void StagedDestination::remove_quietly() noexcept {
   try {
     if (is_still_at(lock_fd_, staging_path_)) {
@@ -427,7 +431,8 @@ bool StagedDestination::is_own_entry(const std::string& name) const {
   return !file_names_ && is_file_of_our_writers(fs_, staging_path_, name);
 }
 
-/// Throws if publishing would make a file part of the checkpoint that the writer did not make.
+/// Throws if the staging directory holds a file that the writer did not make: publishing would make
+/// it part of the checkpoint.
 void StagedDestination::require_own_entries() const {
   if (kind_ != DestinationKind::directory) return;
   for (const std::string& name : fs_.list_directory(staging_path_)) {
@@ -459,9 +464,9 @@ bool StagedDestination::is_equal_at_both_paths(const std::string& name) const {
   return have_equal_bytes(fs_, join_path(staging_path_, name), join_path(destination_, name));
 }
 
-/// Throws if publishing would remove a file that is not in the new checkpoint, and is not a
-/// checkpoint's or has changed. A user may have added it since the constructor looked; what was
-/// there before, the caller knew.
+/// Throws if publishing would remove a file that belongs to no checkpoint, or that has appeared or
+/// changed since the constructor looked. Accepts an extra file that the new checkpoint has too,
+/// with the same bytes. The caller knew what was there when the constructor looked.
 void StagedDestination::require_replaceable() const {
   const bool is_directory = fs_.kind_of(destination_) == FileKind::directory;
   if (is_directory && (!had_foreign_entry_ || !extra_names_.empty())) require_no_foreign_files();

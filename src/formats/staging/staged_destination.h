@@ -17,29 +17,32 @@ namespace tessera::formats {
 /// The work is done at `staging_path()`, the sibling `<destination>.partial`. This class makes it
 /// (an empty directory, or an empty file to be opened with `open_for_update`) and holds an advisory
 /// lock on it. `commit()` syncs the directory (each file was synced by its writer), renames it into
-/// place (an exchange if something is replaced), and syncs the parent; if it throws, the
-/// destination is unchanged. If this is destroyed without commit, the destination is unchanged and
-/// the staging path is removed, unless it is to be kept. Only files with a writer's names are
-/// removed from a directory; if it holds others, it stays with them, without a journal.
+/// place (an exchange if something is replaced), and syncs the parent. If `commit()` throws, the
+/// destination is unchanged. If this object is destroyed without commit, the destination is
+/// unchanged and the staging path is removed, unless it is to be kept. From a directory, only files
+/// with a writer's names are removed. If the directory holds other files, it stays with them, but
+/// without a journal.
 ///
-/// [Note: Left over] A journal, the file `<destination>.partial.journal`, is beside a staging path
-/// while anything is in it, and so marks it as a writer's. What a dead process left is taken over
-/// and emptied, unless the caller resumes it. Anything else with that name, unless it is empty, is
-/// never removed. Callers that keep work record the finished blocks in the journal; a caller that
-/// knows nothing of journals is refused such work. A journal of one line records nothing: the
-/// object beside it may also be a replaced checkpoint. Members of a checkpoint have no journal;
-/// their name is enough.
+/// [Note: Left over] While a staging path holds anything, a journal is beside it: the file
+/// `<destination>.partial.journal`. The journal marks the staging path as a writer's. If a dead
+/// process left such a staging path, the next writer takes it over and empties it, or resumes it if
+/// the caller wants that. An object at a staging path without a journal is never removed, unless it
+/// is empty. Callers that keep work record the finished blocks in the journal. If the staging path
+/// has such work, a caller that does not use journals gets an error. A journal of one line records
+/// nothing: the object beside it may also be a replaced checkpoint. Members of a checkpoint have no
+/// journal; their name is enough.
 ///
-/// [Note: Extra files] Extra files (create.h) have any name. In work, those that the journal's
-/// identity names are removed as a writer's. In a replaced checkpoint, those that the new one has
-/// too, with the same bytes. Just before an exchange a line of the journal says so, because from
-/// then on the staging path may hold either of them.
+/// [Note: Extra files] Extra files (create.h) may have any name. When unfinished work is removed,
+/// the extra files that the journal's identity names are removed like a writer's files. When a
+/// replaced checkpoint is removed, an extra file in it is removed if the new checkpoint has it too,
+/// with the same bytes. Just before an exchange, a line in the journal says that an exchange
+/// begins: from then on, the staging path may hold the work or the replaced checkpoint.
 ///
 /// [Note: Files of others] Other programs may change files while a writer works. Just before the
 /// destination appears, two checks look for that. Files at the destination must be as they were
-/// when the writer started, as they are removed with the replaced checkpoint. The staging directory
-/// must hold only the writer's files, as all of it becomes the destination. If a check fails,
-/// nothing is replaced, and no file of another program is removed.
+/// when the writer started, because they are removed with the replaced checkpoint. The staging
+/// directory must hold only the writer's files, because all of it becomes the destination. If a
+/// check fails, nothing is replaced, and no file of another program is removed.
 ///
 /// Not thread-safe; the writer alone uses the files inside.
 class StagedDestination {
@@ -69,16 +72,17 @@ class StagedDestination {
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
 
   /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
-  /// could not remove; nothing if it holds work, or a writer is using it.
+  /// could not remove. Returns nothing if the path holds work, or if a writer is using it.
   static std::optional<std::string> left_over_at(const FileSystem& fs,
                                                  const std::string& destination);
 
-  /// Ignores trailing slashes of `destination`. Its parent must exist. Calls `judge`, under the
-  /// lock, for what a dead process left; without `judge`, refuses kept work and removes anything
-  /// else.
-  /// Throws: Error(already_exists) if the destination exists and `overwrite` is refuse, if it is a
-  /// dangling link, if another living process holds the staging path, or if the object there or one
-  /// with its journal's name is refused; what `judge` throws. Nothing is then changed.
+  /// Ignores trailing slashes of `destination`. Its parent directory must exist. If a dead process
+  /// left something, calls `judge` under the lock to decide about it. Without `judge`, refuses kept
+  /// work and removes anything else.
+  /// Throws: Error(already_exists) if the destination exists and `overwrite` is `refuse`, if the
+  /// destination is a dangling link, if another living process holds the staging path, or if the
+  /// object at the staging path, or the object with the journal's name, is refused; what `judge`
+  /// throws. If it throws, nothing is changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   /// Throws what the constructor would throw, and changes nothing.
@@ -94,25 +98,27 @@ class StagedDestination {
   /// Whether a journal records finished blocks.
   bool has_kept_work() const;
 
-  /// Returns the first name in the work at `staging_path` that no writer made, by its journal too.
+  /// Returns the first name in the work at `staging_path` that no writer made and that the journal
+  /// does not list as an extra file.
   static std::optional<std::string> first_foreign_entry_in_work(const FileSystem& fs,
                                                                 const std::string& staging_path);
 
-  /// Whether what a dead process left is resumed.
+  /// Whether this resumes what a dead process left.
   bool has_left_over() const { return has_left_over_; }
   /// Makes the journal record no finished block.
   void reset_journal();
-  /// Does the same before `publish` exchanges two checkpoints. The journal still names the extra
-  /// files.
+  /// Makes the journal record no finished block, before `publish` exchanges two checkpoints. The
+  /// journal still names the extra files.
   void reset_journal_for_exchange();
   /// Names the extra files that the caller copies into the staging directory. The journal must name
-  /// them first. `publish` then refuses to replace other files than a checkpoint's and these.
+  /// them first. `publish` then refuses to replace a file that is neither a checkpoint's nor one of
+  /// these.
   void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
   /// Keeps staging path and journal if this is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
   /// Names all other files that the caller writes into the staging directory. `publish` then
-  /// refuses files of other names, and they are not removed. Without names: those that no writer
-  /// makes.
+  /// refuses files with any other name, and such files are not removed. Without this call, the same
+  /// holds for files that no writer of Tessera makes.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;

@@ -19,8 +19,8 @@ std::optional<std::string> said_of(const ResumeIdentity& identity, const std::st
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// Returns what a journal says of the work. Older journals name options as on a command line:
-/// `plan, --only`.
+/// Returns the identity with the present names of options. Older journals name options as on a
+/// command line: `plan, --only`.
 ResumeIdentity with_plain_names(ResumeIdentity identity) {
   const std::string old_prefix = std::string(kPlanExplanation) + "--";
   ResumeIdentity plain;
@@ -32,8 +32,8 @@ ResumeIdentity with_plain_names(ResumeIdentity identity) {
   return plain;
 }
 
-/// Throws Error(mismatch) naming the first difference. Digests say least, so they come last, after
-/// the explanations of the plan.
+/// Throws Error(mismatch) naming the first difference. Compares digests last, after the
+/// explanations of the plan, because a difference of digests says least.
 void require_same_work(const ResumeIdentity& kept, const JournalOptions& options,
                        const std::string& path) {
   const ResumeIdentity& wanted = options.identity;
@@ -63,13 +63,13 @@ void require_same_work(const ResumeIdentity& kept, const JournalOptions& options
   }
 }
 
-/// Decides what to do with what a dead process left. Fills `left_over` if it is resumed.
+/// Decides what to do with what a dead process left. If the work is resumed, fills `left_over`.
 StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& options,
                                   const StagedDestination& staged,
                                   std::optional<JournalContents>& left_over) {
   using enum StagedDestination::LeftOver;
   if (!options.journal) return staged.has_kept_work() ? kept : remove;
-  // This works even if the journal cannot be read, such as one of a later release.
+  // Discarding works even if the journal cannot be read, such as a journal of a later release.
   if (options.journal->kept_work == KeptWork::discard) return remove;
   auto contents = read_journal(fs, staged.journal_path());
   if (!contents) return remove;
@@ -97,7 +97,7 @@ void require_own_files(FileSystem& fs, const std::string& directory,
   }
 }
 
-/// Identifies an object independently of its name; nothing if there is none.
+/// Identifies an object independently of its name; returns nothing if there is no object.
 std::optional<ino_t> inode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
@@ -141,7 +141,7 @@ void StagedWork::name_extra_files(const std::vector<ExtraFile>& files) {
   Journal(fs_, staged_.journal_path(), identify_extra_files(files));
 }
 
-/// Copies all of them, also where an interrupted run did.
+/// Copies all extra files, even those that an interrupted run has copied already.
 void StagedWork::copy_extra_files(const std::vector<ExtraFile>& files) {
   for (const ExtraFile& file : files) {
     const std::string path = join_path(staging_path(), file.name);
@@ -199,8 +199,8 @@ std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   return replaced;
 }
 
-/// Publishes with an empty journal, as the replaced checkpoint at the staging path must not be
-/// mistaken for the work. If nothing has been exchanged, restores the journal.
+/// Publishes with an empty journal. Otherwise the replaced checkpoint, which is then at the staging
+/// path, could be mistaken for the work. If nothing has been exchanged, restores the journal.
 void StagedWork::publish_in_exchange() {
   journal_->flush();
   const std::string text =

@@ -27,19 +27,19 @@ WorkOptions work_options(const CreateOptions& options);
 /// if the writer handles them itself.
 enum class ReplacedSideFiles { remove, keep };
 
-/// A staged destination with a journal of its finished blocks, if one is wanted, and with copies of
-/// the extra files. They are copied at the start, so that a full disk or a changed file is noticed
-/// before any work.
+/// A staged destination with copies of the extra files and, if wanted, with a journal of its
+/// finished blocks. The extra files are copied at the start, so that a full disk or a changed file
+/// is noticed before any work.
 ///
 /// If this is destroyed without commit, everything is removed, except resumed work and work for
 /// which `keep` returned true. The next writer removes what is left of work without finished
 /// blocks. Not thread-safe, except the journal.
 class StagedWork {
  public:
-  /// Throws: as StagedDestination; Error(already_exists) for kept work that is to be refused
-  /// (always without a journal); Error(mismatch) naming the difference if other work is to be
-  /// resumed; Error(corruption) if an extra file has changed; Error(invalid_argument) if there are
-  /// extra files for a single file.
+  /// Throws: as StagedDestination; Error(already_exists) if there is kept work that is to be
+  /// refused (without a journal, it always is); Error(mismatch) naming the difference if other work
+  /// is to be resumed; Error(corruption) if an extra file has changed; Error(invalid_argument) if
+  /// there are extra files for a single file.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
   /// Throws what the constructor and then `set_file_names` would throw, and changes nothing.
@@ -60,9 +60,10 @@ class StagedWork {
   /// Throws: Error(already_exists) naming the first file.
   void set_file_names(const std::set<std::string>& names);
 
-  /// Keeps the finished blocks if this is destroyed without commit. Returns whether there is one.
+  /// Keeps the finished blocks if this is destroyed without commit. Returns whether there are any.
   bool keep() noexcept;
-  /// If this throws before anything is replaced, the finished blocks can still be kept.
+  /// Commits the destination. If this throws before anything is replaced, the finished blocks can
+  /// still be kept.
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
 
  private:

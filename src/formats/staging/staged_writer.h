@@ -12,7 +12,7 @@
 
 namespace tessera::formats {
 
-/// A writer around another writer: makes the other's files appear at the destination on commit.
+/// Wraps another writer, and makes that writer's files appear at the destination on commit.
 class StagedWriter final : public CheckpointWriter {
  public:
   StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<CheckpointWriter> writer)
