@@ -10,18 +10,20 @@
 
 namespace tessera::formats {
 
-/// Opens a file that `torch.save` (an archive, or before PyTorch 1.6 a stream) or `torch.jit.save`
-/// wrote, reading its directory and its pickle. One rank holds everything; each tensor is one
-/// piece. Names are the nested keys joined by dots, list positions as numbers. A tensor or a value
-/// that was saved by itself is named `tensor` or `value`. Of several names for the same elements in
-/// the same shape, the first in byte order is the tensor and the others are aliases. Views are read
-/// in row-major order. `fs` must outlive the reader. The layout on disk: docs/formats/torch_zip.md.
-/// What is neither a dense tensor nor a plain value, such as an object of a class, is a value
-/// that `read_value` refuses. Throws: Error(not_found); Error(corruption); Error(unsupported) for
-/// two entries of one flattened name, or a file from before PyTorch 0.1.10.
+/// Opens a file that `torch.save` or `torch.jit.save` wrote: an archive, or, before PyTorch 1.6, a
+/// stream. Reads only the directory of the archive and the pickle. One rank holds everything; each
+/// tensor is one piece. Names are the nested keys joined by dots, list positions as numbers. A
+/// tensor or a value that was saved by itself is named `tensor` or `value`. If the same elements in
+/// the same shape have several names, the first name in byte order is the tensor and the others are
+/// aliases. Views are read in row-major order. `fs` must outlive the reader. The layout on disk:
+/// docs/formats/torch_zip.md. Anything that is neither a dense tensor nor a plain value, such as an
+/// object of a class, is a value that `read_value` refuses.
+/// Throws: Error(not_found); Error(corruption); Error(unsupported) for two entries of one flattened
+/// name, or a file from before PyTorch 0.1.10.
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path);
 
-/// Does the same, and reads objects of the classes in `as_dict` as dicts (OpenOptions::as_dict).
+/// Opens a file as open_torch_zip does, and reads objects of the classes in `as_dict` as dicts
+/// (OpenOptions::as_dict).
 std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
     const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict);
 

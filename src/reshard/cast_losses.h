@@ -12,8 +12,8 @@
 
 namespace tessera::reshard {
 
-/// Collects, by tensor of the destination, what casts did to numbers beside rounding. Thread-safe,
-/// except for the functions that read.
+/// Collects for each tensor of the destination what casts did to its numbers, apart from rounding.
+/// Thread-safe, except for the functions that read.
 class CastLossesByTensor {
  public:
   /// Adds what block `block` of the move found.
@@ -21,7 +21,7 @@ class CastLossesByTensor {
 
   const std::map<std::size_t, CastLosses>& by_tensor() const { return by_tensor_; }
   /// Returns the tensor of the first block with numbers that were too large. Requires: there is
-  /// one.
+  /// such a block.
   std::size_t first_too_large() const { return first_too_large_; }
 
  private:

@@ -29,8 +29,8 @@ struct NamedDType {
   Part part;
 };
 
-/// Walks through JSON and collects the dtypes. Also takes what Python writes and JSON does not
-/// know, such as `Infinity`.
+/// Walks through JSON and collects the dtypes. Also accepts what Python writes although JSON does
+/// not have it, such as `Infinity`.
 class ConfigScan {
  public:
   explicit ConfigScan(std::string_view text) : text_(text) {}
@@ -98,7 +98,7 @@ class ConfigScan {
     return take(']');
   }
 
-  /// `path` is that of the value.
+  /// `path` is the path of the value.
   bool take_value(int depth, const std::string& path, Part part) {
     skip_space();
     if (is_at('{')) return take_object(depth + 1, path + '.', part);

@@ -22,10 +22,10 @@ struct ConfigEdit {
 };
 
 /// Puts the new dtype into the members `torch_dtype` and `dtype` of a configuration. In the
-/// outermost object, in objects `…_config` in it, and in those in them, such a member says of which
-/// dtype the model is, so any other floating dtype is replaced. Elsewhere it is replaced if it is a
-/// dtype that the tensors had. What lies under `quantization_config` is about codes, which no cast
-/// changes, so it stays. Every other byte stays, too.
+/// outermost object, and in an object `…_config` directly inside such an object, this member states
+/// the dtype of the model, so any other floating dtype is replaced. Elsewhere the member is
+/// replaced only if it names a dtype that the tensors had. Everything under `quantization_config`
+/// stays unchanged: it is about codes, which no cast changes. Every other byte stays unchanged too.
 ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast);
 
 }  // namespace tessera::reshard

@@ -25,8 +25,8 @@ struct LayoutRule {
 LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
                               const PlanOptions& options);
 
-/// Returns the name under which a table plan knows a tensor of the source; none if it is no table.
-/// A table plan uses the names of the destination.
+/// Returns the name under which a table plan knows a tensor of the source; nothing if the tensor is
+/// no table. A table plan uses the names of the destination.
 std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
                                          const PlanOptions& options);
 
@@ -57,7 +57,8 @@ class DestinationLayout {
   const FlatUnitIndex unit_index_;
 };
 
-/// Returns the source's pieces, one of each set of replicas, on the first rank that has it.
+/// Returns the pieces of a source tensor as shards. Of several replicas, returns only one, on the
+/// first rank that has it.
 std::vector<Shard> kept_shards(const formats::TensorEntry& tensor);
 
 /// Replaces each flat range among the pieces by boxes, for formats that store only boxes.

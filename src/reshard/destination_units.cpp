@@ -10,7 +10,8 @@ using formats::Alias;
 using formats::CheckpointContents;
 using formats::TensorEntry;
 
-/// Returns the tensor that has a name, or whose alias has it; nullptr if there is none.
+/// Returns the tensor with this name, or the tensor whose alias has this name; nullptr if there is
+/// neither.
 const TensorEntry* find_under_any_name(const CheckpointContents& source, const std::string& name) {
   if (const TensorEntry* tensor = source.find_tensor(name)) return tensor;
   for (const Alias& alias : source.aliases) {

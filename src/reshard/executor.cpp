@@ -91,7 +91,7 @@ class Execution {
         try {
           move_block(block);
         } catch (...) {
-          writer_.abandon();  // others may wait inside the writer for this block
+          writer_.abandon();  // other threads may wait inside the writer for this block
           throw;
         }
       });
@@ -186,8 +186,8 @@ class Execution {
   }
 
   /// Returns whether to read the source also for blocks that an interrupted run wrote, to count
-  /// numbers that were too large or became zero. If numbers that are too large are refused, such
-  /// blocks have none.
+  /// numbers that were too large or became zero. If the move refuses numbers that are too large,
+  /// the blocks that were written have none.
   bool counts_kept_blocks(PieceId id) const {
     const DType from = source_dtype_of(id);
     const DType to = destination_of(id).meta.dtype;
@@ -216,7 +216,7 @@ class Execution {
   }
 
   /// Fills `out` with elements `window` of a destination piece, from the source. Returns what a
-  /// cast did to the numbers beside rounding.
+  /// cast did to the numbers, apart from rounding.
   CastLosses fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const DType dtype = destination_of(id).meta.dtype;
@@ -308,8 +308,8 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
 
 namespace {
 
-/// Throws if a file of the source is no longer what it was: some blocks are of the old file then,
-/// others of the new one.
+/// Throws if a file of the source has changed during the move: then some blocks come from the old
+/// file, and others from the new one.
 void require_unchanged(const FileStates& before, const FileStates& after) {
   for (const auto& [path, state] : before) {
     const auto now = after.find(path);

@@ -141,7 +141,7 @@ class Sorter {
          .remedy = {Remedy::Action::leave_extra_files}});
   }
 
-  /// Leaves the largest files if all together are too large.
+  /// Leaves out the largest files if all files together are too large.
   void keep_to_limit() {
     auto& carried = result_.carried;
     std::ranges::sort(carried, [](const ExtraFile& a, const ExtraFile& b) {
@@ -204,7 +204,7 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   files.edits.push_back({config->name, std::move(edit.what)});
 }
 
-/// Returns a problem that names all entries.
+/// Returns a problem with the number of entries and the names of the first ones.
 Finding refused(const Found& found, const std::string& path) {
   constexpr std::size_t kMaxNamed = 20;
   std::string names;

@@ -89,7 +89,7 @@ FormatChange change_of(Simplification::Kind kind) {
   return {};
 }
 
-/// Counts what the reader made simpler, of the entries that are moved.
+/// Counts what the reader made simpler in the entries that are moved.
 void count_simplifications(const Plan& plan, const CheckpointContents& source, Counts& counts,
                            Names& names) {
   if (source.simplifications.empty()) return;

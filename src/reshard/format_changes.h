@@ -7,9 +7,8 @@
 
 namespace tessera::reshard {
 
-/// Counts what is changed in the entries that a plan moves from `source` to `destination`, without
-/// what the user asked for. Changes that do not happen are not in the list; the order is that of
-/// FormatChange.
+/// Counts what changes in the entries that a plan moves from `source` to `destination`, except what
+/// the user asked for. The list has only changes that happen, in the order of FormatChange.
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const formats::CheckpointContents& source,
                                                     formats::Format destination);

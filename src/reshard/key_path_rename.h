@@ -9,9 +9,9 @@
 namespace tessera::reshard {
 
 /// Returns the key path that `name` has after the renames; `path` is its path before. Keys that
-/// both prefixes of the rename share and keys after the prefix stay as they are. The keys between
-/// become one key, with the rest of the key in which the prefix ends. Returns an empty path if
-/// `path` does not spell `name`.
+/// both prefixes of a rename begin with stay as they are, and so do the keys after the prefix. The
+/// keys between them become one key, together with the rest of the key in which the prefix ends.
+/// Returns an empty path if `path` does not spell `name`.
 formats::KeyPath renamed_path(const formats::KeyPath& path, const std::string& name,
                               const std::vector<Rename>& renames);
 

@@ -100,7 +100,7 @@ class LoadPlanner {
     }
   }
 
-  /// `known_as` is the name before the renames.
+  /// Adds an entry of the source. `known_as` is its name before the renames.
   void add_source_entry(SourceEntry entry, const std::string& known_as) {
     std::string name = renamed(known_as, options_.renames);
     const bool is_selected = options_.only.selects(name);
@@ -163,7 +163,8 @@ class LoadPlanner {
     plan_.copies.push_back(std::move(copy));
   }
 
-  /// Looks up all selected names of a tensor, its own first. Returns what the first name found has.
+  /// Looks for the source tensor under all selected names of `wanted`, its own name first. Returns
+  /// the tensor of the first name that the source has.
   std::optional<std::size_t> find_source_tensor(const TensorEntry& wanted) {
     std::vector<std::string_view> names = {wanted.meta.fqn};
     const auto [begin, end] = tied_names_.equal_range(wanted.meta.fqn);
@@ -249,7 +250,7 @@ class LoadPlanner {
     return false;
   }
 
-  /// Says whether all pieces of a table lie in the columns of one shard each, and fill them.
+  /// Says whether every piece of a table has exactly the columns of one shard.
   static bool is_cut_by_columns(const TensorEntry& table, const std::vector<std::int64_t>& widths) {
     std::map<std::int64_t, std::int64_t> width_at;  // by column offset
     std::int64_t offset = 0;
@@ -311,7 +312,7 @@ class LoadPlanner {
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::set<std::string_view> wanted_names_;
-  std::multimap<std::string_view, std::string_view> tied_names_;    // by the tensor's own
+  std::multimap<std::string_view, std::string_view> tied_names_;    // by the tensor's own name
   std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name they get
 };
 

@@ -39,7 +39,7 @@ CheckpointContents renamed_contents(const CheckpointContents& source,
 /// Returns the names that PlanOptions::optimizer_names asks for.
 StateNames choose_state_names(const CheckpointContents& source, const PlanOptions& options) {
   if (options.optimizer_names == OptimizerNames::as_stored) return {};
-  // torchrec's names repeat the name of the table, so they get its new name.
+  // torchrec's names contain the name of the table, so they must be made from its new name.
   const CheckpointContents contents =
       options.renames.empty() ? source : renamed_contents(source, options.renames);
   std::vector<StateName> names =
@@ -168,7 +168,8 @@ LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved
   LeftOut left;
   left.tensors = source.tensors.size() - moved_tensors.size();
   left.values = count_left(source.values, &formats::ValueEntry::name);
-  // A tensor that is moved under another of its names loses a name, as if that was the alias.
+  // If a tensor is moved only under another of its names, its own name counts as an alias that is
+  // left out.
   const auto name_of_tensor = [](const TensorEntry& tensor) -> const std::string& {
     return tensor.meta.fqn;
   };

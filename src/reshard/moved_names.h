@@ -13,8 +13,9 @@
 // Which names of the source are moved, and what they are called at the destination.
 namespace tessera::reshard {
 
-/// The names of a source that are moved: those that PlanOptions::only selects, without those of
-/// optimizers if these are left out. Keeps views of both arguments (must outlive it). Thread-safe.
+/// The names of a source that are moved: those that PlanOptions::only selects, without the names of
+/// optimizers if optimizers are left out. Keeps views of both arguments, which must outlive it.
+/// Thread-safe.
 class MovedSelection {
  public:
   MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
@@ -36,17 +37,17 @@ struct MovedTensor {
   formats::KeyPath key_path{};
 };
 
-/// All that is moved. The lists have the order of the source's lists. Tensors that stand for an
-/// alias come last.
+/// All that is moved. The lists have the order of the source's lists. Tensors that were an alias in
+/// the source come last.
 struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
   std::vector<std::size_t> values;      // indices into the source's values
 };
 
-/// Lists what is moved. An alias becomes a tensor if the format has no aliases. If the tensor of
-/// some aliases is not moved, the first of them becomes a tensor, and the others become aliases of
-/// it.
+/// Lists what is moved. An alias becomes a tensor if the format has no aliases. If some aliases are
+/// moved but their tensor is not, the first of them becomes a tensor, and the others become aliases
+/// of this tensor.
 MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection);
 

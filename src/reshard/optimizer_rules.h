@@ -14,8 +14,8 @@ namespace tessera::reshard {
 /// How a tensor relates to a parameter. This decides how it follows the parameter's layout.
 struct StateRole {
   formats::StateKind kind = formats::StateKind::plain;
-  /// The index of the parameter in the same contents. None if it is missing (optimizer state with
-  /// numbers as keys); the tensor is then laid out by its own shape.
+  /// The index of the parameter in the same contents. Empty if the parameter is missing (optimizer
+  /// state with numbers as keys); the tensor is then laid out by its own shape.
   std::optional<std::size_t> parameter_index;
   /// Whether the name says pointwise or row-wise state, but the shape is neither that of the
   /// parameter nor that of its rows. The kind is then opaque.

@@ -15,16 +15,16 @@ class PieceIndex {
  public:
   explicit PieceIndex(const formats::TensorEntry& tensor);
 
-  /// Returns piece numbers in ascending order, one from each set of replicas: the piece of `rank`
-  /// itself if there is one, else one that depends on `rank`, so that ranks read different
-  /// replicas.
+  /// Returns the numbers of the pieces in ascending order. Of several replicas, returns only one:
+  /// the piece of `rank` itself if there is one, otherwise a replica that depends on `rank`, so
+  /// that ranks read different replicas.
   std::vector<std::uint32_t> pieces_sharing(const Region& region, int rank) const;
 
  private:
   /// Pieces with the same region.
   struct Group {
     FlatRange bounds;        // first element and end of the last, in row-major order
-    bool is_range;           // whether the bounds are all of it
+    bool is_range;           // whether the region is all of the bounds
     std::vector<Box> boxes;  // empty where is_range
     std::vector<std::uint32_t> pieces;
   };

@@ -34,7 +34,7 @@ class PlanReport {
     plan_.notes.push_back({formats::Finding::Severity::note, std::move(rule), std::move(where),
                            std::move(expected), std::move(found)});
   }
-  /// Reports a problem, or a note if the caller allows it.
+  /// Reports a problem, or only a note if `relaxation` allows it.
   void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,
                  std::string found) {
     if (relaxation == Relaxation::allow) {
@@ -58,8 +58,8 @@ class PlanReport {
   const std::string& source_path_;
 };
 
-/// Throws Error(invalid_argument): the options contradict each other, or ask for what the source
-/// cannot give.
+/// Throws Error(invalid_argument) saying that the options contradict each other, or ask for what
+/// the source cannot give.
 [[noreturn]] inline void refuse_options(std::string_view rule, std::string_view expected,
                                         std::string_view found, Remedy remedy = {}) {
   throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found, std::move(remedy));

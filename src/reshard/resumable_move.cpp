@@ -19,7 +19,7 @@ formats::ProgressSink counting(std::atomic<std::uint64_t>& count, formats::Progr
   };
 }
 
-/// Returns the line that says what is kept, and how much of the work it is.
+/// Returns the line that says where the kept work is, and how much of the whole work is done.
 std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
                       const std::string& destination, std::uint64_t done_nbytes) {
   const std::uint64_t percent =
@@ -29,8 +29,8 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
          (writer.is_resumed() ? "at least " : "") + std::to_string(percent) + "% done";
 }
 
-/// Returns a line about a file that Tessera did not write in the staging directory; none if all
-/// files are its own.
+/// Returns a line about a file in the staging directory that Tessera did not write; nothing if
+/// Tessera wrote all files.
 std::optional<std::string> stays_line(const FileSystem& fs, const std::string& destination) {
   const std::string staging_path = formats::StagedDestination::staging_path_of(destination);
   if (fs.kind_of(staging_path) != FileKind::directory) return std::nullopt;

@@ -40,8 +40,8 @@ std::string describe(const formats::CheckpointContents& source) {
          std::to_string(source.world_size) + " ranks";
 }
 
-/// Returns size and time of the last change, or that the file is missing. A missing file is allowed
-/// if nothing in it is moved.
+/// Returns in words the size of a file and the time of its last change, or that the file is
+/// missing. A missing file is allowed if nothing in it is moved.
 std::string describe_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {

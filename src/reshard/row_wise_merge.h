@@ -9,7 +9,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// The arithmetic that makes one row-wise accumulator from those of several column shards.
+// Computes one row-wise accumulator from the accumulators of several column shards.
 // row_wise_merge_plan.h decides when rows are merged.
 namespace tessera::reshard {
 
@@ -35,8 +35,8 @@ struct MergeBuffers {
 CastLosses merge_rows(const formats::TensorSource& source, const MergedRows& rows,
                       MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out);
 
-/// Returns the bytes of memory that merge_rows needs for `numel` elements, beside those of `out`
-/// and of the scratch buffer.
+/// Returns the bytes of memory that merge_rows needs for `numel` elements, in addition to `out` and
+/// the scratch buffer.
 std::uint64_t merge_nbytes(std::int64_t numel, DType source_dtype);
 
 }  // namespace tessera::reshard

@@ -43,7 +43,7 @@ bool RowWiseMergePlanner::plan(const MovedTensor& moved, const StateRole& role, 
   const auto to = is_kept_per_column_shard(moved, role)
                       ? column_widths_at_destination(*role.parameter_index)
                       : whole;
-  // The block order is that of the columns, so equal widths mean the same shards.
+  // The blocks are in the order of the columns, so equal widths mean equal shards.
   if (from == to) return true;
   if (from.size() > 1) {
     if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, report_)) return false;
@@ -72,8 +72,8 @@ std::vector<std::int64_t> RowWiseMergePlanner::column_widths_at_destination(
   return column_widths(regions, source_.tensors[table_index].meta.shape);
 }
 
-/// Returns whether state has one block of rows for each column shard of its table at the
-/// destination.
+/// Returns whether, at the destination, state has one block of rows for each column shard of its
+/// table.
 bool RowWiseMergePlanner::is_kept_per_column_shard(const MovedTensor& moved,
                                                    const StateRole& role) const {
   return moved.has_torchrec_name || (role.kind == StateKind::row_wise_per_shard &&

@@ -30,8 +30,9 @@ bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report);
 
 /// Decides how many times the destination of a move has a table's row-wise state: once for each
-/// column shard, or once. If the columns do not change, the state does not change. Several
-/// accumulators that become fewer are merged, which is lossy; one that becomes several is copied.
+/// column shard, or only once. If the columns do not change, the state does not change. If several
+/// accumulators become fewer, they are merged, which is lossy. If one becomes several, it is
+/// copied.
 ///
 /// Keeps views of its arguments, which must outlive it.
 class RowWiseMergePlanner {

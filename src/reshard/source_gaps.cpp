@@ -50,7 +50,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
     try {
       reader.read_value(v);
     } catch (const Error& error) {
-      // Other errors of the value are reported when the move reads it.
+      // If the value has another error, that error is reported when the move reads the value.
       if (error.kind() == ErrorKind::unsupported) gaps.refused_values.emplace(v, error);
     }
   }

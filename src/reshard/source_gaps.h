@@ -14,7 +14,7 @@
 // value is of a kind that is never read. find_gaps (planner.h) finds the gaps.
 namespace tessera::reshard {
 
-/// The rest of a tensor of which some pieces are missing.
+/// What is left of a tensor if some of its pieces are missing.
 struct PresentPieces {
   formats::TensorEntry tensor;         // without the missing pieces
   std::vector<std::uint32_t> numbers;  // of its pieces in the source
@@ -24,9 +24,9 @@ struct PresentPieces {
   void restore_numbers(TensorCopy& copy) const;
 };
 
-/// Returns the pieces of a tensor whose files are there, or none if no piece is missing. If
-/// replicas hold everything that is missing, adds a note; else reports the missing files. `name` is
-/// the name in the report.
+/// Returns the pieces of a tensor whose files exist. Returns nothing if no piece is missing. If
+/// replicas hold everything that is missing, adds a note; otherwise reports the missing files.
+/// `name` is the tensor's name in the report.
 std::optional<PresentPieces> find_present_pieces(const formats::CheckpointContents& source,
                                                  std::size_t tensor_index, const std::string& name,
                                                  const SourceGaps& gaps, Relaxation missing,

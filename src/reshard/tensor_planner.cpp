@@ -127,7 +127,7 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
   }
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
   if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
-  std::ranges::sort(entry.pieces, {}, &Piece::region);  // as writers that sort keep them
+  std::ranges::sort(entry.pieces, {}, &Piece::region);  // writers that sort use this order
 }
 
 }  // namespace tessera::reshard

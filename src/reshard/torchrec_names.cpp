@@ -29,7 +29,7 @@ bool has_names(const TableState& state, std::initializer_list<std::string_view> 
          std::ranges::all_of(names, [&](std::string_view name) { return state.contains(name); });
 }
 
-/// Returns a key path with its end, spelled `from`, replaced.
+/// Returns a key path with its end replaced by `to`. The end is spelled `from`.
 KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   std::string end;
   while (!path.empty()) {

@@ -49,7 +49,7 @@ std::vector<StateName> canonical_names(const formats::CheckpointContents& conten
 /// Leaves out tables that torchrec trains with an optimizer of torch.optim, because their names are
 /// canonical already. These are the tables that `plan` makes data_parallel. If `plan` does not name
 /// a table, or is nullptr, they are the tables with a `step` beside their `sum`. torchrec's state
-/// has no `step` for a fused Adam: it keeps its name, and torchrec's loader ignores it.
+/// of a fused Adam has no `step`. So a `step` keeps its name, and torchrec's loader ignores it.
 std::vector<StateName> torchrec_names(const formats::CheckpointContents& contents,
                                       const TablePlan* plan);
 

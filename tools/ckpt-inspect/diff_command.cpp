@@ -71,7 +71,7 @@ class QuantizedNames {
     const formats::QuantizedTensors* quantized;
     const formats::QuantizedPart* part;
   };
-  /// Returns the part of a name, of B if both have one.
+  /// Returns the part with this name. If both checkpoints have one, returns the part of B.
   const Named* find(const std::string& name) const {
     const auto found = parts_.find(name);
     return found == parts_.end() ? nullptr : &found->second;

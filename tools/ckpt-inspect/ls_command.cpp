@@ -112,7 +112,7 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
     } else {
       cells.push_back({counted(tensor.meta.nbytes(), "byte")});
       cells.push_back({rounded_size(tensor.meta.nbytes())});
-      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});  // if narrow
+      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});  // on a narrow terminal
       cells.push_back({are_all_whole ? "" : counted(tensor.pieces.size(), "piece"), Style::faint});
     }
     table.add_row(cells);

@@ -34,7 +34,7 @@ std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
   if (options.no_stats) return {};
   std::uint64_t nbytes = 0;
   for (std::size_t t : tensors) nbytes += reader.contents().tensors[t].meta.nbytes();
-  Work work(terminal, "report", 2 * nbytes, options.work);  // minimum and maximum, then bins
+  Work work(terminal, "report", 2 * nbytes, options.work);  // once for the range, once for the bins
   const auto statistics = inspect::compute_statistics(reader, tensors, work.scan_options());
   auto histograms =
       inspect::compute_histograms(reader, tensors, statistics, kNumBins, work.scan_options());
@@ -45,7 +45,8 @@ std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
   return numbers;
 }
 
-// The user may name a checkpoint by mistake. So only an existing page is replaced.
+// The user may name a checkpoint by mistake. So an existing file is replaced only if it is such a
+// page.
 void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::regular) return;
   const auto file = fs.open(path);
@@ -152,7 +153,7 @@ void write_checkpoint(JsonOutput& json, const CheckpointReader& reader,
   json.end_array();
 }
 
-// Returns the index of the tensor that has a name, which may be an alias.
+// Returns the index of the tensor with this name, which may be the name of an alias.
 std::optional<std::size_t> find_tensor(const CheckpointContents& contents,
                                        const std::string& name) {
   const TensorEntry* tensor = contents.find_tensor(name);

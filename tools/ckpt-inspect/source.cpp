@@ -199,7 +199,7 @@ inspect::ScanOptions Work::scan_options() {
 
 namespace {
 
-/// Whether the file that Megatron-LM puts beside its checkpoints says that this is one.
+/// Whether `directory` is a checkpoint of Megatron-LM, as the file beside the checkpoint says.
 bool is_of_megatron(const std::string& directory) {
   constexpr std::uint64_t kMaxNbytes = std::uint64_t{1} << 20;
   const FileSystem& fs = FileSystem::posix();
@@ -212,7 +212,7 @@ bool is_of_megatron(const std::string& directory) {
     const auto* name = backend == nullptr ? nullptr : backend->get_if<std::string>();
     return name != nullptr && *name == "torch_dist";
   } catch (const Error&) {
-    return false;  // it is no part of the checkpoint
+    return false;  // the file is no part of the checkpoint
   }
 }
 

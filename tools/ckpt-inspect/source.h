@@ -55,12 +55,12 @@ void add_work_options(Command& command, WorkOptions& options);
 /// which is read once, to its end.
 const formats::CheckpointReader* open_source(const SourceOptions& options);
 
-/// As above. Prints to standard error the missing files, the entries in them, and the classes whose
-/// objects were read as dicts or as the state_dict() of a module.
+/// Opens the checkpoint as above. Also prints to standard error the missing files, the entries in
+/// them, and the classes whose objects were read as dicts or as the state_dict() of a module.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
-/// Opens two checkpoints in the same way. One of them must have an object of each class in
-/// `as_dict`.
+/// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`. For each class in
+/// it, one of them must have an object.
 struct TwoSources {
   const formats::CheckpointReader* a;
   const formats::CheckpointReader* b;
@@ -71,8 +71,8 @@ TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Term
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
 
-/// The extra files beside a checkpoint that is a directory, by name. Links and folders are not
-/// among them.
+/// The extra files beside a checkpoint that is a directory, sorted by name. Leaves out links and
+/// folders.
 struct ExtraFiles {
   std::vector<formats::ExtraEntry> files{};
 

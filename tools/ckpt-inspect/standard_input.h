@@ -16,11 +16,11 @@ namespace tessera::cli {
 /// The path that means standard input.
 inline constexpr const char* kStandardInput = "-";
 
-/// A stream as a file system that has one file, `-`, for reading only. The constructor reads and
-/// keeps the first bytes, which are enough for the header of a file of any size. The bytes after
-/// them are only counted, up to the end of the file by its header, so that an endless stream does
-/// not block. Thread-safe. Reading a byte that was not kept throws Error(unsupported); writing
-/// throws Error(io).
+/// Shows a stream as a file system that has one file, `-`, for reading only. The constructor reads
+/// and keeps the first bytes, which are enough for the header of a file of any size. It only counts
+/// the bytes after them, up to the end of the file that the header states, so that an endless
+/// stream does not block. Thread-safe. Reading a byte that was not kept throws Error(unsupported);
+/// writing throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.

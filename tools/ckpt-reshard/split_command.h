@@ -17,7 +17,7 @@ struct SplitOptions {
 
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
 
-/// Moves the subset of a checkpoint under some prefixes of names.
+/// Moves the entries of a checkpoint whose names begin with one of some prefixes.
 ExitCode run_split(const SplitOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -103,7 +103,7 @@ std::string as_given(std::string argument) {
   return argument;
 }
 
-// Adds an option, or a flag if it has no value. Its values are set while `app` parses.
+// Adds an option, or a flag if it has no value. CLI11 sets its target while `app` parses.
 void add_option(CLI::App& app, const Command::Option& option, const std::string& help_command) {
   if (option.placeholder.empty()) {
     app.add_flag_callback(option.name, [&option] { option.set({}); });
@@ -147,7 +147,7 @@ void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
   }
 }
 
-// Assigns one positional to every argument, and the others to the argument that takes many.
+// Assigns one positional to every argument, and all others to the argument that takes many.
 void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
                         const std::string& help_command) {
   std::size_t next = 0;
@@ -291,8 +291,8 @@ Command& CommandLine::add_command(std::string name, std::string summary,
   return *commands_.back();
 }
 
-// Adds the options that all commands share. They come last, so that help shows a command's own
-// first.
+// Adds the options that all commands share. They come last, so that the help shows a command's own
+// options first.
 void CommandLine::add_common_options() {
   if (std::exchange(has_common_options_, true)) return;
   for (const auto& command : commands_) {
@@ -314,7 +314,7 @@ const Command* CommandLine::find(std::string_view name) const {
   return nullptr;
 }
 
-// Returns the command that the arguments name, and removes its verb from them, if there is one.
+// Returns the command that the arguments name. If they begin with its verb, removes the verb.
 const Command& CommandLine::command_for(std::vector<std::string>& arguments) const {
   if (arguments.empty()) throw UsageError("an argument is missing", tool_ + " --help");
   if (!arguments.empty() && !arguments.front().empty()) {

@@ -103,9 +103,10 @@ class CommandLine {
  public:
   CommandLine(std::string tool, std::string summary, Terminal& terminal);
 
-  /// Adds a command; one with an empty name is the tool without a verb. The reference stays valid.
+  /// Adds a command. A command with an empty name is the tool without a verb. The reference stays
+  /// valid.
   Command& add_command(std::string name, std::string summary, std::function<ExitCode()> run);
-  /// Adds a section of names and what they mean to the tool's help and manual page.
+  /// Adds a section to the tool's help and manual page: names, each with its meaning.
   void add_section(std::string title, std::vector<std::pair<std::string, std::string>> rows) {
     sections_.push_back({std::move(title), std::move(rows)});
   }
@@ -139,8 +140,8 @@ class CommandLine {
   bool has_common_options_ = false;
 };
 
-/// Returns the text broken at spaces into lines of at most `width` columns, those after the first
-/// indented by `indent` spaces.
+/// Returns the text broken at spaces into lines of at most `width` columns. All lines after the
+/// first are indented by `indent` spaces.
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
 
 }  // namespace tessera::cli

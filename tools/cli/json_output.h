@@ -11,13 +11,14 @@
 
 namespace tessera::cli {
 
-/// A writer of one JSON document, mostly to standard output. Writes each token at once, so that
-/// size costs no memory. Entries of the two outermost levels get a line each, so that people can
-/// read the document and `grep` finds whole entries. A value in an object follows its `key`.
+/// Writes one JSON document, mostly to standard output. Writes each token immediately, so that a
+/// large document needs no memory. Entries of the two outermost levels get a line each, so that
+/// people can read the document and `grep` finds whole entries. A value in an object follows its
+/// `key`.
 class JsonOutput {
  public:
   /// Opens the document's object and writes `"schema": <schema>`. The schemas are in
-  /// docs/cli/json-schema.md; the number changes only if old readers would misread it.
+  /// docs/cli/json-schema.md. The number changes only if old readers would misread the document.
   JsonOutput(Terminal& terminal, int schema);
   /// Writes to a function that takes text, instead of a Terminal.
   using TextSink = std::function<void(std::string_view text)>;

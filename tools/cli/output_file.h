@@ -18,8 +18,9 @@ inline constexpr const char* kStandardOutput = "-";
 class OutputFile {
  public:
   /// `option` is how the path was given (`--output`), for messages.
-  /// Throws: Error(already_exists) if the file exists and `overwrite` is refuse; the message names
-  /// the flag that replaces it. Error(invalid_argument) if the path is not a file; Error(io).
+  /// Throws: Error(already_exists) if the file exists and `overwrite` is `refuse`; the message
+  /// names the flag that replaces the file. Error(invalid_argument) if the path is not a file;
+  /// Error(io).
   OutputFile(FileSystem& fs, const std::string& path, OverwritePolicy overwrite,
              std::string_view option);
 

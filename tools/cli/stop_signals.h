@@ -6,8 +6,8 @@
 namespace tessera::cli {
 
 /// A signal handler that turns the first SIGINT or SIGTERM into a stop request, so that work ends
-/// cleanly; the second ends the process at once. Signals that were ignored at the start stay
-/// ignored. At most one object at a time; its destructor restores the signals.
+/// cleanly. The second signal ends the process immediately. Signals that were ignored at the start
+/// stay ignored. At most one object may exist at a time; its destructor restores the signals.
 class StopSignals {
  public:
   StopSignals();

@@ -33,7 +33,8 @@ class Terminal {
   void print(std::string_view text);
   /// Prints one line to standard error. Never throws: no stream is left to report an error on.
   void print_error(std::string_view line) noexcept;
-  /// Prints a line for programs to standard error at once; does not flush buffered output.
+  /// Prints a line for programs to standard error immediately. Does not flush buffered output
+  /// first.
   void print_event(std::string_view line) noexcept;
   /// Throws: OutputClosed, Error(io).
   void flush();

@@ -8,8 +8,8 @@
 
 namespace tessera::formats::torch_zip {
 
-/// What a pickled torch.nn.Module says of itself, without its class: three dicts of its attributes.
-/// Refers to the graph.
+/// The parts of a pickled torch.nn.Module that can be read without its class: three dicts among its
+/// attributes. The objects refer to the graph.
 struct ModuleParts {
   pickle::Object parameters;
   pickle::Object buffers;

@@ -7,9 +7,9 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Returns a note about the records of an archive that no tensor and no value is read from, such as
-/// the code of TorchScript or its `_extra_files`. Nothing if there are none. What every torch.save
-/// writes beside the object is not told.
+/// Returns a note about the records of an archive from which Tessera reads no tensor and no value,
+/// such as the code of TorchScript or its `_extra_files`. Returns nothing if there are no such
+/// records. Leaves out the records that every torch.save writes besides the object.
 std::optional<Finding> note_of_other_records(const TorchArchive& archive);
 
 }  // namespace tessera::formats::torch_zip

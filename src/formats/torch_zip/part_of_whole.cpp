@@ -33,7 +33,7 @@ Found entry(Found mapping, std::string_view key) {
   return {};
 }
 
-/// Returns a number; of an Enum its value, of a list its first item.
+/// Returns a number, the value of an Enum, or the first item of a list.
 std::optional<std::int64_t> number(Found object) {
   if (object && object->is(ObjectKind::call)) object = object->call_arguments("enum");
   if (object && (object->is(ObjectKind::list) || object->is(ObjectKind::tuple))) {
@@ -60,7 +60,7 @@ std::string with_stage(std::optional<std::int64_t> stage, const std::string& wha
          what;
 }
 
-/// `zero_pp_rank_0_mp_rank_00_optim_states.pt`.
+/// Recognises `zero_pp_rank_0_mp_rank_00_optim_states.pt`.
 std::optional<PartOfWhole> part_of_deepspeed_optimizer(Object root) {
   const Found state = entry(root, "optimizer_state_dict");
   const Found stage = entry(state, "zero_stage");
@@ -71,7 +71,8 @@ std::optional<PartOfWhole> part_of_deepspeed_optimizer(Object root) {
                      .num_parts = product({number(entry(state, "partition_count"))})};
 }
 
-/// `mp_rank_00_model_states.pt`. Without ZeRO and model parallelism, this file is everything.
+/// Recognises `mp_rank_00_model_states.pt`. Without ZeRO and model parallelism, this file holds
+/// everything.
 std::optional<PartOfWhole> part_of_deepspeed_model(Object root) {
   if (!entry(root, "module") || !entry(root, "ds_version")) return {};
   const auto model_parallel = number(entry(root, "mp_world_size"));
@@ -84,7 +85,8 @@ std::optional<PartOfWhole> part_of_deepspeed_model(Object root) {
                                            model_parallel ? model_parallel : 1})};
 }
 
-/// `mp_rank_00/model_optim_rng.pt`. One rank of one has everything.
+/// Recognises `mp_rank_00/model_optim_rng.pt`. If there is only one rank, its file holds
+/// everything.
 std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path) {
   const Found args = entry(root, "args");
   const auto tensor_parallel = number(entry(args, "tensor_model_parallel_size"));

@@ -10,12 +10,12 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Adds what torch makes of a tensor and Tessera does not keep.
+/// Adds the properties that torch gives to a tensor and that Tessera does not keep.
 void note_flags(const TensorRecord& tensor, const std::string& name,
                 std::vector<Simplification>& simplifications);
 
-/// Adds the tensors that overlap another one in their storage. In the file a change of one would
-/// change the other. `tensors`: with their names in the checkpoint.
+/// Adds the tensors that overlap another tensor in their storage: in the file, a change of one
+/// would change the other. `tensors` has each tensor with its name in the checkpoint.
 void note_shared_memory(const SavedObject& saved,
                         std::span<const std::pair<std::string, const TensorRecord*>> tensors,
                         std::vector<Simplification>& simplifications);

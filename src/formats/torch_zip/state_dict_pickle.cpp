@@ -51,7 +51,7 @@ std::vector<Entry> entries_of(const CheckpointContents& contents,
   return entries;
 }
 
-/// Returns a text that is equal for keys that Python treats as equal, as 1, 1.0 and True.
+/// Returns a text that is equal for keys that Python treats as equal, such as 1, 1.0 and True.
 std::string text_of_equal_keys(const Value& key) {
   if (const auto* boolean = key.get_if<bool>()) return *boolean ? "1" : "0";
   if (const auto* tuple = key.get_if<Value::Tuple>()) {
@@ -150,7 +150,7 @@ class StateDictPickler {
     pickler_.append_from_mark();
   }
 
-  /// Removes the first entries, which share their key at `depth`, and returns them.
+  /// Removes from the front all entries that have the same key at `depth`, and returns them.
   static std::span<const Entry> take_item(std::span<const Entry>& entries, std::size_t depth) {
     const auto& key = entries.front().path[depth];
     const auto end =

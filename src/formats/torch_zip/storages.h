@@ -11,8 +11,8 @@
 
 namespace tessera::formats::torch_zip {
 
-/// The bytes of the storages of one saved object, wherever its file keeps them. A storage has the
-/// number by which `find` knows it. Immutable and thread-safe.
+/// The bytes of the storages of one saved object, wherever its file keeps them. Each storage has a
+/// number, which `find` returns. Immutable and thread-safe.
 class Storages {
  public:
   virtual ~Storages() = default;
@@ -21,7 +21,7 @@ class Storages {
   virtual std::optional<std::size_t> find(std::string_view key) const = 0;
   /// Returns what messages call the storage `key`: `archive/data/0`.
   virtual std::string name_of(std::string_view key) const = 0;
-  /// Returns the same for a storage that was found.
+  /// Returns what messages call a storage that `find` found.
   virtual std::string name(std::size_t storage) const = 0;
 
   virtual std::uint64_t nbytes(std::size_t storage) const = 0;

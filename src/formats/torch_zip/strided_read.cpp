@@ -22,7 +22,8 @@ class StridedRead {
   StridedRead(std::int64_t element_nbytes, std::span<std::byte> out, const StorageRead& read)
       : element_nbytes_(element_nbytes), out_(out), read_(read) {}
 
-  /// `source` and `target` are the box's first element in the storage and in `out`.
+  /// Reads a box. `source` and `target` are the places of its first element in the storage and in
+  /// `out`.
   void read_box(std::vector<Dim> dims, std::int64_t source, std::int64_t target) {
     std::erase_if(dims, [](const Dim& dim) { return dim.size == 1; });
     std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) {
@@ -57,7 +58,8 @@ class StridedRead {
   }
   bool is_far(std::int64_t gap) const { return gap * element_nbytes_ > kGapNbytes; }
 
-  /// Says whether one read is best for the dims: they span little, with small gaps.
+  /// Says whether one read of all that the dims span is best: the span is short, and its gaps are
+  /// small.
   bool is_stretch(std::span<const Dim> dims) const {
     if (span_of(dims) > kStagingNbytes / element_nbytes_) return false;
     for (; !dims.empty(); dims = dims.subspan(1)) {
@@ -66,8 +68,9 @@ class StridedRead {
     return true;
   }
 
-  // Dims are in falling order of stride. Loops over the first ones until the rest is a run, which
-  // is read into its place, or several stretches, which are staged and then copied.
+  // Requires: the dims are in falling order of stride. Loops over the outer dims until the others
+  // are a run or several stretches. A run is read into its place. Stretches are staged and then
+  // copied.
   void gather(std::span<const Dim> dims, std::int64_t source, std::int64_t target) {
     if (is_run(dims)) return read_(bytes_at(source), out_at(target, span_of(dims)));
     const Dim& outer = dims.front();

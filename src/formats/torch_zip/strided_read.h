@@ -10,7 +10,7 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Fills the span with the storage's bytes from `begin`.
+/// Fills the span with the storage's bytes from `begin` on.
 using StorageRead = std::function<void(std::uint64_t begin, std::span<std::byte> bytes)>;
 
 /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any

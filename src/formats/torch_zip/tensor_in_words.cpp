@@ -76,7 +76,7 @@ std::string dtensor_in_words(Object call) {
 
 std::string sharded_tensor_in_words(Object call) {
   const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
-  const std::optional<Object> shard = item_of(item_of(state, 0), 0);  // of this rank, the first
+  const std::optional<Object> shard = item_of(item_of(state, 0), 0);  // the first of this rank
   const std::optional<Object> metadata = attribute_of(shard, "metadata");
   const std::string sizes = shape_in_words(attribute_of(metadata, "shard_sizes"));
   const std::string offsets = shape_in_words(attribute_of(metadata, "shard_offsets"));
@@ -120,7 +120,7 @@ std::string quantized_dtype_in_words(const std::optional<Object>& storage) {
 }  // namespace
 
 std::string sparse_tensor_in_words(Object arguments) {
-  // The size is the last of the parts, but for a flag that only sparse_coo has.
+  // The size is the last part. Only for sparse_coo, a flag follows it.
   const std::optional<Object> parts = item_of(arguments, 1);
   std::string shape = shape_in_words(item_of(parts, 3));
   if (shape.empty()) shape = shape_in_words(item_of(parts, 2));

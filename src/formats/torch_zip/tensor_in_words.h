@@ -13,8 +13,8 @@ namespace tessera::formats::torch_zip {
 /// of torch, or its state is not what torch 2.11 writes.
 std::string tensor_subclass_in_words(pickle::Object call, pickle::Object type);
 
-// These return what a tensor is that is not dense, from the arguments that torch rebuilds it from.
-// They leave out what is not as torch 2.11 writes it.
+// These functions say what a tensor that is not dense is, from the arguments that torch rebuilds it
+// from. They leave out whatever is not as torch 2.11 writes it.
 
 std::string sparse_tensor_in_words(
     pickle::Object arguments);  // `a sparse tensor sparse_coo [3, 3]`

@@ -420,7 +420,7 @@ TensorParser::Storage TensorParser::view_of(Storage storage, const StorageId& id
   return storage;
 }
 
-/// Counts the bytes of a tensor, once for all its names.
+/// Counts the bytes of a tensor against the limit. A tensor with several names counts once.
 void TensorParser::spend(Object object, const TensorRecord& tensor) {
   const std::uint64_t nbytes =
       static_cast<std::uint64_t>(numel_of(tensor.shape)) * itemsize(tensor.dtype);

@@ -39,7 +39,7 @@ enum class TensorGlobal : std::uint32_t {
 /// Returns the table of the globals in TensorGlobal, for an AllowList.
 std::span<const pickle::AllowedGlobal> tensor_globals();
 
-/// What a persistent id says of a storage. Refers to the graph.
+/// What a persistent id says about a storage. The members refer to the graph.
 struct StorageId {
   pickle::Object items;
   std::string_view type_name;  // as in the pickle: `FloatStorage`
@@ -50,7 +50,7 @@ struct StorageId {
   std::uint64_t nbytes = 0;
 };
 
-/// Throws: Error(corruption) for what is no id of a storage.
+/// Reads the id of a storage. Throws: Error(corruption) if `persistent` is no such id.
 StorageId storage_id(pickle::Object persistent);
 
 /// Makes tensor records from calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
@@ -65,7 +65,7 @@ class TensorParser {
   static bool is_torchscript_object(pickle::Object object);
 
   /// Throws: Error(corruption) naming the rule; Error(unsupported) for a tensor that is not dense,
-  /// or that is one too many for the bytes of the archive (expansion_limit.h).
+  /// or that would exceed the limit for the bytes of the archive (expansion_limit.h).
   TensorRecord parse(pickle::Object object);
 
   /// Returns how many of the tensors were one rank's part of a DTensor or a ShardedTensor.

@@ -42,7 +42,7 @@ void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_
   std::ranges::stable_sort(counted, {}, &OpenedClass::name);
 }
 
-/// Adds to the refusal of an object how many tensors it holds.
+/// Returns the refusal of an object with the number of tensors that the object holds added.
 Error with_held(const Error& refusal, std::size_t num_tensors) {
   if (num_tensors == 0) return refusal;
   return Error(refusal.kind(), refusal.where(),
@@ -105,7 +105,7 @@ class Flattener {
     });
   }
 
-  /// Notes the types in a value, or in a key below the path, that became plainer ones.
+  /// Notes which types in a value, or in a key below the path, were read as plainer types.
   void note_plainer(Object object) {
     const std::set<std::string_view> types = budget_.take_plainer();
     if (types.empty()) return;
@@ -152,8 +152,8 @@ class Flattener {
     note_simplification(dict, Simplification::Kind::attributes, std::move(names));
   }
 
-  /// A module gives what its state_dict() would: its parameters and buffers, then those of the
-  /// modules in it.
+  /// Visits what a module's state_dict() would return: its parameters and buffers, then those of
+  /// the modules in it.
   void visit_module(Object object) {
     if (budget_.is_on_path(object)) return add_reference_back(object);
     const WalkBudget::Descent descent(budget_, object);
@@ -175,7 +175,7 @@ class Flattener {
   /// module has one key: `encoder.0.weight`.
   enum class Names { of_their_own, behind_the_module };
 
-  /// Visits those entries of a module's dict that are not None.
+  /// Visits the entries of a module's dict that are not None and not in `left_out`.
   void visit_entries(Object entries, Names names, std::span<const std::string_view> left_out) {
     const std::size_t num_entries = entries.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -201,7 +201,7 @@ class Flattener {
     add(object, [&]() -> Value { pickle::refuse_reference_back(object); });
   }
 
-  /// Adds what `read` returns, or that it is refused.
+  /// Adds a leaf with what `read` returns, or with the error if `read` refuses the object.
   template <class Read>
   void add(Object object, const Read& read) {
     try {
@@ -227,7 +227,8 @@ class Flattener {
     add_leaf(object, with_held(error, num_tensors));
   }
 
-  /// Returns why a dict cannot be opened: a key of a class is no part of a name.
+  /// Returns why a dict cannot be opened, if it cannot: a key that is an object of a class cannot
+  /// be part of a name.
   std::optional<Error> refusal_of_keys(Object entries) {
     const std::size_t num_entries = entries.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -309,7 +310,7 @@ class Flattener {
     return mapping;
   }
 
-  /// A frozenset as key becomes its text.
+  /// Returns the key for a path. A frozenset becomes its text.
   Key key_for(Object key) {
     if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws if it cannot be a name
     const Value value = pickle::to_key(key, budget_);
@@ -340,7 +341,7 @@ class Flattener {
     return remember(with_tensor_, object, [&](Object item) { return holds_tensor(item); });
   }
 
-  /// Says whether `wanted` holds for any item of a container (value of a dict). Searches each
+  /// Says whether `wanted` holds for any item of a container (for a dict: any value). Searches each
   /// container once, even if the graph shares it.
   template <class Wanted>
   bool remember(std::vector<Known>& known, Object container, const Wanted& wanted) {
@@ -376,7 +377,7 @@ class Flattener {
   std::vector<Known> with_tensor_;  // by id
   std::vector<Known> is_module_;    // by id
   bool is_in_module_ = false;
-  std::set<std::uint32_t> modules_;  // ids of the outermost
+  std::set<std::uint32_t> modules_;  // ids of the outermost modules
 };
 
 struct OtherArchive {
@@ -427,7 +428,7 @@ std::uint64_t num_stored_elements(const TensorRecord& tensor) {
   return static_cast<std::uint64_t>(reach);
 }
 
-/// Turns numbers of a big-endian machine around.
+/// Reverses the bytes of each number, which a big-endian machine wrote.
 void swap_bytes(DType dtype, std::span<std::byte> elements) {
   const std::size_t number_nbytes = itemsize(dtype) / (is_complex(dtype) ? 2 : 1);
   for (std::size_t i = 0; i < elements.size(); i += number_nbytes) {

@@ -39,10 +39,10 @@ struct TensorRecord {
   // Signs that torch stores separately and applies when it uses the bytes.
   bool conjugate = false;
   bool negative = false;
-  // What torch makes of the tensor, and Tessera does not keep.
+  // Properties that torch gives to the tensor, and that Tessera does not keep.
   bool requires_grad = false;
   bool is_parameter = false;
-  std::vector<std::string> attributes{};  // names of those that somebody set, the first ones
+  std::vector<std::string> attributes{};  // attributes that somebody set; only the first names
   std::optional<ShardPlace> place{};      // one rank's part of a DTensor or a ShardedTensor
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
@@ -51,8 +51,8 @@ struct TensorRecord {
 /// Says whether the elements are contiguous in the storage, in row-major order.
 bool is_contiguous(const TensorRecord& tensor);
 
-/// A leaf of the saved object, and the path to it. What Tessera does not read, such as an object of
-/// a class, is an Error(unsupported) that says so.
+/// A leaf of the saved object, and the path to it. An object that Tessera does not read, such as an
+/// object of a class, is an Error(unsupported) that says so.
 struct Leaf {
   KeyPath path;  // empty if the root itself is the leaf
   std::variant<TensorRecord, Value, Error> content;
@@ -65,13 +65,13 @@ Finding note_of_foreign_names(const std::string& path, const std::set<std::strin
 /// What a saved object consists of, in the order of the pickle.
 struct Leaves {
   std::vector<Leaf> leaves;
-  std::vector<OpenedClass> opened_classes;      // by name
+  std::vector<OpenedClass> opened_classes;      // sorted by name
   std::vector<Simplification> simplifications;  // of containers
   std::size_t num_local_tensors = 0;  // of DTensors and ShardedTensors; other ranks hold the rest
 };
 
 /// An object that torch.save or torch.jit.save wrote: its pickle, and the bytes of its storages.
-/// What is common to the forms of file that hold one. Thread-safe.
+/// The base class for all forms of file that hold such an object. Thread-safe.
 class SavedObject {
  public:
   virtual ~SavedObject() = default;
@@ -88,8 +88,9 @@ class SavedObject {
   /// opened if it holds a tensor, a dict, or a list that is opened; any other list is one value. A
   /// tuple is opened if it holds a tensor at any depth (DCP: always one value). A dict without
   /// entries is a value (DCP loses it), unless it is the whole saved object. TorchScript modules
-  /// are opened as dicts, and so are torch.nn.Modules, as their state_dict() would be. What is
-  /// neither a dense tensor nor a plain value is a leaf that says so; so is a dict with such a key.
+  /// are opened as dicts, and so are torch.nn.Modules, as their state_dict() would be. Anything
+  /// that is neither a dense tensor nor a plain value is a leaf with an error, and so is a dict
+  /// that has it as a key.
   /// Throws: Error(corruption); Error(unsupported) for a key that cannot be a name.
   Leaves flatten() const;
   std::vector<Leaf> leaves() const { return flatten().leaves; }

@@ -10,8 +10,8 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-/// Returns the typed storage class that torch pickles for a dtype; empty for newer dtypes, which
-/// have no typed storage: there the tensor states the dtype.
+/// Returns the typed storage class that torch pickles for a dtype. Returns an empty text for a
+/// newer dtype, which has no typed storage: then the tensor itself states the dtype.
 std::string_view typed_storage_class(DType dtype) {
   switch (dtype) {
     case DType::boolean:

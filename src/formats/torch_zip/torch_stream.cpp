@@ -71,7 +71,7 @@ class StreamStorages final : public Storages {
   }
 
  private:
-  /// Returns what the object says of each storage where it first names it.
+  /// Returns for each storage what the object says at the first place that names the storage.
   static std::map<std::string_view, StorageId> storage_ids(const ObjectGraph& graph) {
     std::map<std::string_view, StorageId> ids;
     for (std::size_t i = 0; i < graph.num_objects(); ++i) {
@@ -82,7 +82,7 @@ class StreamStorages final : public Storages {
     return ids;
   }
 
-  /// Returns where the storage ends.
+  /// Adds the storage that begins at `position`. Returns where the storage ends.
   std::uint64_t place_one(const StorageId& id, std::uint64_t position) {
     const std::uint64_t left = file_.nbytes() - position;
     const std::string rule = "storage '" + printable(id.key, 40) + "'";
@@ -176,7 +176,7 @@ bool begins_as_stream(std::string_view first_bytes) {
 
 TorchStream::TorchStream(const ReadableFile& file, std::span<const std::string> as_dict) {
   PickleSequence pickles(file);
-  pickles.next(kMaxSmallPickleNbytes);  // the number that begins_as_stream knows
+  pickles.next(kMaxSmallPickleNbytes);  // the magic number (see begins_as_stream)
   const ObjectGraph protocol = pickles.next(kMaxSmallPickleNbytes);
   if (protocol.root().as_integer("protocol") != kProtocol) {
     protocol.root().fail(ErrorKind::unsupported, "protocol: expected " + std::to_string(kProtocol) +

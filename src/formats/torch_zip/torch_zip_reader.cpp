@@ -27,7 +27,7 @@ using torch_zip::TorchStream;
 
 constexpr std::size_t kNumFirstBytes = 512;
 
-/// Refuses files that are no archive and no stream, and that people take for checkpoints.
+/// Throws for files that people take for checkpoints, but that are neither an archive nor a stream.
 void refuse_other_files(const std::string& path, std::string_view first_bytes) {
   constexpr std::size_t kTarMark = 257;
   const bool is_tar =
@@ -73,7 +73,8 @@ std::string in_python(const KeyPath& path) {
   return text;
 }
 
-/// Drops the path of a top-level key, as the name is enough.
+/// Returns an empty path for a top-level key, because its name is enough. Returns other paths
+/// unchanged.
 KeyPath key_path_of(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
   return path;
@@ -246,7 +247,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     }
   }
 
-  /// Notes each value that is never read, and all classes and functions that the pickle names.
+  /// Notes each value that Tessera refuses to read, and all classes and functions that the pickle
+  /// names.
   void note_refused_values(const FindingSink& sink) const {
     for (const std::variant<Value, Error>& value : values_) {
       const auto* refusal = std::get_if<Error>(&value);
@@ -271,7 +273,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     }
   }
 
-  /// Equal tensors are aliases and stay so.
+  /// Notes tensors that share memory. Does not note equal tensors: they are aliases, and stay
+  /// aliases.
   void note_shared_memory() {
     std::vector<std::pair<std::string, const TensorRecord*>> tensors;
     for (std::size_t i = 0; i < records_.size(); ++i) {

@@ -29,7 +29,7 @@ using torch_zip::TorchSaveLayout;
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
 
-/// A file that is laid out but not written: storages read as zero.
+/// Shows a file that is laid out but not written yet. Its storages read as zero.
 class UnwrittenFile final : public ReadableFile {
  public:
   UnwrittenFile(const TorchSaveLayout& layout, std::string path)
@@ -63,8 +63,8 @@ class UnwrittenFile final : public ReadableFile {
   std::vector<TorchSaveLayout::Segment> segments_;
 };
 
-/// Refuses what Tessera's reader would refuse: two entries of one flattened name, deep nesting,
-/// sizes.
+/// Throws if Tessera's reader would refuse the file: two entries of one flattened name, nesting
+/// that is too deep, or sizes that are too large.
 void require_readable(const TorchSaveLayout& layout, const std::string& destination) {
   try {
     const auto reader =
@@ -99,8 +99,8 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   return layout;
 }
 
-/// A writer of storages at places known from the start. `commit` writes the segments around the
-/// storages, which hold the storages' CRCs.
+/// Writes storages. Their places are known from the start. `commit` writes the segments around the
+/// storages; these hold the storages' CRCs.
 class TorchZipWriter final : public CheckpointWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,

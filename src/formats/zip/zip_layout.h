@@ -33,7 +33,7 @@ class ZipLayout {
   std::size_t add_member(std::string name, std::uint64_t nbytes) {
     return add_member(std::move(name), nbytes, alignment_);
   }
-  /// Appends a member with an alignment of its own.
+  /// Appends a member with another alignment than the archive's.
   std::size_t add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment);
 
   std::size_t num_members() const { return members_.size(); }

@@ -72,8 +72,8 @@ std::optional<std::size_t> trailer_position(std::span<const std::byte> end) {
   return std::nullopt;
 }
 
-/// Replaces the numbers that did not fit into their fields: the extra field `zip64` holds those, in
-/// this order.
+/// Replaces the numbers that did not fit into their fields. The extra field `zip64` holds only
+/// those numbers, in the order of this function.
 void apply_zip64_fields(std::span<const std::byte> extra, Member& member,
                         std::uint64_t& first_disk) {
   while (extra.size() >= 4) {
@@ -116,7 +116,7 @@ struct ZipReader::Directory {
   std::uint64_t begin = 0;  // in the file
   std::uint64_t nbytes = 0;
   std::uint64_t num_members = 0;
-  std::uint64_t base = 0;  // in the file, of the offsets that the archive holds
+  std::uint64_t base = 0;  // in the file; the offsets in the archive count from here
 };
 
 void ZipReader::fail(ErrorKind kind, std::string_view rule, std::string_view expected,

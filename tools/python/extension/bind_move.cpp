@@ -85,8 +85,9 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
 
-/// Checks that the destination may be written to. A directory that is replaced may hold the
-/// `extra_files` of the new checkpoint; as long as those are not known, it is not checked.
+/// Checks that the destination may be written to. A directory that is to be replaced may hold the
+/// extra files of the new checkpoint. So if `extra_files` is null, because they are not known yet,
+/// such a directory is not checked.
 void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = FileSystem::posix();
@@ -293,8 +294,8 @@ MoveOptions move_options(const nb::dict& given) {
   return options;
 }
 
-/// Adds to an exception of `progress` that the destination is complete: as a note, or before Python
-/// 3.11 as a warning.
+/// Says with an exception of `progress` that the destination is complete: in a note on the
+/// exception, or, before Python 3.11, in a warning.
 void tell_complete(const nb::python_error& error, const std::string& destination) {
   const std::string text =
       printable(destination) + " is complete: the exception came after the move";
@@ -303,7 +304,7 @@ void tell_complete(const nb::python_error& error, const std::string& destination
     value.attr("add_note")(text_to_python(text));
   } else {
     PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1);
-    PyErr_Clear();  // of warnings that are errors: the exception at hand is the one to raise
+    PyErr_Clear();  // a warning may be an error, but the caller raises the other exception
   }
 }
 

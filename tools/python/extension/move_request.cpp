@@ -28,7 +28,7 @@ constexpr const char* kTool =
                         "'" + printable(found) + "'");
 }
 
-/// Returns an empty text if the path is empty.
+/// Returns the text of the file at `path`; an empty text if `path` is empty.
 std::string read_option_file(const std::string& path) {
   return path.empty() ? path : read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
 }
@@ -159,7 +159,7 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
   return plan;
 }
 
-/// Returns nothing if an interrupted move should keep no work.
+/// Returns the options of the journal; nothing if an interrupted move should keep no work.
 std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
                                                        const Sources& sources,
                                                        JournaledOptions given) {

@@ -18,11 +18,12 @@ namespace tessera::python {
 /// Returns a str; bytes that are no UTF-8 become lone surrogates, as Python does for file names.
 nb::object text_to_python(std::string_view text);
 
-/// Returns the bytes of a path or a name, which Python's `os.fsencode` or `str.encode` made.
+/// Returns the text of a path or a name, from the bytes that Python's `os.fsencode` or `str.encode`
+/// made.
 std::string string_of(const nb::bytes& bytes);
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts);
 
-// The members of the place of an error or a finding. An empty member becomes None.
+// For the members of the place of an error or a finding. An empty member becomes None.
 nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);

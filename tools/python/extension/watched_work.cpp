@@ -23,7 +23,7 @@ class Worker {
       : thread_(std::make_unique<std::thread>([this, work = std::move(work)] { run(work); })) {}
   ~Worker() {
     if (is_elsewhere()) {
-      (void)thread_.release();  // a thread of the parent: may not be joined or detached
+      (void)thread_.release();  // the thread is the parent's: it may not be joined or detached
     } else {
       thread_->join();
     }
@@ -31,7 +31,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// Says whether this is a child forked during the work; the thread is only in the parent.
+  /// Says whether this process is a child that was forked during the work. Only the parent has the
+  /// thread.
   bool is_elsewhere() const { return ::getpid() != process_; }
   /// Says whether the work ended within `interval`.
   bool wait_for(std::chrono::milliseconds interval) {
