@@ -9,7 +9,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Formats with a marker file in the directory come before those known by file names alone.
+/// Formats that have a marker file in the directory come before formats that are recognized only by
+/// file names.
 std::vector<const FormatDriver*>& registered() {
   static std::vector<const FormatDriver*> drivers{
       &native_driver(), &dcp_driver(),        &safetensors_driver(),

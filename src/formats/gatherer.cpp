@@ -5,7 +5,7 @@
 namespace tessera::formats::detail {
 namespace {
 
-/// Reading over a gap of this many bytes is cheaper than another read.
+/// Up to this gap between two runs, one read of both runs and the gap is cheaper than two reads.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
 
 }  // namespace

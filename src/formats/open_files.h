@@ -9,7 +9,7 @@
 namespace tessera::formats {
 
 /// Returns how many files all readers of the process together keep open: an eighth of the process's
-/// limit (RLIMIT_NOFILE), from 4 to 128.
+/// limit (RLIMIT_NOFILE), but at least 4 and at most 128.
 std::size_t num_files_kept_open();
 
 /// Opens a file for a reader that may have many files. The file stays open while it is among the

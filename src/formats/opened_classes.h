@@ -10,7 +10,7 @@
 
 namespace tessera::formats {
 
-/// Adds up the opened objects of several files or checkpoints.
+/// Adds up the numbers of opened objects of several files or checkpoints.
 class OpenedClassSum {
  public:
   void add(const std::vector<OpenedClass>& classes) {

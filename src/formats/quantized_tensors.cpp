@@ -92,7 +92,8 @@ constexpr std::array kSchemes = {
     Scheme{"BitNet or packed int4", "", {DType::uint8}, "_scale", kFloats},
     Scheme{"MLX integers", "weight", {DType::uint32}, "scales", kFloatsOf8BitsOrMore},
     Scheme{"AQLM", "codes", kSignedIntegers, "scales", kFloats, "codebooks"},
-    // An attention may have a W_q and a scale that are numbers, so floats need the marker.
+    // An attention module may have a `W_q` and a `scale` of ordinary numbers, so floats need the
+    // marker.
     Scheme{"HQQ", "W_q", kPackedIntegers, "scale", kFloats},
     Scheme{"HQQ", "W_q", kFloats, "scale", kFloats, "view_as_float"},
     Scheme{"HQQ", "W_q", kPackedIntegers, "meta.scale", kFloats},

@@ -27,8 +27,8 @@ inline constexpr std::string_view kCodesRole = "codes";
 /// outlive it. Immutable, so thread-safe.
 class QuantizedTensors {
  public:
-  /// Looks for the weights. `method` is what read_quantization_method returned, for messages.
-  /// Cost: O(n log n) for n tensors.
+  /// Looks for the quantized weights. `method` is what read_quantization_method returned, for
+  /// messages. Cost: O(n log n) for n tensors.
   explicit QuantizedTensors(const CheckpointContents& contents, std::string method = {});
 
   bool empty() const { return parts_.empty(); }

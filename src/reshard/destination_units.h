@@ -27,7 +27,7 @@ std::vector<FlatUnit> units_at_destination(std::span<const FlatUnit> units,
                                            const PlanOptions& options,
                                            const MovedSelection& selection);
 
-/// Removes the units that lack a parameter at the destination, because it cannot be moved.
+/// Removes the units with a parameter that is not at the destination because it cannot be moved.
 /// Requires: the destination's tensors are sorted.
 void remove_incomplete_units(formats::CheckpointContents& destination);
 

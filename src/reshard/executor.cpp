@@ -196,7 +196,7 @@ class Execution {
   }
 
   /// Throws the error for a tensor with numbers that are too large. Reads all of the tensor first,
-  /// so that the error has the number of all of them.
+  /// so that the error counts all of these numbers.
   [[noreturn]] void refuse_overflow(std::size_t tensor_index) {
     CastLosses losses;
     const auto workspace = pool_.take();

@@ -30,8 +30,8 @@ void for_each_path(const CheckpointContents& contents, const Visit& visit) {
   for (const auto& alias : contents.aliases) visit(alias.key_path);
 }
 
-/// Counts the keys that are not strings, each once per dict. Under the key `state` of an optimizer
-/// they are the numbers of parameters.
+/// Counts the keys that are not strings, each once per dict. Under the key `state` of an optimizer,
+/// such keys are the numbers of parameters.
 void count_keys(const CheckpointContents& destination, Counts& counts) {
   std::set<KeyPath> seen;
   for_each_path(destination, [&](const KeyPath& path) {
@@ -53,7 +53,7 @@ bool is_list_at_root(const CheckpointContents& destination) {
   return is_list;
 }
 
-/// Returns how many tensors of the destination repeat another one.
+/// Returns how many tensors of the destination repeat another tensor of the destination.
 std::size_t num_repeated(const Plan& plan) {
   std::set<std::size_t> sources;
   for (const TensorCopy& copy : plan.copies) sources.insert(copy.source_tensor);

@@ -219,7 +219,7 @@ class LoadPlanner {
     if (is_row_wise(wanted.kind) && role.kind == StateKind::row_wise_per_shard &&
         role.parameter_index) {
       const TensorEntry& table = source_.tensors[*role.parameter_index];
-      if (table.meta.shape.size() != 2) return false;  // has_shape_of_kind said so
+      if (table.meta.shape.size() != 2) return false;  // has_shape_of_kind has reported it
       return has_column_shards(wanted, tensor, table, copy);
     }
     if (wanted.meta.shape == tensor.meta.shape) return true;

@@ -20,7 +20,7 @@ class MovedSelection {
  public:
   MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
 
-  /// `name` is that of a tensor, a value or an alias of the source.
+  /// `name` is the name of a tensor, a value or an alias of the source.
   bool contains(std::string_view name) const;
 
  private:

@@ -30,8 +30,8 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The parameters, by the name that an optimizer uses: their key, with or without its first
-/// components (`model.`, `app.model.`).
+/// Finds parameters by the name that an optimizer uses: the parameter's key, with or without its
+/// first components (`model.`, `app.model.`).
 class ParameterNames {
  public:
   explicit ParameterNames(const CheckpointContents& contents) {
@@ -48,8 +48,8 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
   }
 
-  /// If several parameters have this name, returns the one that shares the most first components
-  /// with `state`: merged checkpoints may have parameters of the same name.
+  /// If several parameters have this name, returns the one whose key has the most first components
+  /// in common with `state`: merged checkpoints may have parameters of the same name.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
@@ -69,7 +69,7 @@ class ParameterNames {
     std::size_t index;
   };
 
-  /// Returns the length of the whole components, with their dots, that two names begin with.
+  /// Returns how long the common beginning of two names is, in complete components with their dots.
   static std::size_t shared_components(std::string_view a, std::string_view b) {
     const auto [end, other] = std::ranges::mismatch(a, b);
     const std::string_view shared = a.substr(0, static_cast<std::size_t>(end - a.begin()));
@@ -96,14 +96,14 @@ struct StateName {
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
-/// Whether an optimizer numbered its parameters instead of naming them. A tensor with a number as
-/// its name is then not the parameter.
+/// Whether a name is a number: then the optimizer numbered its parameters instead of naming them,
+/// and a tensor that has this number as its name is not the parameter.
 bool is_number(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Splits `<parameter>.<name>`: the longest parameter that exists wins, else the last component is
-/// the name.
+/// Splits `<parameter>.<name>`. Takes the longest parameter that exists; if none exists, the last
+/// component is the name.
 StateName split_state_name(std::string_view state, std::string_view rest,
                            const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;

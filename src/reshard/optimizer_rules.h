@@ -11,7 +11,7 @@
 
 namespace tessera::reshard {
 
-/// How a tensor relates to a parameter. This decides how it follows the parameter's layout.
+/// How a tensor relates to a parameter. This decides how the tensor follows the parameter's layout.
 struct StateRole {
   formats::StateKind kind = formats::StateKind::plain;
   /// The index of the parameter in the same contents. Empty if the parameter is missing (optimizer

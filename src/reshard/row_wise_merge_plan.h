@@ -25,7 +25,7 @@ bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                std::span<const std::int64_t> widths, PlanReport& report);
 
 /// Returns whether the caller allows merging the state of `num_shards` column shards into one,
-/// which is lossy. Adds a note or a problem.
+/// which is lossy. If it is allowed, adds a note, otherwise a problem.
 bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report);
 

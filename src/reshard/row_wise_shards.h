@@ -6,7 +6,7 @@
 
 #include "tessera/layout/strategy.h"
 
-// Where the row-wise state of a parameter lies, given where the parameter lies.
+// Computes which rank holds which row-wise state of a parameter, from the shards of the parameter.
 namespace tessera::reshard {
 
 /// Returns the shards of row-wise state, given the shards of its parameter: the rank that holds the

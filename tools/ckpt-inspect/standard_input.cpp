@@ -60,7 +60,8 @@ class KeptFile final : public ReadableFile {
               std::string(action) + ": " + std::generic_category().message(errno));
 }
 
-/// Returns how many bytes were read; 0 at the stream's end. `path` is for messages.
+/// Reads into `out`, and returns how many bytes were read; 0 at the stream's end. `path` is for
+/// messages.
 std::size_t read_some(int descriptor, const std::string& path, std::span<std::byte> out) {
   for (;;) {
     const ssize_t count = ::read(descriptor, out.data(), out.size());

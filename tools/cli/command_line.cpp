@@ -50,7 +50,7 @@ std::string joined(const std::vector<std::string>& words, const char* separator)
   return text;
 }
 
-// Returns a help text with `{}`, which stands for an option's default, replaced by that default.
+// Returns a help text in which `{}` is replaced by an option's default.
 std::string with_default(std::string help, const std::string& value) {
   const std::size_t place = help.find("{}");
   return place == std::string::npos ? help : help.replace(place, 2, value);

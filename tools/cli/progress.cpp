@@ -86,7 +86,7 @@ void Progress::add(std::uint64_t nbytes) {
   if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;                                      // another thread is printing
-  if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;  // another thread just did
+  if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;  // another thread just printed
   next_ns_.store(elapsed_ns + kIntervalNs, std::memory_order_relaxed);
   show(now);
 }

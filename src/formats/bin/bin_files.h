@@ -32,10 +32,11 @@ struct FileSet {
   std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // from the index: tensor to file
   std::map<std::string, std::string> texts{};                 // from the index
-  bool lacks_index = false;                                   // the names show that there was one
+  bool lacks_index = false;                                   // the names show a missing index
 };
 
-/// Returns the files of the checkpoint at `path`: a directory, or an index. All of them exist.
+/// Returns the files of the checkpoint at `path`, which is a directory or an index. All of the
+/// files exist.
 /// Throws: Error(corruption) naming a missing file; Error(invalid_argument) for a directory with
 /// several checkpoints; Error(not_found).
 FileSet find_files(const FileSystem& fs, const std::string& path);

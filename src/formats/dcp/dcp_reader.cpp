@@ -152,7 +152,7 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) con
   });
 }
 
-/// Returns the file of an item. Throws if the file is too short for it.
+/// Returns the file that holds an item. Throws if the file is too short for the item.
 std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& info) const {
   auto file = open_file(info.file);
   const ByteRange window = window_of(info);
@@ -314,7 +314,7 @@ PieceStorage DcpReader::piece_storage(std::size_t tensor_index, std::size_t piec
   return storage;
 }
 
-/// A check of the CRCs of all members of items. Counts the members that have no CRC.
+/// Checks the CRCs of all members of items. Counts the members that have no CRC.
 class ItemCheck {
  public:
   ItemCheck(const FindingSink& sink, const ProgressSink& progress)
@@ -476,7 +476,8 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
   }
 }
 
-/// Checks the values that were taken apart, each once, and reports what is refused in them.
+/// Checks each value that was taken apart, once, and reports the parts that Tessera refuses to
+/// read.
 void DcpReader::verify_nested(const std::vector<bool>& is_readable, ItemCheck& check) const {
   for (const dcp::NestedValue& nested : nested_.taken_apart) {
     if (is_readable[nested.info.file]) check.check(nested.name, [&] { return nested.item; });

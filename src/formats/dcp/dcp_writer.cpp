@@ -289,7 +289,8 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
   return static_cast<std::int64_t>(kBlockNbytes / itemsize(tensor_of(piece).meta.dtype));
 }
 
-/// Creates the file with its values and empty tensors. Requires: `file.mutex` held.
+/// Returns the open file. The first call creates it with its values and empty tensors. Requires:
+/// `file.mutex` is held.
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
@@ -434,7 +435,7 @@ class DcpWriter final : public RankFilesWriter {
   }
 };
 
-/// Writes the file of one rank that has anything to write. `commit` gives the file its name.
+/// Writes the file of one rank, which has something to write. `commit` gives the file its name.
 class DcpPartWriter final : public RankFilesWriter {
  public:
   DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,

@@ -10,12 +10,14 @@
 namespace tessera::formats {
 namespace {
 
-/// Whether `begin` may start a `.metadata` file. In every pickle protocol, the class comes first.
+/// Whether `begin` may start a `.metadata` file. In every pickle protocol, the name of the class
+/// comes first.
 bool begins_as_metadata(std::string_view begin) {
   return begin.find("torch.distributed.checkpoint.metadata") != std::string_view::npos;
 }
 
-/// Tessera may write any number of zeros before the first item, to align large storages to pages.
+/// Whether `begin` may start a file of items. Tessera may write any number of zeros before the
+/// first item, to align large storages to pages.
 bool begins_as_item(std::string_view begin) {
   constexpr char kPickleProtocol = '\x80';
   begin.remove_prefix(std::min(begin.find_first_not_of('\0'), begin.size()));
@@ -23,8 +25,8 @@ bool begins_as_item(std::string_view begin) {
          begin.starts_with(kPickleProtocol);
 }
 
-/// Refuses the folder in which Megatron keeps the checkpoints of a run, and names the newest. Their
-/// numbers have leading zeros, so the last name is the newest.
+/// Refuses the folder in which Megatron keeps the checkpoints of a run, and names the newest
+/// checkpoint. The numbers in their names have leading zeros, so the last name is the newest.
 Recognition megatron_parent(const DirectoryListing& directory) {
   const auto newest = std::find_if(
       directory.names.rbegin(), directory.names.rend(),

@@ -265,7 +265,8 @@ class Parser {
     result_.storage.pieces.emplace_back(num_chunks, kNowhere);
   }
 
-  /// Returns why a tensor is not read, if its elements are quantized.
+  /// Returns the error for a tensor whose elements are quantized: it is not read. Returns nothing
+  /// for other tensors.
   static std::optional<Error> refusal_of(Object tensor_storage) {
     const Object properties = attribute(tensor_storage, "properties");
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) return std::nullopt;
@@ -343,7 +344,7 @@ class Parser {
     format.fail_expected("memory_format", "_MEM_FORMAT_ENCODING");
   }
 
-  /// Reads a torch.Size. The number of dimensions is bounded before anything is allocated.
+  /// Reads a torch.Size. Limits the number of dimensions before it allocates anything.
   static Shape parse_sizes(Object object, std::string_view rule) {
     if (object.is(ObjectKind::call) && pickle::value_global(object) == ValueGlobal::torch_size) {
       const Object arguments = object.call_arguments(rule);

@@ -17,8 +17,9 @@ class RecentlyUsed {
  public:
   explicit RecentlyUsed(std::size_t capacity) : capacity_(capacity) {}
 
-  /// Returns the object for `key`. If it is not kept, makes it with `make()`, which returns a
-  /// unique_ptr. If `make` throws, the caller gets the exception and the next caller tries again.
+  /// Returns the object for `key`. If the cache does not keep one, makes it with `make()`, which
+  /// returns a unique_ptr. If `make` throws, the caller gets the exception and the next caller
+  /// tries again.
   template <class Make>
   std::shared_ptr<const T> get(const Key& key, const Make& make) {
     const std::shared_ptr<Slot> slot = slot_for(key);

@@ -12,8 +12,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Words are halved until they are bytes, and joined in the same way. Each halving is a loop of
-// constant length over two arrays, which the compiler turns into vector code.
+// Shuffling halves the words until they are bytes; unshuffling joins them in the same way. Each
+// halving is a loop of constant length over two arrays, which the compiler turns into vector code.
 constexpr std::uint64_t kBatch = 64;
 
 __extension__ using Uint128 = unsigned __int128;

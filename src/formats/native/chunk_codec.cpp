@@ -13,11 +13,11 @@
 namespace tessera::formats::native {
 namespace {
 
-/// A chunk is compressed if that saves at least 1/16 of it.
+/// A chunk is stored compressed if this saves at least 1/16 of its size.
 constexpr std::uint64_t kMinSavingDivisor = 16;
 
 /// If Huffman codes alone halve the size of a chunk, the chunk may have runs and repetitions.
-/// Weights have none: their noise takes at least half.
+/// Weights have none: their noise alone takes at least half of the size.
 constexpr std::uint64_t kRegularDivisor = 2;
 /// The zstd level that is also tried for a chunk that Huffman codes alone halve.
 constexpr int kMatchingLevel = 1;

@@ -30,7 +30,8 @@ std::string role_name(FileRole role) {
                         std::to_string(nbytes_there) + " bytes", "truncated?");
 }
 
-/// Requires: `there` is the header, or all bytes of a file that is shorter than a header.
+/// Throws unless the file begins with the magic. Requires: `there` is the header, or all bytes of a
+/// file that is shorter than a header.
 void check_magic(std::span<const std::byte> there, const std::string& path) {
   if (starts_with(there, kMagic)) return;
   if (starts_with(there, kHdf5Magic)) {

@@ -24,11 +24,11 @@ class Channel {
 
   WritableFile& file() { return *file_; }
 
-  /// Drops all further writes of the library, so that it can close a file that has failed or is no
-  /// longer wanted.
+  /// Drops all further writes of the library, so that the library can close a file that has failed
+  /// or is no longer wanted.
   void abandon() { abandoned_ = true; }
 
-  /// Stops raw data from reaching the file, and records where the library would write them.
+  /// Stops raw data from reaching the file, and records where the library would write this data.
   void start_placing() { placed_ = ByteRange{}; }
   /// Returns the recorded place, and lets later raw data reach the file again.
   ByteRange take_placed();

@@ -23,8 +23,8 @@ class LibraryScope {
   void* report_data_ = nullptr;
 };
 
-/// Owns one HDF5 object of any kind, or none. Move-only. Ignores the result of closing, which is
-/// right except for written files (see `close_file`).
+/// Owns one HDF5 object of any kind, or none. Move-only. Ignores errors of closing, which is right
+/// for every object except a file that was written (see `close_file`).
 class Handle {
  public:
   using Close = herr_t (*)(hid_t);

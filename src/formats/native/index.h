@@ -73,9 +73,9 @@ std::uint64_t table_entry_nbytes(Encoding encoding);
 /// Returns the encoded index. Equal indexes give equal bytes.
 std::vector<std::byte> encode_index(const Index& index);
 
-/// Decodes the result of `read_index_bytes`. Checks everything that needs no further reading. The
-/// caller may rely on: sorted and unique names, known dtypes, valid shapes, regions within their
-/// tensors, ranks below the world size, byte ranges within the rank file.
+/// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
+/// more. The caller may rely on: sorted and unique names, known dtypes, valid shapes, regions
+/// within their tensors, ranks below the world size, byte ranges within the rank file.
 /// Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);

@@ -222,7 +222,8 @@ void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
   }
 }
 
-/// Returns the range of elements of a piece in the file. Requires: the piece is laid out plain.
+/// Returns where `nbytes` bytes of a piece, from its element `begin` on, are in the file. Requires:
+/// the piece is laid out plain.
 ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begin,
                                       std::size_t nbytes) {
   const std::uint64_t offset = stored_of(piece).begin + static_cast<std::uint64_t>(begin) *
@@ -384,7 +385,7 @@ void RankFileWriter::complete() {
 }
 
 /// Fills in the stored pieces from their blocks. Counts `table_begin` from the start of the tables,
-/// whose place in the file is not known yet. Returns the bytes of all tables.
+/// whose place in the file is not known yet. Returns the size of all tables. Units: bytes.
 std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
   for (PieceState& piece : pieces_) {

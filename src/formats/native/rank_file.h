@@ -20,7 +20,7 @@
 
 namespace tessera::formats::native {
 
-/// The journal for the finished blocks of a rank's file, if any.
+/// The journal that records the finished blocks of a rank's file; null if there is none.
 struct RankFileJournal {
   Journal* journal = nullptr;
   std::vector<CheckpointWriter::PieceId> pieces{};  // by their numbers in the file

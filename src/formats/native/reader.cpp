@@ -22,7 +22,8 @@ constexpr std::uint64_t kBlocksPerRead = 8;
 // How many table entries are in memory at a time.
 constexpr std::uint64_t kEntriesPerRead = 4096;
 
-// A checkpoint's values may be nested deeper than other JSON, as its writer has no such limit.
+// A checkpoint's values may be nested deeper than other JSON, because their writer does not limit
+// the depth.
 constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
 
 /// Copies the bytes of `wanted` that are in `block` (a range of the piece) to their place in `out`.

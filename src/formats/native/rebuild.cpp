@@ -52,7 +52,8 @@ std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
                         "is this a native checkpoint?");
 }
 
-/// Reads one rank's index. Throws: Error(corruption) if it does not fit the ranks before.
+/// Reads one rank's index. Throws: Error(corruption) if it contradicts the ranks that were added
+/// before.
 void add_rank(const FileSystem& fs, const std::string& path, std::int64_t rank,
               RankIndexes& indexes) {
   const std::string file_path = join_path(path, rank_file_name(rank));

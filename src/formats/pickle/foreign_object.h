@@ -14,8 +14,8 @@ namespace tessera::formats::pickle {
 /// a class, or what a function returned. [Note: Foreign globals]
 bool is_foreign(Object object);
 
-/// Returns the name of a foreign object's class or function: `argparse.Namespace`. Looks through
-/// the functions of `copyreg` that make objects of a class.
+/// Returns the name of a foreign object's class or function: `argparse.Namespace`. If a function of
+/// `copyreg` makes the object, returns the name of its class, not the name of that function.
 std::string foreign_name(Object object);
 
 /// Says what a foreign object is: `object of class argparse.Namespace`, `call of os.system`.

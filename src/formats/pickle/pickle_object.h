@@ -68,7 +68,7 @@ struct Call {
 
 struct Node {
   ObjectKind kind;
-  bool is_instance = false;  // a call by an opcode that is for classes only
+  bool is_instance = false;  // a call by an opcode that exists only for classes
   bool is_variant = false;   // bytes: a bytearray; set: a frozenset
   std::uint32_t
       offset;  // in the pickle, of the opcode that made it; kNoObject for shared constants
@@ -116,15 +116,16 @@ class Object {
 
   std::string_view global_module(std::string_view rule) const;
   std::string_view global_name(std::string_view rule) const;
-  /// Returns the allow-list's number for a global, or for the global that a call names;
-  /// kForeignMeaning if it is not listed.
+  /// Returns the allow-list's number for a global, or for the global that a call names. Returns
+  /// kForeignMeaning if the global is not listed.
   std::uint32_t meaning(std::string_view rule) const;
 
   Object call_arguments(std::string_view rule) const;  // a tuple
   /// Returns the state of the last BUILD. If a foreign call has several states, returns a tuple of
   /// them.
   std::optional<Object> call_state(std::string_view rule) const;
-  /// Says whether an opcode that is for classes only made the call: NEWOBJ, OBJ, INST, NEWOBJ_EX.
+  /// Says whether the call comes from an opcode that exists only for classes: NEWOBJ, OBJ, INST,
+  /// NEWOBJ_EX.
   bool is_instance() const { return node().is_instance; }
   /// Says whether an object of kind `bytes` is a bytearray, or one of kind `set` a frozenset. The
   /// opcode that made the object shows this.

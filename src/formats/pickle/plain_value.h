@@ -54,7 +54,8 @@ enum class ValueGlobal : std::uint32_t {
 /// Returns the table of the globals in ValueGlobal, for an AllowList.
 std::span<const AllowedGlobal> value_globals();
 
-/// Returns the ValueGlobal of the call or global `object`, or nothing if it is no such global.
+/// Returns the ValueGlobal of `object`, which is a global or a call of one; nothing if there is
+/// none.
 std::optional<ValueGlobal> value_global(Object object);
 
 /// A limit on the total output of all walks over one graph. A graph shares its objects, so a few

@@ -121,7 +121,8 @@ class Machine {
     graph_.file_offset_ = source.file_offset;
     graph_.bytes_ = std::move(bytes);
     nbytes_ = graph_.bytes_.size();
-    // The usual sizes for a pickle of this size, so that little is moved while the graph grows.
+    // Reserves what a pickle of this size usually needs, so that little is moved while the graph
+    // grows.
     const std::size_t expected_nbytes = std::min<std::size_t>(nbytes_, std::size_t{1} << 25);
     graph_.nodes_.reserve(expected_nbytes / 5);
     graph_.links_.reserve(expected_nbytes / 5);
@@ -360,7 +361,8 @@ class Machine {
       fail(ErrorKind::corruption, "stack: expected an object, found none");
     return stack_.back();
   }
-  /// Pops the last mark and returns where the objects above it begin. They stay on the stack.
+  /// Pops the last mark and returns where the objects above the mark begin. These objects stay on
+  /// the stack.
   std::size_t pop_mark() {
     if (marks_.empty()) fail(ErrorKind::corruption, "stack: expected a MARK, found none");
     const std::size_t begin = marks_.back();
@@ -622,7 +624,8 @@ class Machine {
 
   void put(std::uint64_t slot) {
     const std::uint32_t id = top();
-    // It takes at least one opcode to fill a slot, and picklers number slots from 0.
+    // It takes at least one opcode to fill a slot, and picklers number slots from 0. So every slot
+    // number is below the number of bytes.
     if (slot >= nbytes_) {
       fail_expected(ErrorKind::corruption, "memo slot", "below " + std::to_string(nbytes_),
                     std::to_string(slot));

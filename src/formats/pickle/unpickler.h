@@ -36,8 +36,8 @@ class AllowList {
   std::vector<AllowedGlobal> prefixes_;
 };
 
-/// Says what becomes of a global that the allow-list lacks. Nothing is ever looked up or called.
-/// [Note: Foreign globals]
+/// What to do with a global that the allow-list lacks. Nothing is ever looked up or called. [Note:
+/// Foreign globals]
 struct ForeignGlobals {
   enum class Policy {
     refuse,  // Error(unsupported), even if nothing uses the global

@@ -206,7 +206,8 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   int depth_ = 0;
 };
 
-/// Turns entries into tensors. Checks each rule before computing anything from its numbers.
+/// Turns entries into tensors. Checks the numbers of an entry before it computes anything from
+/// them.
 class EntryChecker {
  public:
   EntryChecker(const std::string& path, std::uint64_t data_begin, std::uint64_t data_nbytes)

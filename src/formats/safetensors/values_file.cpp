@@ -76,7 +76,7 @@ class ValuesFileReader {
     if (!key_path) {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
-    // A format that nests by key paths would give the entry another name.
+    // Otherwise a format that nests by key paths would give the entry another name.
     if (spell(*key_path) != name) refuse(name, "key_paths", "keys that spell the name");
     return std::move(*key_path);
   }

@@ -25,8 +25,8 @@ inline constexpr std::string_view kStructureKey = "tessera.structure";
 /// parse the whole header.
 inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
-/// Returns the path of the values file of a single tensor file, or of the files that an index
-/// names.
+/// Returns the path of the values file that belongs to `tensors`: a single tensor file, or the
+/// `<model>.safetensors` that an index `<model>.safetensors.index.json` stands for.
 inline std::string values_path_of(const std::string& tensors) {
   return tensors + std::string(kValuesSuffix);
 }

@@ -54,8 +54,9 @@ struct JournalContents {
   std::uint64_t end_nbytes = 0;  // the end of the last whole line
 };
 
-/// Reads the journal at `path`, up to the first line that is torn or damaged. Returns nothing if it
-/// records no finished block or does not exist. Memory: twice the result, for any size of the file.
+/// Reads the journal at `path`, up to the first line that is torn or damaged. Returns nothing if
+/// the journal records no finished block or does not exist. Memory: twice the result, for any size
+/// of the file.
 /// Throws: Error(already_exists) if another file has the name; Error(unsupported) for a journal of
 /// a later version.
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path);
@@ -75,7 +76,7 @@ JournalHead read_journal_head(const FileSystem& fs, const std::string& path);
 /// From then on, the staging path may hold the replaced checkpoint.
 std::string exchange_line();
 
-/// Records finished blocks, and knows those of the interrupted run.
+/// Records finished blocks, and finds those that the interrupted run recorded.
 ///
 /// A line is written after its block; lines of small blocks are written together. Nothing is
 /// synced: before a journal is trusted, it is checked against the files, so lines that survive
@@ -121,7 +122,7 @@ class Journal {
   std::uint64_t unnoted_data_nbytes_ = 0;  // of the blocks in `lines_`
   bool has_finished_blocks_ = false;
   mutable std::string open_path_;
-  mutable std::shared_ptr<const ReadableFile> open_file_;  // blocks come file by file
+  mutable std::shared_ptr<const ReadableFile> open_file_;  // kept open: blocks come file by file
 };
 
 /// Fills `room` with the block, if an interrupted run recorded it as plain at `range` of the file

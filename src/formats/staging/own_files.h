@@ -8,7 +8,7 @@
 
 namespace tessera::formats {
 
-/// Which names belong to a checkpoint's files, also while it is being written.
+/// Which names belong to a checkpoint's files, also while the checkpoint is being written.
 enum class FileNames {
   of_our_writers,     // in all formats
   of_one_checkpoint,  // written by anybody, in the one format that the names show

@@ -56,7 +56,7 @@ void require_mark(const FileSystem& fs, const std::string& path, const std::stri
   refuse_to_replace(path, option, mark->in_words, found_in_words(begin));
 }
 
-/// Throws if the content of a single file is not of its format. Accepts an empty file.
+/// Throws if the content of a single file is not of the driver's format. Accepts an empty file.
 void require_single_file(const FileSystem& fs, const std::string& path, const FormatDriver& driver,
                          const std::string& option) {
   const std::string begin = begin_of(fs, path);

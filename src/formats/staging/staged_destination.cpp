@@ -509,8 +509,8 @@ void StagedDestination::publish() {
     state_ = State::appeared;
   } else {
     require_replaceable();
-    // The replaced checkpoint is at the staging path until it is removed: lock it, so that no other
-    // writer takes that path over.
+    // The replaced checkpoint will be at the staging path until it is removed. It gets locked, so
+    // that no other writer takes that path over.
     FileDescriptor replaced = open_object(destination_);
     if (replaced) try_lock(replaced);
     replaced_lock_fd_ = replaced.release();

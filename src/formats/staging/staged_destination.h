@@ -68,7 +68,7 @@ class StagedDestination {
   /// Returns the path of the journal of a staging path.
   static std::string journal_path_of(const std::string& staging_path);
 
-  /// Whether `path` leads to a staging path whose journal describes the work.
+  /// Whether `path` leads to a staging path that has a journal with the description of its work.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
 
   /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
@@ -126,7 +126,7 @@ class StagedDestination {
   /// Makes the destination appear durably, but keeps what it replaced: if this is destroyed without
   /// commit, the destination is restored. For destinations that must appear together.
   void publish();
-  /// Publishes, unless already done, and removes what was replaced.
+  /// Publishes if `publish` has not been called yet, and removes what was replaced.
   void commit();
 
  private:

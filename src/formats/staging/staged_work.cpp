@@ -79,7 +79,7 @@ StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& optio
   return go_on;
 }
 
-/// Refuses what a resuming writer would not write into, such as a link.
+/// Throws if a resuming writer would not write into the object at `path`, such as a link.
 void require_writable(FileSystem& fs, const std::string& path) {
   fs.open_for_update(path)->close();
 }

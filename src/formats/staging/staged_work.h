@@ -55,8 +55,9 @@ class StagedWork {
   bool is_resumed() const { return staged_.has_left_over(); }
 
   /// Names all files that the writer makes in the directory, apart from the extra files. Files of
-  /// other names would become part of the destination, so they are refused: in resumed work now, in
-  /// any work on commit. Resumed work is refused too if one of its files cannot be written into.
+  /// other names would become part of the destination. So this function refuses them in resumed
+  /// work, and `commit` refuses them in any work. This function also refuses resumed work if one of
+  /// its files cannot be written into.
   /// Throws: Error(already_exists) naming the first file.
   void set_file_names(const std::set<std::string>& names);
 

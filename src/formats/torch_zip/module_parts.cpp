@@ -17,7 +17,7 @@ bool is_dict(const std::optional<Object>& object) {
          (object->is(ObjectKind::call) && value_global(*object) == ValueGlobal::ordered_dict);
 }
 
-/// Returns the str in a set, which is a call of `set` with a list before protocol 4.
+/// Returns the strings in a set. Before protocol 4, a pickled set is a call of `set` with a list.
 std::vector<std::string_view> names_in(const std::optional<Object>& set) {
   std::vector<std::string_view> names;
   if (!set) return names;

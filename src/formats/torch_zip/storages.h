@@ -25,9 +25,10 @@ class Storages {
   virtual std::string name(std::size_t storage) const = 0;
 
   virtual std::uint64_t nbytes(std::size_t storage) const = 0;
-  /// Says whether the bytes are stored as they are, and not compressed.
+  /// Says whether the bytes of a storage are stored uncompressed.
   virtual bool is_plain(std::size_t /*storage*/) const { return true; }
-  /// Returns how many bytes the file stores as they are. May count bytes that are no storage's.
+  /// Returns how many uncompressed bytes the file stores. May also count bytes that belong to no
+  /// storage.
   virtual std::uint64_t plain_nbytes() const = 0;
   /// Returns the stored CRC-32 of the bytes, if there is one.
   virtual std::optional<std::uint32_t> crc32(std::size_t /*storage*/) const { return std::nullopt; }

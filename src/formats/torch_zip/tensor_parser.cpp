@@ -124,8 +124,8 @@ Shape naturals(Object object, std::string_view rule) {
   return values;
 }
 
-/// Returns the end of the storage elements that the tensor reaches, or nothing if it does not fit
-/// into 63 bits. Requires: the tensor is not empty.
+/// Returns the end of the range of storage elements that the tensor uses; nothing if this end does
+/// not fit into 63 bits. Requires: the tensor is not empty.
 std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
   std::optional<std::int64_t> reach = checked_add<std::int64_t>(tensor.storage_offset, 1);
   for (std::size_t i = 0; i < tensor.shape.size() && reach; ++i) {
@@ -401,8 +401,8 @@ TensorParser::Storage TensorParser::parse_storage(Object persistent) {
   return view_of(storage, id);
 }
 
-/// Returns the part of a storage that its id names: before PyTorch 0.4, a storage could be a view
-/// of another one, and its id says which elements: (key, offset, numel).
+/// Returns the part of a storage that its id names. Before PyTorch 0.4, a storage could be a view
+/// of another storage. Its id then says which elements it has: (key, offset, numel).
 TensorParser::Storage TensorParser::view_of(Storage storage, const StorageId& id) {
   if (id.items.num_items("storage id") < 6 || id.items.item(5).is(ObjectKind::none)) return storage;
   const Object view = id.items.item(5);

@@ -54,7 +54,8 @@ struct StorageId {
 StorageId storage_id(pickle::Object persistent);
 
 /// Makes tensor records from calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
-/// and checks each against the bytes of its storage. Not thread-safe; `stored` must outlive it.
+/// and checks each record against the bytes of its storage. Not thread-safe; `stored` must outlive
+/// it.
 class TensorParser {
  public:
   explicit TensorParser(const Storages& stored)
@@ -68,7 +69,8 @@ class TensorParser {
   /// or that would exceed the limit for the bytes of the archive (expansion_limit.h).
   TensorRecord parse(pickle::Object object);
 
-  /// Returns how many of the tensors were one rank's part of a DTensor or a ShardedTensor.
+  /// Returns how many of the parsed tensors were only one rank's part of a DTensor or a
+  /// ShardedTensor.
   std::size_t num_local_tensors() const { return num_local_tensors_; }
 
  private:

@@ -124,7 +124,8 @@ class SavedObject {
   enum class ByteOrder { little, big };
 
   SavedObject() = default;
-  /// Takes what the file holds. `path` is for messages. Call it once, in the constructor.
+  /// Takes over what was read from the file. `path` is for messages. Call it once, in the
+  /// constructor.
   void take(std::string path, pickle::ObjectGraph graph, std::unique_ptr<Storages> storages,
             ByteOrder order = ByteOrder::little);
 

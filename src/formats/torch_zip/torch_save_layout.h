@@ -56,7 +56,7 @@ class TorchSaveLayout {
 /// Returns the file that `torch.save` would write for a contiguous tensor, without its bytes.
 TorchSaveLayout tensor_save_layout(DType dtype, std::span<const std::int64_t> shape);
 
-/// Returns the file that `torch.save` would write for a value, whole.
+/// Returns the whole file that `torch.save` would write for a value.
 std::string torch_save_value(const Value& value);
 
 }  // namespace tessera::formats::torch_zip

@@ -145,8 +145,8 @@ class PickleSequence {
   std::uint64_t position_ = 0;
 };
 
-/// torch writes streams in little-endian order on every machine, except for complex numbers, whose
-/// two parts a big-endian machine exchanges.
+/// Throws for complex numbers from a big-endian machine. torch writes streams in little-endian
+/// order on every machine, but a big-endian machine exchanges the two parts of complex numbers.
 void refuse_exchanged_parts(const ObjectGraph& machine, const ObjectGraph& saved) {
   const auto is_little = machine.root().find("little_endian");
   if (!is_little || is_little->as_boolean("little_endian")) return;

@@ -45,7 +45,7 @@ void append_or_zip64(std::string& out, std::uint64_t value) {
   append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
 }
 
-/// What a local header and a directory entry both say of a member.
+/// What both a local header and a directory entry say about a member.
 struct SharedFields {
   std::uint16_t version_needed;
   std::uint32_t crc;

@@ -24,12 +24,12 @@ enum class Compression : std::uint8_t { stored, deflated, other };
 struct Member {
   std::string name;
   std::uint64_t nbytes = 0;         // uncompressed
-  std::uint64_t stored_nbytes = 0;  // in the archive; equal if not compressed
+  std::uint64_t stored_nbytes = 0;  // in the archive; equal to `nbytes` if not compressed
   Compression compression = Compression::stored;
   std::uint32_t crc32 = 0;
   ByteRange extent;  // in the file: local header, data, and bytes up to the next member
 
-  /// Says whether there is a CRC to check: torch.save has an option that leaves it 0.
+  /// Says whether there is a CRC to check: torch.save has an option that leaves the CRC 0.
   bool has_crc() const { return crc32 != 0 || nbytes == 0; }
 };
 

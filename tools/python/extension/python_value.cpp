@@ -12,7 +12,7 @@ nb::object stolen(PyObject* object) {
   return nb::steal(object);
 }
 
-/// Where a value is put: inside a set or as a dict's key, a set must be a frozenset.
+/// Where a value is put. Inside a set, or as a dict's key, a set must be a frozenset.
 enum class Place { anywhere, hashed };
 
 class ToPython {
