@@ -42,7 +42,7 @@ void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_
   std::ranges::stable_sort(counted, {}, &OpenedClass::name);
 }
 
-/// Returns the refusal of an object with the number of tensors that the object holds added.
+/// Returns `refusal`, and says in its text how many tensors the refused object holds.
 Error with_held(const Error& refusal, std::size_t num_tensors) {
   if (num_tensors == 0) return refusal;
   return Error(refusal.kind(), refusal.where(),
