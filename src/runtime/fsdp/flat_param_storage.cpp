@@ -1,5 +1,6 @@
 #include "runtime/fsdp/flat_param_storage.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/types.h>
 
 #include "runtime/fsdp/spare_memory.h"
@@ -48,7 +49,9 @@ void FlatParamStorage::copy_own_shard(const std::vector<ManagedParameter>& param
                             : flat;
   if (contents_.options().offload == Offload::params) {
     sharded_flat_param_ = sharded_flat_param_.to(at::kCPU);
-    if (!compute_device_.is_cpu()) sharded_flat_param_ = sharded_flat_param_.pin_memory();
+    if (at::isAccelerator(compute_device_.type())) {
+      sharded_flat_param_ = sharded_flat_param_.pin_memory();
+    }
   }
 }
 
