@@ -14,7 +14,7 @@ namespace tessera::sim {
 namespace {
 
 constexpr std::size_t kPoolSize = 32;
-constexpr auto kPatience = std::chrono::seconds(60);  // for other ranks
+constexpr auto kPatience = std::chrono::seconds(30);  // for other ranks
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::vector<c10::StreamId> streams_of_thread;  // by device
@@ -91,6 +91,31 @@ bool advance(Stream& stream, std::uint64_t number) {
   }
   stream.is_advancing = false;
   return stream.num_done >= number;
+}
+
+std::string place_of(const Stream& stream) {
+  return "stream " + std::to_string(stream.id) + " of device " + std::to_string(stream.device);
+}
+
+/// Returns what each stream with jobs waits for, a line for each.
+std::string description_of_busy_streams() {
+  std::string text;
+  for (const Stream* const stream : streams().busy) {
+    const Job& job = stream->queue.front();
+    text += "\n" + place_of(*stream) + " has done " + std::to_string(stream->num_done) + " of " +
+            std::to_string(stream->num_launched) + " jobs";
+    if (job.awaited != nullptr && job.awaited->num_done < job.awaited_number) {
+      text += "; waits for job " + std::to_string(job.awaited_number) + " of " +
+              place_of(*job.awaited);
+    }
+    if (!job.rendezvous) continue;
+    for (const auto& arrival : job.rendezvous->arrivals) {
+      text += arrival.stream == nullptr ? "; waits for a rank that has launched nothing"
+                                        : "; meets job " + std::to_string(arrival.number) + " of " +
+                                              place_of(*arrival.stream);
+    }
+  }
+  return text;
 }
 
 /// What the thread of a stream does, for good.
@@ -238,8 +263,9 @@ void wait_for(const EventState& event) {
   };
   while (!is_there()) {
     all.changed.wait_for(lock, std::chrono::milliseconds(20));
-    TORCH_CHECK(std::chrono::steady_clock::now() < end, "sim: stream ", stream.id, " of device ",
-                int{stream.device}, " does not end: does another rank lack a collective?");
+    TORCH_CHECK(std::chrono::steady_clock::now() < end, "sim: ", place_of(stream),
+                " does not end: does another rank lack a collective?",
+                description_of_busy_streams());
   }
   join(all.host_clock[static_cast<std::size_t>(stream.device)], event.clock);
   if (all.failure) std::rethrow_exception(std::exchange(all.failure, nullptr));
