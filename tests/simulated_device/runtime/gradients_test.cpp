@@ -32,7 +32,8 @@ std::map<std::string, at::Tensor> expected_gradients(int num_batches) {
   return gradients;
 }
 
-void expect_whole_gradients(Transformer& model, const std::map<std::string, at::Tensor>& expected,
+template <class Model>
+void expect_whole_gradients(Model& model, const std::map<std::string, at::Tensor>& expected,
                             double factor = 1) {
   const UnshardedParams whole(*model, {.writeback = false, .with_grads = true});
   for (const auto& each : model->named_parameters()) {
@@ -104,6 +105,48 @@ TEST_P(GradientsOnDeviceTest, AreClipped) {
       EXPECT_NEAR(clip_grad_norm_(*model, 1e-3), norm, 1e-5 * norm);
       expect_whole_gradients(model, clipped);
     });
+  }
+}
+
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    always = register_module("always", torch::nn::Linear(32, 32));
+    sometimes = register_module("sometimes", torch::nn::Linear(32, 32));
+  }
+  at::Tensor forward(const at::Tensor& x, bool uses_both) {
+    const at::Tensor y = always->forward(x);
+    return uses_both ? sometimes->forward(y) : y;
+  }
+  torch::nn::Linear always{nullptr}, sometimes{nullptr};
+};
+TORCH_MODULE(Branches);
+
+TEST_P(GradientsOnDeviceTest, OfAUnitThatOneRankUsesAreAveragedOverAll) {
+  const auto input_of = [](int rank) {
+    return torch::linspace(-1, 1 + rank, 4 * 32).reshape({4, 32});
+  };
+  Branches on_cpu = test::seeded<Branches>();
+  on_cpu->forward(input_of(0), true).square().sum().backward();
+  on_cpu->forward(input_of(1), false).square().sum().backward();
+  std::map<std::string, at::Tensor> expected;
+  for (const auto& each : on_cpu->named_parameters()) expected[each.key()] = each.value().grad();
+  for (const bool is_in_bfloat16 : {false, true}) {
+    test::on_devices(2, [&](const dist::Mesh& mesh) {
+      const at::Device own = device(mesh.rank());
+      Branches model = test::seeded<Branches>();
+      model->to(own);
+      FullyShardOptions options{.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::LinearImpl>()};
+      if (is_in_bfloat16) options.mixed_precision.param_dtype = torch::kBFloat16;
+      fully_shard(*model, options);
+      const at::Tensor x = input_of(mesh.rank()).to(own);
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        const bool uses_both = mesh.rank() == 0 || step == 0;
+        forward(model, x, uses_both).to(torch::kFloat).square().sum().backward();
+      }
+      if (!is_in_bfloat16) expect_whole_gradients(model, expected, 0.5);
+    });
+    test::accelerator::end();
   }
 }
 

@@ -105,25 +105,31 @@ TEST_P(StateOnDeviceTest, StateDictsOfEachTypeComeBack) {
 }
 
 TEST_P(StateOnDeviceTest, UnshardParamsKeepsWhatIsWritten) {
+  auto expected = expected_after(1);
+  for (auto& each : expected) each.second.mul_(2);
+  const auto expect_kept = [&](const dist::Mesh& mesh, ShardingStrategy strategy,
+                               const UnshardParamsOptions& options) {
+    Trainer trainer(mesh, strategy);
+    trainer.step();
+    {
+      const UnshardedParams whole(*trainer.model, options);
+      const at::NoGradGuard no_grad;
+      if (!options.rank0_only || mesh.rank() == 0) {
+        for (at::Tensor& each : test::unique_parameters(*trainer.model)) each.mul_(2);
+      }
+    }
+    expect_parameters(*trainer.model, expected);
+    trainer.step();  // passes go on
+  };
   for (const bool is_rank0_only : {false, true}) {
     SCOPED_TRACE(is_rank0_only ? "rank 0 only" : "all ranks");
     for (const bool is_on_cpu : {false, true}) {
-      test::on_devices(2, [&](const dist::Mesh& mesh) {
-        Trainer trainer(mesh, FULL_SHARD);
-        trainer.step();
-        auto expected = expected_after(1);
-        for (auto& each : expected) each.second.mul_(2);
-        {
-          const UnshardedParams whole(
-              *trainer.model, {.rank0_only = is_rank0_only, .offload_to_cpu = is_on_cpu});
-          const at::NoGradGuard no_grad;
-          if (!is_rank0_only || mesh.rank() == 0) {
-            for (at::Tensor& each : test::unique_parameters(*trainer.model)) each.mul_(2);
-          }
-        }
-        expect_parameters(*trainer.model, expected);
-        trainer.step();  // passes go on
-      });
+      const UnshardParamsOptions options{.rank0_only = is_rank0_only, .offload_to_cpu = is_on_cpu};
+      test::on_devices(
+          2, [&](const dist::Mesh& mesh) { expect_kept(mesh, FULL_SHARD, options); });
+      test::on_devices(
+          4, [&](const dist::Mesh& mesh) { expect_kept(mesh, HYBRID_SHARD, options); },
+          test::two_replicas());
       test::accelerator::end();
     }
   }
