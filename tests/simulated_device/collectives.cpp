@@ -95,6 +95,15 @@ void compute_all_reduce(Operands& of, bool is_max) {
   for (auto& output : of.outputs) output[0].copy_(sum);
 }
 
+/// Inputs: what a rank sends to each rank; outputs: what it gets from each.
+void compute_all_to_all(Operands& of) {
+  for (std::size_t to = 0; to < of.size(); ++to) {
+    for (std::size_t from = 0; from < of.size(); ++from) {
+      of.outputs[to][from].copy_(of.inputs[from][to]);
+    }
+  }
+}
+
 class SimBackend final : public c10d::Backend {
  public:
   SimBackend(std::shared_ptr<Shared> shared, int rank, int size, at::Device device)
@@ -126,6 +135,13 @@ class SimBackend final : public c10d::Backend {
         if (to != root) of.outputs[to][0].copy_(of.outputs[root][0]);
       }
     });
+  }
+  c10::intrusive_ptr<Work> alltoall_base(Tensor& output, Tensor& input,
+                                         std::vector<std::int64_t>& output_sizes,
+                                         std::vector<std::int64_t>& input_sizes,
+                                         const c10d::AllToAllOptions& /*options*/) override {
+    return start("all_to_all", input.split_with_sizes(input_sizes),
+                 output.split_with_sizes(output_sizes), compute_all_to_all);
   }
   c10::intrusive_ptr<Work> send(std::vector<Tensor>& tensors, int to, int /*tag*/) override {
     return start_pair(getRank(), to, 0, {tensors[0]}, {});

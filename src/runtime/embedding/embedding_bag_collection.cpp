@@ -35,7 +35,13 @@ EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> t
   for (const EmbeddingBagConfig& config : this->tables().configs()) {
     at::Tensor weight = torch::empty({config.num_embeddings, config.embedding_dim},
                                      at::TensorOptions(config.dtype).device(options.device));
-    if (!weight.is_meta()) embedding::initialize(config, weight);
+    if (options.device.is_cpu()) {
+      embedding::initialize(config, weight);
+    } else if (!weight.is_meta()) {  // the same values as on the CPU
+      at::Tensor values = torch::empty(weight.sizes(), config.dtype);
+      embedding::initialize(config, values);
+      weight.copy_(values);
+    }
     register_weight(config.name, weight.requires_grad_());
   }
 }
@@ -46,8 +52,9 @@ namespace {
 at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
-    // There are no ids, and perhaps no rows. The zeros still depend on the weight, for autograd.
-    return torch::zeros({offsets.numel() - 1, weight.size(1)}, at::kFloat) +
+    // No ids, and perhaps no rows: zeros that still depend on the weight for autograd.
+    return torch::zeros({offsets.numel() - 1, weight.size(1)},
+                        weight.options().dtype(at::kFloat).requires_grad(false)) +
            weight.narrow(0, 0, 0).sum();
   }
   namespace F = torch::nn::functional;
@@ -62,27 +69,35 @@ at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at
 }  // namespace
 
 KeyedTensor EmbeddingBagCollection::forward(const KeyedJaggedTensor& batch) {
-  const embedding::TableBatch slices = embedding::batch_for(tables(), batch);
+  const at::Device device = tables().configs().empty()
+                                ? at::Device(at::kCPU)
+                                : weight(tables().configs().front().name).device();
+  const embedding::TableBatch slices = embedding::batch_for(tables(), batch, device);
+  const auto long_options = at::TensorOptions(device).dtype(at::kLong);
+  const auto float_options = long_options.dtype(at::kFloat);
+  const at::Tensor ids = slices.ids.to(device);
   const at::Tensor sample_weights =
-      batch.has_weights() ? batch.weights().to(at::kFloat) : at::Tensor();
+      batch.has_weights() ? batch.weights().to(float_options) : at::Tensor();
   std::vector<at::Tensor> columns;
   for (std::size_t i = 0; i < tables().outputs().size(); ++i) {
     const EmbeddingBagConfig& config = tables().configs()[tables().outputs()[i].table];
     const embedding::TableBatch::Slice& slice = slices.slices[i];
-    at::Tensor lengths = torch::zeros({slices.batch_size}, at::kLong);
-    if (!slice.is_missing) lengths = slices.lengths.narrow(0, slice.first_bag, slices.batch_size);
-    const at::Tensor offsets = torch::cat({torch::zeros({1}, at::kLong), lengths.cumsum(0)});
+    at::Tensor lengths = torch::zeros({slices.batch_size}, long_options);
+    if (!slice.is_missing) {
+      lengths = slices.lengths.narrow(0, slice.first_bag, slices.batch_size).to(device);
+    }
+    const at::Tensor offsets = torch::cat({torch::zeros({1}, long_options), lengths.cumsum(0)});
     const auto cut = [&](const at::Tensor& tensor) {
       return tensor.narrow(0, slice.begin, slice.end - slice.begin);
     };
-    at::Tensor pooled = pooled_sums(weight(config.name), cut(slices.ids), offsets,
+    at::Tensor pooled = pooled_sums(weight(config.name), cut(ids), offsets,
                                     sample_weights.defined() ? cut(sample_weights) : at::Tensor());
     if (config.pooling == Pooling::mean) {
       pooled = pooled / lengths.clamp_min(1).to(at::kFloat).unsqueeze(1);
     }
     columns.push_back(std::move(pooled));
   }
-  return tables().named(columns.empty() ? torch::zeros({slices.batch_size, 0}, at::kFloat)
+  return tables().named(columns.empty() ? torch::zeros({slices.batch_size, 0}, float_options)
                                         : torch::cat(columns, 1));
 }
 

@@ -70,14 +70,16 @@ float* FusedState::data(const std::string& name) const {
   return it == slots.end() ? nullptr : it->tensor.mutable_data_ptr<float>();
 }
 
-FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns) {
+FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
+                         at::Device device) {
   FusedState state;
   const auto pointwise = [&](const char* name) {
     state.slots.push_back(
-        {name, StateKind::pointwise, table_memory({rows, columns}, at::kFloat).zero_()});
+        {name, StateKind::pointwise, table_memory({rows, columns}, at::kFloat, device).zero_()});
   };
   const auto row_wise = [&](const char* name) {
-    state.slots.push_back({name, StateKind::row_wise, table_memory({rows}, at::kFloat).zero_()});
+    state.slots.push_back(
+        {name, StateKind::row_wise, table_memory({rows}, at::kFloat, device).zero_()});
   };
   std::visit(
       [&](const auto& each) {

@@ -26,8 +26,9 @@ struct FusedState {
   float* data(const std::string& name) const;
 };
 
-/// Returns the state before the first step, for a shard of shape `[rows, columns]`.
-FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns);
+/// Returns the state of a shard before the first step. Shape: `[rows, columns]`.
+FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
+                         at::Device device = at::kCPU);
 
 /// Returns whether the optimizer counts steps.
 bool counts_steps(const FusedOptimizer& optimizer);

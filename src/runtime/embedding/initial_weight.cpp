@@ -98,7 +98,8 @@ std::uint64_t draw_seed(dist::Group& group) {
     const std::scoped_lock lock(generator.mutex());
     drawn = generator.get<at::CPUGeneratorImpl>()->random64();
   }
-  at::Tensor seed = torch::full({1}, static_cast<std::int64_t>(drawn), at::kLong);
+  at::Tensor seed =
+      torch::full({1}, static_cast<std::int64_t>(drawn), at::kLong).to(group.device());
   group.broadcast(seed, 0, "seed of embedding tables").wait();
   return static_cast<std::uint64_t>(seed.item<std::int64_t>());
 }

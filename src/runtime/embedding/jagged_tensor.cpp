@@ -49,8 +49,14 @@ Tensor own_copy(const Tensor& vector, at::Device device) {
   return vector.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
 
-/// Checks `lengths`. Returns lengths and offsets as int64, on the device of `values`.
-std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& lengths,
+/// Where bags begin, as int64. `lengths` and `offsets` are on the values' device.
+struct BagPlaces {
+  Tensor lengths;
+  Tensor offsets;
+  Tensor host_offsets;
+};
+
+BagPlaces checked_lengths(const Tensor& values, const Tensor& lengths,
                                           const BagNames& name) {
   check_vector(lengths, "lengths");
   const Tensor on_host = own_copy(lengths, at::kCPU);
@@ -72,13 +78,13 @@ std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& le
     refuse("sum of lengths", std::to_string(values.numel()) + ", the number of values",
            std::to_string(offset[num_bags]));
   }
-  return {on_host.to(values.device()), offsets.to(values.device())};
+  return {on_host.to(values.device()), offsets.to(values.device()), offsets};
 }
 
-Tensor lengths_of(const Tensor& values, const Tensor& offsets, const BagNames& name) {
+BagPlaces checked_offsets(const Tensor& values, const Tensor& offsets, const BagNames& name) {
   check_vector(offsets, "offsets");
   if (offsets.numel() == 0) refuse("offsets", "at least 1 (the number of bags + 1)", "none");
-  const Tensor on_host = offsets.to(at::kCPU, at::kLong).contiguous();
+  const Tensor on_host = own_copy(offsets, at::kCPU);
   const auto* const offset = on_host.const_data_ptr<std::int64_t>();
   if (offset[0] != 0) refuse("first offset", "0", std::to_string(offset[0]));
   const std::int64_t num_bags = on_host.numel() - 1;
@@ -92,7 +98,8 @@ Tensor lengths_of(const Tensor& values, const Tensor& offsets, const BagNames& n
     refuse("last offset", std::to_string(values.numel()) + ", the number of values",
            std::to_string(offset[num_bags]));
   }
-  return (on_host.narrow(0, 1, num_bags) - on_host.narrow(0, 0, num_bags)).to(values.device());
+  const Tensor lengths = on_host.narrow(0, 1, num_bags) - on_host.narrow(0, 0, num_bags);
+  return {lengths.to(values.device()), on_host.to(values.device()), on_host};
 }
 
 Tensor checked_weights(const Tensor& values, Tensor weights) {
@@ -110,31 +117,34 @@ Tensor checked_weights(const Tensor& values, Tensor weights) {
 
 // --- JaggedTensor
 
-JaggedTensor::JaggedTensor(Tensor values, Tensor lengths, Tensor offsets, Tensor weights)
+JaggedTensor::JaggedTensor(Tensor values, Tensor lengths, Tensor offsets, Tensor weights,
+                           Tensor host_offsets)
     : values_(std::move(values)),
       lengths_(std::move(lengths)),
       offsets_(std::move(offsets)),
-      weights_(std::move(weights)) {}
+      weights_(std::move(weights)),
+      host_offsets_(std::move(host_offsets)) {}
 
 JaggedTensor JaggedTensor::from_lengths(Tensor values, Tensor lengths, Tensor weights) {
   check_vector(values, "values");
-  auto [own_lengths, offsets] = checked_lengths(values, lengths, {});
+  BagPlaces places = checked_lengths(values, lengths, {});
   weights = checked_weights(values, std::move(weights));
-  return {values.contiguous(), std::move(own_lengths), std::move(offsets), std::move(weights)};
+  return {values.contiguous(), std::move(places.lengths), std::move(places.offsets),
+          std::move(weights), std::move(places.host_offsets)};
 }
 
 JaggedTensor JaggedTensor::from_offsets(Tensor values, Tensor offsets, Tensor weights) {
   check_vector(values, "values");
-  Tensor lengths = lengths_of(values, offsets, {});
+  BagPlaces places = checked_offsets(values, offsets, {});
   weights = checked_weights(values, std::move(weights));
-  return {values.contiguous(), std::move(lengths), own_copy(offsets, values.device()),
-          std::move(weights)};
+  return {values.contiguous(), std::move(places.lengths), std::move(places.offsets),
+          std::move(weights), std::move(places.host_offsets)};
 }
 
 std::vector<Tensor> JaggedTensor::to_dense() const {
-  const Tensor on_host = lengths_.to(at::kCPU);
+  const Tensor lengths = host_offsets_.diff();
   return values_.split_with_sizes(
-      {on_host.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(on_host.numel())});
+      {lengths.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(lengths.numel())});
 }
 
 // --- KeyedJaggedTensor
@@ -169,11 +179,12 @@ KeyedJaggedTensor KeyedJaggedTensor::from_lengths(std::vector<std::string> keys,
   check_vector(values, "values");
   check_vector(lengths, "lengths");
   const std::int64_t batch_size = checked_batch_size(keys, lengths.numel());
-  auto [own_lengths, offsets] = checked_lengths(values, lengths, {keys, batch_size});
+  BagPlaces places = checked_lengths(values, lengths, {keys, batch_size});
   weights = checked_weights(values, std::move(weights));
   return {std::move(keys),
           batch_size,
-          {values.contiguous(), std::move(own_lengths), std::move(offsets), std::move(weights)}};
+          {values.contiguous(), std::move(places.lengths), std::move(places.offsets),
+           std::move(weights), std::move(places.host_offsets)}};
 }
 
 KeyedJaggedTensor KeyedJaggedTensor::from_offsets(std::vector<std::string> keys, Tensor values,
@@ -182,12 +193,12 @@ KeyedJaggedTensor KeyedJaggedTensor::from_offsets(std::vector<std::string> keys,
   check_vector(offsets, "offsets");
   const std::int64_t batch_size =
       checked_batch_size(keys, std::max<std::int64_t>(offsets.numel() - 1, 0));
-  Tensor lengths = lengths_of(values, offsets, {keys, batch_size});
+  BagPlaces places = checked_offsets(values, offsets, {keys, batch_size});
   weights = checked_weights(values, std::move(weights));
   return {std::move(keys),
           batch_size,
-          {values.contiguous(), std::move(lengths), own_copy(offsets, values.device()),
-           std::move(weights)}};
+          {values.contiguous(), std::move(places.lengths), std::move(places.offsets),
+           std::move(weights), std::move(places.host_offsets)}};
 }
 
 KeyedJaggedTensor KeyedJaggedTensor::from_dict(const Entries& entries) {
@@ -242,12 +253,15 @@ std::size_t KeyedJaggedTensor::position_of(const std::string& key) const {
 JaggedTensor KeyedJaggedTensor::bags_of(std::size_t begin, std::size_t end) const {
   const std::int64_t first = static_cast<std::int64_t>(begin) * batch_size_;
   const std::int64_t num_bags = static_cast<std::int64_t>(end - begin) * batch_size_;
-  const Tensor offsets = bags_.offsets_.narrow(0, first, num_bags + 1);
-  const auto begin_value = offsets[0].item<std::int64_t>();
-  const std::int64_t num_values = offsets[num_bags].item<std::int64_t>() - begin_value;
+  const Tensor host_offsets = bags_.host_offsets_.narrow(0, first, num_bags + 1);
+  const auto* const places = host_offsets.const_data_ptr<std::int64_t>();
+  const std::int64_t begin_value = places[0];
+  const std::int64_t num_values = places[num_bags] - begin_value;
   return {bags_.values_.narrow(0, begin_value, num_values),
-          bags_.lengths_.narrow(0, first, num_bags), offsets - begin_value,
-          has_weights() ? bags_.weights_.narrow(0, begin_value, num_values) : Tensor()};
+          bags_.lengths_.narrow(0, first, num_bags),
+          bags_.offsets_.narrow(0, first, num_bags + 1) - begin_value,
+          has_weights() ? bags_.weights_.narrow(0, begin_value, num_values) : Tensor(),
+          host_offsets - begin_value};
 }
 
 JaggedTensor KeyedJaggedTensor::operator[](const std::string& key) const {
@@ -301,7 +315,7 @@ KeyedJaggedTensor KeyedJaggedTensor::to(at::Device device) const {
   return {keys_,
           batch_size_,
           {bags_.values_.to(device), bags_.lengths_.to(device), bags_.offsets_.to(device),
-           has_weights() ? bags_.weights_.to(device) : Tensor()}};
+           has_weights() ? bags_.weights_.to(device) : Tensor(), bags_.host_offsets_}};
 }
 
 // --- KeyedTensor

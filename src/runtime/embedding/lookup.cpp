@@ -1,12 +1,10 @@
 #include "runtime/embedding/lookup.h"
 
-#include <ATen/Parallel.h>
 #include <torch/types.h>
 
 #include <algorithm>
 
-#include "embedding_kernels/pooled.h"
-#include "runtime/torch_bridge.h"
+#include "embedding_kernels/fused_update.h"
 #include "tessera/base/error.h"
 
 namespace tessera::embedding {
@@ -14,29 +12,20 @@ namespace {
 
 using at::Tensor;
 
-TableView view_of(const LocalTable& table) {
-  return {table.weight.data_ptr(), dtype_of(table.weight.scalar_type()), table.weight.size(0),
-          table.weight.size(1)};
-}
-
 /// Throws if the user has replaced the parameter's data.
 void check_memory(const LocalTable& table) {
   const Shape& shape = table.region.sizes;
+  const at::Device device = table.cache ? at::Device(at::kCPU) : table.device;
   const bool is_sound = table.weight.sizes() == at::IntArrayRef(shape) &&
-                        table.weight.is_contiguous() && table.weight.device() == at::kCPU &&
+                        table.weight.is_contiguous() && table.weight.device() == device &&
                         table.weight.scalar_type() == table.dtype;
   if (is_sound) return;
-  throw Error::expected(
-      ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
-      "the contiguous shard " + shape_to_string(shape) + " that tessera::shard made on the CPU",
-      c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(), " and strides ",
-               table.weight.strides()));
-}
-
-template <class T>
-std::span<const T> span_of(const Tensor& tensor) {
-  if (!tensor.defined()) return {};
-  return {tensor.const_data_ptr<T>(), static_cast<std::size_t>(tensor.numel())};
+  throw Error::expected(ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
+                        c10::str("the contiguous shard ", shape_to_string(shape), " of ",
+                                 table.dtype, " that tessera::shard made on ", device),
+                        c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(),
+                                 " and strides ", table.weight.strides(), " on ",
+                                 table.weight.device()));
 }
 
 /// Returns the optimizer without clipping and weight decay.
@@ -51,6 +40,16 @@ bool splits_rows(const LocalTable& table) {
          (table.rule.sharding == TableSharding::grid && table.rule.num_column_shards > 1);
 }
 
+bool has_peer(const LocalTable& table, int rank) {
+  return std::ranges::find(table.column_peers, rank) != table.column_peers.end();
+}
+
+/// Returns the position of a rank among the ranks that hold columns of the same rows.
+std::size_t place_of(const LocalTable& table, int rank) {
+  return static_cast<std::size_t>(std::ranges::find(table.column_peers, rank) -
+                                  table.column_peers.begin());
+}
+
 }  // namespace
 
 bool takes_steps(const LocalTable& table) {
@@ -58,8 +57,12 @@ bool takes_steps(const LocalTable& table) {
 }
 
 Lookup::Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
-               std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group)
-    : columns_(std::move(columns)), group_(std::move(group)) {
+               std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group,
+               at::Device device)
+    : columns_(std::move(columns)),
+      group_(std::move(group)),
+      device_(device),
+      kernels_(table_kernels_for(device)) {
   for (const Assignment& each : assignments) {
     table_of_feature_.insert(table_of_feature_.end(), each.outputs.size(),
                              static_cast<int>(looked_.size()));
@@ -70,149 +73,120 @@ Lookup::Lookup(const std::vector<Assignment>& assignments, PooledColumns columns
   });
 }
 
-std::vector<TableView> Lookup::views() const {
-  std::vector<TableView> views;
+std::vector<TableTensors> Lookup::tensors() const {
+  std::vector<TableTensors> tensors;
   for (const LocalTable* const table : looked_) {
     check_memory(*table);
-    views.push_back(view_of(*table));
+    tensors.push_back(table->cache ? table->cache->tensors(table->state.step)
+                                   : TableTensors{table->weight, &table->state});
   }
-  return views;
+  return tensors;
 }
 
-Bags Lookup::view(const LocalBags& bags) const {
-  return {table_of_feature_,
-          columns_.first,
-          bags.num_samples,
-          span_of<std::int64_t>(bags.ids),
-          span_of<std::int64_t>(bags.offsets),
-          span_of<float>(bags.weights)};
+FeatureBags Lookup::view(const LocalBags& bags) const {
+  return {table_of_feature_, columns_.first, bags.num_samples,  bags.ids,
+          bags.offsets,      bags.weights,   bags.output_begins};
 }
 
 void Lookup::pooled(const LocalBags& bags, Tensor& to) const {
-  pooled_sums(views(), view(bags), to.mutable_data_ptr<float>(), width(), at::get_num_threads());
+  kernels_->pooled(tensors(), view(bags), to);
 }
 
 Tensor Lookup::sample_weight_gradients(const LocalBags& bags, const Tensor& gradient) const {
-  Tensor result = torch::zeros({bags.ids.numel()}, at::kFloat);
-  embedding::sample_weight_gradients(views(), view(bags),
-                                     {gradient.const_data_ptr<float>(), width()},
-                                     result.mutable_data_ptr<float>(), at::get_num_threads());
-  return result;
+  return kernels_->sample_weight_gradients(tensors(), view(bags),
+                                           {gradient.view({bags.num_samples, width()})});
 }
 
-TableUpdate Lookup::update_of(std::size_t looked, const FusedOptimizer& optimizer) const {
-  const LocalTable& table = *looked_[looked];
-  const FusedState& state = table.state;
-  return {static_cast<int>(looked),
-          view_of(table),
-          optimizer,
-          {state.data("sum"), state.data("row_sum"), state.data("exp_avg"),
-           state.data("exp_avg_sq"), state.data("row_exp_avg_sq"), state.step}};
-}
-
-void Lookup::add_dense(std::size_t looked, const PooledGradient& gradient,
+void Lookup::add_dense(std::size_t looked, TableBackward& backward,
                        std::vector<Tensor>& gradients) {
   const LocalTable& table = *looked_[looked];
-  Tensor dense = torch::zeros(table.weight.sizes(), at::kFloat);
-  add_dense_gradient(touched_, static_cast<int>(looked), table.weight.size(1), gradient,
-                     dense.mutable_data_ptr<float>(), at::get_num_threads());
+  Tensor dense = backward.dense_gradient(static_cast<int>(looked));
   if (table.is_replicated()) {
     group_->all_reduce(dense, "gradient of table " + table.name).wait();
   }
   gradients[table.table] = dense.to(table.weight.scalar_type());
 }
 
-/// Updates the sharded tables that need nothing from other ranks: this rank holds whole rows, or
-/// the optimizer works per element.
-void Lookup::step_shards(const PooledGradient& gradient, const FusedOptimizer& optimizer) {
-  std::vector<TableUpdate> updates;
+/// Updates the tables whose rows this rank holds in full, or whose optimizer works per element.
+void Lookup::step_shards(TableBackward& backward, const FusedOptimizer& optimizer) {
+  std::vector<int> tables;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
     const LocalTable& table = *looked_[i];
     if (!takes_steps(table) || table.is_replicated()) continue;
     if (is_row_wise(optimizer) && table.column_peers.size() > 1) continue;
-    updates.push_back(update_of(i, optimizer));
+    tables.push_back(static_cast<int>(i));
   }
-  fused_update(updates, touched_, gradient, at::get_num_threads());
+  backward.fused_update(tables, optimizer);
 }
 
-/// Updates the tables whose columns are on several ranks, if the optimizer needs whole rows.
-void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimizer& optimizer) {
-  struct SplitTable {
-    std::size_t looked;
-    Tensor gradients;             // [touched rows, columns]
-    std::vector<Tensor> squares;  // for each peer, in their order: [touched rows]
-  };
+std::vector<Lookup::SplitTable> Lookup::split_tables(TableBackward& backward,
+                                                     const FusedOptimizer& optimizer) const {
   std::vector<SplitTable> split;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
     const LocalTable& table = *looked_[i];
     if (!takes_steps(table) || table.column_peers.size() < 2) continue;
-    const std::int64_t num_rows = touched_[static_cast<int>(i)].num_rows();
-    SplitTable& each = split.emplace_back();
-    each.looked = i;
-    each.gradients = torch::empty({num_rows, table.weight.size(1)}, at::kFloat);
-    const Tensor own = torch::empty({num_rows}, at::kFloat);
-    row_gradients(update_of(i, optimizer), touched_, gradient,
-                  each.gradients.mutable_data_ptr<float>(), own.mutable_data_ptr<float>(),
-                  at::get_num_threads());
+    SplitTable& each =
+        split.emplace_back(i, backward.row_gradients(static_cast<int>(i), optimizer));
     for (const int peer : table.column_peers) {
-      each.squares.push_back(peer == group_->rank() ? own : torch::empty({num_rows}, at::kFloat));
+      const Tensor& own = each.gradients.squares;
+      each.squares.push_back(peer == group_->rank() ? own : torch::empty_like(own));
     }
   }
-  // Sends each peer the squares of the tables that both have, in order. Sender and receiver have
-  // the same tables and touched rows.
+  return split;
+}
+
+/// Sends each rank the tables that it has columns of, in order. Both sides have the same tables and
+/// touched rows.
+void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
-  std::vector<Tensor> sent;
+  std::vector<Tensor> sent, received;
   for (int rank = 0; rank < group_->size(); ++rank) {
     if (rank == group_->rank()) continue;
     for (const SplitTable& each : split) {
-      const auto& peers = looked_[each.looked]->column_peers;
-      if (std::ranges::find(peers, rank) == peers.end()) continue;
-      const auto own = std::ranges::find(peers, group_->rank()) - peers.begin();
-      sent.push_back(each.squares[static_cast<std::size_t>(own)]);
+      const LocalTable& table = *looked_[each.looked];
+      if (!has_peer(table, rank)) continue;
+      sent.push_back(each.gradients.squares);
+      received.push_back(each.squares[place_of(table, rank)]);
       sizes[static_cast<std::size_t>(rank)] += sent.back().numel();
     }
   }
-  const Tensor to_all = sent.empty() ? torch::empty({0}, at::kFloat) : torch::cat(sent);
+  const Tensor to_all = sent.empty()
+                            ? torch::empty({0}, at::TensorOptions(device_).dtype(at::kFloat))
+                            : torch::cat(sent);
   Tensor from_all = torch::empty_like(to_all);
   group_->all_to_all(from_all, sizes, to_all, sizes, "squares of gradients").wait();
   std::int64_t begin = 0;
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    if (rank == group_->rank()) continue;
-    for (SplitTable& each : split) {
-      const auto& peers = looked_[each.looked]->column_peers;
-      const auto peer = std::ranges::find(peers, rank);
-      if (peer == peers.end()) continue;
-      Tensor& squares = each.squares[static_cast<std::size_t>(peer - peers.begin())];
-      squares.copy_(from_all.narrow(0, begin, squares.numel()));
-      begin += squares.numel();
-    }
-  }
-  for (SplitTable& each : split) {
-    const LocalTable& table = *looked_[each.looked];
-    Tensor whole = each.squares.front().clone();
-    for (std::size_t i = 1; i < each.squares.size(); ++i) whole += each.squares[i];
-    apply_row_gradients(update_of(each.looked, optimizer), touched_,
-                        each.gradients.const_data_ptr<float>(), whole.const_data_ptr<float>(),
-                        table.num_columns, at::get_num_threads());
+  for (Tensor& squares : received) {
+    squares.copy_(from_all.narrow(0, begin, squares.numel()));
+    begin += squares.numel();
   }
 }
 
-/// Updates a table that every rank has in full, with the gradients of all ranks.
-void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
+/// Updates tables whose columns are on several ranks, for an optimizer that needs whole rows.
+void Lookup::step_split_rows(TableBackward& backward, const FusedOptimizer& optimizer) {
+  std::vector<SplitTable> split = split_tables(backward, optimizer);
+  exchange_squares(split);
+  for (SplitTable& each : split) {
+    Tensor whole = each.squares.front().clone();
+    for (std::size_t i = 1; i < each.squares.size(); ++i) whole += each.squares[i];
+    backward.apply_row_gradients(static_cast<int>(each.looked), optimizer,
+                                 {each.gradients.rows, whole}, looked_[each.looked]->num_columns);
+  }
+}
+
+/// Updates a table that every rank has, with the gradients of all ranks.
+void Lookup::step_replica(std::size_t looked, TableBackward& backward,
                           const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];
   const std::int64_t width = table.weight.size(1);
-  const auto rows = touched_[static_cast<int>(looked)].rows;
-  const auto num_rows = static_cast<std::int64_t>(rows.size());
-  Tensor gradients = torch::empty({num_rows * width}, at::kFloat);
-  const Tensor squares = torch::empty({num_rows}, at::kFloat);
-  row_gradients(update_of(looked, without_changes_to_gradients(optimizer)), touched_, gradient,
-                gradients.mutable_data_ptr<float>(), squares.mutable_data_ptr<float>(),
-                at::get_num_threads());
+  const Tensor own_rows = backward.touched_rows(static_cast<int>(looked));
+  const Tensor gradients =
+      backward.row_gradients(static_cast<int>(looked), without_changes_to_gradients(optimizer))
+          .rows.view({-1});
   const auto num_ranks = static_cast<std::size_t>(group_->size());
   const std::string what = "gradients of table " + table.name;
   Tensor counts = torch::empty({group_->size()}, at::kLong);
-  group_->all_gather(counts, torch::full({1}, num_rows, at::kLong), what).wait();
+  group_->all_gather(counts, torch::full({1}, own_rows.numel(), at::kLong), what).wait();
   std::vector<std::int64_t> received(counts.const_data_ptr<std::int64_t>(),
                                      counts.const_data_ptr<std::int64_t>() + num_ranks);
   const auto exchange = [&](const Tensor& own, std::int64_t width_of_row) {
@@ -223,44 +197,59 @@ void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
     group_->all_to_all(all, num_received, own.repeat({group_->size()}), num_sent, what).wait();
     return all;
   };
-  Tensor own_rows = torch::empty({num_rows}, at::kLong);
-  std::ranges::copy(rows, own_rows.mutable_data_ptr<std::int64_t>());
   const Tensor all_rows = exchange(own_rows, 1);
-  const Tensor all_gradients = exchange(gradients, width);
-  const Tensor offsets = torch::arange(all_rows.numel() + 1, at::kLong);
+  const Tensor all_gradients = exchange(gradients, width).view({-1, width});
   const int only_table = 0;
   const std::int64_t first_column = 0;
-  const TableView table_view = view_of(table);
-  const Bags one_row_each{{&only_table, 1},
-                          {&first_column, 1},
-                          all_rows.numel(),
-                          span_of<std::int64_t>(all_rows),
-                          span_of<std::int64_t>(offsets),
-                          {}};
-  const TouchedRows touched = touched_rows({&table_view, 1}, one_row_each, at::get_num_threads());
-  TableUpdate update = update_of(looked, optimizer);
-  update.table = 0;
-  fused_update({&update, 1}, touched, {all_gradients.const_data_ptr<float>(), width},
-               at::get_num_threads());
+  const FeatureBags one_row_each{{&only_table, 1},
+                                 {&first_column, 1},
+                                 all_rows.numel(),
+                                 all_rows,
+                                 torch::arange(all_rows.numel() + 1, at::kLong),
+                                 {},
+                                 {}};
+  const auto kernels = cpu_table_kernels();  // the others still refer to this batch
+  kernels->backward({{table.weight, &table.state}}, one_row_each, {all_gradients})
+      ->fused_update({&only_table, 1}, optimizer);
+}
+
+/// Updates a table that every rank has, with the sum of its gradients over the ranks: the host does
+/// not know how many rows are touched.
+void Lookup::step_replica_on_device(std::size_t looked, TableBackward& backward,
+                                    const FusedOptimizer& optimizer) {
+  const LocalTable& table = *looked_[looked];
+  // The last column counts the ranks that touch a row.
+  Tensor sums = torch::zeros({table.weight.size(0), table.weight.size(1) + 1},
+                             table.weight.options().dtype(at::kFloat).requires_grad(false));
+  sums.narrow(1, 0, table.weight.size(1)).copy_(backward.dense_gradient(static_cast<int>(looked)));
+  const Tensor is_touched = sums.select(1, table.weight.size(1));
+  is_touched.index_fill_(0, backward.touched_rows(static_cast<int>(looked)), 1);
+  group_->all_reduce(sums, "gradient of table " + table.name).wait();
+  masked_update({table.weight, &table.state}, optimizer,
+                sums.narrow(1, 0, table.weight.size(1)), is_touched.gt(0));
 }
 
 void Lookup::backward(const LocalBags& bags, const Tensor& gradient,
                       const FusedOptimizer* optimizer, std::vector<Tensor>& gradients) {
-  const PooledGradient pooled{gradient.const_data_ptr<float>(), width(),
-                              1 / static_cast<float>(group_->size())};
-  touched_.assign(views(), view(bags), at::get_num_threads());
+  const auto backward =
+      kernels_->backward(tensors(), view(bags),
+                         {gradient.view({bags.num_samples, width()}),
+                          1 / static_cast<float>(group_->size())});
   for (std::size_t i = 0; i < looked_.size(); ++i) {
     const LocalTable& table = *looked_[i];
     if (table.kernel == Kernel::dense && table.weight.requires_grad()) {
-      add_dense(i, pooled, gradients);
+      add_dense(i, *backward, gradients);
     }
   }
   if (optimizer == nullptr) return;
-  step_shards(pooled, *optimizer);
-  if (splits_rows_ && is_row_wise(*optimizer)) step_split_rows(pooled, *optimizer);
+  step_shards(*backward, *optimizer);
+  if (splits_rows_ && is_row_wise(*optimizer)) step_split_rows(*backward, *optimizer);
   for (std::size_t i = 0; i < looked_.size(); ++i) {
-    if (takes_steps(*looked_[i]) && looked_[i]->is_replicated()) {
-      step_replica(i, pooled, *optimizer);
+    if (!takes_steps(*looked_[i]) || !looked_[i]->is_replicated()) continue;
+    if (device_.is_cpu()) {
+      step_replica(i, *backward, *optimizer);
+    } else {
+      step_replica_on_device(i, *backward, *optimizer);
     }
   }
 }

@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "embedding_kernels/bags.h"
-#include "embedding_kernels/fused_update.h"
-#include "embedding_kernels/touched_rows.h"
 #include "runtime/embedding/fused_state.h"
-#include "runtime/embedding/input_exchange.h"
+#include "runtime/embedding/input.h"
+#include "runtime/embedding/row_cache.h"
+#include "runtime/embedding/table_kernels.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
 #include "tessera/runtime/embedding/shard.h"
@@ -27,9 +26,12 @@ struct LocalTable {
   std::int64_t num_columns = 0;  // of the whole table
   at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;  // of the lookup; that of weight and state if there is no cache
   FusedState state;  // of a fused table
   /// Ranks that hold columns of the same rows, including this one, in order of columns.
   std::vector<int> column_peers;
+  /// The rows on the device, if the weight and the state are in host memory.
+  std::unique_ptr<RowCache> cache{};
 
   bool is_replicated() const { return rule.sharding == TableSharding::data_parallel; }
   bool is_empty() const { return region.numel() == 0; }
@@ -41,15 +43,22 @@ struct PooledColumns {
   std::int64_t width = 0;           // of a sample's row
 };
 
+/// Bags whose rows are on the device: ids of cached tables are slots of their caches.
+struct ResidentBags {
+  LocalBags bags;
+  std::vector<std::vector<std::int64_t>> slots;  // of each cached table, in order
+  std::vector<std::uint64_t> generations;        // of their caches
+};
+
 /// Looks up tables together: pools rows in the forward; in the backward, computes gradients of
 /// dense tables and updates fused ones. Refers to the tables, which must not move.
 class Lookup {
  public:
   Lookup() = default;
   /// `tables`: all tables of the collection. `assignments`: the shards to look up here, whose
-  /// pooled rows go to `columns`.
+  /// pooled rows go to `columns`. `device`: of all tables.
   Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
-         std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group);
+         std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group, at::Device device);
 
   std::int64_t width() const { return columns_.width; }
 
@@ -66,23 +75,45 @@ class Lookup {
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 
+  // Tables whose rows are cached on the device.
+
+  bool has_caches() const;
+  /// Throws as RowCache::check_room.
+  void check_room(const LocalBags& bags) const;
+  /// Brings the rows of a batch to the device. Requires: `check_room` has accepted the bags.
+  ResidentBags fetch(const LocalBags& bags);
+  /// Brings back the rows that another batch has displaced since `fetch`.
+  void keep(ResidentBags& resident, const LocalBags& bags);
+  /// Says that a backward changes the rows.
+  void mark_changed(const ResidentBags& resident);
+
  private:
-  std::vector<TableView> views() const;
-  Bags view(const LocalBags& bags) const;
-  TableUpdate update_of(std::size_t looked, const FusedOptimizer& optimizer) const;
-  void add_dense(std::size_t looked, const PooledGradient& gradient,
-                 std::vector<at::Tensor>& gradients);
-  void step_shards(const PooledGradient& gradient, const FusedOptimizer& optimizer);
-  void step_split_rows(const PooledGradient& gradient, const FusedOptimizer& optimizer);
-  void step_replica(std::size_t looked, const PooledGradient& gradient,
-                    const FusedOptimizer& optimizer);
+  template <class Visit>
+  void for_cached(const LocalBags& bags, const Visit& visit) const;
+  struct SplitTable {  // whose columns are on several ranks
+    std::size_t looked;
+    RowGradients gradients;            // of this rank's columns
+    std::vector<at::Tensor> squares;   // of each peer's columns, in the peers' order
+  };
+  std::vector<TableTensors> tensors() const;
+  FeatureBags view(const LocalBags& bags) const;
+  void add_dense(std::size_t looked, TableBackward& backward, std::vector<at::Tensor>& gradients);
+  void step_shards(TableBackward& backward, const FusedOptimizer& optimizer);
+  void step_split_rows(TableBackward& backward, const FusedOptimizer& optimizer);
+  std::vector<SplitTable> split_tables(TableBackward& backward,
+                                       const FusedOptimizer& optimizer) const;
+  void exchange_squares(std::vector<SplitTable>& split);
+  void step_replica(std::size_t looked, TableBackward& backward, const FusedOptimizer& optimizer);
+  void step_replica_on_device(std::size_t looked, TableBackward& backward,
+                              const FusedOptimizer& optimizer);
 
   std::vector<LocalTable*> looked_;  // in order of the assignments
   std::vector<int> table_of_feature_;
   PooledColumns columns_;
   bool splits_rows_ = false;  // whether any rank holds only some columns of a fused table
   std::shared_ptr<dist::Group> group_;
-  TouchedRows touched_;
+  at::Device device_ = at::kCPU;
+  std::unique_ptr<TableKernels> kernels_;
 };
 
 /// Returns whether a table is updated during the backward.

@@ -47,6 +47,10 @@ std::shared_ptr<registry::FusedUpdates> ShardedEmbeddingBagCollection::fused_upd
   return embedding::fused_updates(sharded_);
 }
 
+void ShardedEmbeddingBagCollection::write_back_cached_rows() {
+  sharded_->write_back_cached_rows();
+}
+
 DistributedInput ShardedEmbeddingBagCollection::distribute(const KeyedJaggedTensor& batch) {
   return DistributedInput(sharded_->start(batch));
 }
@@ -76,7 +80,7 @@ void DistributedInput::advance() {
     throw Error::expected(ErrorKind::invalid_argument, {}, "input of an embedding collection",
                           "an input that `distribute` returned", "an input that was moved from");
   }
-  inputs_->sharded->advance();
+  inputs_->advance();
 }
 
 FusedEmbeddingBagCollection::FusedEmbeddingBagCollection(
@@ -84,8 +88,10 @@ FusedEmbeddingBagCollection::FusedEmbeddingBagCollection(
     const EmbeddingBagCollectionOptions& options)
     : EmbeddingBagCollectionBase(TableSet(std::move(tables), options)) {
   const EmbeddingBagCollection collection(this->tables().configs(), options);
+  ShardOptions shard_options{.optimizer = optimizer};
+  if (!options.device.is_meta()) shard_options.device = options.device;
   tables_alone_ = std::make_shared<ShardedTables>(collection, plan_alone(this->tables()),
-                                                  dist::Mesh(), ShardOptions{{}, optimizer});
+                                                  dist::Mesh(), shard_options);
   for (const LocalTable& table : tables_alone_->local()) register_weight(table.name, table.weight);
 }
 FusedEmbeddingBagCollection::~FusedEmbeddingBagCollection() = default;

@@ -1,22 +1,24 @@
 #include "runtime/embedding/sharded_tables.h"
 
-#include <ATen/Parallel.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 
-#include "base/checked_math.h"
 #include "base/digest.h"
 #include "runtime/autograd_node.h"
+#include "runtime/embedding/device_input.h"
 #include "runtime/embedding/initial_weight.h"
+#include "runtime/embedding/input_exchange.h"
+#include "runtime/embedding/table_device.h"
 #include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
-#include "tessera/base/parallel.h"
 
 namespace tessera::embedding {
 namespace {
@@ -88,7 +90,8 @@ std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& regio
 
 std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
                              const std::vector<LocalTable>& local,
-                             const std::optional<FusedOptimizer>& optimizer) {
+                             const std::optional<FusedOptimizer>& optimizer,
+                             const std::map<std::string, std::int64_t>& cached_rows) {
   std::string text = plan.to_json();
   for (std::size_t i = 0; i < local.size(); ++i) {
     const EmbeddingBagConfig& config = tables.configs()[i];
@@ -96,6 +99,7 @@ std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
                      config.feature_names, ' ', static_cast<int>(config.pooling), ' ', config.dtype,
                      ' ', static_cast<int>(local[i].kernel), '\n');
   }
+  for (const auto& [name, num_rows] : cached_rows) text += c10::str(name, ' ', num_rows, '\n');
   text += tables.options().is_weighted ? "weighted " : "";
   text += optimizer ? name_of(*optimizer) : "no optimizer";
   return xxh3_64(std::as_bytes(std::span(text)));
@@ -132,10 +136,17 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
       plan_(plan),
       mesh_(mesh),
       optimizer_(options.optimizer),
+      device_(device_for_tables(collection, mesh, options)),
       world_(mesh.world()->separate("tables")),
-      alone_(std::make_shared<dist::Group>("tables alone")) {
+      alone_(std::make_shared<dist::Group>("tables alone", device_)) {
+  if (!device_.is_cpu()) {
+    input_group_ = mesh.world()->separate("batches of tables");
+    input_stream_ = std::make_shared<SideStream>(device_);
+  }
   check_plan(tables_, plan, mesh.world_size());
   check_kernels(tables_, options);
+  check_cached_rows(options);
+  has_caches_ = !device_.is_cpu() && !options.cached_rows.empty();
   if (optimizer_) check_numbers(*optimizer_);
   std::optional<std::uint64_t> seed;
   if (std::ranges::any_of(tables_.configs(), [&](const EmbeddingBagConfig& config) {
@@ -171,10 +182,10 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
   }
   lay_out_columns(sharded, replicated[0]);
   const auto own = static_cast<std::size_t>(mesh.rank());
-  sharded_lookup_ = Lookup(sharded[own], pooled_columns_[own], local_, world_);
+  sharded_lookup_ = Lookup(sharded[own], pooled_columns_[own], local_, world_, device_);
   replicated_lookup_ =
-      Lookup(replicated[0], output_columns(tables_, replicated[0]), local_, world_);
-  static_fingerprint_ = fingerprint_of(tables_, plan_, local_, optimizer_);
+      Lookup(replicated[0], output_columns(tables_, replicated[0]), local_, world_, device_);
+  static_fingerprint_ = fingerprint_of(tables_, plan_, local_, optimizer_, options.cached_rows);
   sharded_ = std::make_shared<const Assignments>(std::move(sharded));
   replicated_ = std::make_shared<const Assignments>(std::move(replicated));
 }
@@ -192,7 +203,8 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
     // A single rank pools directly into the output.
     const PooledColumns in_output = output_columns(tables_, assignments);
     pooled_columns_.push_back(sharded.size() == 1 ? in_output : packed_columns(assignments));
-    std::vector<Block>& blocks = blocks_.emplace_back();
+    RankBlocks& of_rank = blocks_.emplace_back(RankBlocks{{}, pooled_columns_.back().width});
+    std::vector<Block>& blocks = of_rank.blocks;
     for (const Assignment& each : assignments) {
       for (std::size_t i = 0; i < each.outputs.size(); ++i) {
         const std::size_t block = blocks.size();
@@ -240,18 +252,71 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
     if (holds(shard, mesh_.rank())) local.region = box_of(shard);
   }
   if (!local.is_replicated()) local.column_peers = column_peers(local.layout, local.region);
-  local.weight = table_memory(local.region.sizes, config.dtype);
+  local.device = device_;
+  allocate(local, options);
   if (whole.is_meta()) {
-    initialize_shard(config, local.region, *seed, local.weight);
+    // On the host, so that the values do not depend on the device.
+    Tensor values = local.weight.is_cpu() ? local.weight
+                                          : torch::empty(local.region.sizes, config.dtype);
+    initialize_shard(config, local.region, *seed, values);
+    if (!local.weight.is_cpu()) local.weight.copy_(values);
   } else {
     local.weight.copy_(whole.narrow(0, local.region.offsets[0], local.region.sizes[0])
                            .narrow(1, local.region.offsets[1], local.region.sizes[1]));
   }
   local.weight.requires_grad_(collection.weight(config.name).requires_grad());
-  if (local.kernel == Kernel::fused) {
-    local.state = initial_state(*options.optimizer, local.region.sizes[0], local.region.sizes[1]);
-  }
   return local;
+}
+
+/// Throws for a table whose rows cannot be cached.
+void ShardedTables::check_cached_rows(const ShardOptions& options) const {
+  for (const auto& [name, num_rows] : options.cached_rows) {
+    const auto refuse = [&](const std::string& expected, const std::string& found) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "cached_rows of a table",
+                            expected, found);
+    };
+    const auto rule = plan_.tables.find(name);
+    if (rule == plan_.tables.end()) refuse("a table of this name in the collection", "none");
+    if (num_rows < 1 || num_rows > std::numeric_limits<std::int32_t>::max()) {
+      refuse("1 to 2147483647", std::to_string(num_rows));
+    }
+    const auto kernel = options.kernel.find(name);
+    const bool is_dense = kernel != options.kernel.end() ? kernel->second == Kernel::dense
+                                                         : !options.optimizer.has_value();
+    if (is_dense) refuse("the fused kernel", "the dense kernel, whose gradient has all rows");
+    if (rule->second.sharding == TableSharding::data_parallel) {
+      refuse("a table that is sharded", "data_parallel, whose gradients have all rows");
+    }
+  }
+}
+
+/// Allocates a shard's weight and the state of its fused optimizer.
+void ShardedTables::allocate(LocalTable& local, const ShardOptions& options) const {
+  const Shape& shape = local.region.sizes;
+  const std::int64_t numel = local.region.numel();
+  std::int64_t nbytes = numel * static_cast<std::int64_t>(c10::elementSize(local.dtype));
+  if (local.kernel == Kernel::fused) {
+    for (const auto& slot : initial_state(*options.optimizer, 0, 0).slots) {
+      const bool is_row_wise = slot.kind == formats::StateKind::row_wise;
+      nbytes += (is_row_wise ? shape[0] : numel) * static_cast<std::int64_t>(sizeof(float));
+    }
+  }
+  const auto cached = options.cached_rows.find(local.name);
+  const bool is_cached =
+      !device_.is_cpu() && cached != options.cached_rows.end() && cached->second < shape[0];
+  if (is_cached) nbytes = nbytes / shape[0] * cached->second;
+  allocate_table(local.name, device_, static_cast<std::uint64_t>(nbytes), [&] {
+    local.weight =
+        is_cached ? pinned(shape, local.dtype) : table_memory(shape, local.dtype, device_);
+    if (local.kernel == Kernel::fused) {
+      local.state = initial_state(*options.optimizer, shape[0], shape[1],
+                                  is_cached ? at::Device(at::kCPU) : device_);
+    }
+    if (!is_cached) return;
+    for (FusedState::Slot& slot : local.state.slots) slot.tensor = slot.tensor.pin_memory();
+    local.cache = std::make_unique<RowCache>(local.name, local.weight, local.state, cached->second,
+                                             input_stream_);
+  });
 }
 
 StateTensor ShardedTables::weight_entry(const LocalTable& table) const {
@@ -321,14 +386,14 @@ class LookupNode final : public torch::autograd::Node {
         gradients[0].defined()
             ? gradients[0].to(at::kFloat)
             : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()},
-                           at::kFloat);
+                           tables_->float_options());
     // A backward for the batch's weights only (torch::autograd::grad) updates no table.
     const std::size_t num_tables = tables_->local().size();
     bool moves_tables = false;
     for (std::size_t i = 0; i < num_tables; ++i) moves_tables |= task_should_compute_output(i);
     Tensor weight_gradients;
     if (inputs->weights.defined()) {
-      weight_gradients = torch::zeros({inputs->weights.numel()}, at::kFloat);
+      weight_gradients = torch::zeros({inputs->weights.numel()}, tables_->float_options());
     }
     tables_->meeting_point()->meet_in(passes_);
     auto result = tables_->backward(*inputs, gradient, weight_gradients, moves_tables);
@@ -373,13 +438,42 @@ std::shared_ptr<Inputs> ShardedTables::refuse(std::exception_ptr why) {
   return start(OwnBatch{.batch = std::nullopt, .refusal = std::move(why)});
 }
 
+/// Throws if ranks have different tables, in the first batch: sizes of messages depend on the
+/// tables. Waits for the device.
+void ShardedTables::compare_tables() {
+  if (mesh_.world_size() == 1 || have_equal_tables_) return;
+  const auto own = static_cast<std::int64_t>(static_fingerprint_);
+  Tensor all = torch::empty({mesh_.world_size()}, at::TensorOptions(device_).dtype(at::kLong));
+  input_group_->all_gather(all, torch::full({1}, own, all.options()), "hash of the tables").wait();
+  all = all.to(at::kCPU);
+  for (int rank = 0; rank < mesh_.world_size(); ++rank) {
+    if (all.const_data_ptr<std::int64_t>()[rank] == own) continue;
+    throw Error::expected(ErrorKind::mismatch, {}, "embedding collection",
+                          "the same tables, plan, kernels and optimizer on every rank",
+                          "different ones on rank " + std::to_string(rank));
+  }
+  have_equal_tables_ = true;
+}
+
 std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
   auto inputs = std::make_shared<Inputs>();
   inputs->tables = weak_from_this();
-  if (batch.wants_weight_gradients) inputs->weights = batch.batch->weights().to(at::kFloat);
+  if (batch.wants_weight_gradients) {
+    inputs->weights = batch.batch->weights().to(float_options());
+  }
   const std::uint64_t common = fingerprint();
-  inputs->sharded = std::make_unique<Input>(tables_, sharded_, world_, batch, common);
-  inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, common);
+  if (device_.is_cpu()) {
+    inputs->sharded = std::make_unique<HostInput>(tables_, sharded_, world_, batch, common);
+    inputs->replicated = std::make_unique<HostInput>(tables_, replicated_, alone_, batch, common);
+    return inputs;
+  }
+  compare_tables();
+  using HostIds = DeviceInput::HostIds;
+  inputs->sharded = std::make_unique<DeviceInput>(
+      tables_, sharded_, input_group_, batch, common, input_stream_,
+      sharded_lookup_.has_caches() ? HostIds::copied : HostIds::none);
+  inputs->replicated =
+      std::make_unique<DeviceInput>(tables_, replicated_, alone_, batch, common, input_stream_);
   return inputs;
 }
 
@@ -419,34 +513,52 @@ Tensor ShardedTables::looked_up(const std::shared_ptr<Inputs>& inputs,
   return output;
 }
 
-namespace {
-
-/// Calls `body(sample)` for all samples of a batch, in parallel.
-template <class Body>
-void for_samples(std::int64_t batch_size, const Body& body) {
-  constexpr std::int64_t kSamples = 256;  // per task
-  parallel_for(ceil_div(batch_size, kSamples), at::get_num_threads(), {}, [&](std::int64_t task) {
-    const std::int64_t end = std::min((task + 1) * kSamples, batch_size);
-    for (std::int64_t sample = task * kSamples; sample < end; ++sample) body(sample);
-  });
-}
-
-}  // namespace
-
 Tensor ShardedTables::pooled(Inputs& inputs) {
   Input& sharded = *inputs.sharded;
-  const LocalBags& bags = sharded.bags();
+  const LocalBags& bags = fetched_bags(inputs);
   const std::vector<std::int64_t> shape{sharded.batch().batch_size, tables_.output_width()};
   Tensor output =
-      covers_output_ ? torch::empty(shape, at::kFloat) : torch::zeros(shape, at::kFloat);
+      covers_output_ ? torch::empty(shape, float_options()) : torch::zeros(shape, float_options());
   if (mesh_.world_size() == 1) {
     sharded_lookup_.pooled(bags, output);
   } else {
     exchange_pooled(bags, sharded, output);
   }
   replicated_lookup_.pooled(inputs.replicated->bags(), output);
-  if (has_means_) divide_means(tables_, sharded.batch(), output);
+  if (has_means_) divide_means(tables_, sharded.batch(), sharded.lengths(), output);
   return output;
+}
+
+const LocalBags& ShardedTables::fetched_bags(Inputs& inputs) {
+  const LocalBags& bags = inputs.sharded->bags();
+  if (!has_caches_) return bags;
+  std::exception_ptr failure;
+  try {
+    sharded_lookup_.check_room(bags);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
+  {
+    // Behind the batches, not behind what is being computed.
+    const c10::StreamGuard guard(input_stream_->stream());
+    failed = input_group_->max(failed, "whether cached rows fit");
+  }
+  if (failure) std::rethrow_exception(failure);
+  if (failed > 0) {
+    throw Error::expected(ErrorKind::unsupported, {}, "batch of cached embedding tables",
+                          "rows that fit on every rank",
+                          "too many on rank " + std::to_string(static_cast<int>(failed) - 1),
+                          "the error of that rank says which table");
+  }
+  inputs.resident = sharded_lookup_.fetch(bags);
+  return inputs.resident.bags;
+}
+
+void ShardedTables::write_back_cached_rows() {
+  for (LocalTable& table : local_) {
+    if (table.cache) table.cache->write_back();
+  }
 }
 
 std::vector<std::int64_t> ShardedTables::pooled_here(const Input& input) const {
@@ -465,55 +577,24 @@ std::vector<std::int64_t> ShardedTables::pooled_for_own(const Input& input) cons
 
 void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
                                     Tensor& output) const {
-  const std::int64_t batch_size = input.batch().batch_size;
-  const std::vector<std::int64_t> num_sent = pooled_here(input);
   const std::vector<std::int64_t> num_received = pooled_for_own(input);
-  Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()}, at::kFloat);
+  Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()}, output.options());
   sharded_lookup_.pooled(bags, local);
-  Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
-  world_->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows").wait();
-  auto* const to = output.mutable_data_ptr<float>();
-  for_samples(batch_size, [&](std::int64_t sample) {
-    float* const row = to + sample * tables_.output_width();
-    const auto* from = received.const_data_ptr<float>();
-    for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
-      const float* const pooled = from + sample * pooled_columns_[rank].width;
-      for (const Block& block : blocks_[rank]) {
-        const float* const source = pooled + block.from;
-        float* const sum = row + block.to;
-        if (block.is_first) {
-          std::copy_n(source, block.width, sum);
-        } else {
-          for (std::int64_t k = 0; k < block.width; ++k) sum[k] += source[k];
-        }
-      }
-      from += num_received[rank];
-    }
-  });
+  Tensor received = torch::empty({sum_of(num_received)}, output.options());
+  world_->all_to_all(received, num_received, local.view({-1}), pooled_here(input), "pooled rows")
+      .wait();
+  sum_pooled(blocks_, received, output);
 }
 
 /// Sends each rank the gradient of what that rank pooled. Returns the gradient of what this rank
 /// pooled.
 Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
-  const std::int64_t batch_size = input.batch().batch_size;
-  const std::vector<std::int64_t> num_sent = pooled_for_own(input);
   const std::vector<std::int64_t> num_received = pooled_here(input);
-  Tensor sent = torch::empty({sum_of(num_sent)}, at::kFloat);
-  const auto* const from = gradient.const_data_ptr<float>();
-  auto* const to = sent.mutable_data_ptr<float>();
-  for_samples(batch_size, [&](std::int64_t sample) {
-    const float* const row = from + sample * tables_.output_width();
-    float* first = to;
-    for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
-      float* const cut = first + sample * pooled_columns_[rank].width;
-      for (const Block& block : blocks_[rank]) {
-        std::copy_n(row + block.to, block.width, cut + block.from);
-      }
-      first += num_sent[rank];
-    }
-  });
-  Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
-  world_->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows").wait();
+  Tensor received = torch::empty({sum_of(num_received)}, gradient.options());
+  world_
+      ->all_to_all(received, num_received, cut_gradient(blocks_, gradient), pooled_for_own(input),
+                   "gradients of pooled rows")
+      .wait();
   return received;
 }
 
@@ -522,13 +603,15 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
   Input& sharded = *inputs.sharded;
   if (has_means_) {
     gradient = gradient.clone(at::MemoryFormat::Contiguous);
-    divide_means(tables_, sharded.batch(), gradient);
+    divide_means(tables_, sharded.batch(), sharded.lengths(), gradient);
   } else {
     gradient = gradient.contiguous();
   }
   const Tensor local = mesh_.world_size() == 1 ? gradient : exchange_gradient(sharded, gradient);
+  if (has_caches_) sharded_lookup_.keep(inputs.resident, sharded.bags());
+  const LocalBags& bags = has_caches_ ? inputs.resident.bags : sharded.bags();
   if (sharded.returns_weight_gradients()) {  // before rows change
-    sharded.return_weight_gradients(sharded_lookup_.sample_weight_gradients(sharded.bags(), local),
+    sharded.return_weight_gradients(sharded_lookup_.sample_weight_gradients(bags, local),
                                     weight_gradients);
   }
   if (weight_gradients.defined()) {
@@ -548,7 +631,8 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
     }
   }
   const FusedOptimizer* const optimizer = optimizer_ ? &*optimizer_ : nullptr;
-  sharded_lookup_.backward(sharded.bags(), local, optimizer, gradients);
+  if (has_caches_) sharded_lookup_.mark_changed(inputs.resident);
+  sharded_lookup_.backward(bags, local, optimizer, gradients);
   replicated_lookup_.backward(inputs.replicated->bags(), gradient, optimizer, gradients);
   return gradients;
 }

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "runtime/embedding/fused_state.h"
-#include "runtime/embedding/input_exchange.h"
+#include "runtime/embedding/input.h"
 #include "runtime/embedding/lookup.h"
+#include "runtime/embedding/pooled_blocks.h"
+#include "runtime/embedding/side_stream.h"
 #include "runtime/registry/meeting_point.h"
 #include "tessera/runtime/embedding/shard.h"
 #include "tessera/runtime/registry/fused_updates.h"
@@ -20,8 +22,15 @@ struct Inputs {
   std::weak_ptr<const ShardedTables> tables;  // the tables that look it up
   bool is_used = false;                       // whether the batch has been looked up
   std::unique_ptr<Input> sharded;
-  std::unique_ptr<Input> replicated;  // for data_parallel tables: only this rank's batch
+  std::unique_ptr<Input> replicated;  // of data_parallel tables: this rank's own batch
+  ResidentBags resident;              // the bags of `sharded`, after the lookup
   at::Tensor weights;                 // of the batch, float32, with their autograd history
+
+  /// As Input::advance.
+  void advance() {
+    sharded->advance();
+    replicated->advance();
+  }
 };
 
 /// One rank's tables according to a plan, and their lookup over all ranks.
@@ -55,21 +64,22 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   StateTensor weight_entry(const LocalTable& table) const;
   StateTensor state_entry(const LocalTable& table, const FusedState::Slot& slot) const;
 
+  /// See ShardedEmbeddingBagCollection.
+  void write_back_cached_rows();
+
   const std::optional<FusedOptimizer>& optimizer() const { return optimizer_; }
   /// Throws: Error(invalid_argument) for another kind of optimizer, or invalid numbers.
   void set_optimizer(const FusedOptimizer& optimizer);
 
  private:
   friend class LookupNode;
-  /// A range of columns: `from` in a rank's pooled rows, `to` in the output.
-  struct Block {
-    std::int64_t from = 0;
-    std::int64_t to = 0;
-    std::int64_t width = 0;
-    bool is_first = false;  // whether it is the first to write there; others add to it
-  };
   std::shared_ptr<Inputs> start(const OwnBatch& batch);
   std::uint64_t fingerprint() const;
+  void compare_tables();
+  void check_cached_rows(const ShardOptions& options) const;
+  /// Returns the bags of a batch, with the rows of cached tables on the device. Throws on all ranks
+  /// if the rows do not fit on one.
+  const LocalBags& fetched_bags(Inputs& inputs);
   at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
                        const registry::MeetingPoint::Passes& passes);
   at::Tensor pooled(Inputs& inputs);
@@ -86,6 +96,10 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
                                    bool moves_tables);
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
+  void allocate(LocalTable& local, const ShardOptions& options) const;
+  at::TensorOptions float_options() const {
+    return at::TensorOptions(device_).dtype(at::kFloat);
+  }
   LocalTable place(const EmbeddingBagCollectionBase& collection, std::size_t table,
                    const ShardOptions& options, std::optional<std::uint64_t> seed);
 
@@ -93,14 +107,21 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   TablePlan plan_;
   dist::Mesh mesh_;
   std::optional<FusedOptimizer> optimizer_;
-  std::shared_ptr<dist::Group> world_;  // all ranks; its collectives have an order of their own
+  at::Device device_;                   // of all tables
+  std::shared_ptr<dist::Group> world_;  // all ranks; independent of other groups' order
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
+  // Null on the CPU. Batches have a connection of their own: on a device the messages of one
+  // connection run in order, and those of a later batch must not wait for a lookup.
+  std::shared_ptr<dist::Group> input_group_;
+  std::shared_ptr<SideStream> input_stream_;
+  bool have_equal_tables_ = false;  // see `compare_tables`
+  bool has_caches_ = false;         // on any rank
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // by rank
   std::shared_ptr<const Assignments> replicated_;  // of this rank alone
   std::vector<PooledColumns> pooled_columns_;      // of each rank's lookup in `sharded_`
-  std::vector<std::vector<Block>> blocks_;         // by rank, parallel to its pooled columns
-  bool covers_output_ = false;                     // whether tables write each output column
+  std::vector<RankBlocks> blocks_;                 // by rank, parallel to its pooled columns
+  bool covers_output_ = false;                     // whether a table writes every column of it
   bool has_means_ = false;
   std::uint64_t static_fingerprint_ = 0;  // of all that never changes
   std::shared_ptr<registry::MeetingPoint> meeting_point_ =

@@ -37,12 +37,19 @@ void check_ids(const TableSet& tables, const TableSet::Output& output, const Tab
 
 }  // namespace
 
-TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed) {
+TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed, at::Device device) {
   using MissingFeature = EmbeddingBagCollectionOptions::MissingFeature;
-  for (const at::Tensor& tensor : {keyed.values(), keyed.weights()}) {
-    if (!tensor.defined() || tensor.device() == at::kCPU) continue;
-    throw Error::expected(ErrorKind::unsupported, {}, "batch of an embedding collection",
-                          "tensors on the CPU", "a tensor on " + tensor.device().str());
+  const at::Device of_values = keyed.values().device();
+  if (!of_values.is_cpu() && of_values != device) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "batch of an embedding collection",
+                          device.is_cpu() ? "tensors on the CPU"
+                                          : "tensors on the CPU or on " + device.str(),
+                          "values on " + of_values.str());
+  }
+  if (keyed.has_weights() && keyed.weights().device() != of_values) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",
+                          "a tensor on " + of_values.str() + ", as the values",
+                          "a tensor on " + keyed.weights().device().str());
   }
   if (tables.options().is_weighted != keyed.has_weights() && keyed.values().numel() > 0) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",
@@ -55,12 +62,13 @@ TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed) {
   batch.batch_size = keyed.batch_size();
   batch.ids = keyed.values().to(at::kLong);
   batch.lengths = keyed.lengths();
+  batch.offsets = keyed.offsets();
   if (keyed.has_weights()) batch.weights = keyed.weights().detach().to(at::kFloat);
   std::unordered_map<std::string, std::int64_t> position_of;
   for (const std::string& key : keyed.keys()) {
     position_of.emplace(key, static_cast<std::int64_t>(position_of.size()));
   }
-  const auto* const offsets = keyed.offsets().const_data_ptr<std::int64_t>();
+  const auto* const offsets = keyed.host_offsets().const_data_ptr<std::int64_t>();
   for (const TableSet::Output& output : tables.outputs()) {
     const auto found = position_of.find(output.feature);
     if (found == position_of.end()) {
@@ -75,13 +83,31 @@ TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed) {
     }
     const std::int64_t first_bag = found->second * batch.batch_size;
     TableBatch::Slice slice{offsets[first_bag], offsets[first_bag + batch.batch_size], first_bag};
-    check_ids(tables, output, batch, slice);
+    if (batch.is_on_host()) check_ids(tables, output, batch, slice);
     batch.slices.push_back(slice);
   }
   return batch;
 }
 
-void divide_means(const TableSet& tables, const TableBatch& batch, at::Tensor pooled) {
+namespace {
+
+void divide_means_on_device(const TableSet& tables, const TableBatch& batch,
+                            const at::Tensor& lengths, const at::Tensor& pooled) {
+  for (std::size_t i = 0; i < tables.outputs().size(); ++i) {
+    const TableSet::Output& output = tables.outputs()[i];
+    const TableBatch::Slice& slice = batch.slices[i];
+    if (tables.configs()[output.table].pooling != Pooling::mean || slice.is_missing) continue;
+    const at::Tensor divisor =
+        lengths.narrow(0, slice.first_bag, batch.batch_size).clamp_min(1).to(at::kFloat);
+    pooled.narrow(1, output.column, tables.output_widths()[i]).div_(divisor.unsqueeze(1));
+  }
+}
+
+}  // namespace
+
+void divide_means(const TableSet& tables, const TableBatch& batch, const at::Tensor& lengths,
+                  at::Tensor pooled) {
+  if (!pooled.is_cpu()) return divide_means_on_device(tables, batch, lengths, pooled);
   auto* const data = pooled.mutable_data_ptr<float>();
   for (std::size_t i = 0; i < tables.outputs().size(); ++i) {
     const TableSet::Output& output = tables.outputs()[i];

@@ -14,7 +14,8 @@ struct TableBatch {
   std::int64_t batch_size = 0;
   at::Tensor ids;      // [N] int64
   at::Tensor lengths;  // [keys * batch_size] int64
-  at::Tensor weights;  // [N] float32; undefined if the batch has none
+  at::Tensor offsets;  // [keys * batch_size + 1] int64
+  at::Tensor weights;  // [N] float32; undefined: none
   struct Slice {       // of one output
     std::int64_t begin = 0;
     std::int64_t end = 0;        // its ids are [begin, end) of `ids`
@@ -23,17 +24,23 @@ struct TableBatch {
   };
   std::vector<Slice> slices;  // parallel to TableSet::outputs
 
+  bool is_on_host() const { return ids.is_cpu(); }
+  /// Requires: the batch is on the host.
   std::int64_t length(const Slice& slice, std::int64_t sample) const {
     return slice.is_missing ? 0 : lengths.const_data_ptr<std::int64_t>()[slice.first_bag + sample];
   }
 };
 
-/// Finds the ids of each output. Throws: Error(invalid_argument) naming a missing feature, a
-/// problem with weights, or table, feature, sample and position of an id out of range.
-TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& batch);
+/// Finds the ids of each output, for tables on `device`. The batch is in host memory or on this
+/// device. Throws: Error(invalid_argument) naming a missing feature, a problem with weights, a tensor
+/// on another device, or table, feature, sample and position of an id out of range. Ids on a device
+/// are not checked, because that would make the host wait.
+TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& batch, at::Device device);
 
 /// Divides the columns of outputs with mean pooling by the number of ids in each bag, in place.
-/// Does not change empty bags. Shape: `[batch_size, output_width]`, contiguous, float32.
-void divide_means(const TableSet& tables, const TableBatch& batch, at::Tensor pooled);
+/// Does not change empty bags. Shape: `[batch_size, output_width]`, contiguous, float32. `lengths`:
+/// of the batch, on the device of `pooled`.
+void divide_means(const TableSet& tables, const TableBatch& batch, const at::Tensor& lengths,
+                  at::Tensor pooled);
 
 }  // namespace tessera::embedding

@@ -6,9 +6,10 @@
 
 namespace tessera::embedding {
 
-/// Returns uninitialised memory for random access, in huge pages if there are any.
-inline at::Tensor table_memory(at::IntArrayRef shape, at::ScalarType dtype) {
-  at::Tensor memory = torch::empty(shape, dtype);
+/// Returns uninitialised memory for random access; on the CPU in huge pages if there are any.
+inline at::Tensor table_memory(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  at::Tensor memory = torch::empty(shape, at::TensorOptions(device).dtype(dtype));
+  if (!device.is_cpu()) return memory;
   prefer_huge_pages({static_cast<std::byte*>(memory.data_ptr()), memory.nbytes()});
   return memory;
 }

@@ -22,6 +22,7 @@ class TableUpdates final : public registry::FusedUpdates {
   explicit TableUpdates(std::shared_ptr<ShardedTables> tables) : tables_(std::move(tables)) {}
 
   std::vector<FusedParameter> parameters() override {
+    tables_->write_back_cached_rows();
     std::vector<FusedParameter> parameters;
     for (LocalTable& table : tables_->local()) {
       if (table.kernel != Kernel::fused) continue;
@@ -59,6 +60,7 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
   registry::add_state_dict_post_hook(
       collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                            const StateDictOptions& options) {
+        tables->write_back_cached_rows();
         for (const LocalTable& table : tables->local()) {
           state::show_whole(state_dict, prefix + weight_name(table), tables->weight_entry(table),
                             *tables->mesh().world(), options);
@@ -67,6 +69,7 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
   registry::add_load_state_dict_pre_hook(
       collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                            LoadReport& report) {
+        tables->write_back_cached_rows();  // empties the caches
         for (const LocalTable& table : tables->local()) {
           state::show_local_shard(state_dict, prefix + weight_name(table),
                                   tables->weight_entry(table), table.weight, report);

@@ -1,6 +1,6 @@
 #include <torch/torch.h>
 
-#include "runtime/embedding/tables.h"
+#include "runtime/embedding/sharded_training.h"
 #include "runtime/support/checks.h"
 
 // Shows D7, D8, D9. Sharded tables give what unsharded ones give.
@@ -8,157 +8,9 @@
 namespace tessera {
 namespace {
 
-using embedding::FusedOptimizer;
 using test::PlanKind;
-using test::TableOptions;
-
-constexpr int kNumSteps = 5;
-
-/// What training gave, of the batch of all ranks.
-struct Trained {
-  std::vector<at::Tensor> outputs;           // by step
-  std::vector<at::Tensor> weight_gradients;  // of the batch's weights, by step
-  StateDict state;
-  StateDict optimizer_state;
-};
-
-std::vector<KeyedJaggedTensor> batches_of(int world_size, int step, const TableOptions& options) {
-  std::vector<KeyedJaggedTensor> batches;
-  for (int rank = 0; rank < world_size; ++rank) {
-    batches.push_back(test::small_batch(rank, step, options));
-  }
-  return batches;
-}
-
-/// Returns the batch with weights that want a gradient.
-KeyedJaggedTensor with_weight_gradients(const KeyedJaggedTensor& batch) {
-  if (!batch.has_weights()) return batch;
-  return KeyedJaggedTensor::from_lengths(batch.keys(), batch.values(), batch.lengths(),
-                                         batch.weights().clone().requires_grad_());
-}
-
-Trained train_alone(int world_size, const TableOptions& options, const FusedOptimizer& optimizer) {
-  EmbeddingBagCollectionOptions collection;
-  collection.is_weighted = options.is_weighted;
-  FusedEmbeddingBagCollection tables(test::small_tables(options), optimizer, collection);
-  Trained trained;
-  for (int step = 0; step < kNumSteps; ++step) {
-    const KeyedJaggedTensor batch =
-        with_weight_gradients(test::joined(batches_of(world_size, step, options)));
-    const KeyedTensor pooled = tables.forward(batch);
-    (test::loss_of(pooled.values()) / world_size).backward();
-    trained.outputs.push_back(pooled.values().detach());
-    if (batch.has_weights()) trained.weight_gradients.push_back(batch.weights().grad());
-  }
-  trained.state = state_dict(tables);
-  trained.optimizer_state = optim_state_dict(tables);
-  return trained;
-}
-
-/// Trains on this rank's samples.
-Trained train_sharded(const dist::Mesh& mesh, const PlanKind& kind, const TableOptions& options,
-                      const FusedOptimizer& optimizer) {
-  const auto tables = shard(test::small_collection(options), test::plan_of(kind, mesh.world_size()),
-                            mesh, {.optimizer = optimizer});
-  Trained trained;
-  for (int step = 0; step < kNumSteps; ++step) {
-    const KeyedJaggedTensor batch =
-        with_weight_gradients(test::small_batch(mesh.rank(), step, options));
-    const KeyedTensor pooled = tables->forward(batch);
-    test::loss_of(pooled.values()).backward();
-    trained.outputs.push_back(pooled.values().detach());
-    if (batch.has_weights()) trained.weight_gradients.push_back(batch.weights().grad());
-  }
-  trained.state = state_dict(*tables);
-  trained.optimizer_state = optim_state_dict(*tables);
-  return trained;
-}
-
-void expect_close(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
-  ASSERT_EQ(found.sizes(), expected.sizes()) << what;
-  const double scale = expected.numel() == 0 ? 1 : 1e-6 + expected.abs().max().item<double>();
-  const double difference =
-      expected.numel() == 0 ? 0 : (found - expected).abs().max().item<double>() / scale;
-  EXPECT_LE(difference, 2e-6) << what;
-}
-
-void expect_close(const StateDict& found, const StateDict& expected, const std::string& what) {
-  ASSERT_EQ(found.size(), expected.size()) << what;
-  for (const StateDict::Item& item : expected) {
-    const StateEntry* const other = found.find(item.fqn);
-    ASSERT_NE(other, nullptr) << what << ": " << item.fqn;
-    if (const auto* const tensor = std::get_if<StateTensor>(&item.entry)) {
-      expect_close(found.tensor(item.fqn), tensor->tensor(item.fqn), what + ": " + item.fqn);
-      EXPECT_EQ(std::get<StateTensor>(*other).kind, tensor->kind) << what << ": " << item.fqn;
-    } else {
-      EXPECT_EQ(std::get<Value>(*other), std::get<Value>(item.entry)) << what << ": " << item.fqn;
-    }
-  }
-}
-
-/// Returns a rank's rows of what is in order of rank.
-at::Tensor rows_of_rank(const at::Tensor& all, int rank, int step) {
-  std::int64_t begin = 0;
-  for (int before = 0; before < rank; ++before) begin += test::small_batch_size(before, step);
-  return all.narrow(0, begin, test::small_batch_size(rank, step));
-}
-
-/// Returns a rank's weights of a batch of all ranks: by feature they are in order of rank.
-at::Tensor weights_of_rank(const at::Tensor& all, int rank, int step, int world_size,
-                           const TableOptions& options) {
-  const auto batches = batches_of(world_size, step, options);
-  std::vector<at::Tensor> own;
-  std::int64_t begin = 0;
-  for (const std::string& key : batches.front().keys()) {
-    for (int each = 0; each < world_size; ++each) {
-      const std::int64_t num_ids = batches[static_cast<std::size_t>(each)][key].values().numel();
-      if (each == rank) own.push_back(all.narrow(0, begin, num_ids));
-      begin += num_ids;
-    }
-  }
-  return torch::cat(own);
-}
-
-/// A way to train.
-struct Way {
-  TableOptions options;
-  FusedOptimizer optimizer;
-
-  std::string name() const {
-    return std::string(embedding::name_of(optimizer)) +
-           (options.pooling == Pooling::mean ? ", mean" : ", sum") +
-           (options.is_weighted ? ", weighted" : "");
-  }
-};
-
-std::vector<Way> all_ways() {
-  std::vector<Way> ways;
-  for (const Pooling pooling : {Pooling::sum, Pooling::mean}) {
-    for (const bool is_weighted : {false, true}) {
-      for (const FusedOptimizer& optimizer : test::fused_optimizers()) {
-        ways.push_back({{is_weighted, pooling}, optimizer});
-      }
-    }
-  }
-  return ways;
-}
-
-void expect_shards_of(const Trained& alone, const Trained& sharded, const Way& way,
-                      const dist::Mesh& mesh) {
-  for (int step = 0; step < kNumSteps; ++step) {
-    const auto at = static_cast<std::size_t>(step);
-    const std::string place = way.name() + ", step " + std::to_string(step);
-    expect_close(sharded.outputs[at], rows_of_rank(alone.outputs[at], mesh.rank(), step), place);
-    if (!way.options.is_weighted) continue;
-    expect_close(sharded.weight_gradients[at],
-                 weights_of_rank(alone.weight_gradients[at], mesh.rank(), step, mesh.world_size(),
-                                 way.options) *
-                     mesh.world_size(),
-                 place + ", gradients of weights");
-  }
-  expect_close(sharded.state, alone.state, way.name());
-  expect_close(sharded.optimizer_state, alone.optimizer_state, way.name());
-}
+using test::Trained;
+using test::Way;
 
 using Case = std::tuple<std::size_t, int>;  // plan kind, ranks
 
@@ -174,16 +26,15 @@ TEST_P(ShardedEmbeddingTest, EqualsTheUnshardedCollection) {
   const PlanKind& kind = test::plan_kinds()[std::get<0>(GetParam())];
   const int world_size = std::get<1>(GetParam());
   at::set_num_threads(1);
-  const std::vector<Way> ways = all_ways();
+  const std::vector<Way> ways = test::all_ways();
   std::vector<Trained> alone;
   for (const Way& way : ways) {
-    alone.push_back(train_alone(world_size, way.options, way.optimizer));
+    alone.push_back(test::train_alone(world_size, way));
   }
   test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
     at::set_num_threads(1);
     for (std::size_t i = 0; i < ways.size(); ++i) {
-      expect_shards_of(alone[i], train_sharded(mesh, kind, ways[i].options, ways[i].optimizer),
-                       ways[i], mesh);
+      test::expect_shards_of(alone[i], test::train_sharded(mesh, kind, ways[i]), ways[i], mesh);
     }
   });
 }

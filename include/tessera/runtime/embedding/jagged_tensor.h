@@ -37,9 +37,11 @@ class JaggedTensor {
 
  private:
   friend class KeyedJaggedTensor;
-  JaggedTensor(at::Tensor values, at::Tensor lengths, at::Tensor offsets, at::Tensor weights);
+  JaggedTensor(at::Tensor values, at::Tensor lengths, at::Tensor offsets, at::Tensor weights,
+               at::Tensor host_offsets);
 
   at::Tensor values_, lengths_, offsets_, weights_;
+  at::Tensor host_offsets_;  // as `offsets_`, on the CPU
 };
 
 /// A batch of bags for several features (keys), in one tensor. What torchrec calls
@@ -76,6 +78,8 @@ class KeyedJaggedTensor {
   const at::Tensor& offsets() const { return bags_.offsets_; }
   const at::Tensor& weights() const { return bags_.weights_; }
   bool has_weights() const { return bags_.has_weights(); }
+  /// Returns the offsets in host memory, wherever the batch is.
+  const at::Tensor& host_offsets() const { return bags_.host_offsets_; }
 
   /// Returns the bags of one key. All tensors but the offsets are views. Throws: Error(not_found)
   /// if there is no such key.

@@ -26,6 +26,14 @@ struct ShardOptions {
   /// dense.
   std::map<std::string, Kernel> kernel{};
   std::optional<embedding::FusedOptimizer> optimizer{};  // of the fused tables
+  /// Where tables and their optimizer state are. Default: the device of the collection's weights; if
+  /// these are on the CPU or the meta device, the device of the mesh's collectives.
+  std::optional<at::Device> device{};
+  /// For tables that are larger than the device's memory: how many rows of the table a rank keeps on
+  /// the device, by table name. Weight and optimizer state are then in pinned host memory, and the
+  /// device holds the rows that were looked up last. A batch must not look up more rows of the table
+  /// on a rank. Tables on the CPU, and shards that are not larger, ignore this.
+  std::map<std::string, std::int64_t> cached_rows{};
 };
 
 class ShardedEmbeddingBagCollection;
@@ -101,6 +109,10 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
 
   /// Returns the plan of the tables.
   const TablePlan& plan() const;
+  /// Writes the rows that are cached on the device back to the weights and optimizer states in host
+  /// memory (ShardOptions::cached_rows). Call it before you read a weight directly; state dicts and
+  /// saves call it. Waits for the device. Collective: no.
+  void write_back_cached_rows();
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
 
  private:

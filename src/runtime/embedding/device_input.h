@@ -1,0 +1,73 @@
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/embedding/device_packing.h"
+#include "runtime/embedding/input.h"
+#include "runtime/embedding/outgoing_batch.h"
+#include "runtime/embedding/side_stream.h"
+
+namespace tessera::embedding {
+
+/// A batch in transit to ranks whose tables are on an accelerator. Works on a side stream, so that
+/// the batch travels while the device computes an earlier one. The host waits in `advance` only, for
+/// the sizes. The batch is in host memory, or on the tables' device.
+class DeviceInput final : public Input {
+ public:
+  /// Whether `bags` also has the ids in host memory. `bags` then waits for them on the host.
+  enum class HostIds { none, copied };
+
+  /// As HostInput. Requires: all ranks have the same tables and plan. `group`: used by inputs alone,
+  /// so that no message of a lookup is in front of those of a batch.
+  DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
+              std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
+              std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);
+
+  void advance() override;
+  const LocalBags& bags() override;
+  void return_weight_gradients(const at::Tensor& from, at::Tensor to) override;
+  const at::Tensor& lengths() override;
+
+ private:
+  void take_batch(const TableSet& tables, const KeyedJaggedTensor& batch);
+  void pack_on_host();
+  void start_headers(std::uint64_t fingerprint);
+  at::Tensor received_headers();
+  void take_headers(const std::int64_t* headers);
+  void refuse_bad_ids(const std::int64_t* own_header);
+  void send();
+  void unpack(const std::vector<std::int64_t>& receive_sizes);
+  /// Calls `visit(output, peer, begin, num_ids)` for all outputs of this rank, and within them for
+  /// all ranks. `begin`: of the ids within those that the peer sent.
+  template <class Visit>
+  void for_received(const Visit& visit) const;
+
+  std::shared_ptr<SideStream> stream_;
+  at::Device device_;
+  /// A batch on the device and its tables, to name an id that is out of range.
+  struct OwnBatchOnDevice {
+    TableSet tables;
+    KeyedJaggedTensor batch;
+  };
+  std::optional<OwnBatchOnDevice> own_batch_;
+  std::vector<Outgoing> outgoing_;
+  HostIds host_ids_;
+  std::optional<DevicePacking> packing_;  // of a batch on the device
+  // The header ends with the number of ids of each output of each rank, in the order of `outgoing_`.
+  std::int64_t num_pairs_ = 0;
+  std::int64_t own_pairs_begin_ = 0;  // this rank's outputs among the pairs
+  at::Tensor headers_;                // on the device, or on the host if there is one rank
+  std::vector<std::vector<std::int64_t>> num_ids_of_output_;  // by rank that sends, by output here
+  at::Tensor sent_, received_;
+  at::Tensor positions_;  // of all ids that are sent, if weight gradients are wanted
+  at::Tensor lengths_;    // of the whole batch, on the device
+  dist::Pending pending_;
+  std::optional<c10::Event> arrived_;
+  bool has_advanced_ = false;
+};
+
+}  // namespace tessera::embedding

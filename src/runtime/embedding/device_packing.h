@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "runtime/embedding/outgoing_batch.h"
+
+namespace tessera::embedding {
+
+/// The second message of a batch that lies on a device. The numbers of ids come as a tensor, because
+/// the host does not know how many ids of a row-wise shard a batch has. Works on the current stream.
+class DevicePacking {
+ public:
+  /// `outgoing` must stay where it is.
+  DevicePacking(const TableBatch& batch, const std::vector<Outgoing>& outgoing);
+
+  /// Returns the number of ids of each outgoing. Shape: `[outgoing]` int64, on the device.
+  const at::Tensor& num_ids() const { return num_ids_; }
+  /// Returns the message. Requires: the numbers of ids are set in the outgoing.
+  at::Tensor message(int num_ranks) const;
+  /// Returns the positions in the batch of all ids in the message, by outgoing.
+  at::Tensor positions() const;
+
+ private:
+  /// The ids that one outgoing sends, at the beginning of tensors that have room for all.
+  struct Selected {
+    at::Tensor lengths;    // [batch_size]
+    at::Tensor ids;        // rows of the shard
+    at::Tensor weights;    // undefined: none
+    at::Tensor positions;  // in the batch
+    at::Tensor num_ids;    // [1]
+  };
+  Selected select(const Outgoing& outgoing) const;
+
+  const TableBatch& batch_;
+  const std::vector<Outgoing>& outgoing_;
+  std::vector<Selected> selected_;
+  at::Tensor num_ids_;
+};
+
+/// Returns whether any id of the batch is out of the range of its table. Shape: `[]` bool, on the
+/// device of the batch.
+at::Tensor has_bad_ids(const TableSet& tables, const TableBatch& batch);
+
+}  // namespace tessera::embedding

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/embedding/table_batch.h"
+#include "tessera/layout/region.h"
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::embedding {
+
+/// A shard of a table on one rank.
+struct Assignment {
+  std::size_t table = 0;
+  FlatRange rows;                    // of the table
+  FlatRange columns;                 // of the table
+  bool has_all_rows = false;         // of the table
+  std::vector<std::size_t> outputs;  // indices of the TableSet's outputs that look it up
+};
+
+/// The shards of each rank, in the order of the tables.
+using Assignments = std::vector<std::vector<Assignment>>;
+
+/// Returns the sum of `sizes`.
+std::int64_t sum_of(const std::vector<std::int64_t>& sizes);
+
+/// The bags of all ranks' batches that look up this rank's shards. Bag `o * num_samples + s` is
+/// sample s of the o-th output of this rank's assignments. The samples of all ranks are in rank
+/// order.
+struct LocalBags {
+  std::int64_t num_samples = 0;
+  at::Tensor ids;      // [N] int64, row numbers within a shard
+  at::Tensor offsets;  // [outputs * num_samples + 1] int64
+  at::Tensor weights;  // [N] float32; if undefined, each weight is 1
+  /// Where the ids of each output begin, then N. Empty if the tables are on the CPU.
+  std::vector<std::int64_t> output_begins;
+  at::Tensor host_ids;  // `ids` in host memory; undefined if no table is cached
+};
+
+/// A rank's batch, or the exception that says why the rank has none.
+struct OwnBatch {
+  std::optional<KeyedJaggedTensor> batch;
+  std::exception_ptr refusal;
+  bool wants_weight_gradients = false;
+};
+
+/// Sends a batch to the ranks that hold its rows, in two messages. The first is an all-gather of
+/// sizes. The second is an all-to-all of int64: each rank gets from every rank `outputs * batch`
+/// lengths, `n` ids and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective.
+/// Not thread-safe.
+class Input {
+ public:
+  virtual ~Input() = default;
+
+  /// Starts the second message; does nothing if it was started already. Throws, at every call: the
+  /// problem of this rank's batch; Error(invalid_argument) if another rank refused its batch;
+  /// Error(mismatch) if ranks have different fingerprints.
+  virtual void advance() = 0;
+  /// Returns the bags to look up on this rank, for the current stream. Waits for the second message.
+  virtual const LocalBags& bags() = 0;
+  /// Adds the gradients of the weights of this rank's batch to `to`. `from` has, on each rank, the
+  /// gradients of `bags().weights`. Shape: `from` as `bags().weights`, `to` as the weights of this
+  /// rank's batch. `to` is undefined if this rank wants no gradients. Requires:
+  /// `returns_weight_gradients()`.
+  virtual void return_weight_gradients(const at::Tensor& from, at::Tensor to) = 0;
+
+  /// Returns the lengths of this rank's own batch on the tables' device. Requires: `bags`.
+  virtual const at::Tensor& lengths() = 0;
+
+  const TableBatch& batch() const { return batch_; }  // this rank's own batch
+  /// Returns the number of samples of each rank. Requires: `advance`.
+  const std::vector<std::int64_t>& batch_sizes() const { return batch_sizes_; }
+  /// Returns whether any rank wants gradients of its weights. Requires: `advance`.
+  bool returns_weight_gradients() const { return returns_weight_gradients_; }
+
+ protected:
+  Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
+        std::shared_ptr<dist::Group> group, const OwnBatch& batch);
+
+  // Indices of the fields in the header of a rank's batch, which is the message of sizes.
+  static constexpr std::size_t kBatchSize = 0;  // kRefused: the rank has no batch
+  static constexpr std::size_t kFingerprint = 1;
+  static constexpr std::size_t kWantsWeightGradients = 2;
+  static constexpr std::size_t kNumFields = 3;
+  static constexpr std::int64_t kRefused = -1;
+
+  /// Reads the fields above from the headers of all ranks, which the first message brought. Throws
+  /// if a rank refused its batch or has another fingerprint. `stride`: elements of a header.
+  void check_headers(const std::int64_t* headers, std::size_t stride);
+  std::int64_t num_outputs(int rank) const;
+  /// Returns the size of the second message to `rank` from a rank that has `batch_size` samples and
+  /// sends `num_ids` ids. Units: int64.
+  std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
+  /// Returns the size of the second message to each rank. Units: int64.
+  std::vector<std::int64_t> send_sizes() const;
+  int rank() const { return group_->rank(); }
+
+  std::shared_ptr<const Assignments> assignments_;
+  std::shared_ptr<dist::Group> group_;
+  bool is_weighted_;
+  bool wants_weight_gradients_;
+  bool returns_weight_gradients_ = false;
+  TableBatch batch_;
+  std::exception_ptr failure_;              // later calls throw it again
+  std::vector<std::int64_t> batch_sizes_;   // by rank
+  std::vector<std::int64_t> num_sent_;      // ids, by rank
+  std::vector<std::int64_t> num_received_;  // ids, by rank
+  LocalBags bags_;
+};
+
+}  // namespace tessera::embedding

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/embedding/input.h"
+
+namespace tessera::embedding {
+
+/// What this rank sends for one output of one shard.
+struct Outgoing {
+  const Assignment* assignment;
+  TableBatch::Slice slice;
+  int rank;
+  std::int64_t begin = 0;  // in the ids sent to that rank
+  std::int64_t num_ids = 0;
+};
+
+/// Returns what a batch sends, by rank and then by output. Leaves out the numbers of ids.
+std::vector<Outgoing> outgoing_of(const TableBatch& batch, const Assignments& assignments);
+
+/// Sets where each one's ids begin from the numbers of ids, and adds these up by rank.
+void sum_up(std::vector<Outgoing>& outgoing, std::vector<std::int64_t>& num_sent);
+
+/// Counts the ids of a batch in host memory.
+void count_ids(const TableBatch& batch, std::vector<Outgoing>& outgoing);
+
+/// Writes the second message of a batch in host memory. `sizes`: of the message to each rank.
+/// `positions`: of the ids sent to each rank, filled if it is not null.
+void pack(const TableBatch& batch, const std::vector<Outgoing>& outgoing,
+          const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& num_sent,
+          at::Tensor& message, std::vector<std::vector<std::int64_t>>* positions);
+
+}  // namespace tessera::embedding

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/embedding/fused_state.h"
+#include "runtime/embedding/side_stream.h"
+#include "runtime/embedding/table_kernels.h"
+
+namespace tessera::embedding {
+
+/// The rows of a table that are on a device. The whole table and its optimizer state are in pinned
+/// host memory. A slot is a place for one row and its state. If a row needs a slot, the cache takes
+/// one whose row was looked up longest ago, by batch, and writes that row back first. Copies run on
+/// a side stream. Not thread-safe.
+class RowCache {
+ public:
+  /// `weight` and `state`: of the whole table, in pinned memory; they must not move.
+  RowCache(std::string table, at::Tensor weight, const FusedState& state, std::int64_t num_slots,
+           std::shared_ptr<SideStream> stream);
+
+  /// Throws: Error(unsupported) naming table, rows needed and slots if the rows that `ids` names do
+  /// not fit. Changes nothing.
+  void check_room(std::span<const std::int64_t> ids);
+  /// Brings the rows that `ids` names to the device and writes their slots to `slots`. The current
+  /// stream waits for them. The host waits for copies that an earlier call started. Requires:
+  /// `check_room` has accepted these ids.
+  void fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> slots);
+  /// Says that the current stream changes the rows in these slots.
+  void mark_changed(std::span<const std::int64_t> slots);
+  /// Writes changed rows to host memory and empties the cache. Waits for the device.
+  void write_back();
+
+  /// Returns the slots, as a table of `num_slots` rows.
+  TableTensors tensors(std::int64_t step);
+  /// Changes when a row loses its slot.
+  std::uint64_t generation() const { return generation_; }
+
+ private:
+  /// A copy of rows to host memory that may still run.
+  struct WriteBack {
+    at::Tensor rows;  // [n] int64, on the host
+    std::vector<at::Tensor> values;
+    c10::Event end;
+  };
+  std::vector<std::int64_t> distinct_rows(std::span<const std::int64_t> ids);
+  std::vector<std::int64_t> take_slots(std::int64_t num_slots);
+  void start_write_back(std::span<const std::int64_t> slots);
+  void finish_write_back();
+  std::int64_t num_slots() const { return static_cast<std::int64_t>(row_of_slot_.size()); }
+
+  std::string table_;
+  std::shared_ptr<SideStream> stream_;
+  std::vector<at::Tensor> on_host_;    // weight, then the state's slots
+  std::vector<at::Tensor> on_device_;  // parallel to `on_host_`, `num_slots` rows each
+  FusedState device_state_;
+  std::vector<std::int32_t> slot_of_row_;     // -1: not on the device
+  std::vector<std::int64_t> row_of_slot_;     // -1: free
+  std::vector<std::uint64_t> last_batch_;     // of each slot: the last batch that looked it up
+  std::vector<bool> is_changed_;              // since its row was fetched
+  std::vector<std::uint64_t> seen_in_;        // of each row: the last call of `distinct_rows`
+  std::uint64_t num_calls_ = 0;
+  std::uint64_t num_batches_ = 0;
+  std::uint64_t generation_ = 0;
+  std::optional<WriteBack> write_back_;
+};
+
+}  // namespace tessera::embedding

@@ -1,0 +1,71 @@
+#include "runtime/embedding/table_device.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "tessera/base/error.h"
+
+namespace tessera::embedding {
+namespace {
+
+/// Returns the device with an index: the current device of its type if it has none.
+at::Device with_index(at::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// Returns the one device of the collection's weights; the CPU without tables.
+at::Device device_of_weights(const EmbeddingBagCollectionBase& collection) {
+  std::optional<at::Device> device;
+  std::string first;
+  for (const EmbeddingBagConfig& config : collection.tables().configs()) {
+    const at::Device found = collection.weight(config.name).device();
+    if (!device) {
+      device = found;
+      first = config.name;
+    }
+    if (found == *device) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name},
+                          "device of the tables of a collection",
+                          device->str() + ", as of table " + first, found.str(),
+                          "choose one with ShardOptions::device");
+  }
+  return device.value_or(at::kCPU);
+}
+
+}  // namespace
+
+at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
+                             const ShardOptions& options) {
+  const at::Device of_mesh = mesh.world()->device();
+  at::Device device = at::kCPU;
+  if (options.device) {
+    device = with_index(*options.device);
+  } else {
+    const at::Device of_weights = device_of_weights(collection);
+    const bool is_on_device = !of_weights.is_cpu() && !of_weights.is_meta();
+    device = is_on_device ? of_weights : with_index(of_mesh);
+  }
+  if (mesh.world_size() > 1 && device.type() != of_mesh.type()) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "device of embedding tables",
+                          "one for which the mesh has collectives, as " + of_mesh.str(),
+                          device.str());
+  }
+  return device;
+}
+
+void allocate_table(const std::string& table, at::Device device, std::uint64_t nbytes,
+                    const std::function<void()>& allocate) {
+  try {
+    allocate();
+  } catch (const c10::OutOfMemoryError&) {
+    throw Error::expected(
+        ErrorKind::unsupported, {.fqn = table}, "memory for a table and its optimizer state",
+        std::to_string(nbytes) + " bytes on " + device.str(), "less",
+        "shard it over more ranks, or keep only some rows on the device (ShardOptions::cached_rows)");
+  }
+}
+
+}  // namespace tessera::embedding

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "tessera/runtime/embedding/shard.h"
+
+namespace tessera::embedding {
+
+/// Returns the device for all tables of a collection, see ShardOptions::device. Throws:
+/// Error(invalid_argument) if the weights are on several devices and none is chosen, or the
+/// device's type is not that of the mesh's collectives.
+at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
+                             const ShardOptions& options);
+
+/// Calls `allocate`. Throws: Error(unsupported) naming table, device and bytes if the device has
+/// too little memory. `nbytes`: what `allocate` needs in all.
+void allocate_table(const std::string& table, at::Device device, std::uint64_t nbytes,
+                    const std::function<void()>& allocate);
+
+}  // namespace tessera::embedding

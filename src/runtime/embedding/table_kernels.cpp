@@ -1,0 +1,35 @@
+#include "runtime/embedding/table_kernels.h"
+
+#include <map>
+#include <mutex>
+
+namespace tessera::embedding {
+namespace {
+
+struct Registered {
+  std::mutex mutex;
+  std::map<at::DeviceType, MakeTableKernels> by_type;
+};
+
+Registered& registered() {
+  static Registered kernels;
+  return kernels;
+}
+
+}  // namespace
+
+void register_table_kernels(at::DeviceType type, MakeTableKernels make) {
+  const std::lock_guard lock(registered().mutex);
+  registered().by_type[type] = std::move(make);
+}
+
+std::unique_ptr<TableKernels> table_kernels_for(at::Device device) {
+  {
+    const std::lock_guard lock(registered().mutex);
+    const auto found = registered().by_type.find(device.type());
+    if (found != registered().by_type.end()) return found->second();
+  }
+  return device.is_cpu() ? cpu_table_kernels() : aten_table_kernels();
+}
+
+}  // namespace tessera::embedding

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/embedding/fused_state.h"
+
+namespace tessera::embedding {
+
+/// A table, or a shard of one, as kernels see it. All tensors are on one device and contiguous.
+struct TableTensors {
+  at::Tensor weight;                  // [rows, dim]
+  const FusedState* state = nullptr;  // of a fused table
+};
+
+/// The bags of a batch. Bag `f * num_samples + s` is sample s of feature f. The tensors are on the
+/// tables' device, all else in host memory.
+struct FeatureBags {
+  std::span<const int> table_of_feature;
+  std::span<const std::int64_t> column_of_feature;  // of its first column in the pooled output
+  std::int64_t num_samples = 0;
+  at::Tensor ids;      // [N] int64, each a row of its feature's table
+  at::Tensor offsets;  // [features * num_samples + 1] int64, into ids
+  at::Tensor weights;  // [N] float32; undefined: all 1
+  /// Where the ids of each feature begin, and N. Empty on the CPU.
+  std::span<const std::int64_t> feature_begins;
+};
+
+/// The gradient of a pooled output. Shape: `rows` is `[num_samples, width]`, contiguous, float32.
+struct OutputGradient {
+  at::Tensor rows;
+  float scale = 1;  // factor of a table's gradient
+};
+
+/// Gradients of the rows that a batch touches: of each touched row once, or of each id. Both
+/// parts are float32. `squares`: the sum of the squares of each gradient.
+struct RowGradients {
+  at::Tensor rows;     // [n, dim]
+  at::Tensor squares;  // [n]
+};
+
+/// The backward of one batch: its touched rows and their gradients. A table is named by its
+/// position in the tables. Formulas: see [Note: Update of a row].
+class TableBackward {
+ public:
+  virtual ~TableBackward() = default;
+
+  /// Updates the touched rows of tables.
+  virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
+  /// Phase one of the update of a table that is cut by columns. Shape: n depends only on the ids.
+  virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
+  /// Phase two: `gradients.squares` are sums over the whole row, which has `row_width` columns.
+  virtual void apply_row_gradients(int table, const FusedOptimizer& optimizer,
+                                   const RowGradients& gradients, std::int64_t row_width) = 0;
+  /// Returns the gradient of a whole table. Shape: `[rows, dim]`, float32.
+  virtual at::Tensor dense_gradient(int table) = 0;
+  /// Returns the touched rows, int64: ascending and each once, or the row of each id in any order.
+  virtual at::Tensor touched_rows(int table) = 0;
+};
+
+/// Looks up and updates tables on one device. Functions do not wait for the device; the work is in
+/// the order of the current stream. Not thread-safe.
+class TableKernels {
+ public:
+  virtual ~TableKernels() = default;
+
+  /// Sums the rows of each bag and writes the sums to their columns of `to`. Shape: `to` is
+  /// `[num_samples, width]`, contiguous, float32. An empty bag gives zeros.
+  virtual void pooled(std::span<const TableTensors> tables, const FeatureBags& bags,
+                      at::Tensor& to) = 0;
+  /// Returns the gradient of `bags.weights`. Ignores `gradient.scale`.
+  virtual at::Tensor sample_weight_gradients(std::span<const TableTensors> tables,
+                                             const FeatureBags& bags,
+                                             const OutputGradient& gradient) = 0;
+  /// Begins a backward. The result refers to these kernels and replaces the one before.
+  virtual std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
+                                                  const FeatureBags& bags,
+                                                  const OutputGradient& gradient) = 0;
+};
+
+/// Returns Tessera's own kernels for the CPU.
+std::unique_ptr<TableKernels> cpu_table_kernels();
+/// Returns kernels made of ATen's operators, for any device. No operator waits for the device. Sums
+/// of one row's gradients are in batch order where `index_add_` of the device adds in order.
+std::unique_ptr<TableKernels> aten_table_kernels();
+
+using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
+/// Sets the kernels of a type of device. Thread-safe.
+void register_table_kernels(at::DeviceType type, MakeTableKernels make);
+/// Returns the kernels that are registered for the device's type; without any, Tessera's own on the
+/// CPU and ATen's elsewhere. Thread-safe.
+std::unique_ptr<TableKernels> table_kernels_for(at::Device device);
+
+/// Updates a whole table: the rows for which `is_touched` is true, by a gradient that is scaled
+/// already. Shape: `gradient` `[rows, dim]`, float32; `is_touched` `[rows]`, bool.
+void masked_update(const TableTensors& table, const FusedOptimizer& optimizer, at::Tensor gradient,
+                   const at::Tensor& is_touched);
+
+}  // namespace tessera::embedding
