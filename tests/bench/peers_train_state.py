@@ -1,6 +1,6 @@
 """Times PyTorch's saving and loading of an FSDP2 model with AdamW's state; the peer of train_state.cpp, under torchrun.
 
-    peers_train_state.py save|async|load PATH LAYERS ROUNDS
+    peers_train_state.py cpu|cuda save|async|load PATH LAYERS ROUNDS
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from peer_device import begin_on
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,8 +39,8 @@ def nbytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def sum_over_ranks(value: float) -> float:
-    total = torch.tensor([value], dtype=torch.float64)
+def sum_over_ranks(value: float, device: torch.device) -> float:
+    total = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return total.item()
 
@@ -54,9 +55,9 @@ def seconds_of(body: Callable[[], None], end: Callable[[], None]) -> float:
 
 
 class Trainer:
-    def __init__(self, layers: int):
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        self.model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+    def __init__(self, layers: int, device: torch.device):
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self.model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(layers)])
         for layer in self.model:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -90,10 +91,10 @@ def make_room(path: Path) -> None:
 
 
 def main() -> None:
-    way, path, layers, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    way, path, layers, rounds = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    trainer = Trainer(layers)
+    device = begin_on(sys.argv[1])
+    trainer = Trainer(layers, device)
     seconds = []
     read = 0.0
     before = begin_peak()
@@ -101,7 +102,7 @@ def main() -> None:
         so_far = nbytes_read()
         if way == "load":
             seconds.append(seconds_of(lambda: trainer.load(path), dist.barrier))
-            read = sum_over_ranks(nbytes_read() - so_far)
+            read = sum_over_ranks(nbytes_read() - so_far, device)
         elif way == "save":
             make_room(path)
             seconds.append(seconds_of(lambda: trainer.save(path), dist.barrier))

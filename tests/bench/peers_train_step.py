@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from peer_device import begin_on, wait_for
 from torch import nn
 
 
@@ -78,24 +79,24 @@ def resident_nbytes() -> int:
 
 
 def main() -> None:
-    way = sys.argv[1]
-    width, layers, heads, sequence, batch, backwards, steps = map(int, sys.argv[2:])
+    device_type, way = sys.argv[1:3]
+    width, layers, heads, sequence, batch, backwards, steps = map(int, sys.argv[3:])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = begin_on(device_type)
     traffic = Traffic()
     # Imported before the memory of a run is counted.
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     torch.mm(torch.ones(512, 512, requires_grad=True), torch.ones(512, 512)).sum().backward()
-    before = resident_nbytes()
+    before = resident_nbytes() if device_type == "cpu" else 0
     torch.manual_seed(0)
-    model = Transformer(256, width, layers, heads, sequence)
+    model = Transformer(256, width, layers, heads, sequence).to(device)
     if way == "fsdp1":
         model = Fsdp1(model, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True,
-                      device_id=torch.device("cpu"), forward_prefetch=True)
+                      device_id=device, forward_prefetch=True)
     elif way == "fsdp2":
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = dist.device_mesh.init_device_mesh(device_type, (dist.get_world_size(),))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -103,7 +104,7 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)
         traffic.nbytes = sum(p.nbytes for p in model.parameters())  # its reducer is out of reach
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    ids = torch.randint(256, (batch, sequence + 1))
+    ids = torch.randint(256, (batch, sequence + 1), device=device)
 
     def train_on_ids() -> torch.Tensor:
         logits = model(ids[:, :-1])
@@ -126,6 +127,7 @@ def main() -> None:
     sent = traffic.nbytes
     for _ in range(steps):
         so_far = traffic.nbytes
+        wait_for(device)
         cpu_begin = time.process_time()
         begin = time.perf_counter()
         for _ in range(backwards - 1):
@@ -134,10 +136,12 @@ def main() -> None:
         loss = train_on_ids()
         optimizer.step()
         optimizer.zero_grad()
+        wait_for(device)
         seconds.append(time.perf_counter() - begin)
         cpu_seconds.append(time.process_time() - cpu_begin)
         sent = traffic.nbytes if way == "ddp" else traffic.nbytes - so_far
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device_type == "cpu"
+            else torch.cuda.max_memory_allocated()) - before
     if dist.get_rank() == 0:
         print(json.dumps({way: {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_nbytes": peak, "nbytes_sent": sent,
                                 "loss": loss.item()}}))

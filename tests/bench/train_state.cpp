@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
 #include "tessera/tessera.h"
 
 namespace {
@@ -48,7 +49,8 @@ std::int64_t nbytes_read() {
 }
 
 double sum_over_ranks(const Mesh& mesh, double value) {
-  at::Tensor sum = torch::tensor({value}, torch::kDouble);
+  at::Tensor sum =
+      torch::tensor({value}, at::TensorOptions(at::kDouble).device(tessera::bench::device()));
   mesh.world()->all_reduce(sum, "a sum").wait();
   return sum.item<double>();
 }
@@ -75,6 +77,7 @@ class Trainer {
     for (int layer = 0; layer < num_layers; ++layer) {
       model_->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
     }
+    model_->to(tessera::bench::device());
     tessera::fully_shard(*model_,
                          {.mesh = mesh, .policy = tessera::ModuleWrapPolicy<torch::nn::Linear>()});
     const at::NoGradGuard no_grad;
@@ -187,7 +190,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string way = argv[1];
-  const Mesh mesh = tessera::dist::init_from_env();
+  const Mesh mesh = tessera::bench::connect();
   Trainer trainer(mesh, std::stoi(argv[4]));
   tessera::SaveOptions options;
   options.format = std::string(argv[3]) == "dcp" ? tessera::formats::Format::dcp

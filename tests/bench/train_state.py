@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from build import build, runtime_definitions
+from bench_device import Device
 from side_by_side import Result, remove, run_once, with_ratios
 from torchrun import run_on_ranks
 
@@ -13,6 +13,7 @@ PEERS = Path(__file__).with_name("peers_train_state.py")
 
 @dataclasses.dataclass
 class Setup:
+    device: Device
     trainer: Path
     python: Path
     folder: Path
@@ -21,13 +22,14 @@ class Setup:
 
     @property
     def title(self) -> str:
-        return f"{self.layers * 4096 * 4096 * 12 / 1e9:.1f} GB"
+        return f"{self.layers * 4096 * 4096 * 12 / 1e9:.1f} GB" + (" on GPUs" if self.device.name == "cuda" else "")
 
     def ours(self, way: str, path: Path, form: str, ranks: int, rounds: int) -> dict:
-        return run_on_ranks([self.trainer, way, path, form, self.layers, rounds], ranks, self.python)
+        return run_on_ranks([self.trainer, way, path, form, self.layers, rounds], self.device.ranks(ranks), self.python)
 
     def peer(self, way: str, path: Path, ranks: int, rounds: int) -> dict:
-        return run_on_ranks([PEERS, way, path, self.layers, rounds], ranks, self.python)
+        return run_on_ranks([PEERS, self.device.name, way, path, self.layers, rounds],
+                            self.device.ranks(ranks), self.python)
 
 
 def add(result: Result, seconds: list[float], peak_nbytes: int) -> None:
@@ -39,7 +41,7 @@ def saving(setup: Setup) -> list[Result]:
     """Every save ends on the disk, as the copy does; the first of a process plans."""
     original, copied, saved = (setup.folder / name for name in ("original", "copied", "saved"))
     setup.ours("save", original, "native", 2, 1)
-    benchmark = f"save by 2 ranks, {setup.title}"
+    benchmark = f"save by {setup.device.ranks(2)} ranks, {setup.title}"
     copy, native, dcp, peer = (Result(benchmark, name, [], 0) for name in (
         "cp -r and sync", "tessera, native", "tessera, DCP", "PyTorch DCP"))
     for _ in range(setup.rounds):
@@ -62,7 +64,7 @@ def saving(setup: Setup) -> list[Result]:
 def stalling(setup: Setup) -> list[Result]:
     """The second save of a process and later ones: buffers are there."""
     saved = setup.folder / "saved"
-    benchmark = f"stall of a save in the background, 2 ranks, {setup.title}"
+    benchmark = f"stall of a save in the background, {setup.device.ranks(2)} ranks, {setup.title}"
     memcpy, ours, peer = (Result(benchmark, name, [], 0) for name in (
         "memcpy of the rank's share", "tessera", "PyTorch DCP async_save"))
     for _ in range(max(setup.rounds // 2, 1)):
@@ -81,7 +83,7 @@ def loading(setup: Setup) -> list[Result]:
     native, dcp = setup.folder / "native", setup.folder / "dcp"
     setup.ours("save", native, "native", 4, 1)
     setup.peer("save", dcp, 4, 1)
-    benchmark = f"load 4 to 8 ranks, {setup.title}"
+    benchmark = f"load {setup.device.ranks(4)} to {setup.device.ranks(8)} ranks, {setup.title}"
     read, ours, ours_dcp, peer = (Result(benchmark, name, [], 0) for name in (
         "cat of all files", "tessera, native", "tessera, DCP", "PyTorch DCP"))
     nbytes_read = {}
@@ -100,12 +102,12 @@ def loading(setup: Setup) -> list[Result]:
     return with_ratios([read, ours, ours_dcp, peer])
 
 
-def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
-    build("release", targets=("train_state",), definitions=runtime_definitions(python))
+def bench(tools: Path, python: Path, work: Path, *, quick: bool, device: Device) -> list[Result]:
+    trainer = device.build("train_state", tools=tools, python=python)
     folder = work / "state"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    setup = Setup(tools / "train_state", python, folder, layers=1 if quick else 10, rounds=1 if quick else 5)
+    setup = Setup(device, trainer, python, folder, layers=1 if quick else 10, rounds=1 if quick else 5)
     results = saving(setup) + stalling(setup) + loading(setup)
     shutil.rmtree(folder)
     return results

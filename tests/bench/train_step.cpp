@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
 #include "tessera/tessera.h"
 #include "train_transformer/model.h"
 
@@ -22,12 +23,6 @@ std::int64_t resident_nbytes() {
   std::int64_t resident = 0;
   statm >> size >> resident;
   return resident * 4096;
-}
-
-std::int64_t peak_nbytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss * 1024;
 }
 
 /// Returns the processor time of this process, of all its threads.
@@ -48,6 +43,7 @@ class Trainer {
       : way_(std::move(way)), mesh_(mesh), num_backwards_(num_backwards) {
     torch::manual_seed(0);
     model_ = std::make_shared<example::TransformerImpl>(config);
+    model_->to(tessera::bench::device());
     if (way_ == "replicate") {
       tessera::replicate(*model_, {.mesh = mesh});
     } else if (way_ != "plain") {
@@ -64,6 +60,7 @@ class Trainer {
   /// Shape of `ids`: [batch, sequence + 1].
   void step(const at::Tensor& ids) {
     const tessera::dist::Traffic before = mesh_.world()->traffic();
+    tessera::bench::wait_for_device();
     const double cpu_before = cpu_seconds();
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 1; i < num_backwards_; ++i) {
@@ -73,6 +70,7 @@ class Trainer {
     const at::Tensor loss = train_on(ids);
     optimizer_->step();
     optimizer_->zero_grad();
+    tessera::bench::wait_for_device();
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     const double cpu_passed = cpu_seconds() - cpu_before;
     loss_ = loss.item<double>();
@@ -123,12 +121,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   at::set_num_threads(1);
-  const tessera::dist::Mesh mesh = tessera::dist::init_from_env();
+  const tessera::dist::Mesh mesh = tessera::bench::connect();
   // What libraries take once is not counted.
   torch::mm(torch::ones({512, 512}, torch::requires_grad()), torch::ones({512, 512}))
       .sum()
       .backward();
-  const std::int64_t before = resident_nbytes();
+  const std::int64_t before = tessera::bench::device().is_cpu() ? resident_nbytes() : 0;
   example::Config config;
   config.width = std::stoll(argv[2]);
   config.num_layers = std::stoll(argv[3]);
@@ -140,14 +138,15 @@ int main(int argc, char** argv) {
     trainers.emplace_back(way, config, mesh, std::stoi(argv[7]));
   }
   const at::Tensor ids =
-      torch::randint(config.vocabulary, {std::stoll(argv[6]), config.sequence + 1}, torch::kLong);
+      torch::randint(config.vocabulary, {std::stoll(argv[6]), config.sequence + 1},
+                     at::TensorOptions(at::kLong).device(tessera::bench::device()));
   for (int step = 0; step < std::stoi(argv[8]); ++step) {
     for (Trainer& trainer : trainers) trainer.step(ids);
   }
   if (mesh.rank() != 0) return 0;
   std::string json;
   for (const Trainer& trainer : trainers) {
-    json += (json.empty() ? "{" : ", ") + trainer.to_json(peak_nbytes() - before);
+    json += (json.empty() ? "{" : ", ") + trainer.to_json(tessera::bench::peak_nbytes() - before);
   }
   std::printf("%s}\n", json.c_str());
 }

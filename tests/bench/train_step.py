@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from build import build, runtime_definitions
+from bench_device import Device
 from side_by_side import Result, with_ratios
 from torchrun import run_on_ranks
 
 PEERS = Path(__file__).with_name("peers_train_step.py")
-BENCHMARK = "step of 50M parameters, 2 ranks, batch {batch}, backwards {backwards}"
+BENCHMARK = "step of {size}M parameters, {ranks} rank(s), {device}, batch {batch}, backwards {backwards}"
+# Millions of parameters, and width, layers, heads, sequence. A GPU computes the small model faster than the host launches it.
+SHAPES = {"quick": ("0.1", ["64", "2", "2", "16"]), "cpu": ("50", ["640", "10", "10", "64"]),
+          "cuda": ("800", ["2048", "16", "16", "512"])}
 TOUCH = "step of 1M parameters, 1 rank, batch 1"
 NUM_WARM_UP = 3
 
@@ -41,17 +44,17 @@ def cost_of_touch(trainer: Path, shape: list[str], *, steps: int, python: Path) 
                         for way, figures in measured.items()])
 
 
-def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
-    build("release", targets=("train_step",), definitions=runtime_definitions(python))
-    trainer = tools / "train_step"
+def bench(tools: Path, python: Path, work: Path, *, quick: bool, device: Device) -> list[Result]:
+    trainer = device.build("train_step", tools=tools, python=python)
     results = []
-    shape = ["64", "2", "2", "16"] if quick else ["640", "10", "10", "64"]
+    size, shape = SHAPES["quick" if quick else device.name]
+    ranks = device.ranks(2)
     for batch, backwards in (("8", "1"), ("2", "1"), ("4", "2")):
-        contenders = {way: [PEERS, way, *shape, batch, backwards] for way in ("fsdp1", "fsdp2", "ddp")}
+        contenders = {way: [PEERS, device.name, way, *shape, batch, backwards] for way in ("fsdp1", "fsdp2", "ddp")}
         contenders |= {f"tessera {way}": [trainer, way, *shape, batch, backwards]
                        for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate")}
-        results += compare(BENCHMARK.format(batch=batch, backwards=backwards), contenders, ranks=2, rounds=1 if quick else 3,
-                           steps=5 if quick else 8, python=python)
+        results += compare(BENCHMARK.format(size=size, ranks=ranks, device=device.name, batch=batch, backwards=backwards),
+                           contenders, ranks=ranks, rounds=1 if quick else 3, steps=5 if quick else 8, python=python)
     small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]
     results += cost_of_touch(trainer, small, steps=10 if quick else 1000, python=python)
     return results

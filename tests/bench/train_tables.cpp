@@ -7,9 +7,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <string>
 
+#include "device.h"
 #include "tessera/tessera.h"
 
 namespace {
@@ -46,14 +46,6 @@ tessera::KeyedJaggedTensor make_batch(std::int64_t num_features, std::int64_t ro
       keys, ids, torch::full({num_features * samples}, pooling, at::kLong));
 }
 
-std::int64_t peak_nbytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmHWM:", 0) == 0) return std::stoll(line.substr(6)) * 1024;
-  }
-  return 0;
-}
-
 /// Returns how many rows a batch names, of all tables.
 std::int64_t num_touched_rows(const tessera::KeyedJaggedTensor& batch) {
   std::int64_t number = 0;
@@ -78,7 +70,7 @@ int main(int argc, char** argv) {
   const std::int64_t columns = std::stoll(argv[4]);
   at::set_num_threads(std::stoi(argv[8]));
   const int num_steps = std::stoi(argv[9]);
-  const tessera::dist::Mesh mesh = tessera::dist::init_from_env();
+  const tessera::dist::Mesh mesh = tessera::bench::connect();
   const std::int64_t samples = std::stoll(argv[5]) / mesh.world_size();
   torch::manual_seed(mesh.rank());
 
@@ -96,15 +88,18 @@ int main(int argc, char** argv) {
                      {.optimizer = optimizer});
   std::vector<tessera::KeyedJaggedTensor> batches;
   for (int i = 0; i < 4; ++i) {
-    batches.push_back(make_batch(num_tables, rows, samples, std::stoll(argv[6]), argv[7]));
+    batches.push_back(make_batch(num_tables, rows, samples, std::stoll(argv[6]), argv[7])
+                          .to(tessera::bench::device()));
   }
-  const at::Tensor gradient = torch::randn({samples, num_tables * columns});
+  const at::Tensor gradient = torch::randn({samples, num_tables * columns}, tessera::bench::device());
   std::string seconds;
   for (int step = 0; step < num_steps; ++step) {
+    tessera::bench::wait_for_device();
     const auto begin = std::chrono::steady_clock::now();
     const at::Tensor pooled =
         tables->forward(batches[static_cast<std::size_t>(step) % batches.size()]).values();
     pooled.backward(gradient);
+    tessera::bench::wait_for_device();
     const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
     seconds += (step == 0 ? "" : ", ") + std::to_string(duration.count());
   }
@@ -112,7 +107,7 @@ int main(int argc, char** argv) {
     std::printf(
         "{\"seconds\": [%s], \"peak_nbytes\": %lld, \"num_ids\": %lld, \"num_touched_rows\": "
         "%lld}\n",
-        seconds.c_str(), static_cast<long long>(peak_nbytes()),
+        seconds.c_str(), static_cast<long long>(tessera::bench::peak_nbytes()),
         static_cast<long long>(batches[0].values().numel()),
         static_cast<long long>(num_touched_rows(batches[0])));
   }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from build import build, runtime_definitions
+from bench_device import Device
 from side_by_side import Result, with_ratios
 from peer_packages import peer_packages
 from torchrun import run_on_ranks
@@ -47,25 +47,27 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
     return with_ratios(every)
 
 
-def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
-    build("release", targets=("train_tables", "embedding_kernels"), definitions=runtime_definitions(python))
-    os.environ["PYTHONPATH"] = str(peer_packages("torchrec"))
-    trainer = tools / "train_tables"
+def bench(tools: Path, python: Path, work: Path, *, quick: bool, device: Device) -> list[Result]:
+    trainer = device.build("train_tables", "embedding_kernels", tools=tools, python=python)
+    os.environ["PYTHONPATH"] = str(peer_packages("torchrec_cuda" if device.name == "cuda" else "torchrec"))
     rounds, steps = (1, 4) if quick else (3, 8)
     rows = 1_000 if quick else ROWS
     # columns, distribution of ids, threads, ranks
     cases = [(64, "uniform", 1, 1), (64, "uniform", 2, 1), (64, "uniform", 1, 2), (64, "zipf", 2, 1),
              (16, "uniform", 2, 1), (256, "uniform", 2, 1)]
+    if device.name == "cuda":
+        cases = [(64, "uniform", 1, 1), (64, "zipf", 1, 1), (256, "uniform", 1, 1), (64, "uniform", 1, 2)]
+        cases = [case for case in cases if case[-1] <= device.num_gpus]
     results = []
     for columns, distribution, threads, ranks in cases:
         shape = [TABLES, rows, columns, BATCH, POOLING, distribution, threads]
         rows_alone = partial(seconds_of_rows_alone, tools / "embedding_kernels", columns=columns,
-                             threads=threads) if ranks == 1 else None
-        title = f"{TABLES} tables of {rows:,} x {columns}, {distribution} ids, {threads} threads, {ranks} ranks"
+                             threads=threads) if ranks == 1 and device.name == "cpu" else None
+        title = f"{TABLES} tables of {rows:,} x {columns}, {distribution} ids, {device.name}, {threads} threads, {ranks} ranks"
         for optimizer, name in OPTIMIZERS.items():
-            contenders = {"torchrec": [PEERS, f"torchrec_{optimizer}", *shape]}
+            contenders = {"torchrec": [PEERS, device.name, f"torchrec_{optimizer}", *shape]}
             if ranks == 1 and optimizer == "sgd":
-                contenders["EmbeddingBag, sparse gradients"] = [PEERS, "embedding_bag_sgd", *shape]
+                contenders["EmbeddingBag, sparse gradients"] = [PEERS, device.name, "embedding_bag_sgd", *shape]
             contenders["tessera"] = [trainer, optimizer, *shape]
             results += compare(f"{name}: {title}", contenders, ranks=ranks, rounds=rounds, steps=steps, python=python,
                                rows_alone=rows_alone)

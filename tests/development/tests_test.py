@@ -48,6 +48,13 @@ class TestsTest(unittest.TestCase):
         self.assertEqual(out.getvalue().splitlines()[-3:], [
             "failed: unit (asan): bad", "failed: no label (asan): x_NOT_BUILT", "1 passed, 2 failed, 3 skipped"])
 
+    def test_each_suite_says_why_its_tests_were_skipped(self):
+        skipped = "[ RUN      ] A.One\n../tests/a_test.cpp:3: Skipped\nno GPU\n\n[  SKIPPED ] A.One (0 ms)\n"
+        cases = [tests.Case("A.One", "cuda", "skipped", 0, skipped), tests.Case("A.Two", "cuda", "passed", 0, ""),
+                 tests.Case("Gpu/B.Three/0", "cuda", "skipped", 0, "nothing said")]
+        self.assertEqual([line.split() for line in tests.summary_by_suite(cases).splitlines()[2:]], [
+            ["A", "1", "0", "1", "no", "GPU"], ["B", "0", "0", "1", "not", "said"]])
+
     def test_what_runs_under_the_sanitizers_alone_is_refused_without_them(self):
         with self.assertRaisesRegex(Stop, "fuzz: .*--quick"):
             tests.test(label="fuzz", quick=True, torch_version=None)

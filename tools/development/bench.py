@@ -16,16 +16,19 @@ from python_environment import python_environment
 NAMES = {"listing": "listing", "reshard": "reshard", "compression": "compression", "verify": "verify",
          "build": "core_build", "train": "train_step",
          "state": "train_state", "tables": "train_tables"}
+TRAINING = ("train", "state", "tables")  # what can be measured on a GPU
 
 
 def seconds_text(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def bench(*, names: list[str], quick: bool, json_file: str | None, torch_version: str | None) -> int:
+def bench(*, names: list[str], device: str, quick: bool, json_file: str | None, torch_version: str | None) -> int:
     unknown = set(names) - NAMES.keys()
     if unknown:
         raise Stop(f"no benchmark {', '.join(sorted(unknown))}: expected {', '.join(NAMES)}")
+    if device != "cpu" and not set(names) <= set(TRAINING):
+        raise Stop(f"--device {device}: expected {', '.join(TRAINING)}, found {', '.join(sorted(set(names) - set(TRAINING)))}")
     install_packages({"build", "bench", "python"})
     python = python_environment(torch_version) / "bin/python"
     tools = build("release") / "bin"
@@ -33,11 +36,13 @@ def bench(*, names: list[str], quick: bool, json_file: str | None, torch_version
     work.mkdir(parents=True, exist_ok=True)
 
     sys.path.insert(0, str(ROOT / "tests" / "bench"))
+    from bench_device import find_device
     results = []
-    for name in names or NAMES:
+    for name in names or (NAMES if device == "cpu" else TRAINING):
         heading(f"measuring: {name}")
         try:
-            measured = importlib.import_module(NAMES[name]).bench(tools, python, work, quick=quick)
+            where = {"device": find_device(device, python)} if name in TRAINING else {}
+            measured = importlib.import_module(NAMES[name]).bench(tools, python, work, quick=quick, **where)
         except RuntimeError as error:
             raise Stop(str(error)) from error
         results += measured
@@ -53,6 +58,7 @@ def bench(*, names: list[str], quick: bool, json_file: str | None, torch_version
         document = {
             "schema": 1,
             "machine": {"cpus": os.cpu_count(), "architecture": platform.machine(), "system": platform.system()},
+            "device": device,
             "quick": quick,
             "results": [{"benchmark": result.benchmark, "name": result.name, "seconds": result.seconds,
                          "median": result.median, "peak_nbytes": result.peak_nbytes,

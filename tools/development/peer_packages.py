@@ -8,7 +8,9 @@ from console import heading, say
 from places import HERE, cache_directory, locked
 from python_environment import PIP_INSTALL, install, python_environment
 
-PEERS = {"torchrec": "about 20 MB", "frameworks": "about 30 MB", "scanners": "about 2 MB"}  # to download, without torch
+PEERS = ("torchrec", "frameworks", "scanners")  # each has tests under the label interop-<peer>
+SIZES = {"torchrec": "about 20 MB", "torchrec_cuda": "about 400 MB", "frameworks": "about 30 MB",
+         "scanners": "about 2 MB"}  # to download, without torch
 
 
 def peer_packages(peer: str, torch_version: str | None = None) -> Path:
@@ -26,7 +28,7 @@ def peer_packages(peer: str, torch_version: str | None = None) -> Path:
 
 def make_packages(directory: Path, requirements: Path, environment: Path) -> None:
     peer = requirements.name.removesuffix("-requirements.txt")
-    heading(f"fetching {peer} for the CPU: {PEERS[peer]} to download")
+    heading(f"fetching {peer}: {SIZES[peer]} to download")
     say(f"    in {directory}")
     shutil.rmtree(directory, ignore_errors=True)
     log = cache_directory() / "logs" / f"{directory.name}.log"

@@ -135,6 +135,25 @@ def summary(tallies: dict[str, Tally]) -> str:
     return table(rows, right={1, 2, 3, 4})
 
 
+def reason_to_skip(case: Case) -> str:
+    """Returns what a test of GoogleTest said when it skipped itself."""
+    _, _, said = case.output.partition(": Skipped\n")
+    return said.partition("\n")[0].strip() or "not said"
+
+
+def summary_by_suite(cases: list[Case]) -> str:
+    """Says for each suite how many tests ran, and why others did not."""
+    suites: dict[str, list[Case]] = {}
+    for case in cases:
+        suites.setdefault(case.name.rpartition(".")[0].rpartition("/")[2] or case.name, []).append(case)
+    rows = [["suite", "passed", "failed", "skipped", "why skipped"]]
+    for suite, members in sorted(suites.items()):
+        counts = [str(sum(case.outcome == outcome for case in members)) for outcome in ("passed", "failed", "skipped")]
+        reasons = {reason_to_skip(case) for case in members if case.outcome == "skipped"}
+        rows.append([suite, *counts, "; ".join(sorted(reasons))])
+    return table(rows, right={1, 2, 3})
+
+
 def report(cases: list[Case], seconds: float) -> int:
     """Prints the counts, and what failed. Returns the exit code."""
     tallies = tallies_by_label(cases)
@@ -195,4 +214,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
         selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
         cases += run_ctest(directory, selection, SANITIZER_OPTIONS, " (asan)")
 
+    if label == "cuda":
+        heading("tests that need a GPU, or say what happens without one")
+        say(summary_by_suite(cases))
     return report(cases, time.monotonic() - begin)
