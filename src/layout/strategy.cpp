@@ -40,11 +40,12 @@ Strategy parse_strategy(std::string_view text, int world_size) {
   if (text == "replicated") return {Strategy::Sharding::replicated, ranks, 1};
   if (text == "flat") return {Strategy::Sharding::flat, 1, ranks};
   if (text == "dim0") return {Strategy::Sharding::dim0, 1, ranks};
+  if (text == "dim1") return {Strategy::Sharding::dim1, 1, ranks};
 
   const std::size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
   if (colon == std::string_view::npos || (name != "hybrid" && name != "hybrid-flat")) {
-    throw refuse("replicated, flat, dim0, hybrid:AxB or hybrid-flat:AxB");
+    throw refuse("replicated, flat, dim0, dim1, hybrid:AxB or hybrid-flat:AxB");
   }
   const std::string_view sizes = text.substr(colon + 1);
   const std::size_t cross = sizes.find('x');
@@ -75,6 +76,8 @@ std::string strategy_to_string(const Strategy& strategy) {
       return name("flat", "hybrid-flat");
     case Strategy::Sharding::dim0:
       return name("dim0", "hybrid");
+    case Strategy::Sharding::dim1:
+      return "dim1";
   }
   TESSERA_CHECK(false && "unnamed Sharding");
   return {};
@@ -112,14 +115,15 @@ std::vector<Shard> flat_shards(const Strategy& strategy, const FlatUnitIndex::Pl
   return shards;
 }
 
-std::vector<Shard> dim0_shards(const Strategy& strategy, std::span<const std::int64_t> shape) {
+std::vector<Shard> shards_of_dimension(const Strategy& strategy,
+                                       std::span<const std::int64_t> shape, std::size_t dimension) {
   std::vector<Shard> shards;
   for (int shard = 0; shard < strategy.num_shards; ++shard) {
-    const FlatRange rows = chunk_of(shape[0], shard, strategy.num_shards);
-    if (rows.numel() == 0) break;  // the following ranks get nothing either
+    const FlatRange share = chunk_of(shape[dimension], shard, strategy.num_shards);
+    if (share.numel() == 0) break;  // the following ranks get nothing either
     Box box = whole_box(shape);
-    box.offsets[0] = rows.begin;
-    box.sizes[0] = rows.numel();
+    box.offsets[dimension] = share.begin;
+    box.sizes[dimension] = share.numel();
     shards.push_back({std::move(box), replicas_of(strategy, shard)});
   }
   return shards;
@@ -137,7 +141,9 @@ std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int6
       if (place == nullptr) return replicated_on_all(strategy, shape);
       return flat_shards(strategy, *place);
     case Strategy::Sharding::dim0:
-      return dim0_shards(strategy, shape);
+      return shards_of_dimension(strategy, shape, 0);
+    case Strategy::Sharding::dim1:
+      return shards_of_dimension(strategy, shape, shape.size() > 1 ? 1 : 0);
   }
   TESSERA_CHECK(false && "unnamed Sharding");
   return {};

@@ -28,26 +28,83 @@ int wanted_world_size(const CheckpointContents& source, const PlanOptions& optio
                      std::to_string(wanted));
     }
   }
+  if (options.mesh) {
+    const int of_mesh = options.mesh->world_size();
+    if (wanted == 0) wanted = of_mesh;
+    if (wanted != of_mesh) {
+      refuse_options("world size", std::to_string(of_mesh) + ", as in the mesh",
+                     std::to_string(wanted));
+    }
+  }
   const bool is_hybrid = options.strategy.starts_with("hybrid");  // `hybrid:AxB` has the world size
   if (wanted == 0 && !is_hybrid) wanted = std::max(1, source.world_size);
   return wanted;
 }
 
+/// Throws if options that say where pieces go exclude each other.
+void check_options_agree(const PlanOptions& options) {
+  const bool has_strategy = !options.strategy.empty();
+  if (options.mesh && has_strategy) {
+    refuse_options("layout", "either a mesh or a strategy", "both");
+  }
+  if (options.like &&
+      (options.world_size != 0 || has_strategy || options.table_plan || options.mesh)) {
+    refuse_options("layout", "no world size, strategy, mesh or table plan beside --like",
+                   "at least one of them");
+  }
+}
+
+/// Returns the shards of the tensor with the same name and shape in the checkpoint to be like.
+std::vector<Shard> shards_like(const CheckpointContents& like, const std::string& name,
+                               const Shape& shape) {
+  const auto refuse = [&](std::string expected, std::string found) {
+    return Error::expected(ErrorKind::mismatch, {.fqn = name}, "checkpoint of --like",
+                           std::move(expected), std::move(found));
+  };
+  const TensorEntry* other = like.find_tensor(name);
+  if (other == nullptr) {
+    const auto alias = std::ranges::find(like.aliases, name, &formats::Alias::fqn);
+    if (alias != like.aliases.end()) other = like.find_tensor(alias->target);
+  }
+  if (other == nullptr) throw refuse("a tensor of this name", "none");
+  if (other->meta.shape != shape) {
+    throw refuse("the shape " + shape_to_string(shape), shape_to_string(other->meta.shape));
+  }
+  std::map<Region, std::vector<int>> ranks_of;
+  for (const Piece& piece : other->pieces) {
+    if (numel_of(piece.region) != 0) ranks_of[piece.region].push_back(piece.rank);
+  }
+  std::vector<Shard> shards;
+  for (auto& [region, ranks] : ranks_of) {
+    std::ranges::sort(ranks);
+    shards.push_back({region, std::move(ranks)});
+  }
+  if (shards.empty()) shards.push_back({whole_box(shape), {0}});
+  return shards;
+}
+
 }  // namespace
 
 LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOptions& options) {
-  const bool has_rule = options.world_size != 0 || !options.strategy.empty() || options.table_plan;
+  check_options_agree(options);
+  const bool has_rule = options.world_size != 0 || !options.strategy.empty() ||
+                        options.table_plan || options.mesh || options.like;
   if (formats::traits_of(options.format).pieces == FormatTraits::Pieces::whole_tensors) {
     if (has_rule) {
       refuse_options("format " + std::string(options.format.name()),
-                     "no world size, strategy or table plan, as the format holds whole tensors",
+                     "no world size, strategy, mesh, table plan or --like, as the format holds "
+                     "whole tensors",
                      "at least one of them");
     }
     return {parse_strategy("replicated", 1), 1};
   }
   if (!has_rule) return {std::nullopt, std::max(1, source.world_size)};
+  if (options.like) {
+    const int num_ranks = std::max(1, options.like->world_size);
+    return {parse_strategy("replicated", num_ranks), num_ranks};
+  }
   const int wanted = wanted_world_size(source, options);
-  const std::string fallback = options.table_plan ? "replicated" : "dim0";
+  const std::string fallback = options.table_plan || options.mesh ? "replicated" : "dim0";
   const Strategy strategy =
       parse_strategy(options.strategy.empty() ? fallback : options.strategy, wanted);
   return {strategy, strategy.world_size()};
@@ -72,6 +129,9 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
       }
     }
   }
+  const std::string name = renamed(parameter.meta.fqn, options_.renames);
+  if (options_.like) return shards_like(*options_.like, name, parameter.meta.shape);
+  if (options_.mesh) return options_.mesh->shards_of(name, parameter.meta.shape);
   return shards_of(*rule_.strategy, parameter.meta.shape, unit_index_.find(parameter.meta.fqn));
 }
 

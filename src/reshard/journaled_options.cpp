@@ -59,6 +59,23 @@ class Explanation {
 
 }  // namespace
 
+std::string layout_digest(const formats::CheckpointContents& contents) {
+  Xxh3Wide hash;
+  const auto add = [&](const std::string& text) {
+    hash.update(std::as_bytes(std::span(text)));
+    hash.update(std::as_bytes(std::span("\n", 1)));
+  };
+  add(std::to_string(contents.world_size));
+  for (const formats::TensorEntry& tensor : contents.tensors) {
+    add(tensor.meta.fqn);
+    add(shape_to_string(tensor.meta.shape));
+    for (const formats::Piece& piece : tensor.pieces) {
+      add(region_to_string(piece.region) + " " + std::to_string(piece.rank));
+    }
+  }
+  return hash.hex_digest();
+}
+
 formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   std::vector<std::string> renames;
   for (const Rename& rename : given.renames) renames.push_back(rename.from + "=" + rename.to);
@@ -70,6 +87,8 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add("world-size", given.world_size == 0 ? "" : std::to_string(given.world_size));
   explanation.add("strategy", given.strategy);
   explanation.add_file("plan", given.table_plan);
+  explanation.add_file("mesh", given.mesh);
+  explanation.add("like", given.like.empty() ? "" : "a layout of digest " + given.like);
   explanation.add_file("units", given.units);
   explanation.add_file("flat-layout", given.flat_layout);
   explanation.add_list("as-dict", given.as_dict);

@@ -21,7 +21,7 @@ std::string refusal(std::string_view text, int world_size) {
 }
 
 TEST(StrategyTest, NamesRoundTrip) {
-  for (const char* name : {"replicated", "flat", "dim0", "hybrid:2x4", "hybrid-flat:2x4"}) {
+  for (const char* name : {"replicated", "flat", "dim0", "dim1", "hybrid:2x4", "hybrid-flat:2x4"}) {
     EXPECT_EQ(strategy_to_string(parse_strategy(name, 8)), name);
     EXPECT_EQ(parse_strategy(name, 8).world_size(), 8);
   }

@@ -86,6 +86,72 @@ TEST(PlannerTest, StateFollowsItsParameterByKind) {
             "model.up.weight");
 }
 
+TEST(PlannerTest, AMeshCutsByTheNewNamesAndStateFollows) {
+  PlanOptions options{.renames = {{"model.", "net."}}};
+  options.mesh = MeshLayout::from_json(
+      R"({"schema": 1, "mesh": [2, 2], "rules": [
+          {"names": "net.up.weight", "placements": ["Shard(0)", "Shard(1)"]
+},
+          {"names": "net.*", "placements": ["Shard(0)", "Replicate"]}]
+})",
+      "mesh.json");
+const Plan plan = plan_reshard(adamw(), "src", options);
+EXPECT_THAT(plan.problems, IsEmpty());
+EXPECT_EQ(plan.destination.world_size, 4);
+EXPECT_THAT(regions_of(plan, "net.up.weight"),
+            ElementsAre(Box{{0, 0}, {5, 2}}, Box{{0, 2}, {5, 2}}, Box{{5, 0}, {5, 2}},
+                        Box{{5, 2}, {5, 2}}));
+EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "net.up.weight"));
+EXPECT_THAT(regions_of(plan, "net.up.bias"), ElementsAre(Box{{0}, {5}}, Box{{5}, {5}}));
+EXPECT_THAT(regions_of(plan, "optim.state.up.bias.step"), SizeIs(1));
+}
+
+TEST(PlannerTest, LikeGivesThePiecesOfAnotherCheckpoint) {
+  CheckpointContents other;
+  other.world_size = 3;
+  other.tensors = {
+      tensor("net.up.bias", {10}, {{whole_box(Shape{10}), 0}, {whole_box(Shape{10}), 2}}),
+      tensor("net.up.weight", {10, 4}, {{Box{{0, 0}, {7, 4}}, 1}, {Box{{7, 0}, {3, 4}}, 2}})};
+  PlanOptions options{.renames = {{"model.", "net."}}};
+  options.like = std::make_shared<const CheckpointContents>(other);
+  const Plan plan = plan_reshard(adamw(), "src", options);
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_EQ(plan.destination.world_size, 3);
+  EXPECT_EQ(plan.destination.find_tensor("net.up.weight")->pieces, other.tensors[1].pieces);
+  EXPECT_THAT(regions_of(plan, "net.up.bias"), SizeIs(1));
+  EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "net.up.weight"));
+}
+
+TEST(PlannerTest, LikeNeedsEachNameWithItsShape) {
+  PlanOptions options;
+  CheckpointContents other;
+  other.tensors = {tensor("model.up.bias", {10})};
+  options.like = std::make_shared<const CheckpointContents>(other);
+  EXPECT_THAT(error_of(adamw(), options).what(),
+              HasSubstr("model.up.weight: checkpoint of --like: expected a tensor of this name"));
+  other.tensors.push_back(tensor("model.up.weight", {10, 5}));
+  options.like = std::make_shared<const CheckpointContents>(other);
+  EXPECT_THAT(error_of(adamw(), options).what(),
+              HasSubstr("expected the shape [10, 4], found [10, 5]"));
+}
+
+TEST(PlannerTest, LayoutsExcludeEachOther) {
+  PlanOptions options{.strategy = "dim0"};
+  options.mesh = MeshLayout::from_json(
+      R"({"schema": 1, "mesh": [2], "rules": [{"names": "*", "placements": ["Shard(0)"]
+}]
+})", "m");
+  EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("either a mesh or a strategy"));
+options.strategy.clear();
+options.world_size = 4;
+EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("expected 2, as in the mesh, found 4"));
+options.world_size = 0;
+options.format = Format::torch_zip;
+EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("the format holds whole tensors"));
+options.like = std::make_shared<const CheckpointContents>(adamw());
+EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("beside --like"));
+}
+
 // Shows E14.
 TEST(PlannerTest, MoreRanksThanRowsLeavesRanksWithoutPieces) {
   const Plan plan = plan_reshard(adamw(), "src", {.world_size = 64, .strategy = "dim0"});

@@ -4,6 +4,7 @@
 
 #include "cli/format_rows.h"
 #include "tessera/base/file_system.h"
+#include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/journaled_options.h"
@@ -81,8 +82,13 @@ void add_move_options(Command& command, MoveOptions& options) {
           "Format of DST (default: " + default_format_rule() + ")")
       .option("--world-size", "N", options.world_size, "Number of ranks to write for")
       .option("--strategy", "NAME", options.strategy,
-              "How tensors are cut: replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB or "
+              "How tensors are cut: replicated, flat (FSDP1), dim0 (FSDP2), dim1, hybrid:AxB or "
               "hybrid-flat:AxB (A replicas of B ranks)")
+      .option("--mesh", "FILE", options.mesh_path,
+              "JSON file: a mesh of ranks, and which dimension of which names each of its axes "
+              "cuts, such as FSDP with tensor parallelism")
+      .option("--like", "OTHER", options.like_path,
+              "Give each tensor the pieces that it has in another checkpoint")
       .option("--plan", "FILE", options.table_plan_path,
               "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
@@ -162,8 +168,13 @@ void check_options(const MoveOptions& options) {
 
 OptionFiles::OptionFiles(const MoveOptions& options)
     : table_plan(read_option_file(options.table_plan_path)),
+      mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)) {
+  if (!options.like_path.empty()) {
+    like = std::make_shared<const formats::CheckpointContents>(
+        formats::open_checkpoint(FileSystem::posix(), options.like_path)->contents());
+  }
   if (options.optimizer_params.empty()) return;
   optimizer_params = reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
 }
@@ -190,6 +201,10 @@ reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles&
   if (!options.table_plan_path.empty()) {
     plan.table_plan = TablePlan::from_json(files.table_plan, options.table_plan_path);
   }
+  if (!options.mesh_path.empty()) {
+    plan.mesh = MeshLayout::from_json(files.mesh, options.mesh_path);
+  }
+  plan.like = files.like;
   if (!options.units_path.empty()) {
     plan.units = flat_units_from_json(files.units, options.units_path);
   }
@@ -207,10 +222,13 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
   create.journal.emplace();
+  const std::string like_digest = files.like ? reshard::layout_digest(*files.like) : "";
   create.journal->identity =
       reshard::identity_of_options({.world_size = plan.world_size,
                                     .strategy = plan.strategy,
                                     .table_plan = files.table_plan,
+                                    .mesh = files.mesh,
+                                    .like = like_digest,
                                     .units = files.units,
                                     .flat_layout = files.flat_layout,
                                     .as_dict = options.as_dict,

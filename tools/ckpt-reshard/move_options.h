@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ struct MoveOptions {
   int world_size = kNotGiven;
   std::string strategy;
   std::string table_plan_path;
+  std::string mesh_path;
+  std::string like_path;  // of the checkpoint whose pieces DST gets; empty: not given
   std::string units_path;
   std::string flat_layout_path;      // of the source, for verbs that read one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
@@ -67,11 +70,14 @@ void add_flat_layout_option(Command& command, MoveOptions& options);
 /// Requires: `options.format` is set. Throws: UsageError.
 void check_options(const MoveOptions& options);
 
-/// The contents of the files that options name; empty for options that are not given.
+/// The contents of the files and of the checkpoint that options name; empty for options that are
+/// not given.
 struct OptionFiles {
   explicit OptionFiles(const MoveOptions& options);
 
   std::string table_plan;
+  std::string mesh;
+  std::shared_ptr<const formats::CheckpointContents> like;  // null: not given
   std::string units;
   std::string flat_layout;
   reshard::OptimizerParams optimizer_params;

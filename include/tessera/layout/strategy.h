@@ -23,12 +23,13 @@ struct Shard {
 /// The rule that distributes tensors over the ranks.
 ///
 /// Names: `replicated`; `flat` (FULL_SHARD and SHARD_GRAD_OP of FSDP1: each unit's flat parameter
-/// cut into equal ranges); `dim0` (FSDP2: rows, cut as torch.chunk does); `hybrid:AxB` (dim0 over
+/// cut into equal ranges); `dim0` (FSDP2: rows, cut as torch.chunk does); `dim1` (columns, cut
+/// likewise; tensors of one dimension as `dim0`); `hybrid:AxB` (dim0 over
 /// B ranks, replicated A times) and `hybrid-flat:AxB` (flat over B ranks). In a hybrid world,
 /// rank = replica * B + shard, as in a device mesh of shape (A, B).
 struct Strategy {
   /// How one replica cuts a tensor into shards.
-  enum class Sharding { replicated, flat, dim0 };
+  enum class Sharding { replicated, flat, dim0, dim1 };
   Sharding sharding = Sharding::replicated;
   int num_replicas = 1;  // A
   int num_shards = 1;    // B; all ranks hold everything if `replicated`

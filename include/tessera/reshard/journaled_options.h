@@ -17,6 +17,8 @@ struct JournaledOptions {
   int world_size = 0;                          // 0: not given
   std::string strategy{};                      // empty: not given
   std::string table_plan{};                    // the content of the file; empty: not given
+  std::string mesh{};                          // the content of the file; empty: not given
+  std::string like{};                          // layout_digest of the checkpoint; empty: not given
   std::string units{};                         // the content of the file; empty: not given
   std::string flat_layout{};                   // the content of the file; empty: not given
   std::vector<std::string> as_dict{};          // classes
@@ -34,6 +36,9 @@ struct JournaledOptions {
   bool allow_lossy = false;     // merge state that is stored per column shard
   bool as_is = false;           // take one part of a checkpoint as it is
 };
+
+/// Returns a digest of the names, shapes and pieces of a checkpoint's tensors.
+std::string layout_digest(const formats::CheckpointContents& contents);
 
 /// Returns the options as members of a journal's ResumeIdentity. A file is represented by the
 /// digest of its content.

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/layout/mesh_layout.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
 
@@ -54,8 +56,12 @@ struct PlanOptions {
   int world_size = 0;                     // 0: as the strategy, the table plan or the source says
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; empty: by the strategy
-  std::vector<FlatUnit> units{};          // replace the source's units; same names, shapes, dtypes
-  NameSelection only{};                   // of the source's names
+  std::optional<MeshLayout> mesh{};       // of the destination's names; instead of a strategy
+  /// Another checkpoint whose pieces the destination gets: those of the tensor with the same name;
+  /// optimizer state is cut as its parameter is. Instead of all options above but the format.
+  std::shared_ptr<const formats::CheckpointContents> like{};
+  std::vector<FlatUnit> units{};  // replace the source's units; same names, shapes, dtypes
+  NameSelection only{};           // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};  // for each name, the first that fits is used

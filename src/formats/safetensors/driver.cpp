@@ -167,7 +167,9 @@ class SafetensorsDriver final : public FormatDriver {
   bool writes_file(std::string_view name) const override {
     return std::ranges::any_of(
         std::array{"model.safetensors", "model-#-of-#.safetensors", "model.safetensors.index.json",
-                   "model.safetensors.values.json"},
+                   "model.safetensors.values.json", "adapter_model.safetensors",
+                   "adapter_model-#-of-#.safetensors", "adapter_model.safetensors.index.json",
+                   "adapter_model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
   /// Leaves out tensor files that the index does not name, and values files that belong to no

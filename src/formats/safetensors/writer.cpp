@@ -13,6 +13,7 @@
 #include "formats/drivers.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
+#include "formats/safetensors/shard_names.h"
 #include "formats/safetensors/values_file.h"
 #include "formats/staging/file_states.h"
 #include "formats/staging/staged_destination.h"
@@ -24,16 +25,38 @@
 namespace tessera::formats {
 namespace {
 
-constexpr std::string_view kModelName = "model.safetensors";
-constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
-std::string shard_name(std::size_t shard, std::size_t num_shards) {
-  if (num_shards == 1) return std::string(kModelName);
-  char name[64];
-  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
-  return name;
-}
+/// The names of the files of a directory: `model.safetensors`, or as PEFT looks for them,
+/// `adapter_model.safetensors`, if the adapter's configuration is carried beside them.
+class FileNames {
+ public:
+  explicit FileNames(const std::vector<ExtraFile>& extra_files = {}) {
+    const bool is_adapter = std::ranges::any_of(
+        extra_files, [](const ExtraFile& file) { return file.name == "adapter_config.json"; });
+    if (is_adapter) stem_ = "adapter_model";
+  }
+
+  std::string model() const { return stem_ + ".safetensors"; }
+  std::string index() const { return stem_ + std::string(detail::kIndexSuffix); }
+  std::string shard(std::size_t shard, std::size_t num_shards) const {
+    if (num_shards == 1) return model();
+    char place[64];
+    std::snprintf(place, sizeof place, "-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
+    return stem_ + place;
+  }
+  /// Returns all names of a checkpoint.
+  std::set<std::string> all(std::size_t num_shards, bool has_values) const {
+    std::set<std::string> names;
+    for (std::size_t i = 0; i < num_shards; ++i) names.insert(shard(i, num_shards));
+    if (num_shards > 1) names.insert(index());
+    if (has_values) names.insert(detail::values_path_of(model()));
+    return names;
+  }
+
+ private:
+  std::string stem_ = "model";
+};
 
 /// Fills one file after the other in the order of names, as Hugging Face's own writers do.
 std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& contents,
@@ -111,15 +134,6 @@ OtherTexts other_texts(const CheckpointContents& contents, const std::vector<Val
   return texts;
 }
 
-/// Returns the names of all files that are written to a directory.
-std::set<std::string> file_names(std::size_t num_shards, const OtherTexts& texts) {
-  std::set<std::string> names;
-  for (std::size_t i = 0; i < num_shards; ++i) names.insert(shard_name(i, num_shards));
-  if (num_shards > 1) names.insert(kIndexName);
-  if (!texts.values.empty()) names.insert(detail::values_path_of(std::string(kModelName)));
-  return names;
-}
-
 bool has_text(const FileSystem& fs, const std::string& path, const std::string& text) {
   return fs.kind_of(path) == FileKind::regular && fs.open(path)->nbytes() == text.size() &&
          read_file(fs, path, text.size()) == text;
@@ -173,8 +187,11 @@ class SafetensorsWriter final : public CheckpointWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
                     const std::vector<Value>& values, const WorkOptions& work,
-                    const SafetensorsWriteOptions& options)
-      : fs_(fs), overwrite_(work.overwrite), contents_(std::move(contents)) {
+                    const SafetensorsWriteOptions& options, FileNames names)
+      : fs_(fs),
+        overwrite_(work.overwrite),
+        contents_(std::move(contents)),
+        names_(std::move(names)) {
     require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
     texts_ = other_texts(contents_, values, destination);
@@ -208,7 +225,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
     if (is_single_file_ && !texts_.values.empty()) stage_values();
     if (is_single_file_) replaced_values_ = file_states_at(fs_, values_path());
-    if (!is_single_file_) work_->set_file_names(file_names(shards_.size(), texts_));
+    if (!is_single_file_) work_->set_file_names(names_.all(shards_.size(), !texts_.values.empty()));
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
 
@@ -249,7 +266,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!is_single_file_) {
       if (!texts_.values.empty()) write_text(values_path(), texts_.values);
       if (shards_.size() > 1) {
-        write_text(join_path(work_->staging_path(), kIndexName), index_text());
+        write_text(join_path(work_->staging_path(), names_.index()), index_text());
       }
       work_->commit();
       return;
@@ -396,7 +413,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     Value::Dict weight_map;
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       weight_map.emplace_back(contents_.tensors[i].meta.fqn,
-                              shard_name(places_[i].shard, shards_.size()));
+                              names_.shard(places_[i].shard, shards_.size()));
     }
     Value::Dict metadata{{"total_size", static_cast<std::int64_t>(total_nbytes())}};
     for (auto& [key, text] : values_metadata()) metadata.emplace_back(key, std::move(text));
@@ -407,9 +424,8 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   std::string values_path() const {
-    return detail::values_path_of(is_single_file_
-                                      ? work_->destination()
-                                      : join_path(work_->staging_path(), std::string(kModelName)));
+    return detail::values_path_of(
+        is_single_file_ ? work_->destination() : join_path(work_->staging_path(), names_.model()));
   }
 
   void stage_values() {
@@ -427,7 +443,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     Shard& shard = *shards_[shard_index];
     shard.path = is_single_file_
                      ? work_->staging_path()
-                     : join_path(work_->staging_path(), shard_name(shard_index, shards_.size()));
+                     : join_path(work_->staging_path(), names_.shard(shard_index, shards_.size()));
     const auto file = is_single_file_ ? fs_.open_for_update(shard.path)
                                       : begin_file(fs_, work_->journal(), shard.path);
     file->write_at(0, std::as_bytes(std::span(header)));
@@ -459,6 +475,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   FileSystem& fs_;
   OverwritePolicy overwrite_;
   CheckpointContents contents_;
+  FileNames names_;
   OtherTexts texts_;
   bool is_single_file_ = false;
   std::vector<std::unique_ptr<Shard>> shards_;
@@ -477,7 +494,8 @@ class SafetensorsFormatWriter final : public FormatWriter {
                                           CheckpointContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
-                                               work_options(options), options.safetensors);
+                                               work_options(options), options.safetensors,
+                                               FileNames(options.extra_files));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
@@ -491,7 +509,8 @@ class SafetensorsFormatWriter final : public FormatWriter {
     }
     const std::size_t num_shards =
         assign_shards(contents, options.safetensors.max_shard_nbytes).size();
-    StagedWork::check(fs, destination, kind, work, file_names(num_shards, texts));
+    StagedWork::check(fs, destination, kind, work,
+                      FileNames(options.extra_files).all(num_shards, !texts.values.empty()));
   }
   std::string describe_options(const CreateOptions& options) const override {
     const auto& max_nbytes = options.safetensors.max_shard_nbytes;
@@ -512,7 +531,8 @@ std::unique_ptr<CheckpointWriter> create_safetensors(FileSystem& fs, std::string
                                                      OverwritePolicy overwrite,
                                                      const SafetensorsWriteOptions& options) {
   return std::make_unique<SafetensorsWriter>(fs, std::move(destination), std::move(contents),
-                                             values, WorkOptions{overwrite, {}}, options);
+                                             values, WorkOptions{overwrite, {}}, options,
+                                             FileNames());
 }
 
 }  // namespace tessera::formats

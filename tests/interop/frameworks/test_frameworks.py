@@ -125,3 +125,48 @@ def test_files_of_deepspeed_are_one_part_of_several(tmp_path):
         process = run("ckpt-reshard", file, tmp_path / "moved", "--to", "dcp")
         assert process.returncode == 3 and "one rank of 2: DeepSpeed ZeRO stage 1" in process.stderr, process.stderr
         assert not (tmp_path / "moved").exists()
+
+
+def test_fsdp2_goes_on_from_a_folder_of_trainer(tmp_path):
+    """Shows F4. Trainer keeps AdamW's state under numbers: parameters with weight decay first."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                                         num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True))
+    ids = [torch.arange(i, i + 8) % 64 for i in range(8)]
+    arguments = TrainingArguments(tmp_path / "run", max_steps=2, save_steps=2, per_device_train_batch_size=2, use_cpu=True,
+                                  report_to=[], disable_tqdm=True)
+    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": each, "labels": each} for each in ids])
+    trainer.train()
+    state = trainer.optimizer.state_dict()["state"]
+    decays = set(trainer.get_decay_parameter_names(model))
+    names = [name for name, _ in model.named_parameters()]
+    names = [name for name in names if name in decays] + [name for name in names if name not in decays]
+    torch.save({"model": model.state_dict(), "optim": {name: state[i] for i, name in enumerate(names)}}, tmp_path / "held.pt")
+
+    saved = tmp_path / "run" / "checkpoint-2"
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    moved = tmp_path / "dcp"
+    succeed("ckpt-reshard", "merge", f"model={saved}", f"optim={saved / 'optimizer.pt'}", moved, "--to", "dcp",
+            "--world-size", "2", "--optimizer-params", tmp_path / "names.json")
+    assert (moved / "trainer_state.json").read_bytes() == (saved / "trainer_state.json").read_bytes()
+    run_program([sys.executable, "-B", HERE / "llama_ranks.py", moved, saved, tmp_path / "held.pt"], 2)
+
+
+def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
+    """Shows F4."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    folder, model = llama
+    import copy
+
+    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    dcp = reshard(tmp_path / "adapter", tmp_path / "dcp", "--to", "dcp", "--world-size", "2")
+    back = reshard(dcp, tmp_path / "back", "--to", "safetensors")
+    loaded = PeftModel.from_pretrained(copy.deepcopy(model), back)
+    expected = adapted.state_dict()
+    assert any("lora_B" in name for name in expected)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name

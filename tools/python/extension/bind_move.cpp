@@ -266,6 +266,8 @@ MoveOptions move_options(const nb::dict& given) {
   members.read("world_size", options.world_size);
   members.read("strategy", options.strategy);
   members.read_bytes("plan", options.plan_path);
+  members.read_bytes("mesh", options.mesh_path);
+  members.read_bytes("like", options.like_path);
   members.read_bytes("units", options.units_path);
   members.read_bytes("flat_layout", options.flat_layout_path);
   members.read_bytes("as_dict", options.as_dict);

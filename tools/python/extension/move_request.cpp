@@ -1,5 +1,6 @@
 #include "move_request.h"
 
+#include <memory>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -120,6 +121,8 @@ JournaledOptions journaled_options(const MoveOptions& options, const Sources& so
   given.world_size = options.world_size;
   given.strategy = options.strategy.value_or("");
   given.table_plan = read_option_file(options.plan_path);
+  given.mesh = read_option_file(options.mesh_path);
+  if (sources.like) given.like = reshard::layout_digest(*sources.like);
   given.units = read_option_file(options.units_path);
   given.flat_layout = read_option_file(options.flat_layout_path);
   given.as_dict = options.as_dict;
@@ -135,7 +138,8 @@ JournaledOptions journaled_options(const MoveOptions& options, const Sources& so
   return given;
 }
 
-PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& given, Format format) {
+PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& given,
+                         const Sources& sources, Format format) {
   PlanOptions plan;
   plan.format = format;
   plan.world_size = given.world_size;
@@ -153,6 +157,10 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
   if (!options.plan_path.empty()) {
     plan.table_plan = TablePlan::from_json(given.table_plan, options.plan_path);
   }
+  if (!options.mesh_path.empty()) {
+    plan.mesh = MeshLayout::from_json(given.mesh, options.mesh_path);
+  }
+  plan.like = sources.like;
   if (!options.units_path.empty()) {
     plan.units = flat_units_from_json(given.units, options.units_path);
   }
@@ -192,8 +200,12 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
     request.sources.optimizer_params =
         reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
   }
+  if (!options.like_path.empty()) {
+    request.sources.like = std::make_shared<const formats::CheckpointContents>(
+        formats::open_checkpoint(FileSystem::posix(), options.like_path)->contents());
+  }
   JournaledOptions given = journaled_options(options, request.sources);
-  request.plan = plan_options(options, given, format);
+  request.plan = plan_options(options, given, request.sources, format);
   request.create.journal = journal_options(options, request.sources, std::move(given));
   request.extra_files = extra_files_options(options, request.sources.preference);
   request.execute = {.memory_nbytes = options.memory_nbytes, .num_threads = options.num_threads};

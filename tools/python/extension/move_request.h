@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ struct MoveOptions {
   int world_size = 0;             // 0: not given
   std::optional<std::string> strategy;
   std::string plan_path;         // empty: not given
+  std::string mesh_path;         // empty: not given
+  std::string like_path;         // of a checkpoint; empty: not given
   std::string units_path;        // empty: not given
   std::string flat_layout_path;  // empty: not given
   std::vector<std::string> as_dict;
@@ -59,6 +62,8 @@ struct Sources {
   reshard::NamePrefixes prefixes{};  // names must exist under each of them
   /// Names for the numbers of an optimizer's parameters; none: numbers stay.
   std::optional<reshard::OptimizerParams> optimizer_params{};
+  /// A checkpoint whose pieces the destination gets; null: not given.
+  std::shared_ptr<const formats::CheckpointContents> like{};
 };
 
 /// A move in the core's terms.

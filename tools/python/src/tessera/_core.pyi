@@ -41,6 +41,8 @@ class _MoveOptions(TypedDict):
     world_size: int
     strategy: str | None
     plan: bytes
+    mesh: bytes
+    like: bytes
     units: bytes
     flat_layout: bytes
     as_dict: Sequence[bytes]

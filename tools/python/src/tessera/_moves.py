@@ -82,6 +82,8 @@ class MoveOptions(TypedDict, total=False):
     world_size: int | None
     strategy: str | None
     plan: PathLike | None
+    mesh: PathLike | None
+    like: PathLike | None
     units: PathLike | None
     as_dict: str | Sequence[str]
     compress: str
@@ -110,6 +112,7 @@ class MoveOptions(TypedDict, total=False):
 
 def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, ranks: int | None = None,
             world_size: int | None = None, strategy: str | None = None, plan: PathLike | None = None,
+            mesh: PathLike | None = None, like: PathLike | None = None,
             units: PathLike | None = None, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
             compress: str = "none",
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
@@ -124,13 +127,15 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
 
     Copies the bytes in bounded memory and checks them against their checksums. The destination appears only when it
-    is complete. Without ranks, strategy and plan, tensors keep the pieces that they have in the source. ranks alone
-    means the strategy dim0.
+    is complete. Without ranks, strategy, plan, mesh and like, tensors keep the pieces that they have in the source.
+    ranks alone means the strategy dim0.
 
     to: "native", "safetensors", "dcp" or "torch"; None: as the destination's name suggests.
     ranks, or world_size, which is the same: the number of ranks to write for.
-    strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "hybrid:AxB", "hybrid-flat:AxB" (A replicas of B ranks).
+    strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "dim1", "hybrid:AxB", "hybrid-flat:AxB" (A replicas of B ranks).
     plan: a JSON file with the plan of the embedding tables.
+    mesh: a JSON file with a mesh of ranks, and which dimension of which names each of its axes cuts.
+    like: another checkpoint; each tensor gets the pieces that it has there.
     units: a JSON file with the units for the strategy flat, if the source records none.
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
@@ -282,6 +287,8 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "to": optional_text,
     "strategy": optional_text,
     "plan": optional_path_bytes,
+    "mesh": optional_path_bytes,
+    "like": optional_path_bytes,
     "units": optional_path_bytes,
     "flat_layout": optional_path_bytes,
     "as_dict": names_bytes,

@@ -1,0 +1,194 @@
+#include "tessera/layout/mesh_layout.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/checked_math.h"
+#include "base/json.h"
+#include "layout/cut.h"
+#include "tessera/base/error.h"
+#include "tessera/base/name_rules.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kPlacements = "Replicate, Shard(dimension) or Stage(index)";
+constexpr int kMaxAxes = 8;
+constexpr int kMaxDimension = 64;
+
+/// A reader of the file. Errors name the file and, as soon as it is known, the rule.
+class MeshJson {
+ public:
+  explicit MeshJson(const std::string& path) : path_(path) {}
+
+  MeshLayout read(const Value& file) {
+    require_members(file, {"schema", "mesh", "rules"});
+    const auto* schema = file.find("schema")->get_if<std::int64_t>();
+    if (schema == nullptr || *schema != 1) refuse("schema", "1", *file.find("schema"));
+    MeshLayout layout;
+    layout.shape = axes(*file.find("mesh"));
+    const auto* rules = file.find("rules")->get_if<Value::List>();
+    if (rules == nullptr || rules->empty()) {
+      refuse("rules", "a list of one rule or more", *file.find("rules"));
+    }
+    for (const Value& each : *rules) {
+      rule_ = "rule " + std::to_string(layout.rules.size()) + ": ";
+      layout.rules.push_back(rule(each, layout.shape));
+    }
+    return layout;
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view what, std::string_view expected,
+                           const Value& found) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, rule_ + std::string(what),
+                          expected, value_to_string(found));
+  }
+
+  void require_members(const Value& object, std::initializer_list<std::string_view> names) const {
+    const auto* dict = object.get_if<Value::Dict>();
+    if (dict == nullptr) refuse("mesh layout", "an object", object);
+    for (const auto& [key, value] : *dict) {
+      const auto* name = key.get_if<std::string>();
+      if (name == nullptr || std::ranges::find(names, *name) == names.end()) {
+        refuse("mesh layout", "only known members", key);
+      }
+    }
+    for (const std::string_view name : names) {
+      if (object.find(name) == nullptr) refuse(name, "such a member", Value("none"));
+    }
+  }
+
+  std::vector<int> axes(const Value& value) const {
+    const auto* sizes = value.get_if<Value::List>();
+    if (sizes == nullptr || sizes->empty() || sizes->size() > kMaxAxes) {
+      refuse("mesh", "a list of 1 to " + std::to_string(kMaxAxes) + " sizes", value);
+    }
+    std::vector<int> axes;
+    int world_size = 1;
+    for (const Value& each : *sizes) {
+      const auto* size = each.get_if<std::int64_t>();
+      if (size == nullptr || *size < 1 || *size > kMaxWorldSize / world_size) {
+        refuse("mesh",
+               "sizes of 1 or more, for at most " + std::to_string(kMaxWorldSize) + " ranks",
+               value);
+      }
+      axes.push_back(static_cast<int>(*size));
+      world_size *= axes.back();
+    }
+    return axes;
+  }
+
+  MeshLayout::Rule rule(const Value& value, const std::vector<int>& mesh) const {
+    require_members(value, {"names", "placements"});
+    const auto* names = value.find("names")->get_if<std::string>();
+    if (names == nullptr) refuse("names", "a pattern", *value.find("names"));
+    const Value& list = *value.find("placements");
+    const auto* placements = list.get_if<Value::List>();
+    if (placements == nullptr || placements->size() != mesh.size()) {
+      refuse("placements", "a list of " + std::to_string(mesh.size()) + ", one for each axis",
+             list);
+    }
+    MeshLayout::Rule rule{*names, {}};
+    for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
+      rule.placements.push_back(placement((*placements)[axis], mesh[axis]));
+    }
+    return rule;
+  }
+
+  MeshPlacement placement(const Value& value, int num_indices) const {
+    const auto* text = value.get_if<std::string>();
+    if (text == nullptr) refuse("placement", kPlacements, value);
+    if (*text == "Replicate") return {};
+    using Kind = MeshPlacement::Kind;
+    for (const auto& [word, kind] : {std::pair("Shard(", Kind::shard), {"Stage(", Kind::stage}}) {
+      std::string_view rest = *text;
+      if (!rest.starts_with(word) || !rest.ends_with(")")) continue;
+      rest.remove_prefix(std::string_view(word).size());
+      rest.remove_suffix(1);
+      int number = -1;
+      const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+      if (error != std::errc{} || end != rest.data() + rest.size()) break;
+      const int bound = kind == Kind::stage ? num_indices : kMaxDimension;
+      if (number < 0 || number >= bound) {
+        refuse("placement", "a number from 0 to " + std::to_string(bound - 1), value);
+      }
+      return {kind, number};
+    }
+    refuse("placement", kPlacements, value);
+  }
+
+  const std::string& path_;
+  std::string rule_;
+};
+
+/// Returns the box of one rank; nothing if it has no part of the tensor.
+std::optional<Box> box_of_rank(const MeshLayout& layout, const MeshLayout::Rule& rule, int rank,
+                               std::span<const std::int64_t> shape) {
+  Box box = whole_box(shape);
+  for (std::size_t axis = layout.shape.size(); axis-- > 0;) {  // the last axis varies fastest
+    const int num_indices = layout.shape[axis];
+    const int index = rank % num_indices;
+    rank /= num_indices;
+    const MeshPlacement& placement = rule.placements[axis];
+    if (placement.kind == MeshPlacement::Kind::stage && index != placement.number) {
+      return std::nullopt;
+    }
+    if (placement.kind != MeshPlacement::Kind::shard) continue;
+    const auto dimension = static_cast<std::size_t>(placement.number);
+    const FlatRange share = chunk_of(box.sizes[dimension], index, num_indices);
+    if (share.numel() == 0) return std::nullopt;
+    box.offsets[dimension] += share.begin;
+    box.sizes[dimension] = share.numel();
+  }
+  return box;
+}
+
+}  // namespace
+
+int MeshLayout::world_size() const {
+  return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+}
+
+MeshLayout MeshLayout::from_json(std::string_view text, const std::string& path) {
+  return MeshJson(path).read(parse_json(text, path));
+}
+
+std::vector<Shard> MeshLayout::shards_of(std::string_view name,
+                                         std::span<const std::int64_t> tensor_shape) const {
+  const int num_ranks = world_size();
+  if (tensor_shape.empty() || numel_of(tensor_shape) == 0) {
+    return tessera::shards_of({Strategy::Sharding::replicated, num_ranks, 1}, tensor_shape);
+  }
+  const auto refuse = [&](std::string_view expected, const std::string& found) {
+    return Error::expected(ErrorKind::invalid_argument, {.fqn = std::string(name)},
+                           "rules of the mesh", expected, found);
+  };
+  const auto rule =
+      std::ranges::find_if(rules, [&](const Rule& each) { return glob_match(each.names, name); });
+  if (rule == rules.end()) throw refuse("a rule whose names match", "none");
+  for (const MeshPlacement& placement : rule->placements) {
+    if (placement.kind == MeshPlacement::Kind::shard &&
+        placement.number >= static_cast<int>(tensor_shape.size())) {
+      throw refuse(
+          "a dimension of the shape " + shape_to_string(tensor_shape),
+          "Shard(" + std::to_string(placement.number) + ") for '" + printable(rule->names) + "'");
+    }
+  }
+  std::map<Region, std::vector<int>> ranks_of;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (auto box = box_of_rank(*this, *rule, rank, tensor_shape)) {
+      ranks_of[std::move(*box)].push_back(rank);
+    }
+  }
+  std::vector<Shard> shards;
+  for (auto& [box, ranks] : ranks_of) shards.push_back({box, std::move(ranks)});
+  return shards;
+}
+
+}  // namespace tessera
