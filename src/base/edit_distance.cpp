@@ -1,4 +1,4 @@
-#include "tessera/base/edit_distance.h"
+#include "base/edit_distance.h"
 
 #include <algorithm>
 #include <span>

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "tessera/base/edit_distance.h"
+#include "base/edit_distance.h"
 #include "tessera/base/error.h"
 
 namespace tessera::inspect {

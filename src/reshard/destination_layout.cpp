@@ -49,7 +49,8 @@ void check_options_agree(const PlanOptions& options) {
   }
   if (options.like &&
       (options.world_size != 0 || has_strategy || options.table_plan || options.mesh)) {
-    refuse_options("layout", "no world size, strategy, mesh or table plan beside --like",
+    refuse_options("layout",
+                   "no world size, strategy, mesh or table plan beside another checkpoint's layout",
                    "at least one of them");
   }
 }
@@ -58,7 +59,7 @@ void check_options_agree(const PlanOptions& options) {
 std::vector<Shard> shards_like(const CheckpointContents& like, const std::string& name,
                                const Shape& shape) {
   const auto refuse = [&](std::string expected, std::string found) {
-    return Error::expected(ErrorKind::mismatch, {.fqn = name}, "checkpoint of --like",
+    return Error::expected(ErrorKind::mismatch, {.fqn = name}, "checkpoint that gives the pieces",
                            std::move(expected), std::move(found));
   };
   const TensorEntry* other = like.find_tensor(name);
@@ -91,10 +92,11 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
                         options.table_plan || options.mesh || options.like;
   if (formats::traits_of(options.format).pieces == FormatTraits::Pieces::whole_tensors) {
     if (has_rule) {
-      refuse_options("format " + std::string(options.format.name()),
-                     "no world size, strategy, mesh, table plan or --like, as the format holds "
-                     "whole tensors",
-                     "at least one of them");
+      refuse_options(
+          "format " + std::string(options.format.name()),
+          "no world size, strategy, mesh, table plan or other checkpoint's layout, as the "
+          "format holds whole tensors",
+          "at least one of them");
     }
     return {parse_strategy("replicated", 1), 1};
   }

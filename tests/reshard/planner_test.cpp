@@ -127,8 +127,10 @@ TEST(PlannerTest, LikeNeedsEachNameWithItsShape) {
   CheckpointContents other;
   other.tensors = {tensor("model.up.bias", {10})};
   options.like = std::make_shared<const CheckpointContents>(other);
-  EXPECT_THAT(error_of(adamw(), options).what(),
-              HasSubstr("model.up.weight: checkpoint of --like: expected a tensor of this name"));
+  EXPECT_THAT(
+      error_of(adamw(), options).what(),
+      HasSubstr(
+          "model.up.weight: checkpoint that gives the pieces: expected a tensor of this name"));
   other.tensors.push_back(tensor("model.up.weight", {10, 5}));
   options.like = std::make_shared<const CheckpointContents>(other);
   EXPECT_THAT(error_of(adamw(), options).what(),
@@ -149,7 +151,7 @@ options.world_size = 0;
 options.format = Format::torch_zip;
 EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("the format holds whole tensors"));
 options.like = std::make_shared<const CheckpointContents>(adamw());
-EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("beside --like"));
+EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("beside another checkpoint"));
 }
 
 // Shows E14.
