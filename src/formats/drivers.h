@@ -12,6 +12,7 @@ const FormatDriver& dcp_driver();
 const FormatDriver& safetensors_driver();
 const FormatDriver& bin_driver();         // read only
 const FormatDriver& rank_files_driver();  // read only
+const FormatDriver& deepspeed_driver();   // read only
 const FormatDriver& torch_zip_driver();
 
 const FormatWriter& native_writer();

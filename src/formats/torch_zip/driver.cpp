@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <string>
 
 #include "formats/drivers.h"
-#include "formats/file_names.h"
 #include "formats/signatures.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/part_of_whole.h"
@@ -38,16 +36,6 @@ bool begins_as_torch_save(std::string_view begin) {
          name.find_first_not_of("0123456789", kStorages.size()) == std::string_view::npos;
 }
 
-/// Returns the newest of DeepSpeed's folders `global_step<n>`.
-std::optional<std::string> newest_of_deepspeed(const DirectoryListing& directory) {
-  std::optional<std::string> newest;
-  for (const std::string& name : directory.names) {  // longer numbers are larger
-    if (!is_name_like(name, "global_step#")) continue;
-    if (!newest || name.size() >= newest->size()) newest = name;
-  }
-  return newest;
-}
-
 class TorchZipDriver final : public FormatDriver {
  public:
   Format format() const override { return Format::torch_zip; }
@@ -69,14 +57,6 @@ class TorchZipDriver final : public FormatDriver {
       return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
                                  "expected a checkpoint in one file or with an index, found " +
                                      *form + " (give the path of one file to look into it)")};
-    }
-    if (directory.has("latest")) {
-      if (const auto newest = newest_of_deepspeed(directory)) {
-        return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
-                                   "expected a checkpoint, found a folder of DeepSpeed's "
-                                   "checkpoints (give the path of one of them, such as " +
-                                       printable(join_path(directory.path, *newest)) + ")")};
-      }
     }
     if (std::ranges::none_of(directory.names, is_torch_save)) return {};
     return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},

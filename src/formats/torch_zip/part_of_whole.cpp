@@ -163,8 +163,6 @@ std::optional<std::string> form_of_directory(const std::vector<std::string>& nam
     std::string_view in_words;
   };
   constexpr std::array kForms{
-      Form{"zero_pp_rank_#_mp_rank_#_optim_states.pt", "DeepSpeed ZeRO, files of each rank"},
-      Form{"bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt", "DeepSpeed ZeRO, files of each rank"},
       Form{"zero_pp_rank_#_mp_rank_#_model_states.pt", "DeepSpeed ZeRO, files of each rank"},
       Form{"mp_rank_#_model_states.pt", "DeepSpeed, files of each rank"},
       Form{"model_optim_rng.pt", "one place of Megatron-LM in model parallelism"},

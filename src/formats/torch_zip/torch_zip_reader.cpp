@@ -88,31 +88,29 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     contents_.opened_classes = std::move(flattened.opened_classes);
     contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
     contents_.simplifications = std::move(flattened.simplifications);
-    std::vector<std::pair<std::string, Leaf>> leaves;
+    std::vector<NamedLeaf> leaves;
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
       if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
-      leaves.emplace_back(std::move(name), std::move(leaf));
+      leaves.push_back({std::move(name), std::move(leaf), leaves.size()});
     }
-    std::sort(leaves.begin(), leaves.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
-    const auto twice =
-        std::adjacent_find(leaves.begin(), leaves.end(),
-                           [](const auto& a, const auto& b) { return a.first == b.first; });
+    std::ranges::sort(leaves, {}, &NamedLeaf::name);
+    const auto twice = std::ranges::adjacent_find(leaves, {}, &NamedLeaf::name);
     if (twice != leaves.end()) {
-      throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = twice->first},
+      throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = twice->name},
                             "flattened name", "one entry",
-                            "two, " + in_python(twice->second.path) + " and " +
-                                in_python(std::next(twice)->second.path),
+                            "two, " + in_python(twice->leaf.path) + " and " +
+                                in_python(std::next(twice)->leaf.path),
                             "save one of them under another key");
     }
-    for (auto& [name, leaf] : leaves) {
+    for (auto& [name, leaf, place] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
         add_tensor(name, std::move(key_path), std::move(*record));
         continue;
       }
       contents_.values.push_back({name, std::move(key_path)});
+      places_.push_back(place);
       if (auto* value = std::get_if<Value>(&leaf.content)) {
         values_.emplace_back(std::move(*value));
       } else {
@@ -150,6 +148,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         contents_.tensors[tensor_index].meta.nbytes() == saved_->storages().nbytes(record.storage);
     return is_whole_storage ? saved_->storages().crc32(record.storage) : std::nullopt;
   }
+  std::size_t order_of(std::size_t value_index) const override { return places_[value_index]; }
+  std::string saved_name() const override {
+    const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
+    return archive == nullptr ? std::string() : archive->prefix();
+  }
   const Error* refusal_of(std::size_t value_index) const override {
     return std::get_if<Error>(&values_[value_index]);
   }
@@ -184,6 +187,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
 
  private:
+  struct NamedLeaf {
+    std::string name;
+    Leaf leaf;
+    std::size_t place;  // in the pickle
+  };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
 
@@ -309,6 +317,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   CheckpointContents contents_;
   std::vector<TensorRecord> records_;               // parallel to contents_.tensors
   std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
+  std::vector<std::size_t> places_;                 // parallel to contents_.values
   std::map<Elements, std::string> first_names_;
   std::vector<std::string> dict_order_;  // of tensors and aliases
 };

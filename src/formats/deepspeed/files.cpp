@@ -1,0 +1,218 @@
+#include "formats/deepspeed/files.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <numeric>
+
+#include "formats/file_names.h"
+#include "formats/open_files.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+constexpr std::string_view kModelOfAll = "mp_rank_#_model_states.pt";
+constexpr std::string_view kModelOfRank = "zero_pp_rank_#_mp_rank_#_model_states.pt";
+constexpr std::array<std::string_view, 3> kOptimizer = {
+    "zero_pp_rank_#_mp_rank_#_optim_states.pt", "bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt",
+    "fp#_zero_pp_rank_#_mp_rank_#_optim_states.pt"};
+
+/// Files of parallelism that this reader does not put together.
+struct Parallelism {
+  std::string_view pattern;
+  std::string_view in_words;
+};
+constexpr std::array<Parallelism, 5> kOtherParallelism = {{
+    {"layer_#-model_#-model_states.pt", "pipeline"},
+    {"layer_#-model_states.pt", "pipeline"},
+    {"layer_#_expert_#_mp_rank_#_model_states.pt", "expert"},
+    {"expert_#_mp_rank_#_model_states.pt", "expert"},
+    {"expp_rank_#_mp_rank_#_optim_states.pt", "expert"},
+}};
+constexpr std::string_view kRank = "pp_rank_";
+constexpr std::string_view kModelParallelRank = "mp_rank_";
+constexpr std::size_t kMaxRanks = 1 << 20;
+
+bool is_optimizer(std::string_view name) {
+  return std::ranges::any_of(kOptimizer,
+                             [&](std::string_view pattern) { return is_name_like(name, pattern); });
+}
+
+/// Returns which parallelism beside ZeRO a file belongs to; empty if none.
+std::string_view other_parallelism(std::string_view name) {
+  for (const Parallelism& other : kOtherParallelism) {
+    if (is_name_like(name, other.pattern)) return other.in_words;
+  }
+  return {};
+}
+
+/// Returns the number after `mark` in a name.
+std::size_t number_after(std::string_view name, std::string_view mark) {
+  name.remove_prefix(name.find(mark) + mark.size());
+  std::size_t number = kMaxRanks;
+  std::from_chars(name.data(), name.data() + name.size(), number);
+  return std::min(number, kMaxRanks);
+}
+
+/// Puts a file at the place of its rank.
+void place(std::vector<std::string>& files, std::size_t rank, const std::string& name,
+           const std::string& directory) {
+  if (rank >= kMaxRanks) {
+    throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "rank",
+                          "a rank below 2^20", "a larger one");
+  }
+  if (files.size() <= rank) files.resize(rank + 1);
+  if (!files[rank].empty()) {
+    throw Error::expected(ErrorKind::unsupported, {.path = directory}, "files of ranks",
+                          "one file of rank " + std::to_string(rank),
+                          "'" + printable(files[rank]) + "' and '" + printable(name) + "'");
+  }
+  files[rank] = name;
+}
+
+void require_all(const std::vector<std::string>& files, const std::string& what,
+                 const std::string& directory) {
+  const auto missing = std::ranges::find(files, std::string());
+  if (missing == files.end()) return;
+  throw Error::expected(ErrorKind::corruption, {.path = directory}, "files of ranks",
+                        what + " of ranks 0 to " + std::to_string(files.size() - 1),
+                        "none of rank " + std::to_string(missing - files.begin()),
+                        "not copied from its host?");
+}
+
+/// Throws if the file is of parallelism that this reader does not put together.
+void require_zero_alone(const std::string& name, const std::string& directory) {
+  std::string_view other = other_parallelism(name);
+  if (other.empty() && number_after(name, kModelParallelRank) != 0) other = "tensor";
+  if (other.empty()) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = join_path(directory, name)}, "parallelism",
+                        "files of ZeRO alone", "a file of " + std::string(other) + " parallelism");
+}
+
+std::vector<std::string> texts_of(const std::string& name, const KeyPath& path) {
+  if (path.empty()) return {name};
+  std::vector<std::string> texts;
+  for (const Key& key : path) texts.push_back(spell({key}));
+  return texts;
+}
+
+}  // namespace
+
+bool is_file_name(std::string_view name) {
+  return is_optimizer(name) || is_name_like(name, kModelOfAll) ||
+         is_name_like(name, kModelOfRank) || !other_parallelism(name).empty();
+}
+
+bool are_of_zero(const std::vector<std::string>& names) {
+  return std::ranges::any_of(names, [](const std::string& name) { return is_optimizer(name); });
+}
+
+FileNames find_files(const std::vector<std::string>& names, const std::string& directory) {
+  FileNames files;
+  for (const std::string& name : names) {
+    if (!is_file_name(name)) continue;
+    require_zero_alone(name, directory);
+    if (is_name_like(name, kModelOfAll)) {
+      place(files.model, 0, name, directory);
+    } else {
+      auto& of_kind = is_optimizer(name) ? files.optimizer : files.model;
+      place(of_kind, number_after(name, kRank), name, directory);
+    }
+  }
+  require_all(files.optimizer, "optimizer states", directory);
+  require_all(files.model, "model states", directory);
+  if (files.model.empty()) {
+    throw Error::expected(ErrorKind::corruption, {.path = directory}, "files of ranks",
+                          "model states", "none", "not copied from the host of rank 0?");
+  }
+  return files;
+}
+
+File::File(const FileSystem& fs, const std::string& directory, std::string name,
+           const std::vector<std::string>& as_dict)
+    : name_(std::move(name)),
+      reader_(torch_zip::read_torch_zip(open_kept(fs, join_path(directory, name_)), as_dict)) {
+  require_own_name(directory);
+  add_entries();
+}
+
+/// Checks the name that torch.save gave the folder in the archive: that of the file it wrote.
+void File::require_own_name(const std::string& directory) const {
+  const std::string saved_as = reader_->saved_name() + ".pt";
+  if (saved_as == name_ || !is_file_name(saved_as)) return;
+  throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name_)}, "rank",
+                        "what was saved as " + name_, "what was saved as " + saved_as,
+                        "copied over another rank's file?");
+}
+
+void File::add_entries() {
+  const CheckpointContents& contents = reader_->contents();
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const TensorEntry& tensor = contents.tensors[i];
+    entries_.push_back({texts_of(tensor.meta.fqn, tensor.key_path), Entry::Kind::tensor, i});
+  }
+  for (const Alias& alias : contents.aliases) {
+    const TensorEntry* const target = contents.find_tensor(alias.target);
+    TESSERA_CHECK(target != nullptr);
+    entries_.push_back({texts_of(alias.fqn, alias.key_path), Entry::Kind::tensor,
+                        static_cast<std::size_t>(target - contents.tensors.data())});
+  }
+  std::vector<std::pair<std::size_t, std::size_t>> values;  // place in the pickle, index
+  for (std::size_t i = 0; i < contents.values.size(); ++i) {
+    values.emplace_back(reader_->order_of(i), i);
+  }
+  std::ranges::sort(values);
+  for (const auto& [place, i] : values) {
+    const ValueEntry& value = contents.values[i];
+    entries_.push_back({texts_of(value.name, value.key_path), Entry::Kind::value, i});
+  }
+  by_path_.resize(entries_.size());
+  std::iota(by_path_.begin(), by_path_.end(), std::size_t{0});
+  std::ranges::sort(
+      by_path_, {}, [&](std::size_t i) -> const auto& { return entries_[i].path; });
+}
+
+std::vector<const Entry*> File::below(const std::vector<std::string>& keys) const {
+  const auto path_of = [&](std::size_t i) -> const auto& {
+    return entries_[i].path;
+  };
+  auto next = std::ranges::upper_bound(by_path_, keys, {}, path_of);
+  std::vector<std::size_t> found;
+  for (; next != by_path_.end(); ++next) {
+    const std::vector<std::string>& path = entries_[*next].path;
+    if (path.size() < keys.size() || !std::equal(keys.begin(), keys.end(), path.begin())) break;
+    found.push_back(*next);
+  }
+  std::ranges::sort(found);
+  std::vector<const Entry*> entries;
+  for (const std::size_t i : found) entries.push_back(&entries_[i]);
+  return entries;
+}
+
+const Entry* File::find(const std::vector<std::string>& path) const {
+  const auto path_of = [&](std::size_t i) -> const auto& {
+    return entries_[i].path;
+  };
+  const auto found = std::ranges::lower_bound(by_path_, path, {}, path_of);
+  if (found == by_path_.end() || entries_[*found].path != path) return nullptr;
+  return &entries_[*found];
+}
+
+std::optional<Value> File::value_of(const Entry& entry) const {
+  if (entry.kind != Entry::Kind::value || reader_->refusal_of(entry.index) != nullptr) return {};
+  return reader_->read_value(entry.index);
+}
+
+std::optional<Value> File::value_at(const std::vector<std::string>& path) const {
+  const Entry* const entry = find(path);
+  return entry == nullptr ? std::nullopt : value_of(*entry);
+}
+
+std::optional<std::int64_t> File::number_at(const std::vector<std::string>& path) const {
+  const auto value = value_at(path);
+  const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
+  return number == nullptr ? std::nullopt : std::optional(*number);
+}
+
+}  // namespace tessera::formats::deepspeed

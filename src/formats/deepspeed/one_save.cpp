@@ -1,0 +1,130 @@
+#include "formats/deepspeed/one_save.h"
+
+#include <cstddef>
+#include <optional>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+using Path = std::vector<std::string>;
+
+std::string in_words(const Path& path) {
+  std::string words;
+  for (const std::string& key : path) words += (words.empty() ? "" : ".") + key;
+  return words;
+}
+
+[[noreturn]] void refuse(const File& file, const Path& path, const std::string& expected,
+                         const std::string& found) {
+  throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, in_words(path),
+                        expected, found, "a rank of another run or step?");
+}
+
+std::string in_words(const std::optional<Value>& value) {
+  return value ? value_to_string(*value) : "nothing";
+}
+
+void require_equal(const File& first, const File& other, const Path& path) {
+  const auto expected = first.value_at(path);
+  const auto found = other.value_at(path);
+  if (expected == found) return;
+  refuse(other, path, in_words(expected) + ", as in " + first.name(), in_words(found));
+}
+
+/// Checks that all values below a path are equal.
+void require_equal_below(const File& first, const File& other, const Path& path) {
+  for (const Entry* const entry : first.below(path)) {
+    if (entry->kind == Entry::Kind::value) require_equal(first, other, entry->path);
+  }
+  const std::size_t expected = first.below(path).size();
+  const std::size_t found = other.below(path).size();
+  if (expected == found) return;
+  refuse(other, path, std::to_string(expected) + " entries, as in " + first.name(),
+         std::to_string(found));
+}
+
+/// Reads a scalar tensor.
+std::vector<std::byte> scalar(const File& file, const Entry& entry) {
+  std::vector<std::byte> bytes(itemsize(file.tensor(entry).dtype));
+  file.reader().read_piece(entry.index, 0, {0, 1}, bytes);
+  return bytes;
+}
+
+/// Checks that the scalars of the optimizer's state are equal, such as the step.
+void require_equal_scalars(const File& first, const File& other, const Path& path) {
+  for (const Entry* const entry : first.below(path)) {
+    if (entry->kind != Entry::Kind::tensor || !first.tensor(*entry).shape.empty()) continue;
+    const Entry* const same = other.find(entry->path);
+    const bool is_scalar = same != nullptr && same->kind == Entry::Kind::tensor &&
+                           other.tensor(*same).shape.empty() &&
+                           other.tensor(*same).dtype == first.tensor(*entry).dtype;
+    if (is_scalar && scalar(first, *entry) == scalar(other, *same)) continue;
+    refuse(other, entry->path, "the number that " + first.name() + " has",
+           is_scalar ? "another one" : "none");
+  }
+}
+
+/// Checks the number of ranks that a file of optimizer states records for each vector.
+void require_partition_count(const File& file, std::size_t num_ranks) {
+  const Path path{"optimizer_state_dict", "partition_count"};
+  const auto count = file.value_at(path);
+  if (!count) return;
+  const auto* const list = count->get_if<Value::List>();
+  for (const Value& item : list == nullptr ? Value::List{*count} : *list) {
+    const auto* const number = item.get_if<std::int64_t>();
+    if (number != nullptr && *number == static_cast<std::int64_t>(num_ranks)) continue;
+    throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, in_words(path),
+                          "the number of files with optimizer states, " + std::to_string(num_ranks),
+                          value_to_string(item), "not copied from all hosts?");
+  }
+}
+
+void require_world_sizes(const std::string& folder, const File& model, std::size_t num_ranks) {
+  const auto recorded = model.number_at({"dp_world_size"});
+  if (recorded && *recorded != static_cast<std::int64_t>(num_ranks)) {
+    throw Error::expected(ErrorKind::corruption, {.path = folder}, "files of ranks",
+                          "optimizer states of " + std::to_string(*recorded) +
+                              " ranks, as dp_world_size of " + model.name() + " says",
+                          "those of " + std::to_string(num_ranks), "not copied from all hosts?");
+  }
+  const std::int64_t model_parallel = model.number_at({"mp_world_size"}).value_or(1);
+  if (model_parallel == 1) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = model.reader().path()}, "parallelism",
+                        "files of ZeRO alone",
+                        "an mp_world_size of " + std::to_string(model_parallel));
+}
+
+void require_no_experts(const File& optimizer) {
+  if (optimizer.below({"optimizer_state_dict", "ds_zero_partition_groups"}).empty()) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = optimizer.reader().path()}, "parallelism",
+                        "files of ZeRO alone", "a file of expert parallelism");
+}
+
+}  // namespace
+
+void require_one_save(const std::string& folder, const std::vector<File>& model,
+                      const std::vector<File>& optimizer, int stage) {
+  for (const File& file : model) {
+    require_world_sizes(folder, file, optimizer.size());
+    require_equal(model.front(), file, {"ds_version"});
+    require_equal(model.front(), file, {"global_steps"});
+    require_equal_below(model.front(), file, {"param_shapes"});
+    require_equal_below(model.front(), file, {"frozen_param_shapes"});
+  }
+  for (const File& file : optimizer) {
+    require_no_experts(file);
+    require_partition_count(file, optimizer.size());
+    require_equal(model.front(), file, {"ds_version"});
+    const File& first = optimizer.front();
+    if (&file == &first) continue;
+    Path groups = path_of_optimizer(stage);
+    groups.emplace_back("param_groups");
+    require_equal_below(first, file, groups);
+    require_equal_scalars(first, file, path_of_state(first, stage));
+  }
+}
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "formats/deepspeed/files.h"
+#include "formats/deepspeed/partition.h"
+
+namespace tessera::formats::deepspeed {
+
+/// Checks that the files can be those of one save: as many ranks as the files say, one version of
+/// DeepSpeed, and on all ranks the same shapes, counters of steps, groups of the optimizer and
+/// scalars of its state. Reads these scalars' bytes.
+/// Throws: Error(corruption) naming the file of the rank that differs from rank 0;
+/// Error(unsupported) for expert parallelism.
+void require_one_save(const std::string& folder, const std::vector<File>& model,
+                      const std::vector<File>& optimizer, int stage);
+
+}  // namespace tessera::formats::deepspeed

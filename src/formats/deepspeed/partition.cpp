@@ -1,0 +1,346 @@
+#include "formats/deepspeed/partition.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "base/checked_math.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+const std::string kRoot = "optimizer_state_dict";
+const std::string kWeightsOfStage3 = "fp32_flat_groups";
+const std::string kWeightsOfStage12 = "single_partition_of_fp32_groups";
+const std::string kSlices = "param_slice_mappings";
+
+Error refusal(const File& file, const std::string& fqn, const std::string& rule,
+              const std::string& expected, const std::string& found) {
+  return Error::expected(ErrorKind::corruption, {.path = file.reader().path(), .fqn = fqn}, rule,
+                         expected, found, "files of different runs?");
+}
+
+std::optional<std::size_t> number_in(const std::string& text) {
+  std::size_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::vector<Parameter> read_parameters(const File& model) {
+  std::vector<std::pair<std::size_t, Parameter>> parameters;  // with the number of the group
+  for (const Entry* const entry : model.below({"param_shapes"})) {
+    const auto group = number_in(entry->path[1]);
+    const auto value = model.value_of(*entry);
+    const auto shape = value && entry->path.size() == 3 ? shape_in(*value) : std::nullopt;
+    if (!group || !shape) {
+      throw refusal(model, entry->path.back(), "param_shapes", "a group of shapes by name",
+                    "something else");
+    }
+    parameters.push_back({*group, {entry->path[2], *shape, std::to_string(*group)}});
+  }
+  if (parameters.empty()) {
+    throw refusal(model, {}, "param_shapes", "the shapes of the parameters", "none");
+  }
+  std::ranges::stable_sort(parameters, {}, [](const auto& parameter) { return parameter.first; });
+  std::vector<Parameter> in_order;
+  for (auto& [group, parameter] : parameters) in_order.push_back(std::move(parameter));
+  return in_order;
+}
+
+/// Returns the length of a flat vector.
+std::int64_t numel_of_vector(const File& file, int stage, const std::string& vector) {
+  std::vector<std::string> path = path_of_weights(stage);
+  path.push_back(vector);
+  const Entry* const entry = file.find(path);
+  if (entry == nullptr || entry->kind != Entry::Kind::tensor ||
+      file.tensor(*entry).shape.size() != 1) {
+    throw refusal(file, {}, "fp32 weights", "the flat vector " + vector, "none");
+  }
+  return file.tensor(*entry).numel();
+}
+
+/// Checks that a slice is in its vector, and adds it.
+void add_slice(Partition& partition, const File& file, const std::string& fqn, const Slice& slice) {
+  const std::int64_t numel = numel_of_vector(file, partition.stage, slice.vector);
+  const auto end = checked_add(slice.begin, slice.numel);
+  if (slice.begin < 0 || slice.numel < 0 || !end || *end > numel) {
+    throw refusal(file, fqn, "slice of a parameter",
+                  "a range in a vector of " + std::to_string(numel) + " elements",
+                  std::to_string(slice.numel) + " from " + std::to_string(slice.begin) + " on");
+  }
+  if (slice.numel > 0) partition.slices[fqn].push_back(slice);
+}
+
+/// Returns the item of a list that a vector's number counts; null if there is none.
+const Value* item_of_vector(const std::optional<Value>& list, const std::string& vector) {
+  const auto index = number_in(vector);
+  const auto* const items = list ? list->get_if<Value::List>() : nullptr;
+  return index && items != nullptr && *index < items->size() ? &(*items)[*index] : nullptr;
+}
+
+/// Returns how many elements at the end of a vector are padding; nothing if that is not recorded.
+std::optional<std::int64_t> padding_at_end(const File& file, const std::string& vector) {
+  const auto paddings = file.value_at({kRoot, "group_paddings"});
+  const Value* const padding = item_of_vector(paddings, vector);
+  const auto* const number = padding == nullptr ? nullptr : padding->get_if<std::int64_t>();
+  return number == nullptr ? std::nullopt : std::optional(*number);
+}
+
+/// Returns the padding behind each parameter of a vector, which aligns the next one; nothing if
+/// there is none.
+std::vector<std::int64_t> paddings_between(const File& file, const std::string& vector) {
+  const auto paddings = file.value_at({kRoot, "param_alignment_paddings"});
+  const Value* const of_vector = item_of_vector(paddings, vector);
+  const auto* const items = of_vector == nullptr ? nullptr : of_vector->get_if<Value::List>();
+  std::vector<std::int64_t> numbers;
+  for (const Value& item : items == nullptr ? Value::List() : *items) {
+    const auto* const number = item.get_if<std::int64_t>();
+    if (number == nullptr || *number < 0) {
+      throw refusal(file, {}, "padding", "a number of elements", value_to_string(item));
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+/// The vectors of one group of parameters, that of each rank behind that of the rank before.
+class JoinedVectors {
+ public:
+  JoinedVectors(const std::vector<File>& optimizer, int stage, std::string vector)
+      : vector_(std::move(vector)) {
+    for (const File& file : optimizer) {
+      begins_.push_back(end_);
+      const auto end = checked_add(end_, numel_of_vector(file, stage, vector_));
+      if (!end) throw refusal(file, {}, "fp32 weights", "fewer than 2^63 elements", "more");
+      end_ = *end;
+      end_padding_ =
+          checked_add(end_padding_, padding_at_end(file, vector_).value_or(0)).value_or(0);
+    }
+  }
+
+  /// Takes the next elements for a parameter.
+  void take(Partition& partition, const File& model, const Parameter& parameter) {
+    const std::int64_t numel = numel_of(parameter.shape);
+    if (numel > end_ - next_) {
+      throw refusal(model, parameter.fqn, "parts of ranks",
+                    std::to_string(numel) + " elements, for " + shape_to_string(parameter.shape),
+                    std::to_string(end_ - next_) + " left in vector " + vector_);
+    }
+    const std::int64_t end = next_ + numel;
+    for (std::size_t rank = 0; rank < begins_.size(); ++rank) {
+      const std::int64_t end_of_rank = rank + 1 < begins_.size() ? begins_[rank + 1] : end_;
+      const std::int64_t last = std::min(end, end_of_rank);
+      if (last <= next_) continue;
+      partition.slices[parameter.fqn].push_back(
+          {rank, vector_, next_ - begins_[rank], last - next_});
+      next_ = last;
+    }
+  }
+
+  void skip(const File& model, std::int64_t padding) {
+    if (padding > end_ - next_) {
+      throw refusal(model, {}, "padding",
+                    std::to_string(padding) + " elements in vector " + vector_,
+                    std::to_string(end_ - next_));
+    }
+    next_ += padding;
+  }
+
+  /// Checks that nothing but padding is left.
+  void finish(const File& model) const {
+    const std::int64_t left = end_ - next_;
+    if (left == 0 || left == end_padding_) return;
+    throw refusal(model, {}, "padding",
+                  "0 or " + std::to_string(end_padding_) +
+                      " elements behind the last parameter of vector " + vector_,
+                  std::to_string(left));
+  }
+
+ private:
+  std::string vector_;
+  std::vector<std::int64_t> begins_;  // by rank
+  std::int64_t end_ = 0;
+  std::int64_t end_padding_ = 0;
+  std::int64_t next_ = 0;
+};
+
+/// Cuts the parameters of stages 1 and 2 out of the vectors, one behind the other. The slices that
+/// DeepSpeed records are not used: with round_robin_gradients they are in another order.
+void cut_in_order(Partition& partition, const File& model, const std::vector<File>& optimizer) {
+  auto next = partition.parameters.begin();
+  while (next != partition.parameters.end()) {
+    const std::string vector = next->vector;
+    JoinedVectors vectors(optimizer, partition.stage, vector);
+    const std::vector<std::int64_t> paddings = paddings_between(optimizer.front(), vector);
+    for (std::size_t i = 0; next != partition.parameters.end() && next->vector == vector; ++i) {
+      vectors.take(partition, model, *next++);
+      if (i < paddings.size()) vectors.skip(model, paddings[i]);
+    }
+    vectors.finish(model);
+  }
+  for (const Entry* const entry : optimizer.front().below(path_of_weights(partition.stage))) {
+    const std::string& vector = entry->path.back();
+    const auto of_vector = std::ranges::find(partition.parameters, vector, &Parameter::vector);
+    if (of_vector != partition.parameters.end()) continue;
+    JoinedVectors(optimizer, partition.stage, vector).finish(model);
+  }
+}
+
+std::int64_t number_of_slice(const File& file, const std::vector<std::string>& path,
+                             const std::string& member) {
+  std::vector<std::string> whole = path;
+  whole.push_back(member);
+  if (const auto number = file.number_at(whole)) return *number;
+  throw refusal(file, path.back(), "slice of a parameter", "the number '" + member + "'", "none");
+}
+
+const Slice* slice_of_rank(const std::vector<Slice>& slices, std::size_t rank) {
+  const auto found = std::ranges::find(slices, rank, &Slice::rank);
+  return found == slices.end() ? nullptr : &*found;
+}
+
+std::string in_words(const Slice& slice) {
+  return "elements " + std::to_string(slice.begin) + " to " +
+         std::to_string(slice.begin + slice.numel) + " of vector " + slice.vector;
+}
+
+/// Checks the slices that a rank records.
+void check_slices(const Partition& partition, const File& file, std::size_t rank) {
+  std::size_t num_recorded = 0;
+  std::size_t num_slices = 0;
+  for (const Entry* const entry : file.below({kRoot, kSlices})) {
+    if (entry->path.size() != 5 || entry->path.back() != "numel") continue;
+    const std::vector<std::string> path(entry->path.begin(), entry->path.end() - 1);
+    const std::int64_t begin = number_of_slice(file, path, "start");
+    const std::int64_t numel = number_of_slice(file, path, "numel");
+    if (numel == 0) continue;
+    ++num_recorded;
+    const auto slices = partition.slices.find(path.back());
+    const Slice* const slice =
+        slices == partition.slices.end() ? nullptr : slice_of_rank(slices->second, rank);
+    if (slice != nullptr && slice->vector == path[2] && slice->begin == begin &&
+        slice->numel == numel) {
+      continue;
+    }
+    throw refusal(file, path.back(), "slice of a parameter",
+                  slice == nullptr ? "none of this rank" : in_words(*slice),
+                  std::to_string(numel) + " elements from " + std::to_string(begin) +
+                      " on in vector " + path[2]);
+  }
+  for (const auto& [fqn, slices] : partition.slices) {
+    num_slices += static_cast<std::size_t>(std::ranges::count(slices, rank, &Slice::rank));
+  }
+  if (num_recorded == num_slices) return;
+  throw refusal(file, {}, kSlices, "slices of " + std::to_string(num_slices) + " parameters",
+                std::to_string(num_recorded));
+}
+
+/// Whether the run shuffled the parameters of stage 2. DeepSpeed (seen in 0.19.8) then records
+/// slices as if it had not.
+bool has_wrong_slices(const File& model) {
+  const auto shuffled = model.value_at({"ds_config", "zero_optimization", "round_robin_gradients"});
+  return shuffled && *shuffled == Value(true);
+}
+
+/// Computes the slices of one rank in stage 3. A vector has the parts of whole parameters, so the
+/// next vector begins where one is full.
+void cut_equally(Partition& partition, const File& file, std::size_t rank, std::size_t num_ranks) {
+  const auto ranks = static_cast<std::int64_t>(num_ranks);
+  std::size_t vector = 0;
+  std::int64_t begin = 0;
+  std::int64_t left = numel_of_vector(file, partition.stage, "0");
+  for (Parameter& parameter : partition.parameters) {
+    const std::int64_t numel = numel_of(parameter.shape);
+    const std::int64_t part = numel / ranks + (numel % ranks != 0 ? 1 : 0);
+    while (part > left && left == 0) {
+      left = numel_of_vector(file, partition.stage, std::to_string(++vector));
+      begin = 0;
+    }
+    if (part > left) {
+      throw refusal(
+          file, parameter.fqn, "fp32 weights",
+          "a part of " + std::to_string(part) + " elements in vector " + std::to_string(vector),
+          "a vector that ends after " + std::to_string(left));
+    }
+    parameter.vector = std::to_string(vector);
+    const std::int64_t first = std::min(part * static_cast<std::int64_t>(rank), numel);
+    add_slice(partition, file, parameter.fqn,
+              {rank, parameter.vector, begin, std::min(part, numel - first)});
+    begin += part;
+    left -= part;
+  }
+  const std::size_t num_vectors = file.below(path_of_weights(partition.stage)).size();
+  while (++vector < num_vectors) {
+    left += numel_of_vector(file, partition.stage, std::to_string(vector));
+  }
+  if (left == 0) return;
+  throw refusal(file, partition.parameters.back().fqn, "fp32 weights",
+                "vectors that end with this parameter", std::to_string(left) + " further elements");
+}
+
+}  // namespace
+
+std::optional<Shape> shape_in(const Value& value) {
+  const auto* const tuple = value.get_if<Value::Tuple>();
+  if (tuple == nullptr) return std::nullopt;
+  Shape shape;
+  for (const Value& item : tuple->items) {
+    const auto* const size = item.get_if<std::int64_t>();
+    if (size == nullptr || *size < 0) return std::nullopt;
+    shape.push_back(*size);
+  }
+  return checked_numel(shape) ? std::optional(shape) : std::nullopt;
+}
+
+bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
+                          std::int64_t numel) {
+  const std::int64_t of_weights = numel_of_vector(optimizer, stage, vector);
+  const auto padded = checked_add(of_weights, padding_at_end(optimizer, vector).value_or(0));
+  return numel == of_weights || (padded && numel == *padded);
+}
+
+std::vector<std::string> path_of_weights(int stage) {
+  return {kRoot, stage == 3 ? kWeightsOfStage3 : kWeightsOfStage12};
+}
+
+std::vector<std::string> path_of_optimizer(int stage) {
+  return {kRoot, stage == 3 ? kRoot : std::string("base_optimizer_state")};
+}
+
+std::vector<std::string> path_of_state(const File& optimizer, int stage) {
+  std::vector<std::string> path = path_of_optimizer(stage);
+  path.emplace_back("state");
+  if (optimizer.below(path).empty()) path.pop_back();  // older versions: a list of states
+  return path;
+}
+
+int stage_of(const File& optimizer) {
+  if (!optimizer.below({kRoot, kWeightsOfStage3}).empty()) return 3;
+  if (!optimizer.below({kRoot, kWeightsOfStage12}).empty()) return 2;
+  throw Error::expected(ErrorKind::unsupported, {.path = optimizer.reader().path()},
+                        "optimizer states", "the flat fp32 weights of ZeRO stage 1, 2 or 3",
+                        "neither");
+}
+
+Partition read_partition(const File& model, const std::vector<File>& optimizer, int stage) {
+  Partition partition;
+  partition.stage = stage;
+  partition.parameters = read_parameters(model);
+  if (stage == 3) {
+    for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
+      cut_equally(partition, optimizer[rank], rank, optimizer.size());
+    }
+    return partition;
+  }
+  cut_in_order(partition, model, optimizer);
+  for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
+    const bool has_slices = !optimizer[rank].below({kRoot, kSlices}).empty();
+    if (has_slices && !has_wrong_slices(model)) check_slices(partition, optimizer[rank], rank);
+  }
+  return partition;
+}
+
+}  // namespace tessera::formats::deepspeed
