@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW = r"[A-E]\d{1,2}"
+ROW = r"[A-F]\d{1,2}"
 MARK = re.compile(rf"\bShows ({ROW}(?:, {ROW})*)\.")
 NAME_WITH_A_ROW = re.compile(rf"(?:TEST(?:_[FP])?|RC_GTEST_PROP)\(\w+,\s*{ROW}[_A-Z]|def test_{ROW}_", re.IGNORECASE)
 

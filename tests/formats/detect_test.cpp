@@ -72,7 +72,7 @@ TEST(DetectTest, SaysWhatIsWrong) {
 
 TEST(DetectTest, NamesTheFormOfFilesOfEachRank) {
   const std::pair<const char*, const char*> forms[] = {
-      {"zero_pp_rank_0_mp_rank_00_optim_states.pt", "DeepSpeed ZeRO"},
+      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "DeepSpeed ZeRO"},
       {"model_optim_rng.pt", "Megatron-LM"}};
   for (const auto& [name, words] : forms) {
     const TemporaryDirectory directory;
@@ -106,7 +106,7 @@ TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
   EXPECT_EQ(refusal(directory / "__0.metadata"), "accepted");
 }
 
-TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronOrDeepSpeedRun) {
+TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronRun) {
   const TemporaryDirectory megatron;
   write(megatron / "latest_checkpointed_iteration.txt", "100\n");
   EXPECT_THAT(refusal(megatron.path()), HasSubstr("it has no folder iter_*"));
@@ -115,15 +115,21 @@ TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronOrDeepSpeedRun) {
   }
   EXPECT_THAT(refusal(megatron.path()), AllOf(HasSubstr("found a folder of Megatron's checkpoints"),
                                               HasSubstr(megatron / "iter_0000100")));
+}
+
+TEST(DetectTest, KnowsAFolderOfDeepSpeedByItsStepsOrItsScript) {
   const TemporaryDirectory deepspeed;
   write(deepspeed / "latest", "global_step100");
   EXPECT_THAT(refusal(deepspeed.path()), HasSubstr("found a directory with none of them"));
-  for (const char* name : {"global_step20", "global_step100"}) {
-    std::filesystem::create_directory(deepspeed / name);
-  }
-  EXPECT_THAT(refusal(deepspeed.path()),
-              AllOf(HasSubstr("found a folder of DeepSpeed's checkpoints"),
-                    HasSubstr(deepspeed / "global_step100")));
+  std::filesystem::create_directory(deepspeed / "global_step100");
+  EXPECT_EQ(detect(deepspeed.path()), Format("deepspeed"));
+  std::filesystem::remove(deepspeed / "global_step100");
+  write(deepspeed / "zero_to_fp32.py", "");
+  EXPECT_EQ(detect(deepspeed.path()), Format("deepspeed"));
+  std::filesystem::remove(deepspeed / "latest");
+  EXPECT_THAT(refusal(deepspeed.path()), HasSubstr("found a directory with none of them"));
+  write(deepspeed / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "");
+  EXPECT_EQ(detect(deepspeed.path()), Format("deepspeed"));
 }
 
 TEST(DetectTest, EveryFixtureMayBeReplaced) {

@@ -19,6 +19,9 @@ PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
     "rank_files": ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"),
     "native": ("index.h5", "rank-00000.h5", "rank-00001.h5"),
 }
+RANKS_OF_ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
+MODELS_OF_ZERO = {1: ("mp_rank_00_model_states.pt",),
+                  3: tuple(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1))}
 SHARDS = ("model.safetensors.index.json", "model.safetensors.values.json", "model-00001-of-00002.safetensors",
           "model-00002-of-00002.safetensors")
 TEXTS = {
@@ -76,6 +79,15 @@ def shards(fixtures: Path):
         yield packed_bytes([index, b"{}", *contents, *[b""] * (2 - len(contents))])
 
 
+def zero_checkpoints(fixtures: Path):
+    """Yields the files of two ranks of DeepSpeed, behind the byte that deepspeed_fuzz.cpp names."""
+    for file in sorted(fixtures.rglob(RANKS_OF_ZERO[0])):
+        for stage, models in MODELS_OF_ZERO.items():
+            names = RANKS_OF_ZERO + models
+            if all((file.parent / name).is_file() for name in names):
+                yield bytes([stage]) + packed(file.parent, names)
+
+
 def structured() -> bytes:
     """Returns safetensors with all that `tessera.structure` can say (docs/formats/safetensors.md)."""
     structure = {"schema": 1, "key_paths": {"a.0": ["a", [0]]}, "kinds": {"a.0": "pointwise"},
@@ -119,6 +131,8 @@ def seeds(fixtures: Path):
         yield "native_index", content
     for content in shards(fixtures):
         yield "safetensors_shards", content
+    for content in zero_checkpoints(fixtures):
+        yield "deepspeed", content
     for content in manifests():
         yield "manifest", content
     for target, texts in TEXTS.items():

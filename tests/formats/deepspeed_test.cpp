@@ -1,0 +1,318 @@
+#include "formats/deepspeed.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "support/error_matchers.h"
+#include "support/expectation.h"
+#include "support/fixtures.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/layout/region.h"
+
+namespace tessera::formats {
+namespace {
+
+using test::expect_holds;
+using test::ThrowsError;
+using testing::ElementsAre;
+using testing::HasSubstr;
+namespace stdfs = std::filesystem;
+
+const std::string kFolder = std::string(TESSERA_FIXTURES) + "/deepspeed/";
+const std::string kValid = kFolder + "valid/";
+const std::string kInvalid = kFolder + "invalid/";
+constexpr const char* kFixtures[] = {"zero1",      "zero1_bf16", "zero2_bf16", "zero2_cpu_adam",
+                                     "zero2_fp16", "zero3",      "zero3_bf16"};
+
+std::unique_ptr<CheckpointReader> open(const std::string& path) {
+  return open_checkpoint(FileSystem::posix(), path);
+}
+
+/// Returns `flat[0:35] on 0, …` for the pieces of a tensor.
+std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
+  std::string text;
+  for (const Piece& piece : reader.contents().find_tensor(fqn)->pieces) {
+    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
+            std::to_string(piece.rank);
+  }
+  return text;
+}
+
+std::vector<std::string> notes_of(const CheckpointReader& reader) {
+  std::vector<std::string> notes;
+  for (const Finding& finding : reader.contents().opening_findings) {
+    EXPECT_EQ(finding.severity, Finding::Severity::note);
+    notes.push_back(finding.rule + ": " + finding.found);
+  }
+  return notes;
+}
+
+// Shows F2.
+TEST(DeepSpeedTest, HoldsWhatTheTrainerHeld) {
+  for (const char* const name : kFixtures) {
+    SCOPED_TRACE(name);
+    const auto reader = open(kValid + name);
+    EXPECT_EQ(reader->format(), Format("deepspeed"));
+    EXPECT_FALSE(reader->contents().part);
+    expect_holds(*reader, kValid + name + ".expect.json");
+  }
+}
+
+// Shows F2.
+TEST(DeepSpeedTest, TheFolderOfTheStepIsTheSameCheckpoint) {
+  const auto reader = open(kValid + "zero1/global_step2");
+  expect_holds(*reader, kValid + "zero1.expect.json");
+  EXPECT_EQ(reader->piece_storage(0, 0).file, "zero_pp_rank_1_mp_rank_00_optim_states.pt");
+  EXPECT_EQ(open(kValid + "zero1")->piece_storage(0, 0).file,
+            "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt");
+}
+
+// Shows F2. zero_to_fp32.py of DeepSpeed 0.19 leaves the frozen layer out of stage 1 without a
+// word.
+TEST(DeepSpeedTest, FrozenParametersOfStage1AreThere) {
+  const auto reader = open(kValid + "zero1");
+  EXPECT_NE(reader->contents().find_tensor("model.frozen.weight"), nullptr);
+  EXPECT_NE(reader->contents().find_tensor("model.frozen.bias"), nullptr);
+}
+
+// Shows F2, A4.
+TEST(DeepSpeedTest, EachRankHasAFlatRange) {
+  const auto zero1 = open(kValid + "zero1");
+  EXPECT_EQ(zero1->contents().world_size, 2);
+  EXPECT_EQ(pieces_of(*zero1, "model.embedding.weight"), "flat[0:35] on 0");
+  EXPECT_EQ(pieces_of(*zero1, "model.up.weight"), "flat[0:39] on 0, flat[39:55] on 1");
+  EXPECT_EQ(pieces_of(*zero1, "optim.state.up.weight.exp_avg"),
+            "flat[0:39] on 0, flat[39:55] on 1");
+  const auto zero3 = open(kValid + "zero3");
+  EXPECT_EQ(zero3->contents().world_size, 3);
+  EXPECT_EQ(pieces_of(*zero3, "model.up.weight"),
+            "flat[0:19] on 0, flat[19:38] on 1, flat[38:55] on 2");
+  EXPECT_EQ(pieces_of(*zero3, "model.scale"), "flat[0:1] on 0");
+  EXPECT_EQ(pieces_of(*zero3, "model.frozen.weight"),
+            "flat[0:11] on 0, flat[11:22] on 1, flat[22:33] on 2");
+}
+
+// Shows F2.
+TEST(DeepSpeedTest, TiedParametersAreAliases) {
+  for (const char* const name : kFixtures) {
+    const auto reader = open(kValid + name);
+    ASSERT_EQ(reader->contents().aliases.size(), 1u) << name;
+    EXPECT_EQ(reader->contents().aliases[0].fqn, "model.head.weight");
+    EXPECT_EQ(reader->contents().aliases[0].target, "model.embedding.weight");
+  }
+}
+
+// Shows F2, E13.
+TEST(DeepSpeedTest, SaysWhatItLeavesOut) {
+  EXPECT_THAT(notes_of(*open(kValid + "zero1")), ElementsAre());
+  EXPECT_THAT(
+      notes_of(*open(kValid + "zero2_bf16")),
+      ElementsAre(HasSubstr("copies: 7 names also in 'module', in the dtype of the model")));
+  EXPECT_THAT(
+      notes_of(*open(kValid + "zero3")),
+      ElementsAre(HasSubstr("ranks: 1 name with other bytes on some rank, such as 'seen'")));
+}
+
+// Shows F2, E3.
+TEST(DeepSpeedTest, RefusesEveryInvalidCheckpoint) {
+  for (const test::InvalidFixture& bad : test::invalid_fixtures("deepspeed")) {
+    SCOPED_TRACE(bad.path + ": " + bad.rule);
+    try {
+      const auto reader = open(bad.path);
+      for (std::size_t i = 0; i < reader->contents().values.size(); ++i) reader->read_value(i);
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported));
+      EXPECT_THAT(error.what(), HasSubstr(bad.path));
+      for (const std::string& word : bad.contains) EXPECT_THAT(error.what(), HasSubstr(word));
+    }
+  }
+}
+
+struct Refusal {
+  const char* fixture;
+  ErrorKind kind;
+  const char* message;  // its part behind the path of the fixture
+};
+
+constexpr Refusal kRefusals[] = {
+    {"dp_world_size", ErrorKind::corruption,
+     ": files of ranks: expected optimizer states of 3 ranks, as "
+     "dp_world_size of mp_rank_00_model_states.pt says, found those of 2"},
+    {"last_rank_missing", ErrorKind::corruption,
+     ": files of ranks: expected optimizer states of 2 ranks, as "
+     "dp_world_size of mp_rank_00_model_states.pt says, found those of 1"},
+    {"rank_missing", ErrorKind::corruption,
+     ": files of ranks: expected optimizer states of ranks 0 to 1, "
+     "found none of rank 0"},
+    {"model_missing", ErrorKind::corruption, ": files of ranks: expected model states, found none"},
+    {"model_of_rank_missing", ErrorKind::corruption,
+     ": files of ranks: expected model states of ranks 0 to 1, found "
+     "none of rank 0"},
+    {"rank_twice", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: rank: expected what "
+     "was saved as zero_pp_rank_1_mp_rank_00_optim_states.pt, found "
+     "what was saved as zero_pp_rank_0_mp_rank_00_optim_states.pt"},
+    {"other_run", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
+     "optimizer_state_dict.base_optimizer_state.param_groups.0.lr: "
+     "expected 0.01, as in zero_pp_rank_0_mp_rank_00_optim_states.pt, "
+     "found 0.5 (a rank of another run or step?)"},
+    {"other_step", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
+     "optimizer_state_dict.base_optimizer_state.state.0.step: expected "
+     "the number that zero_pp_rank_0_mp_rank_00_optim_states.pt has, "
+     "found another one"},
+    {"other_version", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: ds_version: expected "
+     "'0.19.8', as in mp_rank_00_model_states.pt, found '0.1.0'"},
+    {"partition_count", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
+     "optimizer_state_dict.partition_count: expected the number of "
+     "files with optimizer states, 2, found 3"},
+    {"mp_world_size", ErrorKind::unsupported,
+     "/mp_rank_00_model_states.pt: parallelism: expected files of ZeRO "
+     "alone, found an mp_world_size of 2"},
+    {"tensor_parallel", ErrorKind::unsupported,
+     "/mp_rank_01_model_states.pt: parallelism: expected files of ZeRO "
+     "alone, found a file of tensor parallelism"},
+    {"pipeline", ErrorKind::unsupported,
+     "/layer_01-model_00-model_states.pt: parallelism: expected files "
+     "of ZeRO alone, found a file of pipeline parallelism"},
+    {"expert", ErrorKind::unsupported,
+     "/layer_0_expert_1_mp_rank_00_model_states.pt: parallelism: "
+     "expected files of ZeRO alone, found a file of expert parallelism"},
+    {"padding", ErrorKind::corruption,
+     "/mp_rank_00_model_states.pt: padding: expected 0 or 1 elements behind the last parameter of "
+     "vector 0, found 2"},
+    {"slice_overlaps", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: slice of a "
+     "parameter: expected elements 4 to 7 of vector 0, found 3 elements "
+     "from 3 on in vector 0"},
+    {"slice_hole", ErrorKind::corruption,
+     "/zero_pp_rank_0_mp_rank_00_optim_states.pt: 0.weight: slice of a "
+     "parameter: expected elements 0 to 8 of vector 0, found 7 elements "
+     "from 0 on"},
+    {"slice_missing", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: param_slice_mappings: "
+     "expected slices of 2 parameters, found 1"},
+    {"slice_unknown", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: other: slice of a "
+     "parameter: expected none of this rank, found 3 elements from 4 on"},
+    {"shape_differs", ErrorKind::corruption,
+     "/mp_rank_00_model_states.pt: 0.weight: parts of ranks: expected 24 elements, for [6, 4], "
+     "found 15 left in vector 0"},
+    {"vector_short", ErrorKind::corruption,
+     "/mp_rank_00_model_states.pt: 0.bias: parts of ranks: expected 3 elements, for [3], found 2 "
+     "left in vector 0"},
+    {"vector_missing", ErrorKind::corruption,
+     "/zero_pp_rank_0_mp_rank_00_optim_states.pt: fp32 weights: "
+     "expected the flat vector 1, found none"},
+    {"state_short", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
+     "optim.state.0.weight.exp_avg: parts of ranks: expected a vector as "
+     "long as the fp32 weights, found one of 6 elements"},
+    {"zero3_padding", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "
+     "expected vectors that end with this parameter, found 2 further "
+     "elements"},
+    {"zero3_vector_short", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "
+     "expected a part of 2 elements in vector 0, found a vector that "
+     "ends after 1"},
+    {"zero3_frozen_short", ErrorKind::corruption,
+     "/zero_pp_rank_1_mp_rank_00_model_states.pt: model.1.weight: parts of ranks: expected a "
+     "vector of 2 "
+     "elements, found something else"},
+    {"os_system", ErrorKind::corruption,
+     "/mp_rank_00_model_states.pt: 0.weight: param_shapes: expected a "
+     "group of shapes by name"},
+    {"latest_climbs", ErrorKind::corruption,
+     "/latest: latest: expected the name of a folder beside it, found "
+     "'../rank_twice'"},
+};
+
+// Shows F2, E7.
+TEST(DeepSpeedTest, SaysWhatIsWrong) {
+  for (const Refusal& refusal : kRefusals) {
+    SCOPED_TRACE(refusal.fixture);
+    const std::string path = kInvalid + refusal.fixture;
+    EXPECT_THAT([&] { open(path); }, ThrowsError(refusal.kind, path + refusal.message));
+  }
+}
+
+/// A copy of the fixture `zero1`, to change it.
+class DeepSpeedFolderTest : public testing::Test {
+ protected:
+  DeepSpeedFolderTest() {
+    stdfs::copy(kValid + "zero1", directory_.path(), stdfs::copy_options::recursive);
+    for (const auto& entry : stdfs::recursive_directory_iterator(directory_.path())) {
+      stdfs::permissions(entry.path(), stdfs::perms::owner_write, stdfs::perm_options::add);
+    }
+  }
+  void write(const std::string& name, const std::string& text) {
+    std::ofstream(directory_ / name) << text;
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+// Shows F2.
+TEST_F(DeepSpeedFolderTest, LatestNamesTheStep) {
+  stdfs::copy(kValid + "zero3/global_step2", directory_ / "best");
+  write("latest", "best\n");
+  EXPECT_EQ(open(directory_.path())->contents().world_size, 3);
+  write("latest", "global_step2");
+  EXPECT_EQ(open(directory_.path())->contents().world_size, 2);
+}
+
+// Shows F2.
+TEST_F(DeepSpeedFolderTest, ATagOfAnyNameIsFoundByDeepSpeedsScript) {
+  stdfs::rename(directory_ / "global_step2", directory_ / "epoch-3");
+  write("latest", "epoch-3");
+  EXPECT_THAT([&] { open(directory_.path()); }, ThrowsError(ErrorKind::unsupported, "epoch-3"));
+  write("zero_to_fp32.py", "");
+  expect_holds(*open(directory_.path()), kValid + "zero1.expect.json");
+}
+
+// Shows F2.
+TEST_F(DeepSpeedFolderTest, WithoutZeroTheFileOfTheModelIsTheCheckpoint) {
+  for (const int rank : {0, 1}) {
+    stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +
+                                "_mp_rank_00_optim_states.pt"));
+  }
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::unsupported, "give the path of mp_rank_00_model_states.pt"));
+}
+
+// Shows F2.
+TEST_F(DeepSpeedFolderTest, TwoFilesOfOneRankAreRefused) {
+  const std::string step = directory_ / "global_step2/";
+  stdfs::copy(step + "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+              step + "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::unsupported, "expected one file of rank 1"));
+}
+
+// Shows F2, E4.
+TEST_F(DeepSpeedFolderTest, ItsFilesAreThoseOfDeepSpeed) {
+  write("global_step2/config.json", "{}");
+  const std::string step = directory_ / "global_step2";
+  const FileSystem& fs = FileSystem::posix();
+  const FormatDriver& driver = driver_of(Format("deepspeed"));
+  EXPECT_EQ(driver.own_files(fs, step, fs.list_directory(step), {}).size(), 3u);
+  EXPECT_THAT(driver.own_files(fs, directory_.path(), fs.list_directory(directory_.path()), {}),
+              ElementsAre("global_step2", "latest"));
+  EXPECT_TRUE(driver.is_one_of_several(fs, step + "/zero_pp_rank_1_mp_rank_00_optim_states.pt"));
+  EXPECT_EQ(open(step)->data_files().size(), 3u);
+}
+
+}  // namespace
+}  // namespace tessera::formats

@@ -1,0 +1,97 @@
+"""ZeRO checkpoints of DeepSpeed: what is moved, FSDP2 loads at other numbers of ranks, and trains on."""
+
+import shutil
+import struct
+import sys
+import zipfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ckpt_tools import FIXTURES, MAKE, assert_same_state, expectation, listing, reshard, run, succeed, tensors_by_name
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(MAKE))
+import ranks  # noqa: E402
+from expect import flatten, tensor_row, write_expect  # noqa: E402
+from write_deepspeed import Model, groups_of  # noqa: E402
+
+VALID = FIXTURES / "deepspeed" / "valid"
+ALL = sorted(path for path in VALID.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_dcp_for_other_ranks_holds_the_same(path, tmp_path):
+    """Shows F2, A4. Into DCP for four ranks."""
+    moved = reshard(path, tmp_path / "dcp", "--to", "dcp", "--world-size", "4")
+    assert_same_state(listing(moved), expectation(path))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_the_model_alone_becomes_safetensors(path, tmp_path):
+    """Shows F2. The fp32 weights under the names of the module, loaded by safetensors."""
+    moved = reshard(path, tmp_path / "model.safetensors", "--only", "model", "--rename", "model.=")
+    loaded = load_file(moved)
+    expected = {row["name"].removeprefix("model."): row for row in expectation(path)["tensors"]
+                if row["name"].startswith("model.")}
+    del expected["head.weight"]  # tied: safetensors has it once
+    assert {name: tensor_row(name, tensor) for name, tensor in loaded.items()} == {
+        name: row | {"name": name} for name, row in expected.items()}
+    Model().load_state_dict(loaded | {"head.weight": loaded["embedding.weight"]})
+
+
+def load_and_train(checkpoint, result):
+    torch.manual_seed(99)  # other weights than those saved
+    model = Model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(groups_of(model), lr=1.0)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optim": optimizer_state}
+    # DeepSpeed's own Adams have fewer fields of groups than PyTorch's
+    planner = dcp.DefaultLoadPlanner(allow_partial_load="cpu_adam" in str(checkpoint))
+    dcp.load(state, checkpoint_id=checkpoint, planner=planner)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    held = [(key, ranks.whole(leaf)) for key, leaf in flatten({"model": model_state, "optim": optimizer_state})]
+    if dist.get_rank() == 0:
+        write_expect(result, "dcp", held)
+    model(torch.arange(6) % 7).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_fsdp2_loads_it_and_trains_on(path, tmp_path, monkeypatch):
+    """Shows F2, A4. Weights, frozen weights, buffers, moments, steps and groups are DeepSpeed's; the next step runs."""
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    moved = reshard(path, tmp_path / path.name, "--to", "dcp", "--world-size", "2", "--strategy", "dim0")
+    ranks.run(2, load_and_train, moved, tmp_path / "held")
+    held, expected = expectation(tmp_path / "held"), expectation(path)
+    found = tensors_by_name(held)
+    # FSDP2's model has fp32 weights and buffers; what DeepSpeed kept in 16 bits is compared after the same cast
+    of_16_bits = {name for name, row in tensors_by_name(expected).items() if row[0] in ("bfloat16", "float16")}
+    wanted = {name: row for name, row in tensors_by_name(expected).items() if name.startswith(("model.", "optim."))}
+    assert found.keys() == wanted.keys()
+    assert {name for name in wanted if found[name] != wanted[name]} <= of_16_bits
+    for name, value in held["values"].items():
+        of_deepspeed = expected["values"].get(name, value)
+        is_list = isinstance(value, list)  # names of parameters: DeepSpeed may have shuffled them
+        assert sorted(value) == sorted(of_deepspeed) if is_list else value == of_deepspeed, name
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_verify_finds_flipped_bits(path, tmp_path):
+    """Shows F2, E4. The checksums of all archives are checked."""
+    copy = shutil.copytree(path, tmp_path / "copy", copy_function=shutil.copyfile)
+    succeed("ckpt-inspect", "verify", copy)
+    last = sorted(copy.glob("*/*_optim_states.pt"))[-1]
+    content = bytearray(last.read_bytes())
+    with zipfile.ZipFile(last) as archive:
+        header = next(info.header_offset for info in archive.infolist() if info.filename.endswith("/data/1"))
+    name_and_extra = struct.unpack_from("<HH", content, header + 26)
+    content[header + 30 + sum(name_and_extra)] ^= 1
+    last.write_bytes(content)
+    assert run("ckpt-inspect", "verify", copy).returncode == 1
