@@ -97,11 +97,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     std::ranges::sort(leaves, {}, &NamedLeaf::name);
     const auto twice = std::ranges::adjacent_find(leaves, {}, &NamedLeaf::name);
     if (twice != leaves.end()) {
-      throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = twice->name},
-                            "flattened name", "one entry",
-                            "two, " + in_python(twice->leaf.path) + " and " +
-                                in_python(std::next(twice)->leaf.path),
-                            "save one of them under another key");
+      throw Error::expected(
+          ErrorKind::unsupported, {.path = path_, .fqn = twice->name}, "flattened name",
+          "one entry",
+          "two, " + in_python(twice->leaf.path) + " and " + in_python(std::next(twice)->leaf.path),
+          "save one of them under another key");
     }
     for (auto& [name, leaf, place] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));

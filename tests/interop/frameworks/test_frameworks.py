@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from ckpt_tools import reshard, run, succeed  # noqa: E402
+from ckpt_tools import MAKE, assert_same_state, expectation, listing, reshard, run, succeed  # noqa: E402
 from on_ranks import run_program  # noqa: E402
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -156,11 +157,11 @@ def test_fsdp2_goes_on_from_a_folder_of_trainer(tmp_path):
 
 def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
     """Shows F4."""
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    folder, model = llama
     import copy
 
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    _, model = llama
     adapted = get_peft_model(copy.deepcopy(model), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     adapted.save_pretrained(tmp_path / "adapter")
     dcp = reshard(tmp_path / "adapter", tmp_path / "dcp", "--to", "dcp", "--world-size", "2")
@@ -170,3 +171,37 @@ def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
     assert any("lora_B" in name for name in expected)
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory):
+    """Folders that DeepSpeed writes now, each with what it held."""
+    folder = tmp_path_factory.mktemp("zero")
+    subprocess.run([sys.executable, "-B", MAKE / "write_deepspeed.py"], check=True, timeout=600,
+                   env=os.environ | {"TESSERA_FIXTURES": str(folder)})
+    return sorted(path for path in (folder / "deepspeed" / "valid").iterdir() if path.is_dir())
+
+
+def test_checkpoints_of_zero_hold_what_deepspeed_held(zero):
+    """Shows F2. As for the fixtures, with the package installed here."""
+    assert len(zero) >= 7
+    for path in zero:
+        assert_same_state(listing(path), expectation(path))
+
+
+def test_zero_to_fp32_finds_the_same_weights_but_for_frozen_ones_of_stage_1(zero, tmp_path):
+    """Shows F2. Its result lacks the frozen layer of stage 1 without a word; what is moved has it."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    from safetensors.torch import load_file
+
+    for path in zero:
+        if path.name == "zero1_bf16":  # which Tessera reads
+            with pytest.raises(ValueError, match="is not a zero checkpoint"):
+                get_fp32_state_dict_from_zero_checkpoint(str(path))
+            continue
+        expected = get_fp32_state_dict_from_zero_checkpoint(str(path))
+        found = load_file(reshard(path, tmp_path / f"{path.name}.safetensors", "--only", "model", "--rename", "model.="))
+        found["head.weight"] = found["embedding.weight"]
+        assert found.keys() - expected.keys() == ({"frozen.weight", "frozen.bias"} if path.name == "zero1" else set())
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor.to(found[name].dtype)), (path.name, name)
