@@ -1,50 +1,29 @@
 #include "formats/tensor_collision.h"
 
 #include <algorithm>
-#include <cctype>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "formats/numbered_names.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::formats {
 namespace {
 
-bool is_digit(char c) {
-  return std::isdigit(static_cast<unsigned char>(c)) != 0;
-}
-
-/// A path that names a rank: `model_rank_3.pt` has the rank `3`, and `model_rank_.pt` around it.
-struct RankName {
-  std::string rank;
-  std::string around;
-};
-
-std::optional<RankName> rank_name(const std::string& path) {
-  constexpr std::string_view kRank = "rank";
-  const std::size_t name_begin = path.size() - last_component(path).size();
-  const std::size_t rank = path.rfind(kRank);
-  if (rank == std::string::npos || rank < name_begin) return std::nullopt;
-  std::size_t begin = rank + kRank.size();
-  if (begin < path.size() && (path[begin] == '_' || path[begin] == '-')) ++begin;
-  std::size_t end = begin;
-  while (end < path.size() && is_digit(path[end])) ++end;
-  if (begin == end) return std::nullopt;
-  return RankName{path.substr(begin, end - begin), path.substr(0, begin) + path.substr(end)};
-}
-
 const TensorEntry& entry_of(const TensorOfSource& tensor) {
   return tensor.reader->contents().tensors[tensor.tensor_index];
 }
 
-/// Whether the names of the files differ only in the number of a rank.
+/// Whether the names of the files differ only in the number of a rank or a part.
 bool are_of_ranks(const TensorOfSource& a, const TensorOfSource& b) {
-  const auto first = rank_name(a.reader->path());
-  const auto second = rank_name(b.reader->path());
-  return first && second && first->rank != second->rank && first->around == second->around;
+  const std::string& path_of_a = a.reader->path();
+  const std::string& path_of_b = b.reader->path();
+  const auto first = numbered_name(last_component(path_of_a));
+  const auto second = numbered_name(last_component(path_of_b));
+  return first && second && first->number != second->number && first->series == second->series &&
+         directory_of(path_of_a) == directory_of(path_of_b);
 }
 
 /// Whether the shapes differ in one dimension, as those of shards do.

@@ -162,6 +162,35 @@ TEST_F(SafetensorsTest, ShardsOfPyTorchsDistributedCheckpointMakeWholeTensors) {
   }
 }
 
+TEST_F(SafetensorsTest, OneShardOfPyTorchsDistributedCheckpointIsAPart) {
+  const std::string folder = fixture("dcp/valid/hf_distributed/");
+  const std::string name = "shard-00003-model-00001-of-00002.safetensors";
+  const auto reader = open(folder + name);
+  ASSERT_TRUE(reader->contents().part);
+  EXPECT_EQ(part_in_words(*reader->contents().part),
+            "one file of 8: what one rank saved with HuggingFaceStorageWriter, its shards of "
+            "tensors");
+  ASSERT_FALSE(reader->contents().tensors.empty());
+  for (const TensorEntry& tensor : reader->contents().tensors) {
+    EXPECT_EQ(tensor.pieces[0].region, Region(whole_box(tensor.meta.shape)));
+  }
+  // Alone, and under another name, it is a part too.
+  for (const std::string& copy : {name, std::string("renamed.safetensors")}) {
+    std::filesystem::copy_file(folder + name, tmp_ / copy);
+    const auto alone = open(tmp_ / copy);
+    ASSERT_TRUE(alone->contents().part) << copy;
+    EXPECT_EQ(alone->contents().part->num_parts, std::nullopt);
+  }
+}
+
+TEST_F(SafetensorsTest, AFileThatRankZeroSavedAloneIsWhole) {
+  put_safetensors("model-00001-of-00001.safetensors",
+                  R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"a\":{\"saved_offsets\":[0]}}"},)"
+                  R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  EXPECT_FALSE(open(tmp_ / "model-00001-of-00001.safetensors")->contents().part);
+}
+
 TEST_F(SafetensorsTest, RefusesEveryInvalidFileByName) {
   for (const test::InvalidFixture& invalid : test::invalid_fixtures("safetensors")) {
     SCOPED_TRACE(invalid.path + ": " + invalid.rule);

@@ -9,6 +9,8 @@
 
 #include "base/checked_math.h"
 #include "base/json.h"
+#include "formats/file_names.h"
+#include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
@@ -36,6 +38,7 @@ struct FileSet {
   std::optional<std::string> structure{};  // of the index
   bool lacks_index = false;                // the names show that there was an index
   std::optional<PartOfWhole> part{};       // of a single file
+  bool is_single_file = false;
 };
 
 /// Returns the directory of `path`. Returns an empty text if `path` is only a name, so that
@@ -115,15 +118,38 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
-/// Returns which part of a model a single file is, if its name states that there are several.
-std::optional<PartOfWhole> part_of_whole(const std::string& directory, const std::string& name) {
+/// Returns which part of a model a single file is, if its name states that there are several, or
+/// the names beside it show it.
+std::optional<PartOfWhole> part_by_name(const FileSystem& fs, const std::string& path,
+                                        const std::string& directory, const std::string& name) {
+  if (name.starts_with(kDcpShardPrefix)) return std::nullopt;  // [Note: Shards of ranks]
   const auto place = place_beside_index(name);
-  if (!place || place->count < 2) return std::nullopt;
+  if (!place || place->count < 2) return part_by_names_beside(fs, path);
   return PartOfWhole{.unit = PartOfWhole::Unit::file,
                      .form = "file " + std::to_string(place->number) + " of a model",
                      .num_parts = place->count,
                      .series = join_path(directory, place->series),
                      .number = place->number};
+}
+
+/// [Note: Shards of ranks] A file that one rank has saved with PyTorch's HuggingFaceStorageWriter
+/// looks like a whole one: the offsets of its first shards are 0, and no file says how large the
+/// tensors are or how many ranks there were. So it counts as a part by its name alone, also where
+/// no other is beside it. A file of another name is a part if one of its shards has an offset.
+std::optional<PartOfWhole> part_of_ranks(const FileSystem& fs, const std::string& path,
+                                         bool has_offsets) {
+  const std::string name = last_component(path);
+  const auto is_shard = [](const std::string& file) {
+    return is_name_like(file, "shard-#-model-#-of-#.safetensors");
+  };
+  if (!is_shard(name) && !has_offsets) return std::nullopt;
+  PartOfWhole part{
+      .unit = PartOfWhole::Unit::file,
+      .form = "what one rank saved with HuggingFaceStorageWriter, its shards of tensors"};
+  if (!is_shard(name)) return part;
+  const auto num_files = std::ranges::count_if(fs.list_directory(directory_of(path)), is_shard);
+  if (num_files > 1) part.num_parts = static_cast<std::uint64_t>(num_files);
+  return part;
 }
 
 FileSet find_files(const FileSystem& fs, const std::string& path) {
@@ -138,7 +164,8 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   } else {
     set.names = {name};
     set.model_path = join_path(set.directory, name);
-    set.part = part_of_whole(set.directory, name);
+    set.part = part_by_name(fs, path, set.directory, name);
+    set.is_single_file = true;
   }
   return set;
 }
@@ -170,6 +197,12 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
     }
   }
   return saved_offsets;
+}
+
+bool has_offset(const std::unordered_map<std::string, Shape>& saved_offsets) {
+  return std::ranges::any_of(saved_offsets, [](const auto& entry) {
+    return std::ranges::any_of(entry.second, [](std::int64_t offset) { return offset > 0; });
+  });
 }
 
 /// Returns the start of a name that all files of one rank share. DCP's file names contain the rank:
@@ -307,7 +340,12 @@ class SafetensorsReader final : public CheckpointReader {
   void add_file(const std::string& path, const std::string& name, const FileSet& set) {
     const auto file = fs_.open(path);
     detail::Header header = detail::read_header(*file);
-    const auto saved_offsets = read_saved_offsets(header.metadata, path);
+    auto saved_offsets = read_saved_offsets(header.metadata, path);
+    if (saved_offsets && set.is_single_file) {
+      // What is in the file can be moved only as whole tensors: the rest of each is elsewhere.
+      if (!contents_.part) contents_.part = part_of_ranks(fs_, path, has_offset(*saved_offsets));
+      if (contents_.part) saved_offsets.reset();
+    }
     const auto [rank, is_new_rank] =
         rank_of_prefix_.emplace(rank_prefix(name), static_cast<int>(rank_of_prefix_.size()));
     for (detail::HeaderTensor& tensor : header.tensors) {

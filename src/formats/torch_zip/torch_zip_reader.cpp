@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/other_records.h"
@@ -82,11 +83,14 @@ KeyPath key_path_of(KeyPath path) {
 
 class TorchZipReader final : public torch_zip::TorchFileReader {
  public:
-  TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict)
+  /// `part_by_name` is what the name of the file shows, if nothing in the file shows more.
+  TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict,
+                 std::optional<PartOfWhole> part_by_name = {})
       : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
     torch_zip::Leaves flattened = saved_->flatten();
     contents_.opened_classes = std::move(flattened.opened_classes);
     contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
+    if (!contents_.part) contents_.part = std::move(part_by_name);
     contents_.simplifications = std::move(flattened.simplifications);
     std::vector<NamedLeaf> leaves;
     for (Leaf& leaf : flattened.leaves) {
@@ -330,12 +334,13 @@ std::unique_ptr<torch_zip::TorchFileReader> torch_zip::read_torch_zip(
 }
 
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
-  return torch_zip::read_torch_zip(open_kept(fs, path), {});
+  return open_torch_zip_with_classes(fs, std::move(path), {});
 }
 
 std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
     const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict) {
-  return torch_zip::read_torch_zip(open_kept(fs, path), as_dict);
+  return std::make_unique<TorchZipReader>(open_kept(fs, path), as_dict,
+                                          part_by_names_beside(fs, path));
 }
 
 }  // namespace tessera::formats

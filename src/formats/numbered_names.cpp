@@ -1,0 +1,148 @@
+#include "formats/numbered_names.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <set>
+
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+using Unit = PartOfWhole::Unit;
+
+constexpr std::string_view kDigits = "0123456789";
+constexpr std::string_view kSeparators = "_-.";
+
+struct Mark {
+  std::string_view word;
+  Unit unit;
+};
+constexpr std::array kMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
+                            Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
+
+bool is_separator(char c) {
+  return kSeparators.find(c) != std::string_view::npos;
+}
+
+std::optional<std::uint64_t> number_in(std::string_view digits) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
+  return number;
+}
+
+/// Returns the unit that the word before a number names.
+std::optional<Unit> unit_before(std::string_view before) {
+  if (!before.empty() && is_separator(before.back())) before.remove_suffix(1);
+  for (const Mark& mark : kMarks) {
+    if (!before.ends_with(mark.word)) continue;
+    const std::string_view rest = before.substr(0, before.size() - mark.word.size());
+    if (rest.empty() || is_separator(rest.back())) return mark.unit;
+  }
+  return std::nullopt;
+}
+
+/// Returns the count of `-of-3` or `_of_3` at the start of what stands behind a number.
+std::optional<std::uint64_t> count_behind(std::string_view after) {
+  for (const std::string_view of : {"-of-", "_of_"}) {
+    if (!after.starts_with(of)) continue;
+    after.remove_prefix(of.size());
+    return number_in(after.substr(0, after.find_first_not_of(kDigits)));
+  }
+  return std::nullopt;
+}
+
+/// A run of digits in a name.
+struct Run {
+  std::size_t begin;
+  std::size_t end;
+};
+
+/// Returns the last run of digits before `end`.
+std::optional<Run> run_before(std::string_view name, std::size_t end) {
+  const std::string_view left = name.substr(0, end);
+  const std::size_t last = left.find_last_of(kDigits);
+  if (last == std::string_view::npos) return std::nullopt;
+  const std::size_t before = left.find_last_not_of(kDigits, last);
+  return Run{before == std::string_view::npos ? 0 : before + 1, last + 1};
+}
+
+NumberedName name_around(std::string_view name, const Run& run, Unit unit, std::uint64_t number) {
+  const bool is_padded = name[run.begin] == '0' && run.end > run.begin + 1;
+  return {
+      .unit = unit,
+      .number = number,
+      .is_padded = is_padded,
+      .series = std::string(name.substr(0, run.begin)) + "#" + std::string(name.substr(run.end)),
+      .count = count_behind(name.substr(run.end))};
+}
+
+/// Returns how many parts the numbers show, if they are those of ranks or parts.
+std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers, bool is_padded) {
+  const std::uint64_t first = std::min<std::uint64_t>(*numbers.begin(), 1);
+  const std::uint64_t num_parts = *numbers.rbegin() - first + 1;
+  if (numbers.size() < 2 || (numbers.size() != num_parts && !is_padded)) return std::nullopt;
+  return num_parts;
+}
+
+/// Returns which part the entry `name` of a directory is. `beside` says what lies beside it.
+std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& directory,
+                                      const std::string& name, std::string_view beside) {
+  const auto own = numbered_name(name);
+  if (!own) return std::nullopt;
+  std::set<std::uint64_t> numbers{own->number};
+  bool is_padded = own->is_padded;
+  for (const std::string& other : fs.list_directory(directory)) {
+    const auto sibling = numbered_name(other);
+    if (!sibling || sibling->series != own->series) continue;
+    numbers.insert(sibling->number);
+    is_padded = is_padded || sibling->is_padded;
+  }
+  const auto num_parts = num_parts_of(numbers, is_padded || own->count);
+  if (!num_parts) return std::nullopt;
+  const std::string unit = own->unit == Unit::rank ? "rank " : "file ";
+  return PartOfWhole{.unit = own->unit,
+                     .form = unit + std::to_string(own->number) + ", as the names of the " +
+                             std::string(beside) + " say",
+                     .num_parts = own->count.value_or(*num_parts),
+                     .series = join_path(directory, own->series),
+                     .number = own->number};
+}
+
+}  // namespace
+
+std::optional<NumberedName> numbered_name(std::string_view name) {
+  std::optional<NumberedName> of_count;
+  for (auto run = run_before(name, name.size()); run; run = run_before(name, run->begin)) {
+    const auto number = number_in(name.substr(run->begin, run->end - run->begin));
+    if (!number) continue;
+    if (const auto unit = unit_before(name.substr(0, run->begin))) {
+      return name_around(name, *run, *unit, *number);
+    }
+    if (!of_count && count_behind(name.substr(run->end))) {
+      of_count = name_around(name, *run, Unit::file, *number);
+    }
+  }
+  return of_count;
+}
+
+std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path) {
+  const std::string directory = directory_of(path);
+  const std::string folder = last_component(directory);
+  try {
+    if (auto part = part_among(fs, directory, last_component(path), "files beside it")) return part;
+    if (folder.empty() || folder.starts_with(".")) return std::nullopt;
+    const auto of_folder = numbered_name(folder);
+    if (!of_folder || of_folder->unit != Unit::rank) return std::nullopt;
+    return part_among(fs, directory_of(directory), folder, "folders beside its own");
+  } catch (const Error& error) {
+    // A directory that cannot be listed tells nothing about the file.
+    if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::not_found) throw;
+    return std::nullopt;
+  }
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// A name with the number of a rank or of a part: `1` in `consolidated.01.pth`.
+struct NumberedName {
+  PartOfWhole::Unit unit = PartOfWhole::Unit::rank;
+  std::uint64_t number = 0;
+  bool is_padded = false;                // `01`
+  std::string series{};                  // the name with `#` for the number: `consolidated.#.pth`
+  std::optional<std::uint64_t> count{};  // if the name states it: 3 of `model-1-of-3.pt`
+};
+
+/// Returns the number in a name, if it stands behind `rank`, `shard`, `part` or `consolidated`, or
+/// before `-of-3`. If there are several, that of the last such word counts.
+std::optional<NumberedName> numbered_name(std::string_view name);
+
+/// Returns which part of a checkpoint the file at `path` is, if the names of other files beside it
+/// differ only in this number. Otherwise looks at the name of its folder, and the folders beside
+/// that. Nothing if there are none beside it, or if their numbers are not those of ranks or parts:
+/// neither padded with zeros, nor without a gap from 0 or 1 (the 8 and 16 of `lora_rank_8.pt`).
+std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
+
+}  // namespace tessera::formats

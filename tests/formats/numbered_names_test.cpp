@@ -1,0 +1,79 @@
+#include "formats/numbered_names.h"
+
+#include <gtest/gtest.h>
+
+#include "support/temporary_directory.h"
+
+namespace tessera::formats {
+namespace {
+
+TEST(NumberedNamesTest, ANumberBehindOneOfTheWordsCounts) {
+  struct Case {
+    std::string name;
+    std::uint64_t number;
+    std::string series;
+  };
+  for (const Case& c :
+       {Case{"consolidated.01.pth", 1, "consolidated.#.pth"}, Case{"tp_rank_00", 0, "tp_rank_#"},
+        Case{"model-shard3.pt", 3, "model-shard#.pt"},
+        Case{"reshard-model_part-2.pt", 2, "reshard-model_part-#.pt"},
+        Case{"model-2-of-3.safetensors", 2, "model-#-of-3.safetensors"},
+        Case{"a_1_of_2_rank_7.pt", 7, "a_1_of_2_rank_#.pt"}}) {
+    SCOPED_TRACE(c.name);
+    const auto found = numbered_name(c.name);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->number, c.number);
+    EXPECT_EQ(found->series, c.series);
+  }
+  EXPECT_EQ(numbered_name("model-2-of-3.pt")->count, 3U);
+  for (const std::string name : {"model.pt", "step_100.pt", "frank_1.pt", "shard.pt", "part.x1.y",
+                                 "rank_99999999999999999999.pt", "rng_state_0.pth", "0", ""}) {
+    EXPECT_FALSE(numbered_name(name)) << name;
+  }
+}
+
+class NamesBesideTest : public ::testing::Test {
+ protected:
+  void put(const std::string& name) { FileSystem::posix().create(tmp_ / name)->close(); }
+  std::string part_of(const std::string& name) {
+    const auto part = part_by_names_beside(FileSystem::posix(), tmp_ / name);
+    return part ? part_in_words(*part) : "";
+  }
+
+  test::TemporaryDirectory tmp_;
+};
+
+TEST_F(NamesBesideTest, AFileIsAPartOnlyBesideOthers) {
+  put("consolidated.00.pth");
+  put("params.json");
+  EXPECT_EQ(part_of("consolidated.00.pth"), "");
+  put("consolidated.01.pth");
+  EXPECT_EQ(part_of("consolidated.00.pth"),
+            "one rank of 2: rank 0, as the names of the files beside it say");
+}
+
+TEST_F(NamesBesideTest, TheNumbersMustBeThoseOfParts) {
+  for (const std::string name : {"lora_rank_8.pt", "lora_rank_16.pt", "x-shard1.pt", "x-shard2.pt",
+                                 "y_rank_01.pt", "y_rank_03.pt", "m-1-of-3.pt", "m-3-of-3.pt"}) {
+    put(name);
+  }
+  EXPECT_EQ(part_of("lora_rank_8.pt"), "");
+  EXPECT_EQ(part_of("x-shard2.pt"),
+            "one file of 2: file 2, as the names of the files beside it say");
+  EXPECT_EQ(part_of("y_rank_01.pt"),
+            "one rank of 3: rank 1, as the names of the files beside it say");
+  EXPECT_EQ(part_of("m-3-of-3.pt"),
+            "one file of 3: file 3, as the names of the files beside it say");
+}
+
+TEST_F(NamesBesideTest, FoldersOfRanksTellOfTheirFiles) {
+  FileSystem::posix().make_directory(tmp_ / "tp_rank_00");
+  put("tp_rank_00/model.ckpt");
+  EXPECT_EQ(part_of("tp_rank_00/model.ckpt"), "");
+  FileSystem::posix().make_directory(tmp_ / "tp_rank_01");
+  EXPECT_EQ(part_of("tp_rank_00/model.ckpt"),
+            "one rank of 2: rank 0, as the names of the folders beside its own say");
+}
+
+}  // namespace
+}  // namespace tessera::formats
