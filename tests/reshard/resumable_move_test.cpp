@@ -860,6 +860,48 @@ TEST_P(ResumableMoveTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   EXPECT_TRUE(all_files() == expected);
 }
 
+/// Returns what the function throws; empty if it throws nothing.
+std::string refusal_of(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// Shows E4.
+TEST_P(ResumableMoveTest, ACheckRefusesWhatTheDestinationCannotHold) {
+  Value deep = 1;
+  for (int i = 0; i < 2000; ++i) deep = Value::List{std::move(deep)};
+  const Value a_set = Value::Set{{1}};
+  const std::map<std::string, Value> values{
+      {"deep", deep},
+      {"key", Value::Dict{{a_set, 1}}},
+      {"set", Value::Set{{a_set}}},
+      {"symbol", Value::Symbol{"torch.no_such_thing"}},
+      {"text", std::string("\xff")},
+  };
+  for (const auto& [name, value] : values) {
+    SCOPED_TRACE(name);
+    MemoryCheckpoint source;
+    source.add({"w", DType::uint8, {1}}, test::Bytes(1));
+    source.add_value("a." + name, value);
+    const Plan plan = planned(source);
+    const auto create = create_options(KeptWork::refuse, OverwritePolicy::refuse);
+    const std::string checked = refusal_of([&] { check_move(plan, source, fs_, path(), create); });
+    EXPECT_TRUE(std::filesystem::is_empty(tmp_.path()));
+    const std::string moved = refusal_of(
+        [&] { finish_move(plan, source, *start_move(plan, source, fs_, path(), create), {}); });
+    EXPECT_EQ(checked, moved);
+    EXPECT_TRUE(moved.empty() || moved.find("a." + name) != std::string::npos) << moved;
+    fs_.remove_all(path());
+    for (const auto& left : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(left.path());
+    }
+  }
+}
+
 // Shows E4.
 TEST_P(ResumableMoveTest, ACheckTellsWhatAMoveWouldRefuse) {
   const MemoryCheckpoint source = large_source();

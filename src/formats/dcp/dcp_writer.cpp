@@ -118,6 +118,18 @@ CheckpointContents checked(const std::string& destination, CheckpointContents co
   return contents;
 }
 
+/// Returns the size of the item of a value. Throws: Error with the name of a value that cannot be
+/// pickled.
+std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& entry,
+                           const Value& value) {
+  try {
+    return torch_zip::torch_save_value(value).size();
+  } catch (const Error& error) {
+    throw Error(error.kind(), {.path = destination, .fqn = entry.name},
+                std::string(error.reason()));
+  }
+}
+
 /// Every item is a torch.save file inside `__<rank>_0.distcp`, one after the other: first the
 /// values, then the tensors' pieces. The bytes between two items are zero.
 FileLayout lay_out(const std::string& destination, CheckpointContents contents,
@@ -144,8 +156,9 @@ FileLayout lay_out(const std::string& destination, CheckpointContents contents,
     return info;
   };
 
-  for (const Value& value : values) {
-    layout.storage.values.push_back(place(0, torch_zip::torch_save_value(value).size()));
+  for (std::size_t v = 0; v < values.size(); ++v) {
+    const std::uint64_t nbytes = value_nbytes(destination, layout.contents.values[v], values[v]);
+    layout.storage.values.push_back(place(0, nbytes));
   }
   for (const TensorEntry& tensor : layout.contents.tensors) {
     std::vector<StorageInfo>& places = layout.storage.pieces.emplace_back();
@@ -551,8 +564,10 @@ class DcpFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
+    const FileLayout layout = lay_out(destination, contents, values);
+    dcp::pickle_metadata(layout.contents, layout.storage);
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
-                      file_names(lay_out(destination, contents, values)));
+                      file_names(layout));
   }
   const PartsWriter* parts() const override {
     static const DcpParts parts;

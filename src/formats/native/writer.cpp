@@ -350,8 +350,9 @@ class NativeFormatWriter final : public FormatWriter {
                         options.native);
   }
   void check_staging(FileSystem& fs, const std::string& destination,
-                     const CheckpointContents& contents, const std::vector<Value>& /*values*/,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
+    native::describe_checkpoint(contents, values, options.native, destination);
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
                       file_names(contents));
   }

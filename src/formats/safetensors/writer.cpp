@@ -182,25 +182,30 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
   return has_left_values;
 }
 
-/// Writes whole tensors. The place of every tensor in the files is known from the start.
-class SafetensorsWriter final : public CheckpointWriter {
+/// What is written, and where: known before anything is there. The constructor throws for whatever
+/// safetensors cannot hold.
+class FileLayout {
  public:
-  SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
-                    const std::vector<Value>& values, const WorkOptions& work,
-                    const SafetensorsWriteOptions& options, FileNames names)
-      : fs_(fs),
-        overwrite_(work.overwrite),
-        contents_(std::move(contents)),
-        names_(std::move(names)) {
+  struct Place {
+    std::size_t shard = 0;
+    std::uint64_t byte_begin = 0;  // within the file
+  };
+  struct Shard {
+    std::string header;
+    std::uint64_t data_nbytes = 0;  // behind the header
+  };
+
+  FileLayout(const std::string& destination, CheckpointContents contents,
+             const std::vector<Value>& values, const SafetensorsWriteOptions& options,
+             FileNames names)
+      : contents_(std::move(contents)), names_(std::move(names)) {
     require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
     texts_ = other_texts(contents_, values, destination);
 
     const std::vector<std::vector<std::size_t>> shards =
         assign_shards(contents_, options.max_shard_nbytes);
-    const DestinationKind kind = safetensors_driver().destination_kind(destination);
-    is_single_file_ = kind == DestinationKind::file;
-    if (is_single_file_ && shards.size() > 1) {
+    if (is_single_file(destination) && shards.size() > 1) {
       throw Error::expected(
           ErrorKind::invalid_argument, {.path = destination}, "shard size",
           "tensors of at most " + std::to_string(*options.max_shard_nbytes) + " bytes in one file",
@@ -212,129 +217,52 @@ class SafetensorsWriter final : public CheckpointWriter {
     for (std::size_t shard = 0; shard < shards.size(); ++shard) {
       for (const std::size_t i : shards[shard]) places_[i].shard = shard;
     }
-    std::vector<std::string> headers;
     for (std::size_t shard = 0; shard < shards.size(); ++shard) {
-      headers.push_back(lay_out(shard, shards[shard], destination));
+      lay_out(shard, shards[shard], destination);
     }
-
-    // This check must come before the leftovers are removed.
-    const bool has_left_values =
-        is_single_file_ && check_single_file(fs_, destination, texts_.values, work);
-    work_.emplace(fs_, std::move(destination), kind, work);
-    if (has_left_values) fs_.remove_all(values_path());
-    if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
-    if (is_single_file_ && !texts_.values.empty()) stage_values();
-    if (is_single_file_) replaced_values_ = file_states_at(fs_, values_path());
-    if (!is_single_file_) work_->set_file_names(names_.all(shards_.size(), !texts_.values.empty()));
-    for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
 
-  const CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override { return write_order_; }
-
-  std::int64_t block_numel(PieceId piece) const override {
-    return static_cast<std::int64_t>(kBlockNbytes /
-                                     itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
+  static bool is_single_file(const std::string& destination) {
+    return safetensors_driver().destination_kind(destination) == DestinationKind::file;
   }
 
-  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
-    const ByteRange range = range_of(piece, begin, bytes.size());
-    Shard& shard = shard_of(piece);
-    file_of(shard).write_at(range.begin, bytes);
-    if (Journal* journal = work_->journal()) {
-      journal->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
-    }
-    count_off(shard, bytes.size());
+  const CheckpointContents& contents() const { return contents_; }
+  const FileNames& names() const { return names_; }
+  /// Returns the names of all files in a directory.
+  std::set<std::string> all_names() const {
+    return names_.all(shards_.size(), !texts_.values.empty());
   }
+  const OtherTexts& texts() const { return texts_; }
+  const std::vector<Shard>& shards() const { return shards_; }
+  const Place& place_of(std::size_t tensor_index) const { return places_[tensor_index]; }
+  /// Returns the tensors that have bytes, in the order of the files.
+  const std::vector<CheckpointWriter::PieceId>& write_order() const { return write_order_; }
 
-  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
-    Shard& shard = shard_of(piece);
-    const auto checksum = read_plain_block(work_->journal(), {piece, begin}, shard.path,
-                                           range_of(piece, begin, room.size()), room);
-    if (!checksum || *checksum != xxh3_64(room)) return false;
-    count_off(shard, room.size());
-    return true;
-  }
-
-  bool is_resumed() const override { return work_->is_resumed(); }
-  bool keep_work() noexcept override { return work_->keep(); }
-
-  void abandon() noexcept override {}  // no thread waits in write_block
-
-  void commit() override {
-    for (const auto& shard : shards_) TESSERA_CHECK(shard->unwritten_nbytes == 0);
-    if (!is_single_file_) {
-      if (!texts_.values.empty()) write_text(values_path(), texts_.values);
-      if (shards_.size() > 1) {
-        write_text(join_path(work_->staging_path(), names_.index()), index_text());
-      }
-      work_->commit();
-      return;
+  std::string index_text() const {
+    Value::Dict weight_map;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      weight_map.emplace_back(contents_.tensors[i].meta.fqn,
+                              names_.shard(places_[i].shard, shards_.size()));
     }
-    if (!staged_values_) {
-      // The new checkpoint has no values. Readers would ignore an old values file, but people would
-      // not know that, so it is removed.
-      const bool removes_values = overwrite_ == OverwritePolicy::replace;
-      if (removes_values) require_file_states(fs_, values_path(), replaced_values_);
-      work_->commit(ReplacedSideFiles::keep);
-      if (removes_values) detail::remove_values_beside(fs_, work_->destination());
-      return;
-    }
-    const auto values_file = fs_.open_for_update(staged_values_->staging_path());
-    values_file->write_at(0, std::as_bytes(std::span(texts_.values)));
-    finish_file(*values_file);
-    // A run that resumes must recognize the values as its own.
-    if (Journal* journal = work_->journal()) journal->flush();
-    // Values first: a new tensor file is never seen without its values. After a crash between the
-    // two steps, readers find the replaced values at `<values>.partial`. See [Note: Replaced
-    // values].
-    staged_values_->publish();
-    work_->commit(ReplacedSideFiles::keep);
-    staged_values_->commit();
+    Value::Dict metadata{{"total_size", static_cast<std::int64_t>(total_nbytes())}};
+    for (auto& [key, text] : values_metadata()) metadata.emplace_back(key, std::move(text));
+    return value_to_json(Value::Dict{{"metadata", std::move(metadata)},
+                                     {"weight_map", std::move(weight_map)}},
+                         JsonStyle::indented) +
+           "\n";
   }
 
  private:
-  struct Place {
-    std::size_t shard = 0;
-    std::uint64_t byte_begin = 0;  // within the file
-  };
-  struct Shard {
-    std::string path;
-    std::atomic<std::uint64_t> unwritten_nbytes = 0;
-    std::mutex open_mutex;
-    std::unique_ptr<WritableFile> file;  // from the first block on
-  };
-
-  Shard& shard_of(PieceId piece) { return *shards_[places_[piece.tensor_index].shard]; }
-
-  /// Returns the range of the block in its file.
-  ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
-    const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
-    const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
-    TESSERA_CHECK(piece.piece_index == 0 && begin % block_numel(piece) == 0);
-    TESSERA_CHECK(nbytes == std::min(kBlockNbytes, meta.nbytes() - begin_byte));
-    const std::uint64_t first = places_[piece.tensor_index].byte_begin + begin_byte;
-    return {first, first + nbytes};
-  }
-
-  /// Counts bytes that have been written. The thread that writes a file's last bytes finishes the
-  /// file, while other threads continue with the next file.
-  void count_off(Shard& shard, std::uint64_t nbytes) {
-    const std::uint64_t left_before = shard.unwritten_nbytes.fetch_sub(nbytes);
-    TESSERA_CHECK(left_before >= nbytes);
-    if (left_before == nbytes) finish_file(file_of(shard));
-  }
-
   std::uint64_t total_nbytes() const {
     std::uint64_t nbytes = 0;
     for (const TensorEntry& tensor : contents_.tensors) nbytes += tensor.meta.nbytes();
     return nbytes;
   }
 
-  /// Gives every tensor of the shard its place, and returns the file's header. Tensors are in the
+  /// Gives every tensor of the shard its place, and makes the file's header. Tensors are in the
   /// order that safetensors uses: wide elements first, so that all are aligned.
-  std::string lay_out(std::size_t shard_index, std::vector<std::size_t> tensors,
-                      const std::string& destination) {
+  void lay_out(std::size_t shard_index, std::vector<std::size_t> tensors,
+               const std::string& destination) {
     std::ranges::sort(tensors, [&](std::size_t a, std::size_t b) {
       const auto width = [&](std::size_t i) { return itemsize(contents_.tensors[i].meta.dtype); };
       return std::tuple(width(b), a) < std::tuple(width(a), b);
@@ -360,10 +288,7 @@ class SafetensorsWriter final : public CheckpointWriter {
       contents_.tensors[i].pieces = {{.region = whole_box(contents_.tensors[i].meta.shape),
                                       .rank = static_cast<int>(shard_index)}};
     }
-    auto shard = std::make_unique<Shard>();
-    shard->unwritten_nbytes = end;
-    shards_.push_back(std::move(shard));
-    return header;
+    shards_.push_back({.header = std::move(header), .data_nbytes = end});
   }
 
   /// Returns `__metadata__` of a file: the annotations, the aliases of its tensors, and, if there
@@ -409,28 +334,145 @@ class SafetensorsWriter final : public CheckpointWriter {
     return metadata;
   }
 
-  std::string index_text() const {
-    Value::Dict weight_map;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      weight_map.emplace_back(contents_.tensors[i].meta.fqn,
-                              names_.shard(places_[i].shard, shards_.size()));
+  CheckpointContents contents_;
+  FileNames names_;
+  OtherTexts texts_;
+  std::vector<Shard> shards_;
+  std::vector<Place> places_;  // parallel to contents_.tensors
+  std::vector<CheckpointWriter::PieceId> write_order_;
+};
+
+/// Writes whole tensors. The place of every tensor in the files is known from the start.
+class SafetensorsWriter final : public CheckpointWriter {
+ public:
+  SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
+                    const std::vector<Value>& values, const WorkOptions& work,
+                    const SafetensorsWriteOptions& options, FileNames names)
+      : fs_(fs),
+        overwrite_(work.overwrite),
+        layout_(destination, std::move(contents), values, options, std::move(names)),
+        is_single_file_(FileLayout::is_single_file(destination)) {
+    for (const FileLayout::Shard& shard : layout_.shards()) {
+      shards_.push_back(std::make_unique<Shard>());
+      shards_.back()->unwritten_nbytes = shard.data_nbytes;
     }
-    Value::Dict metadata{{"total_size", static_cast<std::int64_t>(total_nbytes())}};
-    for (auto& [key, text] : values_metadata()) metadata.emplace_back(key, std::move(text));
-    return value_to_json(Value::Dict{{"metadata", std::move(metadata)},
-                                     {"weight_map", std::move(weight_map)}},
-                         JsonStyle::indented) +
-           "\n";
+    // This check must come before the leftovers are removed.
+    const bool has_left_values =
+        is_single_file_ && check_single_file(fs_, destination, layout_.texts().values, work);
+    work_.emplace(fs_, std::move(destination),
+                  is_single_file_ ? DestinationKind::file : DestinationKind::directory, work);
+    if (has_left_values) fs_.remove_all(values_path());
+    if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
+    if (is_single_file_ && !layout_.texts().values.empty()) stage_values();
+    if (is_single_file_) replaced_values_ = file_states_at(fs_, values_path());
+    if (!is_single_file_) work_->set_file_names(layout_.all_names());
+    for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
+      start_file(shard, layout_.shards()[shard].header);
+    }
+  }
+
+  const CheckpointContents& contents() const override { return layout_.contents(); }
+  std::vector<PieceId> write_order() const override { return layout_.write_order(); }
+
+  std::int64_t block_numel(PieceId piece) const override {
+    return static_cast<std::int64_t>(
+        kBlockNbytes / itemsize(contents().tensors.at(piece.tensor_index).meta.dtype));
+  }
+
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    const ByteRange range = range_of(piece, begin, bytes.size());
+    Shard& shard = shard_of(piece);
+    file_of(shard).write_at(range.begin, bytes);
+    if (Journal* journal = work_->journal()) {
+      journal->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
+    }
+    count_off(shard, bytes.size());
+  }
+
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    Shard& shard = shard_of(piece);
+    const auto checksum = read_plain_block(work_->journal(), {piece, begin}, shard.path,
+                                           range_of(piece, begin, room.size()), room);
+    if (!checksum || *checksum != xxh3_64(room)) return false;
+    count_off(shard, room.size());
+    return true;
+  }
+
+  bool is_resumed() const override { return work_->is_resumed(); }
+  bool keep_work() noexcept override { return work_->keep(); }
+
+  void abandon() noexcept override {}  // no thread waits in write_block
+
+  void commit() override {
+    for (const auto& shard : shards_) TESSERA_CHECK(shard->unwritten_nbytes == 0);
+    if (!is_single_file_) {
+      if (!layout_.texts().values.empty()) write_text(values_path(), layout_.texts().values);
+      if (shards_.size() > 1) {
+        write_text(join_path(work_->staging_path(), layout_.names().index()), layout_.index_text());
+      }
+      work_->commit();
+      return;
+    }
+    if (!staged_values_) {
+      // The new checkpoint has no values. Readers would ignore an old values file, but people would
+      // not know that, so it is removed.
+      const bool removes_values = overwrite_ == OverwritePolicy::replace;
+      if (removes_values) require_file_states(fs_, values_path(), replaced_values_);
+      work_->commit(ReplacedSideFiles::keep);
+      if (removes_values) detail::remove_values_beside(fs_, work_->destination());
+      return;
+    }
+    const auto values_file = fs_.open_for_update(staged_values_->staging_path());
+    values_file->write_at(0, std::as_bytes(std::span(layout_.texts().values)));
+    finish_file(*values_file);
+    // A run that resumes must recognize the values as its own.
+    if (Journal* journal = work_->journal()) journal->flush();
+    // Values first: a new tensor file is never seen without its values. After a crash between the
+    // two steps, readers find the replaced values at `<values>.partial`. See [Note: Replaced
+    // values].
+    staged_values_->publish();
+    work_->commit(ReplacedSideFiles::keep);
+    staged_values_->commit();
+  }
+
+ private:
+  struct Shard {
+    std::string path;
+    std::atomic<std::uint64_t> unwritten_nbytes = 0;
+    std::mutex open_mutex;
+    std::unique_ptr<WritableFile> file;  // from the first block on
+  };
+
+  Shard& shard_of(PieceId piece) { return *shards_[layout_.place_of(piece.tensor_index).shard]; }
+
+  /// Returns the range of the block in its file.
+  ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
+    const TensorMeta& meta = contents().tensors.at(piece.tensor_index).meta;
+    const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
+    TESSERA_CHECK(piece.piece_index == 0 && begin % block_numel(piece) == 0);
+    TESSERA_CHECK(nbytes == std::min(kBlockNbytes, meta.nbytes() - begin_byte));
+    const std::uint64_t first = layout_.place_of(piece.tensor_index).byte_begin + begin_byte;
+    return {first, first + nbytes};
+  }
+
+  /// Counts bytes that have been written. The thread that writes a file's last bytes finishes the
+  /// file, while other threads continue with the next file.
+  void count_off(Shard& shard, std::uint64_t nbytes) {
+    const std::uint64_t left_before = shard.unwritten_nbytes.fetch_sub(nbytes);
+    TESSERA_CHECK(left_before >= nbytes);
+    if (left_before == nbytes) finish_file(file_of(shard));
   }
 
   std::string values_path() const {
-    return detail::values_path_of(
-        is_single_file_ ? work_->destination() : join_path(work_->staging_path(), names_.model()));
+    return detail::values_path_of(is_single_file_
+                                      ? work_->destination()
+                                      : join_path(work_->staging_path(), layout_.names().model()));
   }
 
   void stage_values() {
     // The interrupted run may have died after publishing its values.
-    const bool has_published = work_->is_resumed() && has_text(fs_, values_path(), texts_.values);
+    const bool has_published =
+        work_->is_resumed() && has_text(fs_, values_path(), layout_.texts().values);
     staged_values_.emplace(
         fs_, values_path(), DestinationKind::member_file,
         has_published ? OverwritePolicy::replace : overwrite_,
@@ -441,9 +483,9 @@ class SafetensorsWriter final : public CheckpointWriter {
   /// work.
   void start_file(std::size_t shard_index, const std::string& header) {
     Shard& shard = *shards_[shard_index];
-    shard.path = is_single_file_
-                     ? work_->staging_path()
-                     : join_path(work_->staging_path(), names_.shard(shard_index, shards_.size()));
+    shard.path = is_single_file_ ? work_->staging_path()
+                                 : join_path(work_->staging_path(),
+                                             layout_.names().shard(shard_index, shards_.size()));
     const auto file = is_single_file_ ? fs_.open_for_update(shard.path)
                                       : begin_file(fs_, work_->journal(), shard.path);
     file->write_at(0, std::as_bytes(std::span(header)));
@@ -474,13 +516,9 @@ class SafetensorsWriter final : public CheckpointWriter {
 
   FileSystem& fs_;
   OverwritePolicy overwrite_;
-  CheckpointContents contents_;
-  FileNames names_;
-  OtherTexts texts_;
-  bool is_single_file_ = false;
+  const FileLayout layout_;
+  const bool is_single_file_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::vector<Place> places_;  // parallel to contents_.tensors
-  std::vector<PieceId> write_order_;
   std::optional<StagedWork> work_;
   std::optional<StagedDestination> staged_values_;  // of a single file
   FileStates replaced_values_;                      // beside a single file, at the start
@@ -500,17 +538,14 @@ class SafetensorsFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    const DestinationKind kind = safetensors_driver().destination_kind(destination);
-    const OtherTexts texts = other_texts(contents, values, destination);
+    const FileLayout layout(destination, contents, values, options.safetensors,
+                            FileNames(options.extra_files));
     const WorkOptions work = work_options(options);
-    if (kind == DestinationKind::file) {
-      check_single_file(fs, destination, texts.values, work);
-      return;
+    if (FileLayout::is_single_file(destination)) {
+      check_single_file(fs, destination, layout.texts().values, work);
+    } else {
+      StagedWork::check(fs, destination, DestinationKind::directory, work, layout.all_names());
     }
-    const std::size_t num_shards =
-        assign_shards(contents, options.safetensors.max_shard_nbytes).size();
-    StagedWork::check(fs, destination, kind, work,
-                      FileNames(options.extra_files).all(num_shards, !texts.values.empty()));
   }
   std::string describe_options(const CreateOptions& options) const override {
     const auto& max_nbytes = options.safetensors.max_shard_nbytes;

@@ -225,8 +225,9 @@ class TorchZipFormatWriter final : public FormatWriter {
                                             work_options(options));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
-                     const CheckpointContents& /*contents*/, const std::vector<Value>& /*values*/,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
+    lay_out(on_one_rank(contents, destination), values, destination);
     StagedWork::check(fs, destination, DestinationKind::file, work_options(options));
   }
 };
