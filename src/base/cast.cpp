@@ -398,11 +398,24 @@ std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const 
 
 constexpr std::size_t kBatchNumel = 1024;
 
+/// Returns the largest magnitude that counts as too large: infinity only where the dtype has none.
 template <class Number>
-bool is_too_large(Number number, Number limit) {
-  const Number magnitude = std::fabs(number);
-  return magnitude > limit && magnitude <= std::numeric_limits<Number>::max();
+Number largest_counted(DType to) {
+  return to == DType::float8_e4m3fn ? std::numeric_limits<Number>::infinity()
+                                    : std::numeric_limits<Number>::max();
 }
+
+/// The magnitudes that are too large for a dtype: above `limit`, up to `largest`.
+template <class Number>
+struct TooLargeRange {
+  Number limit;
+  Number largest;
+
+  bool contains(Number number) const {
+    const Number magnitude = std::fabs(number);
+    return magnitude > limit && magnitude <= largest;
+  }
+};
 
 /// Encodes at most kBatchNumel numbers, and counts those that are too large or become zero.
 template <class Number>
@@ -413,15 +426,15 @@ CastLosses encode_and_count(std::span<const Number> numbers, DType to, std::span
   CastLosses losses;
   if (magnitudes.smallest == 0) losses.num_became_zero = count_became_zero(numbers, out, to);
   if (magnitudes.largest < first_not_finite(to)) return losses;
-  const auto limit = largest_castable<Number>(to);
+  const TooLargeRange<Number> range{largest_castable<Number>(to), largest_counted<Number>(to)};
   for (const Number number : numbers) {
-    if (is_too_large(number, limit)) losses.merge({1, static_cast<double>(std::fabs(number)), 0});
+    if (range.contains(number)) losses.merge({1, static_cast<double>(std::fabs(number)), 0});
   }
   if (losses.num_too_large == 0 || too_large == TooLarge::becomes_infinity) return losses;
   const auto largest = static_cast<Number>(largest_finite(to));
   Number saturated[kBatchNumel];
   std::ranges::transform(numbers, saturated, [&](Number number) {
-    return is_too_large(number, limit) ? std::copysign(largest, number) : number;
+    return range.contains(number) ? std::copysign(largest, number) : number;
   });
   encode<Number>(std::span<const Number>(saturated, numbers.size()), to, out);
   return losses;

@@ -32,24 +32,25 @@ bool can_overflow(DType from, DType to);
 /// two parts. Requires: `can_cast(from, to)`.
 bool can_underflow(DType from, DType to);
 
-/// The finite numbers that a cast changed by more than rounding.
+/// The numbers that a cast changed by more than rounding. An infinity counts as too large for
+/// float8_e4m3fn, which has none; every other dtype keeps it.
 struct CastLosses {
   std::int64_t num_too_large = 0;
-  double largest_magnitude = 0.0;    // of these in the source; 0 if there are none
+  double largest_magnitude = 0.0;    // of these in the source, may be infinite; 0 if there are none
   std::int64_t num_became_zero = 0;  // numbers that were not zero before the cast
 
   void merge(const CastLosses& other);
 };
 
-/// What a cast makes of a finite number that is too large.
+/// What a cast makes of a number that is too large.
 enum class TooLarge {
   becomes_infinity,        // NaN in float8_e4m3fn
   becomes_largest_finite,  // the sign stays
 };
 
-/// Casts as `cast_elements` does, and counts the finite numbers that are too large or become zero.
-/// Infinities and NaN of the source do not count, and are converted as `cast_elements` converts
-/// them. Requires: as `cast_elements`.
+/// Casts as `cast_elements` does, and counts the numbers that are too large or become zero. NaN
+/// does not count, nor an infinity that the dtype has: they are converted as `cast_elements`
+/// converts them. Requires: as `cast_elements`.
 CastLosses cast_and_count(DType from, std::span<const std::byte> source, DType to,
                           std::span<std::byte> destination, TooLarge too_large);
 

@@ -157,21 +157,25 @@ TEST(CastLossesTest, SaturatedNumbersAreTheLargestOnesAndInfinitiesStay) {
 }
 
 TEST(CastLossesTest, WhatFloat8WithoutInfinityMakesNan) {
-  const std::vector<float> source = {464.0F, 464.5F, -1000.0F, kInfinity};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> source = {464.0F, 464.5F, -1000.0F, -kInfinity, nan};
   const auto as_is =
       cast_and_count(DType::float32, source, DType::float8_e4m3fn, TooLarge::becomes_infinity);
-  EXPECT_EQ(as_is.losses.num_too_large, 2);
+  EXPECT_EQ(as_is.losses.num_too_large, 3);
+  EXPECT_EQ(as_is.losses.largest_magnitude, kInfinity);
   EXPECT_EQ(as_is.numbers[0], 448.0F);
   for (const std::size_t i : {1U, 2U, 3U}) EXPECT_TRUE(std::isnan(as_is.numbers[i])) << i;
   const auto saturated = cast_and_count(DType::float32, source, DType::float8_e4m3fn,
                                         TooLarge::becomes_largest_finite);
-  EXPECT_EQ(saturated.losses.num_too_large, 2);
+  EXPECT_EQ(saturated.losses.num_too_large, 3);
   EXPECT_EQ(saturated.numbers[1], 448.0F);
   EXPECT_EQ(saturated.numbers[2], -448.0F);
-  EXPECT_TRUE(std::isnan(saturated.numbers[3]));
+  EXPECT_EQ(saturated.numbers[3], -448.0F);
+  EXPECT_TRUE(std::isnan(saturated.numbers[4]));
 }
 
-// The count is right for every dtype: a number counts if it is finite and its code is not.
+// The count is right for every dtype: a number counts if it is finite and its code is not, or if it
+// is infinite and its code is NaN.
 TEST(CastLossesTest, CountsWhatTheCodesShow) {
   const DType small[] = {DType::float16, DType::bfloat16, DType::float8_e4m3fn, DType::float8_e5m2,
                          DType::float32};
@@ -194,7 +198,8 @@ TEST(CastLossesTest, CountsWhatTheCodesShow) {
       const std::vector<double> one = {number};
       const auto [losses, numbers] =
           cast_and_count(DType::float64, one, to, TooLarge::becomes_infinity);
-      const bool is_overflow = std::isfinite(number) && !std::isfinite(numbers[0]);
+      const bool is_overflow = std::isfinite(number) ? !std::isfinite(numbers[0])
+                                                     : std::isinf(number) && std::isnan(numbers[0]);
       EXPECT_EQ(losses.num_too_large, is_overflow ? 1 : 0) << number;
       EXPECT_EQ(losses.largest_magnitude, is_overflow ? std::fabs(number) : 0.0);
     }

@@ -20,12 +20,12 @@
 
 namespace tessera::reshard {
 
-/// The finite elements of a tensor that were too large for the dtype of a cast. Plan::on_overflow
-/// decides what they became.
+/// The elements of a tensor that were too large for the dtype of a cast: finite ones, and
+/// infinities if the dtype has none. Plan::on_overflow decides what they became.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
-  double largest_magnitude = 0.0;  // of these elements in the source
+  double largest_magnitude = 0.0;  // of these elements in the source; may be infinite
 };
 
 /// The elements of a tensor that a cast made zero, and that were not zero.

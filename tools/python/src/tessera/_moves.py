@@ -147,7 +147,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         of its parameters in its order, or "auto", which finds them by order and shapes (a path, "./auto" is a file).
     optimizer_names: "as-stored", "canonical" or "torchrec".
     cast: the dtype (torch's, or its name) for floating-point tensors, except scalar optimizer state.
-    on_overflow: "refuse", "saturate" or "infinity": what a cast does with finite numbers that are too large. "refuse"
+    on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
