@@ -21,14 +21,6 @@ namespace {
 constexpr std::uint64_t kCopyNbytes = std::uint64_t{1} << 20;  // at a time
 constexpr std::string_view kIdentityPrefix = "extra file ";
 
-void require_unchanged(const ExtraFile& file) {
-  if (file.state.empty()) return;
-  const std::string state = file_state(file.path);
-  if (state == file.state) return;
-  throw Error::expected(ErrorKind::corruption, {.path = file.path}, "extra file", file.state, state,
-                        "written anew meanwhile?");
-}
-
 /// Calls `take` with all bytes of a file, part by part, until `take` returns false.
 template <class Take>
 void read_in_parts(const ReadableFile& file, const Take& take) {
@@ -52,6 +44,14 @@ std::string file_state(const std::string& path) {
   }
   if (S_ISREG(status.st_mode)) return tessera::detail::state_in_words(status);
   return std::string(tessera::detail::kind_in_words(status.st_mode));
+}
+
+void require_unchanged(const ExtraFile& file) {
+  if (file.state.empty()) return;
+  const std::string state = file_state(file.path);
+  if (state == file.state) return;
+  throw Error::expected(ErrorKind::corruption, {.path = file.path}, "extra file", file.state, state,
+                        "written anew meanwhile?");
 }
 
 bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::string& other) {

@@ -19,6 +19,9 @@ bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::
 /// Whether `path` is a regular file, not a link, with the bytes that a copy of `file` has.
 bool holds_copy(const FileSystem& fs, const std::string& path, const ExtraFile& file);
 
+/// Throws Error(corruption) if the extra file has changed since it was listed.
+void require_unchanged(const ExtraFile& file);
+
 /// Copies an extra file to `path`, where nothing may exist, and syncs the copy. Throws:
 /// Error(corruption) if the extra file has changed since it was listed.
 void copy_extra_file(FileSystem& fs, const ExtraFile& file, const std::string& path);

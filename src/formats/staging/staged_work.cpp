@@ -150,6 +150,7 @@ void StagedWork::copy_extra_files(const std::vector<ExtraFile>& files) {
       fs_.remove_all(path);
     }
     copy_extra_file(fs_, file, path);
+    extra_files_.push_back({.path = file.path, .name = file.name, .state = file.state});
   }
 }
 
@@ -230,6 +231,7 @@ bool StagedWork::put_back_journal(const std::string& text) noexcept {
 }
 
 void StagedWork::commit(ReplacedSideFiles side_files) {
+  for (const ExtraFile& file : extra_files_) require_unchanged(file);
   std::vector<const SideFiles*> removed;
   if (side_files == ReplacedSideFiles::remove) removed = replaced_side_files();
   if (journal_ && staged_.replaces()) {

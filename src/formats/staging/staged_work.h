@@ -29,7 +29,7 @@ enum class ReplacedSideFiles { remove, keep };
 
 /// A staged destination with copies of the extra files and, if wanted, with a journal of its
 /// finished blocks. The extra files are copied at the start, so that a full disk or a changed file
-/// is noticed before any work.
+/// is noticed before any work. `commit` checks again that they have not changed.
 ///
 /// If this is destroyed without commit, everything is removed, except resumed work and work for
 /// which `keep` returned true. The next writer removes what is left of work without finished
@@ -64,7 +64,7 @@ class StagedWork {
   /// Keeps the finished blocks if this is destroyed without commit. Returns whether there are any.
   bool keep() noexcept;
   /// Commits the destination. If this throws before anything is replaced, the finished blocks can
-  /// still be kept.
+  /// still be kept. Throws: Error(corruption) if an extra file has changed since it was copied.
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
 
  private:
@@ -76,6 +76,7 @@ class StagedWork {
 
   FileSystem& fs_;
   std::set<std::string> extra_names_;
+  std::vector<ExtraFile> extra_files_;  // as they were when they were copied, without their texts
   std::optional<JournalContents> left_over_;  // until `journal_` takes it
   StagedDestination staged_;
   std::optional<Journal> journal_;

@@ -181,6 +181,20 @@ TEST_F(ExtraCopiesTest, AFileThatHasChangedIsRefusedAndLeavesNothing) {
   EXPECT_EQ(names(), Names{"source"});
 }
 
+TEST_F(ExtraCopiesTest, AFileThatChangesAfterItWasCopiedIsRefusedAtTheEnd) {
+  for (const bool has_journal : {false, true}) {
+    WorkOptions work = options(has_journal);
+    work.extra_files[0].text = "edited";
+    {
+      StagedWork staged(fs_, tmp_ / "out", DestinationKind::directory, work);
+      write_file(tmp_ / "source/config.json", has_journal ? "{\"a\": 1}" : "{\"a\": 10}");
+      EXPECT_THAT([&] { staged.commit(); },
+                  ThrowsError(ErrorKind::corruption, "config.json: extra file: expected"));
+    }
+    EXPECT_EQ(names(), Names{"source"});
+  }
+}
+
 TEST_F(ExtraCopiesTest, TextTakesThePlaceOfBytes) {
   WorkOptions work = options(false);
   work.extra_files[0].text = "edited";
