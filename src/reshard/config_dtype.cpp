@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/json.h"
 #include "tessera/base/error.h"
 
 namespace tessera::reshard {
@@ -13,7 +14,7 @@ namespace {
 constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr int kMaxDepth = 64;
-constexpr std::size_t kMaxEditsNamed = 8;
+constexpr std::size_t kMaxMembersNamed = 8;
 
 /// What an object in a configuration describes.
 enum class Part {
@@ -22,12 +23,30 @@ enum class Part {
   other,
 };
 
-/// A text in a configuration that names a dtype.
+/// A member of a configuration that names a dtype.
 struct NamedDType {
-  std::string path;       // `text_config.torch_dtype`
-  std::string_view name;  // in the text
+  std::string path;        // `text_config.torch_dtype`
+  std::string_view value;  // in the text: `"float32"`
   Part part;
 };
+
+/// Returns a string of JSON, given between its quotes, without its escapes.
+std::string unescaped(std::string_view text) {
+  if (text.find('\\') == std::string_view::npos) return std::string(text);
+  try {
+    const Value value = parse_json('"' + std::string(text) + '"', "config.json");
+    if (const auto* const string = value.get_if<std::string>()) return *string;
+  } catch (const Error&) {
+    // An escape that JSON does not have: the text is compared as it is.
+  }
+  return std::string(text);
+}
+
+/// Returns the dtype that the value of a member names.
+std::optional<DType> dtype_of(std::string_view value) {
+  if (!value.starts_with('"')) return std::nullopt;
+  return parse_dtype(unescaped(value.substr(1, value.size() - 2)));
+}
 
 /// Walks through JSON and collects the dtypes. Also accepts what Python writes although JSON does
 /// not have it, such as `Infinity`.
@@ -54,7 +73,7 @@ class ConfigScan {
   }
   void skip_space() { at_ = std::min(text_.find_first_not_of(kSpace, at_), text_.size()); }
 
-  /// Takes a string and returns what is between its quotes.
+  /// Takes a string and returns what is between its quotes, escapes included.
   std::optional<std::string_view> take_string() {
     if (!take('"')) return std::nullopt;
     const std::size_t begin = at_;
@@ -73,15 +92,16 @@ class ConfigScan {
     if (depth > kMaxDepth || !take('{')) return false;
     if (take('}')) return true;
     do {
-      const auto key = take_string();
-      if (!key || !take(':')) return false;
+      const auto text = take_string();
+      if (!text || !take(':')) return false;
+      const std::string key = unescaped(*text);
       skip_space();
       const std::size_t begin = at_;
-      const std::string member = path + std::string(*key);
-      if (!take_value(depth, member, part_of(part, *key))) return false;
-      const bool names_dtype = *key == "torch_dtype" || *key == "dtype";
-      if (names_dtype && part != Part::codes && text_[begin] == '"') {
-        found_.push_back({member, text_.substr(begin + 1, at_ - begin - 2), part});
+      const std::string member = path + key;
+      if (!take_value(depth, member, part_of(part, key))) return false;
+      const bool names_dtype = key == "torch_dtype" || key == "dtype";
+      if (names_dtype && part != Part::codes) {
+        found_.push_back({member, text_.substr(begin, at_ - begin), part});
       }
     } while (take(','));
     return take('}');
@@ -116,14 +136,26 @@ class ConfigScan {
 
 /// Says whether a cast changes the dtype that a member names.
 bool is_changed(const NamedDType& member, DType before, const CastDTypes& cast) {
-  if (before == cast.to || !is_floating_point(before)) return false;
+  if (!is_floating_point(before)) return false;
   return member.part == Part::model || cast.from.contains(before);
 }
 
-std::string edit_in_words(const std::string& path, DType from, DType to) {
-  return printable(path) + ": " + std::string(dtype_name(from)) + " to " +
-         std::string(dtype_name(to));
-}
+/// Lists the first members, and counts the others.
+class MemberList {
+ public:
+  void add(const std::string& path, const std::string& what) {
+    if (num_members_++ >= kMaxMembersNamed) return;
+    text_ += (text_.empty() ? "" : ", ") + printable(path) + ": " + what;
+  }
+  std::string text() const {
+    if (num_members_ <= kMaxMembersNamed) return text_;
+    return text_ + " and " + std::to_string(num_members_ - kMaxMembersNamed) + " more";
+  }
+
+ private:
+  std::string text_;
+  std::size_t num_members_ = 0;
+};
 
 }  // namespace
 
@@ -131,23 +163,27 @@ ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast) {
   if (config.starts_with(kByteOrderMark)) return {.why_not = "a byte order mark"};
   ConfigScan scan(config);
   if (!scan.run()) return {.why_not = "text that is no JSON object, or too deep"};
+  constexpr std::size_t kMaxShown = 40;
   ConfigEdit edit;
+  MemberList edited;
+  MemberList left;
   const char* unchanged = config.data();
-  std::size_t num_edits = 0;
   for (const NamedDType& member : scan.found()) {
-    const auto before = parse_dtype(member.name);
-    if (!before || !is_changed(member, *before, cast)) continue;
-    edit.text.append(unchanged, member.name.data());
+    const auto before = dtype_of(member.value);
+    if (before == cast.to || member.value == "null") continue;
+    if (!before || !is_changed(member, *before, cast)) {
+      left.add(member.path, printable(member.value, kMaxShown));
+      continue;
+    }
+    edit.text.append(unchanged, member.value.data() + 1);  // with the quote
     edit.text += dtype_name(cast.to);
-    unchanged = member.name.data() + member.name.size();
-    if (num_edits++ >= kMaxEditsNamed) continue;
-    edit.what += (edit.what.empty() ? "" : ", ") + edit_in_words(member.path, *before, cast.to);
+    unchanged = member.value.data() + member.value.size() - 1;
+    edited.add(member.path,
+               std::string(dtype_name(*before)) + " to " + std::string(dtype_name(cast.to)));
   }
-  if (num_edits == 0) return {};
-  if (num_edits > kMaxEditsNamed) {
-    edit.what += " and " + std::to_string(num_edits - kMaxEditsNamed) + " more";
-  }
-  edit.text.append(unchanged, config.data() + config.size());
+  edit.what = edited.text();
+  edit.left = left.text();
+  if (!edit.what.empty()) edit.text.append(unchanged, config.data() + config.size());
   return edit;
 }
 

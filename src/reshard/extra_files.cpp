@@ -198,6 +198,13 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
                                        ", to put the dtype of the cast into it",
                            .found = edit.why_not + "; it is copied unchanged"});
   }
+  if (!edit.left.empty()) {
+    files.notes.push_back({.severity = Finding::Severity::note,
+                           .rule = std::string(kRule),
+                           .where = {.path = config->path},
+                           .expected = "dtypes that the tensors had, to put that of the cast there",
+                           .found = edit.left + "; this stays"});
+  }
   if (edit.what.empty()) return;
   config->text = std::move(edit.text);
   config->nbytes = config->text->size();

@@ -75,6 +75,25 @@ TEST(ConfigDTypeTest, WhatIsNotTheModelsDTypeStays) {
   }
 }
 
+TEST(ConfigDTypeTest, EscapesAreReadAsJsonReadsThem) {
+  const ConfigEdit edit =
+      edit_of(R"({"torch_d\u0074ype": "float32", "a_con\u0066ig": {"dtype": "fl\u006fat16"}})");
+  EXPECT_EQ(edit.text,
+            R"({"torch_d\u0074ype": "bfloat16", "a_con\u0066ig": {"dtype": "bfloat16"}})");
+  EXPECT_EQ(edit.what, "torch_dtype: float32 to bfloat16, a_config.dtype: float16 to bfloat16");
+  EXPECT_EQ(edited(R"({"\q": 1, "dtyp\q": "float32"})"), "unchanged");
+}
+
+TEST(ConfigDTypeTest, WhatStaysIsNamed) {
+  const auto left = [](std::string_view config) { return edit_of(config).left; };
+  EXPECT_EQ(left(R"({"dtype": "auto", "torch_dtype": 1, "a": {"dtype": "float16"}})"),
+            R"(dtype: "auto", torch_dtype: 1, a.dtype: "float16")");
+  EXPECT_EQ(left(R"({"dtype": "int8", "a": {"dtype": ["float32"]}})"),
+            R"(dtype: "int8", a.dtype: ["float32"])");
+  EXPECT_EQ(left(R"({"dtype": null, "torch_dtype": "bfloat16", "a": {"dtype": "float32"}})"), "");
+  EXPECT_EQ(left(R"({"quantization_config": {"dtype": "int8"}})"), "");
+}
+
 TEST(ConfigDTypeTest, WhatPythonWritesAndJsonLacksIsUnderstood) {
   EXPECT_EQ(edited(R"({"limit": [0.0, Infinity], "n": -NaN, "dtype": "float32"})"),
             R"({"limit": [0.0, Infinity], "n": -NaN, "dtype": "bfloat16"})");
