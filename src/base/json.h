@@ -24,7 +24,8 @@ enum class JsonStyle { compact, indented };
 
 /// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON cannot
 /// express is written as an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
-/// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$symbol":"torch.float32"}`,
+/// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$float":"nan:<16 hex digits>"}` for
+/// any other NaN than Python's `float("nan")`, `{"$symbol":"torch.float32"}`,
 /// `{"$dict":[[key,value],…]}` (if a key is not a string, or starts with `$`). Floats always carry
 /// a point or an exponent and round-trip; BigInts are plain JSON numbers, or `{"$int":"<decimal>"}`
 /// above 300 digits. A string with invalid UTF-8 is written as `{"$str":"<base64>"}`.

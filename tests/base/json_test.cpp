@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
+#include <initializer_list>
 #include <limits>
 
 #include "support/error_matchers.h"
@@ -153,12 +156,26 @@ TEST(JsonTest, WritesWhatItPromises) {
       "{\n  \"a\": [\n    1,\n    []\n  ]\n}");
 }
 
+TEST(JsonTest, EveryFloatKeepsItsBits) {
+  for (const std::uint64_t bits : std::initializer_list<std::uint64_t>{
+           0x7FF8000000000000U, 0xFFF8000000000000U, 0x7FF0000000000001U, 0x7FF8000000000123U,
+           0xFFFFFFFFFFFFFFFFU, 0x8000000000000000U, 0x0000000000000001U, 0x7FF0000000000000U}) {
+    const std::string text = value_to_json(std::bit_cast<double>(bits));
+    const Value read = value_from_json(parse_json(text, "f"), "f");
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(*read.get_if<double>()), bits) << text;
+  }
+  EXPECT_EQ(value_to_json(std::bit_cast<double>(0xFFF8000000000123U)),
+            R"({"$float":"nan:fff8000000000123"})");
+}
+
 TEST(JsonTest, MalformedFormsAreRefusedByName) {
   for (const char* text :
        {R"({"$tuple":1})", R"({"$bytes":"a"})", R"({"$bytes":"YR=="})", R"({"$bytes":5})",
-        R"({"$float":"1"})", R"({"$dict":[[1]]})", R"({"$dict":{}})", R"({"$int":"1x"})",
-        R"({"$int":"-0"})", R"({"$int":"5"})", R"({"$what":1})", R"({"$tuple":[],"a":1})",
-        R"({"a":1,"$tuple":[]})"}) {
+        R"({"$float":"1"})", R"({"$float":"nan:7ff8000000000000"})",
+        R"({"$float":"nan:7FF8000000000001"})", R"({"$float":"nan:3ff8000000000001"})",
+        R"({"$float":"nan:7ff80000000000011"})", R"({"$dict":[[1]]})", R"({"$dict":{}})",
+        R"({"$int":"1x"})", R"({"$int":"-0"})", R"({"$int":"5"})", R"({"$what":1})",
+        R"({"$tuple":[],"a":1})", R"({"a":1,"$tuple":[]})"}) {
     SCOPED_TRACE(text);
     EXPECT_THAT([&] { value_from_json(parse_json(text, "f"), "f"); },
                 ThrowsError(ErrorKind::corruption, "f: value form $"));

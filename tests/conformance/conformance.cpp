@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "base/json.h"
 #include "formats/dcp.h"
 #include "formats/torch_zip.h"
 #include "support/copy_checkpoint.h"
@@ -240,6 +241,8 @@ void expect_equal_checkpoints(const CheckpointReader& found, const CheckpointRea
     EXPECT_EQ(a.values[i].name, b.values[i].name);
     EXPECT_EQ(shown(a.values[i].name, a.values[i].key_path),
               shown(b.values[i].name, b.values[i].key_path));
+    // The bits of floats too: -0.0 and every NaN.
+    EXPECT_EQ(value_to_json(found.read_value(i)), value_to_json(expected.read_value(i)));
     EXPECT_EQ(found.read_value(i), expected.read_value(i))
         << value_to_string(found.read_value(i)) << " is not "
         << value_to_string(expected.read_value(i));
@@ -325,6 +328,8 @@ std::vector<Value> values_of_every_kind() {
       5e-324,
       1.7976931348623157e308,
       std::nan(""),
+      -std::nan(""),
+      std::nan("291"),
       HUGE_VAL,
       -HUGE_VAL,
       "",
