@@ -98,8 +98,7 @@ class CudaTableKernels final : public TableKernels {
     return result;
   }
 
-  std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
-                                          const FeatureBags& bags,
+  std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables, const FeatureBags& bags,
                                           const OutputGradient& gradient) override {
     const OnDeviceOf on(gradient.rows);
     return std::make_unique<CudaTableBackward>(std::move(tables), bags, gradient);

@@ -226,8 +226,8 @@ class MergedReader final : public CheckpointReader {
   }
 
   static bool has_value(std::span<const Named> entries) {
-    return std::ranges::any_of(
-        entries, [](const Named& entry) { return entry.kind == EntryKind::value; });
+    return std::ranges::any_of(entries,
+                               [](const Named& entry) { return entry.kind == EntryKind::value; });
   }
 
   /// Compares entries of one name: tensors, also those that an alias names, or values.
@@ -421,11 +421,11 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
   std::vector<Origin> values_;   // parallel to contents_.values
   std::vector<Finding> collisions_;
-  std::vector<std::string> parts_;           // names that a preference chose among parts
-  std::vector<std::string> different_;       // names that it chose among different tensors
+  std::vector<std::string> parts_;             // names that a preference chose among parts
+  std::vector<std::string> different_;         // names that it chose among different tensors
   std::vector<std::string> different_values_;  // names that it chose, not all of tensors
-  std::vector<Named> chosen_;                // sorted by name
-  std::map<Origin, std::string> new_names_;  // of the tensors that are kept
+  std::vector<Named> chosen_;                  // sorted by name
+  std::map<Origin, std::string> new_names_;    // of the tensors that are kept
 };
 
 }  // namespace

@@ -23,14 +23,15 @@ void end();
 int num_devices();
 at::Device device(int index = 0);
 void set_current(at::Device device);
-/// Waits for all work of one device. A rank waits for its own device only: what others have launched
-/// may be a collective that this rank has not come to.
+/// Waits for all work of one device. A rank waits for its own device only: what others have
+/// launched may be a collective that this rank has not come to.
 void synchronize(at::Device device);
 /// Returns the memory that tensors have on a device. Units: bytes.
 std::int64_t allocated_nbytes(at::Device device);
 /// Connects a rank to others that are threads, each with the device of its own number.
 dist::Transport transport_of(int rank);
-/// Returns the operators of a device that made the host wait since the last call. Not known for a GPU.
+/// Returns the operators of a device that made the host wait since the last call. Not known for a
+/// GPU.
 std::vector<std::string> take_waiting_operators(at::Device device);
 
 }  // namespace tessera::test::accelerator
@@ -53,8 +54,8 @@ inline std::string name_of_mode(const ::testing::TestParamInfo<std::string>& inf
   return info.param;
 }
 
-/// Runs `body` on ranks that are threads, each on a device of its own: autograd runs the backwards of
-/// one device on one thread, so ranks on one device would wait for each other for ever.
+/// Runs `body` on ranks that are threads, each on a device of its own: autograd runs the backwards
+/// of one device on one thread, so ranks on one device would wait for each other for ever.
 inline void on_devices(int world_size, const std::function<void(const dist::Mesh&)>& body,
                        const dist::MeshOptions& options = {}) {
   if (accelerator::num_devices() < world_size) {

@@ -92,8 +92,8 @@ TEST_P(StreamsTest, MemoryStaysTheSameOverManySteps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, StreamsTest,
-                         ::testing::ValuesIn(test::accelerator::modes()), test::name_of_mode);
+INSTANTIATE_TEST_SUITE_P(Modes, StreamsTest, ::testing::ValuesIn(test::accelerator::modes()),
+                         test::name_of_mode);
 
 }  // namespace
 }  // namespace tessera

@@ -20,9 +20,8 @@ at::Tensor loss_of(const at::Tensor& logits) {
 std::vector<at::Tensor> batches_on(at::Device device) {
   std::vector<at::Tensor> batches;
   for (int step = 0; step < kNumSteps; ++step) {
-    batches.push_back((test::some_ids() + step)
-                          .remainder(test::TransformerImpl::kVocabulary)
-                          .to(device));
+    batches.push_back(
+        (test::some_ids() + step).remainder(test::TransformerImpl::kVocabulary).to(device));
   }
   return batches;
 }
@@ -38,8 +37,7 @@ enum class Waits {
 template <class Forward>
 std::vector<double> losses_of(Transformer& model, at::Device device, const Forward& run,
                               Waits waits = Waits::none) {
-  torch::optim::AdamW optimizer(test::unique_parameters(*model),
-                                torch::optim::AdamWOptions(1e-2));
+  torch::optim::AdamW optimizer(test::unique_parameters(*model), torch::optim::AdamWOptions(1e-2));
   const std::vector<at::Tensor> batches = batches_on(device);
   std::vector<at::Tensor> on_device;
   for (const at::Tensor& batch : batches) {
@@ -66,9 +64,9 @@ std::vector<double> sharded_losses(at::Device device, const FullyShardOptions& o
   fully_shard(*model, options);
   return losses_of(
       model, device, [&](const at::Tensor& ids) { return forward(model, ids); },
-      options.offload == Offload::params      ? Waits::offloaded
-      : options.mesh.world_size() > 1 ? Waits::at_ends
-                                      : Waits::none);
+      options.offload == Offload::params ? Waits::offloaded
+      : options.mesh.world_size() > 1    ? Waits::at_ends
+                                         : Waits::none);
 }
 
 struct Variant {
@@ -100,7 +98,8 @@ std::vector<Variant> variants() {
   for (const auto strategy : {HYBRID_SHARD, HYBRID_SHARD_ZERO2}) {
     all.push_back({std::string(to_string(strategy)) + " on 2", strategy, 2});
     all.push_back({std::string(to_string(strategy)) + " on 4", strategy, 4});
-    all.push_back({std::string(to_string(strategy)) + " on 4, bf16", strategy, 4, none, kNext, kPre, true});
+    all.push_back(
+        {std::string(to_string(strategy)) + " on 4, bf16", strategy, 4, none, kNext, kPre, true});
   }
   all.push_back({"offloaded on 1", FULL_SHARD, 1, params});
   all.push_back({"offloaded on 2", FULL_SHARD, 2, params, kNext});
@@ -113,16 +112,15 @@ std::vector<Variant> variants() {
   all.push_back({"bf16 on 2", FULL_SHARD, 2, none, kNext, kPre, true});
   all.push_back({"unlimited on 2", FULL_SHARD, 2, none, kNext, kPre, false, false});
   all.push_back({"unlimited, bf16 on 2", FULL_SHARD, 2, none, kNext, kPre, true, false});
-  all.push_back({"poisoned on 2", FULL_SHARD, 2, none, kNext, kPre, false, true,
-                 FreedParameters::poisoned});
+  all.push_back(
+      {"poisoned on 2", FULL_SHARD, 2, none, kNext, kPre, false, true, FreedParameters::poisoned});
   all.push_back({"poisoned, unlimited on 2", FULL_SHARD, 2, none, kNext, kPre, false, false,
                  FreedParameters::poisoned});
   return all;
 }
 
 void expect_equal_losses(const Variant& variant, const std::vector<double>& expected) {
-  const bool is_hybrid =
-      variant.strategy == HYBRID_SHARD || variant.strategy == HYBRID_SHARD_ZERO2;
+  const bool is_hybrid = variant.strategy == HYBRID_SHARD || variant.strategy == HYBRID_SHARD_ZERO2;
   test::on_devices(
       variant.world_size,
       [&](const dist::Mesh& mesh) {
@@ -151,8 +149,8 @@ TEST_P(TrainingTest, EqualsTheUnshardedRunOnTheCpu) {
   const std::vector<double> expected =
       losses_of(model, at::kCPU, [&](const at::Tensor& ids) { return model->forward(ids); });
   const std::vector<double> in_bfloat16 = sharded_losses(
-      at::kCPU, {.policy = ModuleWrapPolicy<Block>(),
-                 .mixed_precision = {.param_dtype = torch::kBFloat16}});
+      at::kCPU,
+      {.policy = ModuleWrapPolicy<Block>(), .mixed_precision = {.param_dtype = torch::kBFloat16}});
   for (const Variant& variant : variants()) {
     SCOPED_TRACE(variant.name);
     test::accelerator::begin(GetParam());
@@ -163,8 +161,8 @@ TEST_P(TrainingTest, EqualsTheUnshardedRunOnTheCpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, TrainingTest,
-                         ::testing::ValuesIn(test::accelerator::modes()), test::name_of_mode);
+INSTANTIATE_TEST_SUITE_P(Modes, TrainingTest, ::testing::ValuesIn(test::accelerator::modes()),
+                         test::name_of_mode);
 
 }  // namespace
 }  // namespace tessera

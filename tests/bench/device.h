@@ -6,8 +6,8 @@
 
 #include "tessera/runtime/dist/mesh.h"
 
-// Each program of the benchmarks that trains is built twice: with on_cpu.cpp, and, if torch has CUDA,
-// with on_cuda.cpp.
+// Each program of the benchmarks that trains is built twice: with on_cpu.cpp, and, if torch has
+// CUDA, with on_cuda.cpp.
 
 namespace tessera::bench {
 

@@ -93,8 +93,8 @@ class Trainer {
 
   /// Of the process, and so of all trainers in it: `peak_nbytes`.
   std::string to_json(std::int64_t peak) const {
-    return "\"" + way_ + "\": {\"seconds\": [" + seconds_ +
-           "], \"cpu_seconds\": [" + cpu_seconds_ + "], \"peak_nbytes\": " + std::to_string(peak) +
+    return "\"" + way_ + "\": {\"seconds\": [" + seconds_ + "], \"cpu_seconds\": [" + cpu_seconds_ +
+           "], \"peak_nbytes\": " + std::to_string(peak) +
            ", \"nbytes_sent\": " + std::to_string(nbytes_sent_) +
            ", \"loss\": " + std::to_string(loss_) + "}";
   }

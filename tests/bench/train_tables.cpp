@@ -91,7 +91,8 @@ int main(int argc, char** argv) {
     batches.push_back(make_batch(num_tables, rows, samples, std::stoll(argv[6]), argv[7])
                           .to(tessera::bench::device()));
   }
-  const at::Tensor gradient = torch::randn({samples, num_tables * columns}, tessera::bench::device());
+  const at::Tensor gradient =
+      torch::randn({samples, num_tables * columns}, tessera::bench::device());
   std::string seconds;
   for (int step = 0; step < num_steps; ++step) {
     tessera::bench::wait_for_device();

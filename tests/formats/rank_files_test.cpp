@@ -90,8 +90,7 @@ TEST_F(RankFilesTest, PiecesFollowThePlacements) {
             "[0:3] on 0, [5:8] on 1, [3:5] on 2, [8:10] on 3");
   EXPECT_EQ(pieces_of(*cut_twice, "model.down.weight"),
             "[0:3, 0:5] on 0, [0:3, 5:10] on 1, [3:6, 0:5] on 2, [3:6, 5:10] on 3");
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp1"), "optim.state.3.exp_avg"),
-            "[0:3] on 0, [3:60] on 1");
+  EXPECT_EQ(pieces_of(*open(kValid + "fsdp1"), "optim.state.3.exp_avg"), "[0:3] on 0, [3:60] on 1");
 }
 
 // Shows F1, E13.
@@ -118,7 +117,8 @@ TEST_F(RankFilesTest, AMissingRankIsNamed) {
 TEST_F(RankFilesTest, FilesOfAnotherSaveAreRefused) {
   const std::string other = kValid + "fsdp2_hybrid/";
   copy(other + file("model", 1, 4), file("model", 1));
-  expect_refused(ErrorKind::corruption, "model.down.bias: mesh: expected [3], as on rank 0, found [2, 2]");
+  expect_refused(ErrorKind::corruption,
+                 "model.down.bias: mesh: expected [3], as on rank 0, found [2, 2]");
   copy(other + file("model", 0, 4), file("model", 0, 4));
   expect_refused(ErrorKind::unsupported, "found files of 3 and of 4 ranks");
 }

@@ -31,8 +31,8 @@ void AccessLog::note(const Stream& stream, Range range, Kind kind, const std::st
   std::erase_if(accesses_, [&](const Access& old) {
     if (old.range.end <= range.begin || range.end <= old.range.begin) return false;
     const auto known = stream.clock.find(old.stream->number);
-    const bool is_before = old.stream == &stream ||
-                           (known != stream.clock.end() && known->second >= old.number);
+    const bool is_before =
+        old.stream == &stream || (known != stream.clock.end() && known->second >= old.number);
     if (!is_before && (kind == Kind::write || old.kind == Kind::write)) {
       report_race(name + " on stream " + std::to_string(stream.id) +
                   (kind == Kind::write ? " writes" : " reads") + " what " + old.name +

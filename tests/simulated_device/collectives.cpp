@@ -165,9 +165,8 @@ class SimBackend final : public c10d::Backend {
   }
 
   /// Takes part in the next collective among `ranks`, as number `place` of `size`.
-  c10::intrusive_ptr<Work> join(const std::string& ranks, const std::string& name,
-                                std::size_t size, std::size_t place,
-                                const std::vector<Tensor>& inputs,
+  c10::intrusive_ptr<Work> join(const std::string& ranks, const std::string& name, std::size_t size,
+                                std::size_t place, const std::vector<Tensor>& inputs,
                                 const std::vector<Tensor>& outputs, const Compute& compute) {
     std::vector<Tensor> kept = inputs;
     kept.insert(kept.end(), outputs.begin(), outputs.end());

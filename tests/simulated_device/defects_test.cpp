@@ -13,11 +13,11 @@
 namespace tessera {
 namespace {
 
+using sim::Schedule;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using sim::Schedule;
 
 class DefectsTest : public test::OnEachSchedule {
  protected:
@@ -43,7 +43,8 @@ TEST_P(DefectsTest, FindsAMissingWaitOfAReader) {
       EXPECT_TRUE(is_right);
       EXPECT_THAT(sim::take_races(), IsEmpty());
     } else {
-      EXPECT_THAT(sim::take_races(), Contains(HasSubstr("reads what aten::add.out on stream 0 wrote")));
+      EXPECT_THAT(sim::take_races(),
+                  Contains(HasSubstr("reads what aten::add.out on stream 0 wrote")));
     }
   }
 }
@@ -134,7 +135,10 @@ TEST_P(DefectsTest, RefusesTensorsOfTwoDevicesAndOfTheHost) {
   EXPECT_THAT(test::error_of([&] { here + torch::ones({4}, sim::device(1)); }),
               HasSubstr("sim:0 and sim:1"));
   EXPECT_THAT(test::error_of([&] { here + torch::ones({4}); }), HasSubstr("sim:0 and cpu"));
-  EXPECT_THAT(test::error_of([&] { here.cumsum(0).logcumsumexp(0).scatter_add_(0, torch::zeros({4}, torch::kLong), here); }),
+  EXPECT_THAT(test::error_of([&] {
+                here.cumsum(0).logcumsumexp(0).scatter_add_(0, torch::zeros({4}, torch::kLong),
+                                                            here);
+              }),
               HasSubstr("of a tensor of cpu"));
 }
 

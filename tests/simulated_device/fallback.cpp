@@ -216,8 +216,8 @@ torch::jit::Stack kernel_args(const Call& call, bool copies_scalars) {
       }));
     }
   }
-  TORCH_CHECK(has_generator || !call.op.hasTag(at::Tag::nondeterministic_seeded), "sim: ",
-              call.name, " draws numbers and has no kernel");
+  TORCH_CHECK(has_generator || !call.op.hasTag(at::Tag::nondeterministic_seeded),
+              "sim: ", call.name, " draws numbers and has no kernel");
   return args;
 }
 
@@ -271,17 +271,15 @@ std::vector<IValue> await_operator(const Call& call) {
   report_waiting_operator(call.device.index(), call.name);
   const c10::Stream stream = current_stream(call.device.index());
   std::vector<IValue> on_host;
-  launch(stream, call.name, call.reads, call.writes, [&, args = kernel_args(call, false)] {
-    on_host = run_kernel(call.op, args);
-  });
+  launch(stream, call.name, call.reads, call.writes,
+         [&, args = kernel_args(call, false)] { on_host = run_kernel(call.op, args); });
   synchronize_stream(stream);
   std::vector<IValue> results;
   for (std::size_t i = 0; i < call.num_results(); ++i) {
-    results.push_back(call.is_new(i) ? map_tensors(on_host[i],
-                                                   [&](const Tensor& each) {
-                                                     return each.to(call.device);
-                                                   })
-                                     : call.written_result(i));
+    results.push_back(
+        call.is_new(i)
+            ? map_tensors(on_host[i], [&](const Tensor& each) { return each.to(call.device); })
+            : call.written_result(i));
   }
   return results;
 }

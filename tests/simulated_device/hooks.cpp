@@ -78,9 +78,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
-  at::Device getDeviceFromPtr(void* /*address*/) const override {
-    return {kSim, current_device()};
-  }
+  at::Device getDeviceFromPtr(void* /*address*/) const override { return {kSim, current_device()}; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
     return default_generator(device);
   }
@@ -109,8 +107,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 }  // namespace
 
 const at::Generator& default_generator(c10::DeviceIndex device) {
-  return default_generators().at(
-      static_cast<std::size_t>(device < 0 ? current_device() : device));
+  return default_generators().at(static_cast<std::size_t>(device < 0 ? current_device() : device));
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {

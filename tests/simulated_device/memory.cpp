@@ -23,9 +23,9 @@ constexpr std::size_t kGap = 4096;  // after each block
 struct Block {
   std::size_t offset, nbytes;
   c10::DeviceIndex device;
-  Stream* stream;               // on which it was allocated
-  std::set<Stream*> users{};    // by record_stream
-  AccessLog accesses{};         // also of earlier owners
+  Stream* stream;             // on which it was allocated
+  std::set<Stream*> users{};  // by record_stream
+  AccessLog accesses{};       // also of earlier owners
   bool is_allocated = false;
 };
 
@@ -80,8 +80,8 @@ void collect() {
 /// still uses it races with this.
 void poison(Block& block) {
   enqueue(*block.stream, {.run = [offset = block.offset, nbytes = block.nbytes] {
-            std::memset(arena().kernel_base + offset, 0xFF, nbytes);
-          }});
+    std::memset(arena().kernel_base + offset, 0xFF, nbytes);
+  }});
   block.accesses.note(*block.stream, {0, block.nbytes}, AccessLog::Kind::write, "reuse");
 }
 
@@ -112,7 +112,8 @@ void release(void* context) {
   Block& block = *static_cast<Block*>(context);
   const std::lock_guard lock(streams().mutex);
   block.is_allocated = false;
-  arena().use[static_cast<std::size_t>(block.device)].now -= static_cast<std::int64_t>(block.nbytes);
+  arena().use[static_cast<std::size_t>(block.device)].now -=
+      static_cast<std::int64_t>(block.nbytes);
   std::vector<EventState> events;
   for (const Stream* const user : std::exchange(block.users, {})) {
     events.push_back(event_at_end(*user));
@@ -246,8 +247,7 @@ std::size_t extent_of(const at::Tensor& tensor) {
 }
 
 void* kernel_address(const void* device_address) {
-  return arena().kernel_base +
-         (static_cast<const char*>(device_address) - arena().device_base);
+  return arena().kernel_base + (static_cast<const char*>(device_address) - arena().device_base);
 }
 
 at::Tensor in_kernel(const at::Tensor& tensor) {
@@ -326,8 +326,7 @@ void register_memory(int num_devices) {
   const int file = memfd_create("sim", 0);
   TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(kArenaNbytes)) == 0, "sim: memfd");
   const auto map = [&](int protection) {
-    void* const p =
-        mmap(nullptr, kArenaNbytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+    void* const p = mmap(nullptr, kArenaNbytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
     TORCH_CHECK(p != MAP_FAILED, "sim: mmap");
     return static_cast<char*>(p);
   };

@@ -87,7 +87,8 @@ void record_stream_of(Tensor& self, c10::Stream stream) {
 // --- copies
 
 std::size_t hash_of(const Tensor& host) {
-  return std::hash<std::string_view>{}({static_cast<const char*>(host.data_ptr()), extent_of(host)});
+  return std::hash<std::string_view>{}(
+      {static_cast<const char*>(host.data_ptr()), extent_of(host)});
 }
 
 EventState end_of(const c10::Stream& stream) {
@@ -134,15 +135,16 @@ void copy_to_device(const Tensor& self, const Tensor& dst, bool non_blocking) {
   note_pinned_copy(self.data_ptr(), end_of(stream), Kind::read);
 }
 
-/// The host waits, except for pinned memory. That is filled with NaN first, so that whoever reads it
-/// too early sees no old values.
+/// The host waits, except for pinned memory. That is filled with NaN first, so that whoever reads
+/// it too early sees no old values.
 void copy_to_host(const Tensor& self, const Tensor& dst, bool non_blocking) {
   const c10::Stream stream = current_stream(self.device().index());
   const bool is_later = non_blocking && dst.numel() > 0 && dst.is_pinned();
   if (is_later && is_idle(dst.data_ptr(), Kind::read) && is_idle(dst.data_ptr(), Kind::write)) {
     if (dst.is_contiguous()) std::memset(dst.data_ptr(), 0xFF, dst.nbytes());
   }
-  launch(stream, "copy to the host", {self}, {}, [dst, from = in_kernel(self)] { dst.copy_(from); });
+  launch(stream, "copy to the host", {self}, {},
+         [dst, from = in_kernel(self)] { dst.copy_(from); });
   if (!is_later) {
     report_waiting_operator(stream.device_index(), "copy to the host");
     return synchronize_stream(stream);

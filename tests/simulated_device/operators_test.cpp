@@ -83,8 +83,8 @@ TEST_P(OperatorsTest, AutocastComputesInTheDtypeOfTheDevice) {
   const auto [type, dtype] = std::pair(sim::device(0).type(), at::kBFloat16);
   at::autocast::set_autocast_enabled(type, true);
   at::autocast::set_autocast_dtype(type, dtype);
-  const at::Tensor product = torch::matmul(torch::ones({2, 2}, sim::device(0)),
-                                           torch::ones({2, 2}, sim::device(0)));
+  const at::Tensor product =
+      torch::matmul(torch::ones({2, 2}, sim::device(0)), torch::ones({2, 2}, sim::device(0)));
   at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(type, false);
   EXPECT_EQ(product.scalar_type(), dtype);

@@ -105,8 +105,8 @@ std::string description_of_busy_streams() {
     text += "\n" + place_of(*stream) + " has done " + std::to_string(stream->num_done) + " of " +
             std::to_string(stream->num_launched) + " jobs";
     if (job.awaited != nullptr && job.awaited->num_done < job.awaited_number) {
-      text += "; waits for job " + std::to_string(job.awaited_number) + " of " +
-              place_of(*job.awaited);
+      text +=
+          "; waits for job " + std::to_string(job.awaited_number) + " of " + place_of(*job.awaited);
     }
     if (!job.rendezvous) continue;
     for (const auto& arrival : job.rendezvous->arrivals) {
@@ -132,8 +132,8 @@ void work(Stream& stream) {
       const bool is_of_one_stream = job.rendezvous == nullptr;
       if (is_of_one_stream) lock.unlock();
       if (max_pause_us > 0 && is_of_one_stream) {
-        std::this_thread::sleep_for(std::chrono::microseconds(
-            stream.pauses() % static_cast<unsigned>(max_pause_us)));
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(stream.pauses() % static_cast<unsigned>(max_pause_us)));
       }
       run(job);
       job = {};
@@ -161,7 +161,8 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device) {
 
 Stream& state_of(const c10::Stream& stream) {
   const std::lock_guard lock(streams().mutex);
-  return *streams().by_device.at(static_cast<std::size_t>(stream.device_index()))
+  return *streams()
+              .by_device.at(static_cast<std::size_t>(stream.device_index()))
               .at(static_cast<std::size_t>(stream.id()));
 }
 

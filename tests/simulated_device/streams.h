@@ -55,7 +55,7 @@ struct Stream {
   bool is_advancing = false;
   Clock clock{};
   std::minstd_rand pauses{};
-  std::thread thread{};  // for Schedule::threads, from the first job on
+  std::thread thread{};               // for Schedule::threads, from the first job on
   std::condition_variable has_job{};  // for the thread
 };
 
@@ -73,9 +73,9 @@ struct Streams {
   Options options;
   std::vector<std::vector<Stream*>> by_device;
   std::vector<std::size_t> num_taken;  // by device: streams that were handed out since `restart`
-  std::set<Stream*> busy;         // with jobs that have not begun
-  std::vector<Clock> host_clock;  // by device: what the host has waited for
-  std::exception_ptr failure;     // of a job; thrown by the next wait
+  std::set<Stream*> busy;              // with jobs that have not begun
+  std::vector<Clock> host_clock;       // by device: what the host has waited for
+  std::exception_ptr failure;          // of a job; thrown by the next wait
   int num_streams = 0;
 };
 Streams& streams();

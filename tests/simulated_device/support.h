@@ -12,9 +12,8 @@ namespace tessera::test {
 /// Restarts the device under a schedule, and afterwards lets it end.
 inline void restart_under(sim::Schedule schedule) {
   const bool pauses = schedule == sim::Schedule::threads;
-  sim::restart({.schedule = schedule,
-                .max_pause_us = pauses ? 200 : 0,
-                .seed = pauses ? test_seed() : 0});
+  sim::restart(
+      {.schedule = schedule, .max_pause_us = pauses ? 200 : 0, .seed = pauses ? test_seed() : 0});
 }
 
 /// Runs each test once under every schedule.
@@ -26,9 +25,12 @@ class OnEachSchedule : public ::testing::TestWithParam<sim::Schedule> {
 
 inline std::string name_of(sim::Schedule schedule) {
   switch (schedule) {
-    case sim::Schedule::lazy: return "Lazy";
-    case sim::Schedule::eager: return "Eager";
-    case sim::Schedule::threads: return "Threads";
+    case sim::Schedule::lazy:
+      return "Lazy";
+    case sim::Schedule::eager:
+      return "Eager";
+    case sim::Schedule::threads:
+      return "Threads";
   }
   return "";
 }

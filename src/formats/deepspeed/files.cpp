@@ -169,14 +169,11 @@ void File::add_entries() {
   }
   by_path_.resize(entries_.size());
   std::iota(by_path_.begin(), by_path_.end(), std::size_t{0});
-  std::ranges::sort(
-      by_path_, {}, [&](std::size_t i) -> const auto& { return entries_[i].path; });
+  std::ranges::sort(by_path_, {}, [&](std::size_t i) -> const auto& { return entries_[i].path; });
 }
 
 std::vector<const Entry*> File::below(const std::vector<std::string>& keys) const {
-  const auto path_of = [&](std::size_t i) -> const auto& {
-    return entries_[i].path;
-  };
+  const auto path_of = [&](std::size_t i) -> const auto& { return entries_[i].path; };
   auto next = std::ranges::upper_bound(by_path_, keys, {}, path_of);
   std::vector<std::size_t> found;
   for (; next != by_path_.end(); ++next) {
@@ -191,9 +188,7 @@ std::vector<const Entry*> File::below(const std::vector<std::string>& keys) cons
 }
 
 const Entry* File::find(const std::vector<std::string>& path) const {
-  const auto path_of = [&](std::size_t i) -> const auto& {
-    return entries_[i].path;
-  };
+  const auto path_of = [&](std::size_t i) -> const auto& { return entries_[i].path; };
   const auto found = std::ranges::lower_bound(by_path_, path, {}, path_of);
   if (found == by_path_.end() || entries_[*found].path != path) return nullptr;
   return &entries_[*found];

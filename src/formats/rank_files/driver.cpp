@@ -16,9 +16,8 @@ class RankFilesDriver final : public FormatDriver {
   Format format() const override { return Format("rank_files"); }
 
   FormatDescription description() const override {
-    return {.title = "a file of torch.save for each rank",
-            .in_directory = "*rank_0.pt",
-            .as_file = ""};
+    return {
+        .title = "a file of torch.save for each rank", .in_directory = "*rank_0.pt", .as_file = ""};
   }
 
   FormatTraits traits() const override {

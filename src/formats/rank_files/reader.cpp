@@ -58,9 +58,9 @@ class RankFilesReader final : public CheckpointReader {
     contents_.world_size = rank_files::check_items(items, path_);
     for (const Item& item : items) {
       for (const FileName& file : item.files) {
-        files_.push_back({file.name, item.name, static_cast<int>(file.rank),
-                          torch_zip::read_torch_zip(open_kept(fs, join_path(path_, file.name)),
-                                                    as_dict)});
+        files_.push_back(
+            {file.name, item.name, static_cast<int>(file.rank),
+             torch_zip::read_torch_zip(open_kept(fs, join_path(path_, file.name)), as_dict)});
       }
     }
     gather();
@@ -273,8 +273,8 @@ class RankFilesReader final : public CheckpointReader {
   }
 
   /// [Note: Flat state] The optimizer of FSDP1 keeps state under numbers, and each rank has a flat
-  /// range of it: the ranges of rank 0, 1, … follow each other. They are put together as one vector.
-  /// Where several ranks have the same shards (HYBRID_SHARD), the files do not say which.
+  /// range of it: the ranges of rank 0, 1, … follow each other. They are put together as one
+  /// vector. Where several ranks have the same shards (HYBRID_SHARD), the files do not say which.
   bool is_flat_state(const std::string& name, const Gathered& gathered) const {
     if (has_replicas_ || contents_.tensors.empty()) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
@@ -383,7 +383,8 @@ class RankFilesReader final : public CheckpointReader {
                         const NameOf& name_of) {
     std::vector<std::size_t> order(entries.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::ranges::sort(order, {}, [&](std::size_t i) { return std::string_view(name_of(entries[i])); });
+    std::ranges::sort(order, {},
+                      [&](std::size_t i) { return std::string_view(name_of(entries[i])); });
     std::vector<Entry> sorted;
     std::vector<Parallel> sorted_parallel;
     for (const std::size_t i : order) {

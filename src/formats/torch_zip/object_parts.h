@@ -6,8 +6,8 @@
 
 #include "formats/pickle/pickle_object.h"
 
-// Parts of objects that may not be there, or may be of another kind. These functions chain: the part
-// of nothing is nothing.
+// Parts of objects that may not be there, or may be of another kind. These functions chain: the
+// part of nothing is nothing.
 namespace tessera::formats::torch_zip {
 
 /// Returns an item of a tuple or a list.

@@ -95,11 +95,11 @@ std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path
     return number(entry(args, dimension)).value_or(1);
   };
   // Experts may be cut into more parts than the other tensors.
-  const auto of_tensors =
-      tensor_parallel ? std::max(tensor_parallel, size_of("expert_tensor_parallel_size"))
-                      : std::nullopt;
-  const auto num_parts = product({of_tensors, size_of("pipeline_model_parallel_size"),
-                                  size_of("expert_model_parallel_size")});
+  const auto of_tensors = tensor_parallel
+                              ? std::max(tensor_parallel, size_of("expert_tensor_parallel_size"))
+                              : std::nullopt;
+  const auto num_parts = product(
+      {of_tensors, size_of("pipeline_model_parallel_size"), size_of("expert_model_parallel_size")});
   const std::string folder = last_component(directory_of(path));
   if (num_parts == 1 || (!num_parts && !folder.starts_with("mp_rank_"))) return {};
   return PartOfWhole{.form = "Megatron-LM, one place in tensor, pipeline and expert parallelism",

@@ -49,8 +49,8 @@ std::optional<Shape> whole_shape_of(Object call) {
   return naturals_of(item_of(item_of(call.call_arguments("tensor"), 2), 2));
 }
 
-/// Returns the sizes of a mesh, from one of three forms: since torch 2.15 a layout with a flat layout
-/// for each axis, before that a layout, and before torch 2.9 a tensor of ranks.
+/// Returns the sizes of a mesh, from one of three forms: since torch 2.15 a layout with a flat
+/// layout for each axis, before that a layout, and before torch 2.9 a tensor of ranks.
 std::optional<Shape> sizes_of_mesh(const std::optional<Object>& mesh) {
   const auto layout = attribute_of(mesh, "_layout");
   if (const auto axes = attribute_of(layout, "axes")) {
@@ -131,7 +131,8 @@ class Placements {
     const std::string_view name = placement->global_name("placement");
     if (name == "Replicate") return;
     if (name != "Shard" && name != "_StridedShard") {
-      problem_ = "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
+      problem_ =
+          "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
       return;
     }
     const auto dim = natural_of(attribute_of(placement, "dim"));

@@ -473,9 +473,9 @@ TensorRecord TensorParser::parse(Object object) {
   tensor.place = call.place;
   constexpr std::size_t kRequiresGrad = 4;  // its place among the arguments
   tensor.requires_grad =
-      call.requires_grad || (num_fixed > kRequiresGrad &&
-                             arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&
-                             arguments.item(kRequiresGrad).as_boolean("requires_grad"));
+      call.requires_grad ||
+      (num_fixed > kRequiresGrad && arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&
+       arguments.item(kRequiresGrad).as_boolean("requires_grad"));
   if (arguments.num_items("tensor") > num_fixed) set_flags(tensor, arguments.item(num_fixed));
   return tensor;
 }

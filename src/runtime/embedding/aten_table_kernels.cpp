@@ -95,8 +95,8 @@ Tensor cut(const Tensor& tensor, const FeatureBags& bags, std::size_t feature) {
 Tensor samples_of(const FeatureBags& bags, std::size_t feature) {
   const auto first_bag = static_cast<std::int64_t>(feature) * bags.num_samples;
   const Tensor ends = bags.offsets.narrow(0, first_bag + 1, bags.num_samples);
-  const Tensor places = torch::arange(begin_of(bags, feature), begin_of(bags, feature + 1),
-                                      bags.offsets.options());
+  const Tensor places =
+      torch::arange(begin_of(bags, feature), begin_of(bags, feature + 1), bags.offsets.options());
   return at::searchsorted(ends, places, /*out_int32=*/false, /*right=*/true);
 }
 
@@ -129,17 +129,16 @@ class AtenTableBackward final : public TableBackward {
     std::vector<Parts> parts(tables_.size());
     for_features(bags, [&](std::size_t feature, std::size_t table) {
       parts[table].ids.push_back(cut(bags.ids, bags, feature));
-      Tensor rows = gradient.rows
-                        .narrow(1, bags.column_of_feature[feature], tables_[table].weight.size(1))
-                        .index_select(0, samples_of(bags, feature));
+      Tensor rows =
+          gradient.rows.narrow(1, bags.column_of_feature[feature], tables_[table].weight.size(1))
+              .index_select(0, samples_of(bags, feature));
       if (bags.weights.defined()) rows = rows * cut(bags.weights, bags, feature).unsqueeze(1);
       parts[table].gradients.push_back(std::move(rows));
     });
     for (std::size_t table = 0; table < tables_.size(); ++table) {
-      occurrences_.push_back(parts[table].ids.empty()
-                                 ? no_occurrences(tables_[table])
-                                 : summed(torch::cat(parts[table].ids),
-                                          torch::cat(parts[table].gradients)));
+      occurrences_.push_back(parts[table].ids.empty() ? no_occurrences(tables_[table])
+                                                      : summed(torch::cat(parts[table].ids),
+                                                               torch::cat(parts[table].gradients)));
     }
   }
 
@@ -252,8 +251,7 @@ class AtenTableKernels final : public TableKernels {
     return result;
   }
 
-  std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
-                                          const FeatureBags& bags,
+  std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables, const FeatureBags& bags,
                                           const OutputGradient& gradient) override {
     return std::make_unique<AtenTableBackward>(std::move(tables), bags, gradient);
   }

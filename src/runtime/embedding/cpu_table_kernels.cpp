@@ -41,15 +41,14 @@ class CpuTableBackward final : public TableBackward {
 
   void apply_row_gradients(int table, const FusedOptimizer& optimizer,
                            const RowGradients& gradients, std::int64_t row_width) override {
-    embedding::apply_row_gradients(update_of(table, optimizer), touched_,
-                                   gradients.rows.const_data_ptr<float>(),
-                                   gradients.squares.const_data_ptr<float>(), row_width,
-                                   at::get_num_threads());
+    embedding::apply_row_gradients(
+        update_of(table, optimizer), touched_, gradients.rows.const_data_ptr<float>(),
+        gradients.squares.const_data_ptr<float>(), row_width, at::get_num_threads());
   }
 
   Tensor dense_gradient(int table) override {
-    Tensor dense = torch::zeros(tables_[static_cast<std::size_t>(table)].weight.sizes(),
-                                at::kFloat);
+    Tensor dense =
+        torch::zeros(tables_[static_cast<std::size_t>(table)].weight.sizes(), at::kFloat);
     add_dense_gradient(touched_, table, dim_of(table), view_, dense.mutable_data_ptr<float>(),
                        at::get_num_threads());
     return dense;
@@ -91,8 +90,7 @@ class CpuTableKernels final : public TableKernels {
     return result;
   }
 
-  std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
-                                          const FeatureBags& bags,
+  std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables, const FeatureBags& bags,
                                           const OutputGradient& gradient) override {
     touched_.assign(views_of(tables), view_of(bags), at::get_num_threads());
     return std::make_unique<CpuTableBackward>(std::move(tables), touched_, gradient);

@@ -86,7 +86,8 @@ void DeviceInput::start_headers(std::uint64_t fingerprint) {
   header[kFingerprint] = static_cast<std::int64_t>(fingerprint);
   header[kWantsWeightGradients] = static_cast<std::int64_t>(wants_weight_gradients_);
   if (!failure_ && !packing_) {
-    for (std::size_t i = 0; i < outgoing_.size(); ++i) header[kNumFields + i] = outgoing_[i].num_ids;
+    for (std::size_t i = 0; i < outgoing_.size(); ++i)
+      header[kNumFields + i] = outgoing_[i].num_ids;
   }
   if (group_->size() == 1 && !packing_) {
     headers_ = own;
@@ -206,25 +207,26 @@ void DeviceInput::unpack(const std::vector<std::int64_t>& receive_sizes) {
   }
   bags_.output_begins = {0};
   std::int64_t num_ids_so_far = 0;
-  for_received([&](std::int64_t output, std::size_t peer, std::int64_t first, std::int64_t num_ids) {
-    const Tensor& message = of_peer[peer];
-    const std::int64_t batch_size = batch_sizes_[peer];
-    lengths.push_back(message.narrow(0, output * batch_size, batch_size));
-    ids.push_back(message.narrow(0, outputs * batch_size + first, num_ids));
-    num_ids_so_far += num_ids;
-    if (peer + 1 == batch_sizes_.size()) bags_.output_begins.push_back(num_ids_so_far);
-    if (!is_weighted_ || num_ids == 0) return;
-    weights.push_back(message.slice(0, outputs * batch_size + num_received_[peer])
-                          .view(at::kFloat)
-                          .narrow(0, first, num_ids));
-  });
+  for_received(
+      [&](std::int64_t output, std::size_t peer, std::int64_t first, std::int64_t num_ids) {
+        const Tensor& message = of_peer[peer];
+        const std::int64_t batch_size = batch_sizes_[peer];
+        lengths.push_back(message.narrow(0, output * batch_size, batch_size));
+        ids.push_back(message.narrow(0, outputs * batch_size + first, num_ids));
+        num_ids_so_far += num_ids;
+        if (peer + 1 == batch_sizes_.size()) bags_.output_begins.push_back(num_ids_so_far);
+        if (!is_weighted_ || num_ids == 0) return;
+        weights.push_back(message.slice(0, outputs * batch_size + num_received_[peer])
+                              .view(at::kFloat)
+                              .narrow(0, first, num_ids));
+      });
   const auto options = received_.options();
   const Tensor zero = torch::zeros({1}, options);
-  bags_.offsets =
-      lengths.empty() ? zero : torch::cat({zero, torch::cat(lengths).cumsum(0)});
+  bags_.offsets = lengths.empty() ? zero : torch::cat({zero, torch::cat(lengths).cumsum(0)});
   bags_.ids = ids.empty() ? torch::empty({0}, options) : torch::cat(ids);
   if (!is_weighted_) return;
-  bags_.weights = weights.empty() ? torch::empty({0}, options.dtype(at::kFloat)) : torch::cat(weights);
+  bags_.weights =
+      weights.empty() ? torch::empty({0}, options.dtype(at::kFloat)) : torch::cat(weights);
 }
 
 const LocalBags& DeviceInput::bags() {
@@ -246,11 +248,11 @@ void DeviceInput::return_weight_gradients(const Tensor& from, Tensor to) {
   TESSERA_CHECK(returns_weight_gradients_ && has_advanced_);
   std::vector<std::vector<Tensor>> by_peer(batch_sizes_.size());
   std::int64_t begin = 0;
-  for_received([&](std::int64_t /*output*/, std::size_t peer, std::int64_t /*first*/,
-                   std::int64_t num_ids) {
-    by_peer[peer].push_back(from.narrow(0, begin, num_ids));
-    begin += num_ids;
-  });
+  for_received(
+      [&](std::int64_t /*output*/, std::size_t peer, std::int64_t /*first*/, std::int64_t num_ids) {
+        by_peer[peer].push_back(from.narrow(0, begin, num_ids));
+        begin += num_ids;
+      });
   std::vector<Tensor> sorted;  // by rank, in the order of the received ids
   for (const std::vector<Tensor>& each : by_peer) {
     sorted.insert(sorted.end(), each.begin(), each.end());

@@ -14,15 +14,15 @@
 namespace tessera::embedding {
 
 /// A batch in transit to ranks whose tables are on an accelerator. Works on a side stream, so that
-/// the batch travels while the device computes an earlier one. The host waits in `advance` only, for
-/// the sizes. The batch is in host memory, or on the tables' device.
+/// the batch travels while the device computes an earlier one. The host waits in `advance` only,
+/// for the sizes. The batch is in host memory, or on the tables' device.
 class DeviceInput final : public Input {
  public:
   /// Whether `bags` also has the ids in host memory. `bags` then waits for them on the host.
   enum class HostIds { none, copied };
 
-  /// As HostInput. Requires: all ranks have the same tables and plan. `group`: used by inputs alone,
-  /// so that no message of a lookup is in front of those of a batch.
+  /// As HostInput. Requires: all ranks have the same tables and plan. `group`: used by inputs
+  /// alone, so that no message of a lookup is in front of those of a batch.
   DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
               std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
               std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);
@@ -57,7 +57,8 @@ class DeviceInput final : public Input {
   std::vector<Outgoing> outgoing_;
   HostIds host_ids_;
   std::optional<DevicePacking> packing_;  // of a batch on the device
-  // The header ends with the number of ids of each output of each rank, in the order of `outgoing_`.
+  // The header ends with the number of ids of each output of each rank, in the order of
+  // `outgoing_`.
   std::int64_t num_pairs_ = 0;
   std::int64_t own_pairs_begin_ = 0;  // this rank's outputs among the pairs
   at::Tensor headers_;                // on the device, or on the host if there is one rank

@@ -33,9 +33,8 @@ DevicePacking::Selected DevicePacking::select(const Outgoing& outgoing) const {
   const auto options = batch_.ids.options();
   const auto cut = [&](const Tensor& tensor) { return tensor.narrow(0, slice.begin, num_ids); };
   Selected all;
-  all.lengths = slice.is_missing
-                    ? torch::zeros({batch_.batch_size}, options)
-                    : batch_.lengths.narrow(0, slice.first_bag, batch_.batch_size);
+  all.lengths = slice.is_missing ? torch::zeros({batch_.batch_size}, options)
+                                 : batch_.lengths.narrow(0, slice.first_bag, batch_.batch_size);
   all.ids = cut(batch_.ids);
   if (batch_.weights.defined()) all.weights = cut(batch_.weights);
   all.positions = torch::arange(slice.begin, slice.end, options);

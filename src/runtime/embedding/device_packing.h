@@ -8,8 +8,9 @@
 
 namespace tessera::embedding {
 
-/// The second message of a batch that lies on a device. The numbers of ids come as a tensor, because
-/// the host does not know how many ids of a row-wise shard a batch has. Works on the current stream.
+/// The second message of a batch that lies on a device. The numbers of ids come as a tensor,
+/// because the host does not know how many ids of a row-wise shard a batch has. Works on the
+/// current stream.
 class DevicePacking {
  public:
   /// `outgoing` must stay where it is.

@@ -60,7 +60,8 @@ class Input {
   /// problem of this rank's batch; Error(invalid_argument) if another rank refused its batch;
   /// Error(mismatch) if ranks have different fingerprints.
   virtual void advance() = 0;
-  /// Returns the bags to look up on this rank, for the current stream. Waits for the second message.
+  /// Returns the bags to look up on this rank, for the current stream. Waits for the second
+  /// message.
   virtual const LocalBags& bags() = 0;
   /// Adds the gradients of the weights of this rank's batch to `to`. `from` has, on each rank, the
   /// gradients of `bags().weights`. Shape: `from` as `bags().weights`, `to` as the weights of this

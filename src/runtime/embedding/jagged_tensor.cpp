@@ -56,8 +56,7 @@ struct BagPlaces {
   Tensor host_offsets;
 };
 
-BagPlaces checked_lengths(const Tensor& values, const Tensor& lengths,
-                                          const BagNames& name) {
+BagPlaces checked_lengths(const Tensor& values, const Tensor& lengths, const BagNames& name) {
   check_vector(lengths, "lengths");
   const Tensor on_host = own_copy(lengths, at::kCPU);
   const std::int64_t num_bags = on_host.numel();

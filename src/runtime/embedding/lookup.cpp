@@ -20,12 +20,12 @@ void check_memory(const LocalTable& table) {
                         table.weight.is_contiguous() && table.weight.device() == device &&
                         table.weight.scalar_type() == table.dtype;
   if (is_sound) return;
-  throw Error::expected(ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
-                        c10::str("the contiguous shard ", shape_to_string(shape), " of ",
-                                 table.dtype, " that tessera::shard made on ", device),
-                        c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(),
-                                 " and strides ", table.weight.strides(), " on ",
-                                 table.weight.device()));
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
+      c10::str("the contiguous shard ", shape_to_string(shape), " of ", table.dtype,
+               " that tessera::shard made on ", device),
+      c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(), " and strides ",
+               table.weight.strides(), " on ", table.weight.device()));
 }
 
 /// Returns the optimizer without clipping and weight decay.
@@ -225,16 +225,15 @@ void Lookup::step_replica_on_device(std::size_t looked, TableBackward& backward,
   const Tensor is_touched = sums.select(1, table.weight.size(1));
   is_touched.index_fill_(0, backward.touched_rows(static_cast<int>(looked)), 1);
   group_->all_reduce(sums, "gradient of table " + table.name).wait();
-  masked_update({table.weight, &table.state}, optimizer,
-                sums.narrow(1, 0, table.weight.size(1)), is_touched.gt(0));
+  masked_update({table.weight, &table.state}, optimizer, sums.narrow(1, 0, table.weight.size(1)),
+                is_touched.gt(0));
 }
 
 void Lookup::backward(const LocalBags& bags, const Tensor& gradient,
                       const FusedOptimizer* optimizer, std::vector<Tensor>& gradients) {
-  const auto backward =
-      kernels_->backward(tensors(), view(bags),
-                         {gradient.view({bags.num_samples, width()}),
-                          1 / static_cast<float>(group_->size())});
+  const auto backward = kernels_->backward(
+      tensors(), view(bags),
+      {gradient.view({bags.num_samples, width()}), 1 / static_cast<float>(group_->size())});
   for (std::size_t i = 0; i < looked_.size(); ++i) {
     const LocalTable& table = *looked_[i];
     if (table.kernel == Kernel::dense && table.weight.requires_grad()) {

@@ -27,7 +27,7 @@ struct LocalTable {
   at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;  // of the lookup; that of weight and state if there is no cache
-  FusedState state;  // of a fused table
+  FusedState state;              // of a fused table
   /// Ranks that hold columns of the same rows, including this one, in order of columns.
   std::vector<int> column_peers;
   /// The rows on the device, if the weight and the state are in host memory.
@@ -92,8 +92,8 @@ class Lookup {
   void for_cached(const LocalBags& bags, const Visit& visit) const;
   struct SplitTable {  // whose columns are on several ranks
     std::size_t looked;
-    RowGradients gradients;            // of this rank's columns
-    std::vector<at::Tensor> squares;   // of each peer's columns, in the peers' order
+    RowGradients gradients;           // of this rank's columns
+    std::vector<at::Tensor> squares;  // of each peer's columns, in the peers' order
   };
   std::vector<TableTensors> tensors() const;
   FeatureBags view(const LocalBags& bags) const;

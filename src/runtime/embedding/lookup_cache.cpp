@@ -34,7 +34,8 @@ void Lookup::for_cached(const LocalBags& bags, const Visit& visit) const {
 }
 
 bool Lookup::has_caches() const {
-  return std::ranges::any_of(looked_, [](const LocalTable* table) { return table->cache != nullptr; });
+  return std::ranges::any_of(looked_,
+                             [](const LocalTable* table) { return table->cache != nullptr; });
 }
 
 void Lookup::check_room(const LocalBags& bags) const {

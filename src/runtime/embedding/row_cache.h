@@ -60,11 +60,11 @@ class RowCache {
   std::vector<at::Tensor> on_host_;    // weight, then the state's slots
   std::vector<at::Tensor> on_device_;  // parallel to `on_host_`, `num_slots` rows each
   FusedState device_state_;
-  std::vector<std::int32_t> slot_of_row_;     // -1: not on the device
-  std::vector<std::int64_t> row_of_slot_;     // -1: free
-  std::vector<std::uint64_t> last_batch_;     // of each slot: the last batch that looked it up
-  std::vector<bool> is_changed_;              // since its row was fetched
-  std::vector<std::uint64_t> seen_in_;        // of each row: the last call of `distinct_rows`
+  std::vector<std::int32_t> slot_of_row_;  // -1: not on the device
+  std::vector<std::int64_t> row_of_slot_;  // -1: free
+  std::vector<std::uint64_t> last_batch_;  // of each slot: the last batch that looked it up
+  std::vector<bool> is_changed_;           // since its row was fetched
+  std::vector<std::uint64_t> seen_in_;     // of each row: the last call of `distinct_rows`
   std::uint64_t num_calls_ = 0;
   std::uint64_t num_batches_ = 0;
   std::uint64_t generation_ = 0;

@@ -256,8 +256,8 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
   allocate(local, options);
   if (whole.is_meta()) {
     // On the host, so that the values do not depend on the device.
-    Tensor values = local.weight.is_cpu() ? local.weight
-                                          : torch::empty(local.region.sizes, config.dtype);
+    Tensor values =
+        local.weight.is_cpu() ? local.weight : torch::empty(local.region.sizes, config.dtype);
     initialize_shard(config, local.region, *seed, values);
     if (!local.weight.is_cpu()) local.weight.copy_(values);
   } else {
@@ -469,9 +469,9 @@ std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
   }
   compare_tables();
   using HostIds = DeviceInput::HostIds;
-  inputs->sharded = std::make_unique<DeviceInput>(
-      tables_, sharded_, input_group_, batch, common, input_stream_,
-      sharded_lookup_.has_caches() ? HostIds::copied : HostIds::none);
+  inputs->sharded =
+      std::make_unique<DeviceInput>(tables_, sharded_, input_group_, batch, common, input_stream_,
+                                    sharded_lookup_.has_caches() ? HostIds::copied : HostIds::none);
   inputs->replicated =
       std::make_unique<DeviceInput>(tables_, replicated_, alone_, batch, common, input_stream_);
   return inputs;

@@ -41,10 +41,10 @@ TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed, at:
   using MissingFeature = EmbeddingBagCollectionOptions::MissingFeature;
   const at::Device of_values = keyed.values().device();
   if (!of_values.is_cpu() && of_values != device) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "batch of an embedding collection",
-                          device.is_cpu() ? "tensors on the CPU"
-                                          : "tensors on the CPU or on " + device.str(),
-                          "values on " + of_values.str());
+    throw Error::expected(
+        ErrorKind::invalid_argument, {}, "batch of an embedding collection",
+        device.is_cpu() ? "tensors on the CPU" : "tensors on the CPU or on " + device.str(),
+        "values on " + of_values.str());
   }
   if (keyed.has_weights() && keyed.weights().device() != of_values) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",

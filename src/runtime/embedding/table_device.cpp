@@ -61,10 +61,11 @@ void allocate_table(const std::string& table, at::Device device, std::uint64_t n
   try {
     allocate();
   } catch (const c10::OutOfMemoryError&) {
-    throw Error::expected(
-        ErrorKind::unsupported, {.fqn = table}, "memory for a table and its optimizer state",
-        std::to_string(nbytes) + " bytes on " + device.str(), "less",
-        "shard it over more ranks, or keep only some rows on the device (ShardOptions::cached_rows)");
+    throw Error::expected(ErrorKind::unsupported, {.fqn = table},
+                          "memory for a table and its optimizer state",
+                          std::to_string(nbytes) + " bytes on " + device.str(), "less",
+                          "shard it over more ranks, or keep only some rows on the device "
+                          "(ShardOptions::cached_rows)");
   }
 }
 

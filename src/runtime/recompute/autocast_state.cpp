@@ -8,8 +8,8 @@ namespace tessera {
 AutocastState AutocastState::of_this_thread() {
   AutocastState state;
   const auto add = [&](c10::DeviceType type) {
-    state.devices_.push_back({type, at::autocast::is_autocast_enabled(type),
-                              at::autocast::get_autocast_dtype(type)});
+    state.devices_.push_back(
+        {type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
   };
   add(at::kCPU);
   if (const auto accelerator = at::getAccelerator()) add(*accelerator);

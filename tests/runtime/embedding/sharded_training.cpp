@@ -94,12 +94,12 @@ Trained train_sharded(const dist::Mesh& mesh, const PlanKind& kind, const Way& w
                       const ShardOptions& options, at::Device batch_device) {
   ShardOptions with_optimizer = options;
   with_optimizer.optimizer = way.optimizer;
-  const auto tables = shard(small_collection(way.options), plan_of(kind, mesh.world_size()), mesh,
-                            with_optimizer);
+  const auto tables =
+      shard(small_collection(way.options), plan_of(kind, mesh.world_size()), mesh, with_optimizer);
   Trained trained;
   for (int step = 0; step < kNumSteps; ++step) {
-    const KeyedJaggedTensor batch = with_weight_gradients(
-        small_batch(mesh.rank(), step, way.options).to(batch_device));
+    const KeyedJaggedTensor batch =
+        with_weight_gradients(small_batch(mesh.rank(), step, way.options).to(batch_device));
     const KeyedTensor pooled = tables->forward(batch);
     loss_of(pooled.values()).backward();
     trained.outputs.push_back(pooled.values().detach().cpu());

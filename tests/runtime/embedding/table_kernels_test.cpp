@@ -159,9 +159,8 @@ TEST_P(TableKernelsTest, AtenUpdatesAsTheCpuDoes) {
       for (int table = 0; table < 3; ++table) {
         embedding::RowGradients gradients = backward->row_gradients(table, optimizer);
         gradients.squares = gradients.squares * 2;  // as of an equal shard elsewhere
-        backward->apply_row_gradients(
-            table, optimizer, gradients,
-            2 * lookups.weights[static_cast<std::size_t>(table)].size(1));
+        backward->apply_row_gradients(table, optimizer, gradients,
+                                      2 * lookups.weights[static_cast<std::size_t>(table)].size(1));
       }
       return lookups;
     };
@@ -170,7 +169,8 @@ TEST_P(TableKernelsTest, AtenUpdatesAsTheCpuDoes) {
 
     // By the dense gradient of a whole table.
     Lookups masked = copy_of(drawn_once);
-    const auto backward = by_aten->backward(masked.tables(), masked.bags(), {masked.gradient, 0.5F});
+    const auto backward =
+        by_aten->backward(masked.tables(), masked.bags(), {masked.gradient, 0.5F});
     for (int table = 0; table < 3; ++table) {
       const TableTensors tensors = masked.tables()[static_cast<std::size_t>(table)];
       at::Tensor is_touched = torch::zeros({tensors.weight.size(0)}, at::kBool);
@@ -183,8 +183,8 @@ TEST_P(TableKernelsTest, AtenUpdatesAsTheCpuDoes) {
 
 TEST_P(TableKernelsTest, AtenAddsUpDenseGradientsInFloat64ToSixDigits) {
   const Lookups lookups = drawn(GetParam(), std::nullopt, test::test_seed());
-  const auto backward = embedding::aten_table_kernels()->backward(
-      lookups.tables(), lookups.bags(), {lookups.gradient, 0.5F});
+  const auto backward = embedding::aten_table_kernels()->backward(lookups.tables(), lookups.bags(),
+                                                                  {lookups.gradient, 0.5F});
   for (int table = 0; table < 3; ++table) {
     const at::Tensor& weight = lookups.weights[static_cast<std::size_t>(table)];
     at::Tensor expected = torch::zeros(weight.sizes(), at::kDouble);
@@ -192,10 +192,9 @@ TEST_P(TableKernelsTest, AtenAddsUpDenseGradientsInFloat64ToSixDigits) {
       if (lookups.table_of_feature[feature] != table) continue;
       for (std::int64_t sample = 0; sample < kNumSamples; ++sample) {
         const auto bag = static_cast<std::int64_t>(feature) * kNumSamples + sample;
-        const at::Tensor of_bag =
-            lookups.gradient[sample]
-                .narrow(0, lookups.column_of_feature[feature], weight.size(1))
-                .to(at::kDouble);
+        const at::Tensor of_bag = lookups.gradient[sample]
+                                      .narrow(0, lookups.column_of_feature[feature], weight.size(1))
+                                      .to(at::kDouble);
         for (auto i = lookups.offsets[bag].item<std::int64_t>();
              i < lookups.offsets[bag + 1].item<std::int64_t>(); ++i) {
           const double factor =

@@ -8,9 +8,9 @@ namespace tessera::test {
 
 using TransportOfRank = std::function<dist::Transport(int rank)>;
 
-/// Runs `body` on `world_size` ranks, each a thread with a mesh of its own, over Gloo if there is no
-/// `transport_of`. Ends the process with what every rank said last where they do not finish in time;
-/// else rethrows what the first rank threw.
+/// Runs `body` on `world_size` ranks, each a thread with a mesh of its own, over Gloo if there is
+/// no `transport_of`. Ends the process with what every rank said last where they do not finish in
+/// time; else rethrows what the first rank threw.
 void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body,
               dist::MeshOptions options = {}, const TransportOfRank& transport_of = {});
 

@@ -38,8 +38,8 @@ void expect_whole_gradients(Model& model, const std::map<std::string, at::Tensor
   const UnshardedParams whole(*model, {.writeback = false, .with_grads = true});
   for (const auto& each : model->named_parameters()) {
     ASSERT_TRUE(each.value().grad().defined()) << each.key();
-    EXPECT_TRUE(torch::allclose(each.value().grad().cpu(), expected.at(each.key()) * factor, 1e-4,
-                                1e-6))
+    EXPECT_TRUE(
+        torch::allclose(each.value().grad().cpu(), expected.at(each.key()) * factor, 1e-4, 1e-6))
         << each.key();
   }
 }
@@ -99,8 +99,7 @@ TEST_P(GradientsOnDeviceTest, AreClipped) {
     test::on_devices(2, [&](const dist::Mesh& mesh) {
       Transformer model = test::seeded<Transformer>();
       model->to(device(mesh.rank()));
-      fully_shard(*model,
-                  {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .offload = offload});
+      fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .offload = offload});
       loss_of(forward(model, batch_on(device(mesh.rank()), 0))).backward();
       EXPECT_NEAR(clip_grad_norm_(*model, 1e-3), norm, 1e-5 * norm);
       expect_whole_gradients(model, clipped);

@@ -22,7 +22,8 @@ at::Tensor ids_on(at::Device its_device) {
 
 struct Trainer {
   Trainer(const dist::Mesh& mesh, ShardingStrategy strategy, Offload offload = Offload::none)
-      : own(device(mesh.rank())), model(sharded(mesh, strategy, offload)),
+      : own(device(mesh.rank())),
+        model(sharded(mesh, strategy, offload)),
         optimizer(test::unique_parameters(*model), torch::optim::AdamWOptions(1e-2)) {}
   void step() {
     optimizer.zero_grad();
@@ -50,8 +51,7 @@ struct Trainer {
 /// Returns the parameters on the CPU after some steps of the unsharded model.
 std::map<std::string, at::Tensor> expected_after(int num_steps) {
   Transformer model = test::seeded<Transformer>();
-  torch::optim::AdamW optimizer(test::unique_parameters(*model),
-                                torch::optim::AdamWOptions(1e-2));
+  torch::optim::AdamW optimizer(test::unique_parameters(*model), torch::optim::AdamWOptions(1e-2));
   for (int i = 0; i < num_steps; ++i) {
     optimizer.zero_grad();
     model->forward(ids_on(at::kCPU)).square().mean().backward();
@@ -64,7 +64,8 @@ std::map<std::string, at::Tensor> expected_after(int num_steps) {
   return parameters;
 }
 
-void expect_parameters(torch::nn::Module& model, const std::map<std::string, at::Tensor>& expected) {
+void expect_parameters(torch::nn::Module& model,
+                       const std::map<std::string, at::Tensor>& expected) {
   const UnshardedParams whole(model, {.writeback = false});
   for (const auto& each : model.named_parameters()) {
     EXPECT_TRUE(torch::allclose(each.value().detach().cpu(), expected.at(each.key()), 1e-4, 1e-5))
@@ -125,8 +126,7 @@ TEST_P(StateOnDeviceTest, UnshardParamsKeepsWhatIsWritten) {
     SCOPED_TRACE(is_rank0_only ? "rank 0 only" : "all ranks");
     for (const bool is_on_cpu : {false, true}) {
       const UnshardParamsOptions options{.rank0_only = is_rank0_only, .offload_to_cpu = is_on_cpu};
-      test::on_devices(
-          2, [&](const dist::Mesh& mesh) { expect_kept(mesh, FULL_SHARD, options); });
+      test::on_devices(2, [&](const dist::Mesh& mesh) { expect_kept(mesh, FULL_SHARD, options); });
       test::on_devices(
           4, [&](const dist::Mesh& mesh) { expect_kept(mesh, HYBRID_SHARD, options); },
           test::two_replicas());
@@ -177,8 +177,8 @@ TEST_P(StateOnDeviceTest, ASaveInTheBackgroundHasTheStateOfItsStart) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, StateOnDeviceTest,
-                         ::testing::ValuesIn(test::accelerator::modes()), test::name_of_mode);
+INSTANTIATE_TEST_SUITE_P(Modes, StateOnDeviceTest, ::testing::ValuesIn(test::accelerator::modes()),
+                         test::name_of_mode);
 
 }  // namespace
 }  // namespace tessera

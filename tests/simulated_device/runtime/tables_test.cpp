@@ -13,11 +13,11 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using test::PlanKind;
 using test::Way;
 using test::accelerator::device;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class TablesOnDeviceTest : public test::AcceleratorTest {};
 
@@ -87,8 +87,8 @@ std::shared_ptr<ShardedEmbeddingBagCollection> mixed_tables(const dist::Mesh& me
                                                             ShardOptions options = {}) {
   options.device = device(mesh.rank());
   if (!options.optimizer) options.optimizer = test::fused_optimizers()[2];
-  return shard(test::small_collection(),
-               test::plan_of(test::plan_kind("mixed"), mesh.world_size()), mesh, options);
+  return shard(test::small_collection(), test::plan_of(test::plan_kind("mixed"), mesh.world_size()),
+               mesh, options);
 }
 
 /// Returns an event at the end of the current stream's present work.
@@ -108,8 +108,7 @@ TEST_P(TablesOnDeviceTest, NoOperatorOfAStepMakesTheHostWait) {
         batches.push_back(test::small_batch(mesh.rank(), step).to(is_on_device ? own : at::kCPU));
       }
       for (int step = 0; step < 3; ++step) {
-        test::loss_of(tables->forward(batches[static_cast<std::size_t>(step)]).values())
-            .backward();
+        test::loss_of(tables->forward(batches[static_cast<std::size_t>(step)]).values()).backward();
         const auto waited = test::accelerator::take_waiting_operators(own);
         if (step > 0) {
           EXPECT_THAT(waited, IsEmpty());
@@ -230,14 +229,15 @@ TEST_P(TablesOnDeviceTest, AnIdOutOfRangeOnTheDeviceIsNamed) {
 }
 
 TEST_P(TablesOnDeviceTest, AnotherDeviceIsRefused) {
-  const auto tables = shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 1),
-                            dist::Mesh(), {.device = device(0)});
+  const auto tables =
+      shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 1), dist::Mesh(),
+            {.device = device(0)});
   EXPECT_THAT(message_of([&] { tables->forward(test::small_batch(0, 0).to(device(1))); }),
               HasSubstr("expected tensors on the CPU or on sim:0, found values on sim:1"));
   test::on_devices(2, [&](const dist::Mesh& mesh) {
     EXPECT_THAT(message_of([&] {
-                  shard(test::small_collection(),
-                        test::plan_of(test::plan_kind("table_wise"), 2), mesh, {.device = at::kCPU});
+                  shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 2),
+                        mesh, {.device = at::kCPU});
                 }),
                 HasSubstr("one for which the mesh has collectives"));
   });
@@ -320,11 +320,11 @@ TEST_P(TablesOnDeviceTest, CachedRowsGiveTheBitsOfAllRows) {
 
 TEST_P(TablesOnDeviceTest, ABatchThatNeedsMoreRowsThanAreCachedChangesNothing) {
   test::on_devices(2, [&](const dist::Mesh& mesh) {
-    const auto tables = shard(test::small_collection(),
-                              test::plan_of(test::plan_kind("table_wise"), 2), mesh,
-                              {.optimizer = embedding::Sgd{},
-                               .device = device(mesh.rank()),
-                               .cached_rows = {{"users", 2}}});
+    const auto tables =
+        shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 2), mesh,
+              {.optimizer = embedding::Sgd{},
+               .device = device(mesh.rank()),
+               .cached_rows = {{"users", 2}}});
     const StateDict before = state_dict(*tables, {.offload_to_cpu = true});
     const std::string message =
         message_of([&] { tables->forward(test::small_batch(mesh.rank(), 0)); });
@@ -360,8 +360,8 @@ TEST_P(TablesOnDeviceTest, CachedRowsThatCannotBeAreRefused) {
       HasSubstr("a table that is sharded"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, TablesOnDeviceTest,
-                         ::testing::ValuesIn(test::accelerator::modes()), test::name_of_mode);
+INSTANTIATE_TEST_SUITE_P(Modes, TablesOnDeviceTest, ::testing::ValuesIn(test::accelerator::modes()),
+                         test::name_of_mode);
 
 }  // namespace
 }  // namespace tessera

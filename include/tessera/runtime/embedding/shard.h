@@ -26,13 +26,13 @@ struct ShardOptions {
   /// dense.
   std::map<std::string, Kernel> kernel{};
   std::optional<embedding::FusedOptimizer> optimizer{};  // of the fused tables
-  /// Where tables and their optimizer state are. Default: the device of the collection's weights; if
-  /// these are on the CPU or the meta device, the device of the mesh's collectives.
+  /// Where tables and their optimizer state are. Default: the device of the collection's weights;
+  /// if these are on the CPU or the meta device, the device of the mesh's collectives.
   std::optional<at::Device> device{};
-  /// For tables that are larger than the device's memory: how many rows of the table a rank keeps on
-  /// the device, by table name. Weight and optimizer state are then in pinned host memory, and the
-  /// device holds the rows that were looked up last. A batch must not look up more rows of the table
-  /// on a rank. Tables on the CPU, and shards that are not larger, ignore this.
+  /// For tables that are larger than the device's memory: how many rows of the table a rank keeps
+  /// on the device, by table name. Weight and optimizer state are then in pinned host memory, and
+  /// the device holds the rows that were looked up last. A batch must not look up more rows of the
+  /// table on a rank. Tables on the CPU, and shards that are not larger, ignore this.
   std::map<std::string, std::int64_t> cached_rows{};
 };
 
