@@ -171,7 +171,7 @@ def report(cases: list[Case], seconds: float) -> int:
 
 
 TARGETS_WITH_THREADS = ("unit_tests", "property_tests", "embedding_kernel_tests", "cuda_on_cpu_tests",
-                        "cuda_on_cpu_tests_without_syncwarp", "runtime_tests")
+                        "cuda_on_cpu_tests_without_syncwarp", "runtime_tests", "simulated_device_tests")
 
 
 def test_threads(*, torch_version: str | None) -> int:
