@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/size_text.h"
-#include "formats/extra_files.h"
+#include "formats/extra_entries.h"
 #include "formats/staging/extra_copies.h"
 #include "reshard/config_dtype.h"
 #include "tessera/base/error.h"

@@ -57,7 +57,7 @@ OBJECTS = {
     "int keys": lambda: {"a": {1: w(), 2: 3}},
     "bool keys": lambda: {"a": {False: w(), True: 3}},
     "tuple keys": lambda: {"a": {("b", 1): w(), ("b", 2): 3}},
-    "numbers of optimizer state": lambda: {"state": {0: {"exp_avg": w()}, 1: {"exp_avg": w(3.0)}}, "w": w()},
+    "parameter numbers in optimizer state": lambda: {"state": {0: {"exp_avg": w()}, 1: {"exp_avg": w(3.0)}}, "w": w()},
     "order of keys": lambda: {"b": w(), "a": w(3.0), "c": 1},
     "None": lambda: {"a": None, "w": w()},
     "bytes": lambda: {"a": b"\x00\xff", "w": w()},

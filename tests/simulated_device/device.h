@@ -37,8 +37,9 @@ at::Device device(int index);
 /// Waits for all work of all devices. Throws what an operator threw.
 void synchronize();
 
-/// Returns the accesses to memory that no wait puts in order, and writes to pinned memory under a
-/// copy, found since the last call. Finds an access that is out of order under every schedule.
+/// Returns what was found since the last call: pairs of accesses to memory that no wait puts in
+/// order, and writes of the host to pinned memory that a copy still uses. Pairs of accesses are
+/// found under every schedule, also if they happened to run in a harmless order.
 std::vector<std::string> take_races();
 /// Returns the names of a device's operators that made the host wait, since the last call.
 std::vector<std::string> take_waiting_operators(int device = 0);

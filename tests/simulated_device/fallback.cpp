@@ -143,7 +143,8 @@ WithoutMeta& without_meta() {
   return *without;
 }
 
-/// Gives outputs that are arguments the shapes that the operator gives them.
+/// Resizes the output arguments (`out=`, in-place) to the shapes that the operator gave to
+/// `meta_args` on the meta device.
 void resize_outputs(const Call& call, const std::vector<IValue>& meta_args) {
   for (std::size_t i = 0; i < call.args.size(); ++i) {
     if (!call.is_written(i) || !call.args[i].isTensor()) continue;

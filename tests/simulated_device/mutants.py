@@ -40,7 +40,7 @@ class Mutant:
 
     def source(self) -> str:
         text = self.file.read_text()
-        # The rest of a statement that waits for what it starts stays.
+        # If the statement also starts the work (`all_gather(...).wait();`), only `.wait()` is taken out.
         return text[: self.begin] + ";" + text[self.end:]
 
 

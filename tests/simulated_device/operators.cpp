@@ -97,8 +97,8 @@ EventState end_of(const c10::Stream& stream) {
   return event_at_end(state);
 }
 
-/// As CUDA: runs on the current stream of the source, between the work before and after on that of
-/// the target.
+/// As CUDA: runs on the source's current stream. It waits for earlier work of the target's current
+/// stream, and later work of that stream waits for it.
 void copy_between_devices(const Tensor& self, const Tensor& dst) {
   const c10::Stream from = current_stream(self.device().index());
   const c10::Stream to = current_stream(dst.device().index());

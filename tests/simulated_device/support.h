@@ -9,7 +9,7 @@
 
 namespace tessera::test {
 
-/// Restarts the device under a schedule, and afterwards lets it end.
+/// Waits for the device's work, and restarts the device under a schedule.
 inline void restart_under(sim::Schedule schedule) {
   const bool pauses = schedule == sim::Schedule::threads;
   sim::restart(

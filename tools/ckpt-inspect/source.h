@@ -12,7 +12,7 @@
 #include "cli/json_output.h"
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
-#include "formats/extra_files.h"
+#include "formats/extra_entries.h"
 #include "inspect/summary.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"

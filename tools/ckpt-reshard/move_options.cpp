@@ -125,7 +125,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .flag("--allow-missing", options.allow_missing,
             "Leave out what is incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,
-            "Allow merging row-wise state of several column shards by a weighted mean")
+            "Allow merging row-wise optimizer state (one number per row) of several column shards "
+            "by a weighted mean, which loses the shards' own numbers")
       .flag("--as-is", options.as_is,
             "Move one part of a checkpoint, such as the file of one rank, as if it were whole")
       .choice(

@@ -147,8 +147,8 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::text_keys:
       return words("key of a dict becomes text", "keys of dicts become text");
     case Change::optimizer_keys:
-      return words("number of an optimizer's state becomes text",
-                   "numbers of optimizer state become text");
+      return words("parameter number in optimizer state becomes a text key",
+                   "parameter numbers in optimizer state become text keys");
     case Change::split_ties:
       return words("tied tensor is stored twice", "tied tensors are stored twice");
     case Change::list_root:
@@ -338,8 +338,8 @@ void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& chang
     if (change.change != reshard::FormatChange::optimizer_keys) continue;
     terminal.print_error(
         "warning: " + change_in_words(change) +
-        "; an optimizer of PyTorch does not find its state under text (--optimizer-params FILE or "
-        "auto gives it names; --to native, safetensors or torch keeps numbers)");
+        "; PyTorch's optimizers find their state only under numbers (--optimizer-params FILE or "
+        "auto turns the numbers into names; --to native, safetensors or torch keeps them)");
   }
 }
 

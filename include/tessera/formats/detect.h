@@ -39,9 +39,9 @@ void require_classes_found(const std::vector<std::string>& as_dict,
                            std::initializer_list<const CheckpointContents*> checkpoints,
                            const std::string& option);
 
-/// Refuses a checkpoint that a writer has not finished. Such a checkpoint may look damaged, or even
-/// valid.
-/// Throws: Error(corruption) if there is a journal beside the target of `path`.
+/// Refuses a path that is, or links to, the staging path of unfinished work (`DST.partial` with the
+/// file `DST.partial.journal` beside it). Such work may look like a damaged checkpoint, or even
+/// like a valid one. Throws: Error(corruption).
 void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 
 /// Opens a checkpoint of any format. `fs` must outlive the reader.

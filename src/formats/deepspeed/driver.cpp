@@ -8,8 +8,9 @@
 namespace tessera::formats {
 namespace {
 
-/// Whether a name is that of a step's folder, or of a script that DeepSpeed puts beside the
-/// folders, whatever these are called.
+/// Whether a name shows that a folder with a file `latest` is of a DeepSpeed run: a step's folder
+/// with its default name, or a script that DeepSpeed puts beside the steps' folders. The user can
+/// give these folders any name.
 bool is_step_or_script(const std::string& name) {
   return is_name_like(name, "global_step#") || name == "zero_to_fp32.py" ||
          name == "zero_to_torch.py";

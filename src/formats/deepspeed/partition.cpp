@@ -74,7 +74,7 @@ void add_slice(Partition& partition, const File& file, const std::string& fqn, c
   if (slice.numel > 0) partition.slices[fqn].push_back(slice);
 }
 
-/// Returns the item of a list that a vector's number counts; null if there is none.
+/// Returns the item of `list` whose index is `vector`, a number as text; null if there is none.
 const Value* item_of_vector(const std::optional<Value>& list, const std::string& vector) {
   const auto index = number_in(vector);
   const auto* const items = list ? list->get_if<Value::List>() : nullptr;
@@ -245,8 +245,8 @@ bool has_wrong_slices(const File& model) {
   return shuffled && *shuffled == Value(true);
 }
 
-/// Computes the slices of one rank in stage 3. A vector has the parts of whole parameters, so the
-/// next vector begins where one is full.
+/// Computes the slices of one rank in stage 3. A parameter's part is never split between two
+/// vectors: if a vector is full, the part is at the beginning of the next one.
 void cut_equally(Partition& partition, const File& file, std::size_t rank, std::size_t num_ranks) {
   const auto ranks = static_cast<std::int64_t>(num_ranks);
   std::size_t vector = 0;

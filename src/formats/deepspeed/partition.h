@@ -51,8 +51,9 @@ int stage_of(const File& optimizer);
 /// Returns the whole numbers that are all items of a tuple, as a shape; nothing for anything else.
 std::optional<Shape> shape_in(const Value& value);
 
-/// Whether state of so many elements is that of a vector: one element for each weight, and perhaps
-/// for the padding at the end, which stages 1 and 2 leave out of the weights alone.
+/// Whether a vector of optimizer state with `numel` elements can belong to this vector of fp32
+/// weights. It has one element for each weight. In stages 1 and 2 it may also have elements for the
+/// padding at the end, which DeepSpeed saves with the state but not with the weights.
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
                           std::int64_t numel);
 

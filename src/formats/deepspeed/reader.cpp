@@ -604,7 +604,8 @@ class ZeroReader final : public CheckpointReader {
     return std::to_string(number) + (number == 1 ? " name" : " names");
   }
 
-  /// Adds classes that the caller asked to read as dicts. DeepSpeed's own are no news.
+  /// Adds the classes that the caller asked to read as dicts. Leaves out DeepSpeed's own classes
+  /// (kRecords), which are always read as dicts.
   void add_what_readers_found() {
     OpenedClassSum opened;
     for_each_file([&](const File& file) {

@@ -45,8 +45,8 @@ struct Gathered {
   std::vector<Origin> tensors{};
   std::vector<Origin> values{};     // that can be read
   std::vector<Origin> refused{};    // values that cannot be read
-  std::set<std::string> targets{};  // of the ranks for which the name is an alias
-  bool has_own = false;             // whether it is no alias on a rank that holds elements
+  std::set<std::string> targets{};  // on ranks where the name is an alias: the aliased names
+  bool has_own = false;  // whether some rank has it as a non-empty tensor of its own, no alias
 };
 
 /// Reads the contents of all files, and puts together what belongs together.
@@ -64,7 +64,8 @@ class RankFilesReader final : public CheckpointReader {
       }
     }
     gather();
-    // What tensors are cut into decides how flat state is put together.
+    // Sharded tensors first: `is_flat_state` asks whether there are any, and whether they have
+    // replicas.
     for (const auto& [name, gathered] : by_name_) {
       if (is_sharded(gathered)) add_sharded(name, gathered);
     }
@@ -301,7 +302,8 @@ class RankFilesReader final : public CheckpointReader {
     add_tensor(std::move(tensor), gathered.tensors);
   }
 
-  /// Adds a tensor that no rank calls a part of another one.
+  /// Adds a tensor that is an ordinary tensor on every rank, neither a DTensor nor a ShardedTensor.
+  /// Ranks whose copy differs from the first rank's copy get an entry `per_rank.<rank>.<name>`.
   void add_plain(const std::string& name, const Gathered& gathered) {
     const Origin& first = gathered.tensors.front();
     std::vector<Origin> equal;

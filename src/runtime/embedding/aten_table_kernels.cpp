@@ -186,7 +186,8 @@ class AtenTableBackward final : public TableBackward {
     const auto [rows, order] = at::sort(ids, /*stable=*/true, /*dim=*/0, /*descending=*/false);
     const std::int64_t last = rows.numel() - 1;
     const Tensor is_new = rows.narrow(0, 1, last).ne(rows.narrow(0, 0, last)).to(at::kLong);
-    // The number of the id's row among the touched rows: of sorted ids, then in batch order.
+    // For each id, the index of its row among the distinct rows: first for the ids in sorted order,
+    // then for the ids in batch order.
     const Tensor sorted_place = torch::cat({torch::zeros({1}, ids.options()), is_new}).cumsum(0);
     const Tensor place = torch::zeros_like(sorted_place).scatter_(0, order, sorted_place);
     Tensor sums = torch::zeros_like(gradients);

@@ -22,7 +22,7 @@ class DeviceInput final : public Input {
   enum class HostIds { none, copied };
 
   /// As HostInput. Requires: all ranks have the same tables and plan. `group`: used by inputs
-  /// alone, so that no message of a lookup is in front of those of a batch.
+  /// only, because a batch's messages must not wait behind a lookup's messages.
   DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
               std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
               std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);

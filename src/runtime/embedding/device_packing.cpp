@@ -7,8 +7,9 @@ namespace {
 
 using at::Tensor;
 
-/// Returns the elements for which `is_selected` is true, in order, at the beginning of a tensor of
-/// the same size. What follows them has no meaning. `places`: their places there.
+/// Puts the selected elements, in order, at the beginning of a tensor with one element more than
+/// `values`. What follows them has no meaning. `places`: where each element goes; those that are
+/// not selected go to the last place.
 Tensor selected(const Tensor& values, const Tensor& places) {
   Tensor result = torch::zeros({values.numel() + 1}, values.options());  // the last: all others
   result.scatter_(0, places, values);

@@ -213,8 +213,8 @@ void Lookup::step_replica(std::size_t looked, TableBackward& backward,
       ->fused_update({&only_table, 1}, optimizer);
 }
 
-/// Updates a table that every rank has, with the sum of its gradients over the ranks: the host does
-/// not know how many rows are touched.
+/// Updates a table that every rank has. Sums gradients of the whole table over the ranks, because
+/// the host does not know how many rows are touched.
 void Lookup::step_replica_on_device(std::size_t looked, TableBackward& backward,
                                     const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];

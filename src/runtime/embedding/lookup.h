@@ -82,7 +82,8 @@ class Lookup {
   void check_room(const LocalBags& bags) const;
   /// Brings the rows of a batch to the device. Requires: `check_room` has accepted the bags.
   ResidentBags fetch(const LocalBags& bags);
-  /// Brings back the rows that another batch has displaced since `fetch`.
+  /// If another batch has displaced rows of this batch since `fetch`, brings them to the device
+  /// again. The slots may change.
   void keep(ResidentBags& resident, const LocalBags& bags);
   /// Says that a backward changes the rows.
   void mark_changed(const ResidentBags& resident);

@@ -19,7 +19,8 @@ struct Outgoing {
 /// Returns what a batch sends, by rank and then by output. Leaves out the numbers of ids.
 std::vector<Outgoing> outgoing_of(const TableBatch& batch, const Assignments& assignments);
 
-/// Sets where each one's ids begin from the numbers of ids, and adds these up by rank.
+/// Sets `begin` of each outgoing: the number of ids that go to the same rank before it. Sets
+/// `num_sent` to the number of ids for each rank. Requires: `num_ids` is set, `num_sent` is zero.
 void sum_up(std::vector<Outgoing>& outgoing, std::vector<std::int64_t>& num_sent);
 
 /// Counts the ids of a batch in host memory.

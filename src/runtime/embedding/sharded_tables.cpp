@@ -13,8 +13,8 @@
 #include "base/digest.h"
 #include "runtime/autograd_node.h"
 #include "runtime/embedding/device_input.h"
+#include "runtime/embedding/host_input.h"
 #include "runtime/embedding/initial_weight.h"
-#include "runtime/embedding/input_exchange.h"
 #include "runtime/embedding/table_device.h"
 #include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
@@ -540,7 +540,7 @@ const LocalBags& ShardedTables::fetched_bags(Inputs& inputs) {
   }
   double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
   {
-    // Behind the batches, not behind what is being computed.
+    // On the stream of the inputs: waits for the batches, but not for a running lookup or backward.
     const c10::StreamGuard guard(input_stream_->stream());
     failed = input_group_->max(failed, "whether cached rows fit");
   }

@@ -152,7 +152,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         float8_e4m3fn).
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
     allow_missing: leave out what is incomplete or missing in the source.
-    allow_lossy: allow merging row-wise state of several column shards by a weighted mean.
+    allow_lossy: allow merging row-wise optimizer state (one number per row) of several column shards by a weighted
+        mean, which loses the shards' own numbers.
     as_is: move one part of a checkpoint, such as the file of one rank, as if it were whole.
     extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
         directory, "leave" leaves them, "refuse" raises an error that names them.

@@ -1,4 +1,4 @@
-#include "formats/extra_files.h"
+#include "formats/extra_entries.h"
 
 #include <sys/stat.h>
 

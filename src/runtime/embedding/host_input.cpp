@@ -1,4 +1,4 @@
-#include "runtime/embedding/input_exchange.h"
+#include "runtime/embedding/host_input.h"
 
 #include <ATen/Parallel.h>
 #include <torch/types.h>
