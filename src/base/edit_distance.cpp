@@ -1,4 +1,4 @@
-#include "base/edit_distance.h"
+#include "tessera/base/name_rules.h"
 
 #include <algorithm>
 #include <span>

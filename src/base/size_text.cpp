@@ -1,4 +1,4 @@
-#include "base/size_text.h"
+#include "tessera/base/size_text.h"
 
 #include <array>
 #include <charconv>

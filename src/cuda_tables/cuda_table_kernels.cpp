@@ -5,7 +5,7 @@
 #include "embedding_kernels/cuda/kernels.h"
 #include "runtime/embedding/table_kernels.h"
 #include "runtime/embedding/table_views.h"
-#include "tessera/runtime/embedding/cuda_tables.h"
+#include "tessera/runtime/embedding/shard.h"
 
 namespace tessera::embedding {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "base/byte_buffer.h"
-#include "inspect/element.h"
 #include "inspect/scan.h"
+#include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {

@@ -1,4 +1,4 @@
-#include "inspect/element.h"
+#include "tessera/inspect/element.h"
 
 #include <array>
 #include <charconv>

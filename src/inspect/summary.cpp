@@ -6,8 +6,8 @@
 #include <optional>
 #include <string_view>
 
-#include "base/edit_distance.h"
 #include "tessera/base/error.h"
+#include "tessera/base/name_rules.h"
 
 namespace tessera::inspect {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "base/size_text.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera {
 namespace {

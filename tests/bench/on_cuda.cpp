@@ -6,7 +6,7 @@
 #include "tessera/runtime/dist/launch.h"
 #include "tessera/runtime/dist/nccl.h"
 #ifdef TESSERA_HAS_CUDA_TABLES
-#include "tessera/runtime/embedding/cuda_tables.h"
+#include "tessera/runtime/embedding/shard.h"
 #endif
 
 namespace tessera::bench {

@@ -1,4 +1,4 @@
-#include "tessera/layout/mesh_layout.h"
+#include "tessera/layout/strategy.h"
 
 #include <gmock/gmock.h>
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "base/size_text.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
 #include "inspect/manifest.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -5,11 +5,11 @@
 #include <set>
 #include <utility>
 
-#include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
 #include "inspect/layout_map.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/size_text.h"
 #include "tessera/layout/table_plan.h"
 
 namespace tessera::cli {

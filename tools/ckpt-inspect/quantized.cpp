@@ -1,6 +1,6 @@
 #include "ckpt-inspect/quantized.h"
 
-#include "base/size_text.h"
+#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 
 namespace tessera::cli {

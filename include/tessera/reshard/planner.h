@@ -12,7 +12,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/layout/mesh_layout.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
 

@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/edit_distance.h"
-#include "inspect/element.h"
 #include "python_value.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
+#include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
 #include "watched_work.h"
 

@@ -152,4 +152,13 @@ inline std::shared_ptr<ShardedEmbeddingBagCollection> shard(
 /// within its collection) or of a `fully_shard` unit (name within the unit); nothing for others.
 std::optional<TensorMeta> global_meta(const at::Tensor& parameter);
 
+namespace embedding {
+
+/// Makes collections that are sharded from now on use Tessera's CUDA kernels for tables on a CUDA
+/// device, instead of ATen's operators. In the library `tessera::cuda_tables`, which links CUDA.
+/// Thread-safe.
+void use_cuda_kernels();
+
+}  // namespace embedding
+
 }  // namespace tessera
