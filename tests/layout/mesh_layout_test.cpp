@@ -39,7 +39,7 @@ std::vector<std::string> in_words(const std::vector<Shard>& shards) {
 }
 
 TEST(MeshLayoutTest, AxesThatCutDifferentDimensionsMakeAGrid) {
-  const MeshLayout layout = layout_of("[2, 2]", R"(["Shard(0)", "Shard(1)"])");
+  const MeshLayout layout = layout_of("[2, 2]", R"x(["Shard(0)", "Shard(1)"])x");
   EXPECT_EQ(layout.world_size(), 4);
   EXPECT_THAT(
       in_words(layout.shards_of("w", Shape{3, 5})),
@@ -48,46 +48,45 @@ TEST(MeshLayoutTest, AxesThatCutDifferentDimensionsMakeAGrid) {
 
 // The order of _StridedShard in PyTorch: tensor parallelism (the last axis) cuts first.
 TEST(MeshLayoutTest, TheLastOfAxesThatCutOneDimensionCutsFirst) {
-  const MeshLayout layout = layout_of("[2, 2]", R"(["Shard(0)", "Shard(0)"])");
+  const MeshLayout layout = layout_of("[2, 2]", R"x(["Shard(0)", "Shard(0)"])x");
   EXPECT_THAT(in_words(layout.shards_of("w", Shape{8})),
               ElementsAre("[0:2] on 0", "[2:4] on 2", "[4:6] on 1", "[6:8] on 3"));
 }
 
 TEST(MeshLayoutTest, ReplicatesNameAllTheirRanks) {
-  const MeshLayout layout = layout_of("[2, 2]", R"(["Replicate", "Shard(0)"])");
+  const MeshLayout layout = layout_of("[2, 2]", R"x(["Replicate", "Shard(0)"])x");
   EXPECT_THAT(in_words(layout.shards_of("w", Shape{3})),
               ElementsAre("[0:2] on 0 2", "[2:3] on 1 3"));
 }
 
 TEST(MeshLayoutTest, AStageIsOnTheRanksOfOneIndex) {
-  const MeshLayout layout = layout_of("[3, 2]", R"(["Stage(1)", "Shard(0)"])");
+  const MeshLayout layout = layout_of("[3, 2]", R"x(["Stage(1)", "Shard(0)"])x");
   EXPECT_THAT(in_words(layout.shards_of("w", Shape{4})), ElementsAre("[0:2] on 2", "[2:4] on 3"));
 }
 
 TEST(MeshLayoutTest, AllRanksHaveWhatCannotBeCut) {
-  const MeshLayout layout = layout_of("[2]", R"(["Shard(0)"])");
+  const MeshLayout layout = layout_of("[2]", R"x(["Shard(0)"])x");
   EXPECT_THAT(in_words(layout.shards_of("step", Shape{})), ElementsAre("[] on 0 1"));
   EXPECT_EQ(layout.shards_of("empty", Shape{0, 3}).front().ranks.size(), 2U);
 }
 
 TEST(MeshLayoutTest, ShortTensorsLeaveTheLastRanksWithoutAPart) {
-  const MeshLayout layout = layout_of("[4]", R"(["Shard(0)"])");
+  const MeshLayout layout = layout_of("[4]", R"x(["Shard(0)"])x");
   EXPECT_THAT(in_words(layout.shards_of("w", Shape{2})), ElementsAre("[0:1] on 0", "[1:2] on 1"));
 }
 
 TEST(MeshLayoutTest, TheFirstRuleThatMatchesIsUsed) {
   const MeshLayout layout = MeshLayout::from_json(
-      R"({"schema": 1, "mesh": [2], "rules": [{"names": "a.*", "placements": ["Shard(1)"]},
-          {"names": "a.b", "placements": ["Shard(0)"]}]
-})",
+      R"x({"schema": 1, "mesh": [2], "rules": [{"names": "a.*", "placements": ["Shard(1)"]},
+          {"names": "a.b", "placements": ["Shard(0)"]}]})x",
       "mesh.json");
-EXPECT_THAT(in_words(layout.shards_of("a.b", Shape{2, 2})),
-            ElementsAre("[0:2, 0:1] on 0", "[0:2, 1:2] on 1"));
-EXPECT_THAT(error_of([&] { layout.shards_of("b", Shape{2}); }),
-            HasSubstr("b: rules of the mesh: expected a rule whose names match, found none"));
-EXPECT_THAT(error_of([&] { layout.shards_of("a.c", Shape{2}); }),
-            HasSubstr("a.c: rules of the mesh: expected a dimension of the shape [2], found "
-                      "Shard(1) for 'a.*'"));
+  EXPECT_THAT(in_words(layout.shards_of("a.b", Shape{2, 2})),
+              ElementsAre("[0:2, 0:1] on 0", "[0:2, 1:2] on 1"));
+  EXPECT_THAT(error_of([&] { layout.shards_of("b", Shape{2}); }),
+              HasSubstr("b: rules of the mesh: expected a rule whose names match, found none"));
+  EXPECT_THAT(error_of([&] { layout.shards_of("a.c", Shape{2}); }),
+              HasSubstr("a.c: rules of the mesh: expected a dimension of the shape [2], found "
+                        "Shard(1) for 'a.*'"));
 }
 
 struct BadFile {
@@ -114,17 +113,17 @@ TEST(MeshLayoutTest, RefusesFilesThatDoNotSayWhatTheyMean) {
                 HasSubstr(bad.error));
   }
   for (const auto& [placement, error] : std::vector<std::pair<std::string, std::string>>{
-    {R"("shard(0)")", "expected Replicate, Shard(dimension) or Stage(index)"},
-           {R"("Shard()")", "expected Replicate, Shard(dimension) or Stage(index)"},
-           {R"("Shard(0x)")", "expected Replicate, Shard(dimension) or Stage(index)"},
-           {R"("Shard(-1)")", "rule 0: placement: expected a number from 0 to 63"},
-           {R"("Stage(2)")", "rule 0: placement: expected a number from 0 to 1"},
+           {R"x("shard(0)")x", "expected Replicate, Shard(dimension) or Stage(index)"},
+           {R"x("Shard()")x", "expected Replicate, Shard(dimension) or Stage(index)"},
+           {R"x("Shard(0x)")x", "expected Replicate, Shard(dimension) or Stage(index)"},
+           {R"x("Shard(-1)")x", "rule 0: placement: expected a number from 0 to 63"},
+           {R"x("Stage(2)")x", "rule 0: placement: expected a number from 0 to 1"},
            {"0", "expected Replicate, Shard(dimension) or Stage(index), found 0"},
        }) {
-              EXPECT_THAT(error_of([&, p = placement] { layout_of("[2]", "[" + p + "]"); }),
-                          HasSubstr(error));
-            }
-          }
+    EXPECT_THAT(error_of([&, p = placement] { layout_of("[2]", "[" + p + "]"); }),
+                HasSubstr(error));
+  }
+}
 
-        }  // namespace
-      }    // namespace tessera
+}  // namespace
+}  // namespace tessera

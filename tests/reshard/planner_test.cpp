@@ -89,21 +89,19 @@ TEST(PlannerTest, StateFollowsItsParameterByKind) {
 TEST(PlannerTest, AMeshCutsByTheNewNamesAndStateFollows) {
   PlanOptions options{.renames = {{"model.", "net."}}};
   options.mesh = MeshLayout::from_json(
-      R"({"schema": 1, "mesh": [2, 2], "rules": [
-          {"names": "net.up.weight", "placements": ["Shard(0)", "Shard(1)"]
-},
-          {"names": "net.*", "placements": ["Shard(0)", "Replicate"]}]
-})",
+      R"x({"schema": 1, "mesh": [2, 2], "rules": [
+          {"names": "net.up.weight", "placements": ["Shard(0)", "Shard(1)"]},
+          {"names": "net.*", "placements": ["Shard(0)", "Replicate"]}]})x",
       "mesh.json");
-const Plan plan = plan_reshard(adamw(), "src", options);
-EXPECT_THAT(plan.problems, IsEmpty());
-EXPECT_EQ(plan.destination.world_size, 4);
-EXPECT_THAT(regions_of(plan, "net.up.weight"),
-            ElementsAre(Box{{0, 0}, {5, 2}}, Box{{0, 2}, {5, 2}}, Box{{5, 0}, {5, 2}},
-                        Box{{5, 2}, {5, 2}}));
-EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "net.up.weight"));
-EXPECT_THAT(regions_of(plan, "net.up.bias"), ElementsAre(Box{{0}, {5}}, Box{{5}, {5}}));
-EXPECT_THAT(regions_of(plan, "optim.state.up.bias.step"), SizeIs(1));
+  const Plan plan = plan_reshard(adamw(), "src", options);
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_EQ(plan.destination.world_size, 4);
+  EXPECT_THAT(regions_of(plan, "net.up.weight"),
+              ElementsAre(Box{{0, 0}, {5, 2}}, Box{{0, 2}, {5, 2}}, Box{{5, 0}, {5, 2}},
+                          Box{{5, 2}, {5, 2}}));
+  EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "net.up.weight"));
+  EXPECT_THAT(regions_of(plan, "net.up.bias"), ElementsAre(Box{{0}, {5}}, Box{{5}, {5}}));
+  EXPECT_THAT(regions_of(plan, "optim.state.up.bias.step"), SizeIs(1));
 }
 
 TEST(PlannerTest, LikeGivesThePiecesOfAnotherCheckpoint) {
@@ -140,18 +138,17 @@ TEST(PlannerTest, LikeNeedsEachNameWithItsShape) {
 TEST(PlannerTest, LayoutsExcludeEachOther) {
   PlanOptions options{.strategy = "dim0"};
   options.mesh = MeshLayout::from_json(
-      R"({"schema": 1, "mesh": [2], "rules": [{"names": "*", "placements": ["Shard(0)"]
-}]
-})", "m");
+      R"x({"schema": 1, "mesh": [2], "rules": [{"names": "*", "placements": ["Shard(0)"]}]})x",
+      "m");
   EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("either a mesh or a strategy"));
-options.strategy.clear();
-options.world_size = 4;
-EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("expected 2, as in the mesh, found 4"));
-options.world_size = 0;
-options.format = Format::torch_zip;
-EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("the format holds whole tensors"));
-options.like = std::make_shared<const CheckpointContents>(adamw());
-EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("beside another checkpoint"));
+  options.strategy.clear();
+  options.world_size = 4;
+  EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("expected 2, as in the mesh, found 4"));
+  options.world_size = 0;
+  options.format = Format::torch_zip;
+  EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("the format holds whole tensors"));
+  options.like = std::make_shared<const CheckpointContents>(adamw());
+  EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("beside another checkpoint"));
 }
 
 // Shows E14.
