@@ -95,3 +95,16 @@ def test_verify_finds_flipped_bits(path, tmp_path):
     content[header + 30 + sum(name_and_extra)] ^= 1
     last.write_bytes(content)
     assert run("ckpt-inspect", "verify", copy).returncode == 1
+
+
+def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
+    """Shows F2. State of a module that is no tensor, such as get_extra_state returns it."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "copy", copy_function=shutil.copyfile)
+    file = copy / "global_step2" / "mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    state["module"] |= {"up._extra_state": {"scale": torch.ones(2), "recipe": {"margin": 3}}, "down._extra_state": 4}
+    torch.save(state, file)
+    found = listing(copy)
+    assert tensors_by_name(found)["model.up._extra_state.scale"][:2] == ("float32", [2])
+    assert found["values"]["model.up._extra_state.recipe.margin"] == 3
+    assert found["values"]["model.down._extra_state"] == 4

@@ -56,7 +56,8 @@ std::vector<std::byte> scalar(const File& file, const Entry& entry) {
 /// Checks that the scalars of the optimizer's state are equal, such as the step.
 void require_equal_scalars(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : first.below(path)) {
-    if (entry->kind != Entry::Kind::tensor || !first.tensor(*entry).shape.empty()) continue;
+    if (entry->kind == Entry::Kind::value) require_equal(first, other, entry->path);
+    if (entry->kind == Entry::Kind::value || !first.tensor(*entry).shape.empty()) continue;
     const Entry* const same = other.find(entry->path);
     const bool is_scalar = same != nullptr && same->kind == Entry::Kind::tensor &&
                            other.tensor(*same).shape.empty() &&
@@ -105,25 +106,26 @@ void require_no_experts(const File& optimizer) {
 
 }  // namespace
 
-void require_one_save(const std::string& folder, const std::vector<File>& model,
-                      const std::vector<File>& optimizer, int stage) {
-  for (const File& file : model) {
-    require_world_sizes(folder, file, optimizer.size());
-    require_equal(model.front(), file, {"ds_version"});
-    require_equal(model.front(), file, {"global_steps"});
-    require_equal_below(model.front(), file, {"param_shapes"});
-    require_equal_below(model.front(), file, {"frozen_param_shapes"});
+void require_one_save(const std::string& folder, const std::vector<const File*>& model,
+                      const std::vector<const File*>& optimizer, int stage) {
+  const File& first_model = *model.front();
+  for (const File* const file : model) {
+    require_world_sizes(folder, *file, optimizer.size());
+    require_equal(first_model, *file, {"ds_version"});
+    require_equal(first_model, *file, {"global_steps"});
+    require_equal_below(first_model, *file, {"param_shapes"});
+    require_equal_below(first_model, *file, {"frozen_param_shapes"});
   }
-  for (const File& file : optimizer) {
-    require_no_experts(file);
-    require_partition_count(file, optimizer.size());
-    require_equal(model.front(), file, {"ds_version"});
-    const File& first = optimizer.front();
-    if (&file == &first) continue;
-    Path groups = path_of_optimizer(stage);
-    groups.emplace_back("param_groups");
-    require_equal_below(first, file, groups);
-    require_equal_scalars(first, file, path_of_state(first, stage));
+  const File& first = *optimizer.front();
+  Path groups = path_of_optimizer(stage);
+  groups.emplace_back("param_groups");
+  for (const File* const file : optimizer) {
+    require_no_experts(*file);
+    require_partition_count(*file, optimizer.size());
+    require_equal(first_model, *file, {"ds_version"});
+    if (file == &first) continue;
+    require_equal_below(first, *file, groups);
+    require_equal_scalars(first, *file, path_of_state(first, stage));
   }
 }
 

@@ -13,7 +13,7 @@ namespace tessera::formats::deepspeed {
 /// scalars of its state. Reads these scalars' bytes.
 /// Throws: Error(corruption) naming the file of the rank that differs from rank 0;
 /// Error(unsupported) for expert parallelism.
-void require_one_save(const std::string& folder, const std::vector<File>& model,
-                      const std::vector<File>& optimizer, int stage);
+void require_one_save(const std::string& folder, const std::vector<const File*>& model,
+                      const std::vector<const File*>& optimizer, int stage);
 
 }  // namespace tessera::formats::deepspeed

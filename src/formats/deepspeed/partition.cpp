@@ -109,9 +109,10 @@ std::vector<std::int64_t> paddings_between(const File& file, const std::string& 
 /// The vectors of one group of parameters, that of each rank behind that of the rank before.
 class JoinedVectors {
  public:
-  JoinedVectors(const std::vector<File>& optimizer, int stage, std::string vector)
+  JoinedVectors(const std::vector<const File*>& optimizer, int stage, std::string vector)
       : vector_(std::move(vector)) {
-    for (const File& file : optimizer) {
+    for (const File* const each : optimizer) {
+      const File& file = *each;
       begins_.push_back(end_);
       const auto end = checked_add(end_, numel_of_vector(file, stage, vector_));
       if (!end) throw refusal(file, {}, "fp32 weights", "fewer than 2^63 elements", "more");
@@ -169,19 +170,20 @@ class JoinedVectors {
 
 /// Cuts the parameters of stages 1 and 2 out of the vectors, one behind the other. The slices that
 /// DeepSpeed records are not used: with round_robin_gradients they are in another order.
-void cut_in_order(Partition& partition, const File& model, const std::vector<File>& optimizer) {
+void cut_in_order(Partition& partition, const File& model,
+                  const std::vector<const File*>& optimizer) {
   auto next = partition.parameters.begin();
   while (next != partition.parameters.end()) {
     const std::string vector = next->vector;
     JoinedVectors vectors(optimizer, partition.stage, vector);
-    const std::vector<std::int64_t> paddings = paddings_between(optimizer.front(), vector);
+    const std::vector<std::int64_t> paddings = paddings_between(*optimizer.front(), vector);
     for (std::size_t i = 0; next != partition.parameters.end() && next->vector == vector; ++i) {
       vectors.take(partition, model, *next++);
       if (i < paddings.size()) vectors.skip(model, paddings[i]);
     }
     vectors.finish(model);
   }
-  for (const Entry* const entry : optimizer.front().below(path_of_weights(partition.stage))) {
+  for (const Entry* const entry : optimizer.front()->below(path_of_weights(partition.stage))) {
     const std::string& vector = entry->path.back();
     const auto of_vector = std::ranges::find(partition.parameters, vector, &Parameter::vector);
     if (of_vector != partition.parameters.end()) continue;
@@ -325,20 +327,20 @@ int stage_of(const File& optimizer) {
                         "neither");
 }
 
-Partition read_partition(const File& model, const std::vector<File>& optimizer, int stage) {
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage) {
   Partition partition;
   partition.stage = stage;
   partition.parameters = read_parameters(model);
   if (stage == 3) {
     for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
-      cut_equally(partition, optimizer[rank], rank, optimizer.size());
+      cut_equally(partition, *optimizer[rank], rank, optimizer.size());
     }
     return partition;
   }
   cut_in_order(partition, model, optimizer);
   for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
-    const bool has_slices = !optimizer[rank].below({kRoot, kSlices}).empty();
-    if (has_slices && !has_wrong_slices(model)) check_slices(partition, optimizer[rank], rank);
+    const bool has_slices = !optimizer[rank]->below({kRoot, kSlices}).empty();
+    if (has_slices && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
   }
   return partition;
 }

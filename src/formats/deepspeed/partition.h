@@ -42,7 +42,7 @@ struct Partition {
 /// runtime/zero/stage_1_and_2.py, 0.19. Throws: Error(corruption) naming a parameter whose parts do
 /// not add up to its shape or are not where the rank recorded them, or a vector with more elements
 /// than parameters and padding need.
-Partition read_partition(const File& model, const std::vector<File>& optimizer, int stage);
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage);
 
 /// Returns the stage that the fp32 weights are laid out for: 3, or 2 for stages 1 and 2.
 /// Throws: Error(unsupported) if the file has none.

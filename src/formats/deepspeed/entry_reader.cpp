@@ -1,0 +1,205 @@
+#include "formats/deepspeed/entry_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "formats/drivers.h"
+#include "formats/opened_classes.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+/// DeepSpeed's classes whose objects are records of numbers.
+const std::vector<std::string> kRecords = {"deepspeed.utils.tensor_fragment.fragment_address",
+                                           "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+                                           "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"};
+
+/// Returns a whole number as a float, if it is the same number.
+std::optional<float> as_float(const std::optional<Value>& value) {
+  constexpr std::int64_t kMax = std::int64_t{1} << std::numeric_limits<float>::digits;
+  const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
+  if (number == nullptr || *number < 0 || *number > kMax) return std::nullopt;
+  return static_cast<float>(*number);
+}
+
+std::vector<std::string> with_records(std::vector<std::string> as_dict) {
+  as_dict.insert(as_dict.end(), kRecords.begin(), kRecords.end());
+  return as_dict;
+}
+
+}  // namespace
+
+void refuse(const File& file, const std::string& name, const std::string& rule,
+            const std::string& expected, const std::string& found) {
+  throw Error::expected(ErrorKind::corruption, {.path = file.reader().path(), .fqn = name}, rule,
+                        expected, found, "files of different runs?");
+}
+
+KeyPath text_keys(const Path& path) {
+  return KeyPath(path.begin(), path.end());
+}
+
+EntryReader::EntryReader(const FileSystem& fs, std::string path, std::string folder,
+                         const std::vector<std::string>& as_dict)
+    : fs_(fs),
+      path_(std::move(path)),
+      folder_(std::move(folder)),
+      as_dict_(with_records(as_dict)) {}
+
+Format EntryReader::format() const {
+  return deepspeed_driver().format();
+}
+
+const File& EntryReader::open_file(const std::string& name) {
+  return files_.emplace_back(fs_, folder_, name, as_dict_);
+}
+
+void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                             std::span<std::byte> out) const {
+  const Source& source = tensors_[tensor_index].pieces[piece_index];
+  if (source.number) {
+    TESSERA_CHECK(out.size() == sizeof(float) && range.numel() == 1);
+    std::memcpy(out.data(), &*source.number, sizeof(float));
+    return;
+  }
+  source.file->reader().read_piece(source.tensor, 0,
+                                   {source.begin + range.begin, source.begin + range.end}, out);
+}
+
+Value EntryReader::read_value(std::size_t value_index) const {
+  const auto& [name, path, source] = values_[value_index];
+  if (const auto* const value = std::get_if<Value>(&source)) return *value;
+  const auto& [file, index] = std::get<ValueSource>(source);
+  return file->reader().read_value(index);
+}
+
+PieceStorage EntryReader::piece_storage(std::size_t tensor_index, std::size_t piece_index) const {
+  const TensorEntry& tensor = contents_.tensors[tensor_index];
+  const Source& source = tensors_[tensor_index].pieces[piece_index];
+  PieceStorage storage{.file = {}, .byte_range = {}, .encoding = "plain"};
+  if (!source.number) storage = source.file->reader().piece_storage(source.tensor, 0);
+  storage.file = source.file->name();
+  if (folder_ != path_) storage.file = join_path(last_component(folder_), storage.file);
+  storage.stored_nbytes = nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype);
+  if (storage.byte_range) {
+    storage.byte_range->begin +=
+        static_cast<std::uint64_t>(source.begin) * itemsize(tensor.meta.dtype);
+    storage.byte_range->end = storage.byte_range->begin + storage.stored_nbytes;
+  }
+  return storage;
+}
+
+std::vector<std::string> EntryReader::data_files() const {
+  std::vector<std::string> files;
+  for (const File& file : files_) files.push_back(file.reader().path());
+  return files;
+}
+
+void EntryReader::verify(const FindingSink& sink, const ProgressSink& progress,
+                         int num_threads) const {
+  // The files' notes are about values of DeepSpeed's classes and copies of parameters.
+  const auto without_notes = [&](const Finding& finding) {
+    if (finding.severity == Finding::Severity::error) sink(finding);
+  };
+  for (const File& file : files_) file.reader().verify(without_notes, progress, num_threads);
+  for (const Finding& finding : contents_.opening_findings) sink(finding);
+}
+
+EntryReader::Tensor EntryReader::named(KeyPath path) {
+  Tensor tensor;
+  tensor.entry.meta.fqn = spell(path);
+  if (path.size() > 1) tensor.entry.key_path = std::move(path);
+  return tensor;
+}
+
+void EntryReader::add(Tensor tensor) {
+  validate_tensor_meta(tensor.entry.meta, folder_);
+  tensors_.push_back(std::move(tensor));
+}
+
+void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, int rank) {
+  if (entry.kind == Entry::Kind::value) {
+    add_value(std::move(path), ValueSource{&file, entry.index});
+    return;
+  }
+  Tensor tensor = named(std::move(path));
+  tensor.entry.meta.shape = file.tensor(entry).shape;
+  tensor.entry.meta.dtype = file.tensor(entry).dtype;
+  tensor.entry.pieces.push_back({whole_box(tensor.entry.meta.shape), rank});
+  tensor.pieces.push_back({&file, entry.index});
+  add(std::move(tensor));
+}
+
+void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank) {
+  const auto number = as_float(file.value_of(entry));
+  if (!number) {
+    add_entry(std::move(path), file, entry, rank);
+    return;
+  }
+  Tensor tensor = named(std::move(path));
+  tensor.entry.meta.dtype = DType::float32;
+  tensor.entry.pieces.push_back({whole_box({}), rank});
+  tensor.pieces.push_back({&file, 0, 0, *number});
+  add(std::move(tensor));
+}
+
+void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source) {
+  std::string name = spell(path);
+  if (path.size() == 1) path.clear();
+  values_.push_back({std::move(name), std::move(path), std::move(source)});
+}
+
+void EntryReader::add_alias(const std::string& name, const std::string& target) {
+  contents_.aliases.push_back(
+      {spell({"model", name}), spell({"model", target}), {std::string("model"), name}});
+}
+
+void EntryReader::note(std::string rule, std::string expected, std::string found) {
+  contents_.opening_findings.push_back({.severity = Finding::Severity::note,
+                                        .rule = std::move(rule),
+                                        .where = {.path = path_},
+                                        .expected = std::move(expected),
+                                        .found = std::move(found)});
+}
+
+void EntryReader::finish() {
+  std::ranges::sort(tensors_, {},
+                    [](const Tensor& t) { return std::string_view(t.entry.meta.fqn); });
+  std::ranges::sort(values_, {}, &NamedValue::name);
+  std::ranges::sort(contents_.aliases, {}, &Alias::fqn);
+  std::set<std::string_view> names;
+  const auto require_new = [&](const std::string& name) {
+    if (names.insert(name).second) return;
+    throw Error::expected(ErrorKind::unsupported, {.path = folder_, .fqn = name}, "names",
+                          "one entry of this name", "two",
+                          "save what is beside the model under another key");
+  };
+  for (const Tensor& tensor : tensors_) {
+    require_new(tensor.entry.meta.fqn);
+    contents_.tensors.push_back(tensor.entry);
+  }
+  for (const NamedValue& value : values_) {
+    require_new(value.name);
+    contents_.values.push_back({value.name, value.path});
+  }
+  for (const Alias& alias : contents_.aliases) require_new(alias.fqn);
+  add_what_readers_found();
+}
+
+/// Adds classes that the caller asked to read as dicts. DeepSpeed's own are no news.
+void EntryReader::add_what_readers_found() {
+  OpenedClassSum opened;
+  for (const File& file : files_) {
+    std::vector<OpenedClass> classes = file.reader().contents().opened_classes;
+    std::erase_if(classes, [](const OpenedClass& opened_class) {
+      return std::ranges::find(kRecords, opened_class.name) != kRecords.end();
+    });
+    opened.add(classes);
+  }
+  contents_.opened_classes = opened.classes();
+}
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "formats/deepspeed/files.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::deepspeed {
+
+/// A path of keys, each as text.
+using Path = std::vector<std::string>;
+
+/// Throws Error(corruption): files that cannot be of one run.
+[[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
+                         const std::string& expected, const std::string& found);
+
+/// A checkpoint whose tensors and values are parts of those of several files. Subclasses open the
+/// files, add the entries, and call `finish`; all in their constructors.
+class EntryReader : public CheckpointReader {
+ public:
+  Format format() const override;
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override;
+  Value read_value(std::size_t value_index) const override;
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
+  std::vector<std::string> data_files() const override;
+  void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override;
+
+ protected:
+  /// Elements of a file's tensor from `begin` on, or a number that the file has as a value.
+  struct Source {
+    const File* file;
+    std::size_t tensor;
+    std::int64_t begin = 0;
+    std::optional<float> number{};
+  };
+  struct Tensor {
+    TensorEntry entry;
+    std::vector<Source> pieces;
+  };
+  struct ValueSource {
+    const File* file;
+    std::size_t index;
+  };
+
+  /// `path`: what the user opened. `folder`: where the files are, within it or the same.
+  EntryReader(const FileSystem& fs, std::string path, std::string folder,
+              const std::vector<std::string>& as_dict);
+
+  /// Opens a file in the folder. It lives as long as this reader.
+  const File& open_file(const std::string& name);
+  const std::string& folder() const { return folder_; }
+
+  static Tensor named(KeyPath path);
+  void add(Tensor tensor);
+  /// Adds a tensor of a file, or what a value of it is.
+  void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
+  /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
+  void add_step(KeyPath path, const File& file, const Entry& entry, int rank);
+  void add_value(KeyPath path, std::variant<Value, ValueSource> source);
+  void add_alias(const std::string& name, const std::string& target);
+  void note(std::string rule, std::string expected, std::string found);
+  void set_world_size(std::size_t num_ranks) { contents_.world_size = static_cast<int>(num_ranks); }
+
+  /// Sorts the entries. Throws Error(unsupported) if two have one name.
+  void finish();
+
+ private:
+  struct NamedValue {
+    std::string name;
+    KeyPath path;
+    std::variant<Value, ValueSource> source;
+  };
+  void add_what_readers_found();
+
+  const FileSystem& fs_;
+  std::string path_;
+  std::string folder_;
+  std::vector<std::string> as_dict_;
+  std::deque<File> files_;
+  CheckpointContents contents_;
+  std::vector<Tensor> tensors_;     // parallel to contents_.tensors
+  std::vector<NamedValue> values_;  // parallel to contents_.values
+};
+
+/// Returns a path of keys that are all text.
+KeyPath text_keys(const Path& path);
+
+}  // namespace tessera::formats::deepspeed

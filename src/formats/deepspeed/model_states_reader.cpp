@@ -1,0 +1,245 @@
+#include "formats/deepspeed/model_states_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "formats/deepspeed/partition.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+/// Members of a file of model states that become something else.
+constexpr std::array<std::string_view, 6> kConsumed = {
+    "module",        "param_shapes",           "frozen_param_shapes",
+    "shared_params", "frozen_param_fragments", "buffer_names"};
+
+/// Members that DeepSpeed adds to what the user saves.
+constexpr std::array<std::string_view, 12> kOfDeepSpeed = {"optimizer",
+                                                           "data_sampler",
+                                                           "random_ltd",
+                                                           "skipped_steps",
+                                                           "global_steps",
+                                                           "dp_world_size",
+                                                           "global_samples",
+                                                           "mp_world_size",
+                                                           "ds_config",
+                                                           "ds_version",
+                                                           "checkpoint_parallel_dimensions",
+                                                           "sparse_tensor_module_names"};
+
+/// Members of the optimizer's states that say how the ranks cut its vectors.
+constexpr std::array<std::string_view, 5> kOfPartition = {
+    "param_slice_mappings", "zero_stage", "group_paddings", "param_alignment_paddings",
+    "partition_count"};
+
+template <std::size_t N>
+bool contains(const std::array<std::string_view, N>& words, std::string_view word) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
+
+std::string counted_names(std::size_t number) {
+  return std::to_string(number) + (number == 1 ? " name" : " names");
+}
+
+/// Returns `path` with the keys of an entry from the `begin`th on behind it.
+KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
+  path.insert(path.end(), entry.path.begin() + static_cast<std::ptrdiff_t>(begin),
+              entry.path.end());
+  return path;
+}
+
+}  // namespace
+
+void ModelStatesReader::open_model_states(const std::vector<std::string>& names) {
+  for (const std::string& name : names) models_.push_back(&open_file(name));
+}
+
+void ModelStatesReader::add_rest_of_module(
+    std::set<std::string> trained,
+    const std::function<bool(const std::string& name, DType copy)>& is_rounded) {
+  std::set<std::string>& known = trained;
+  if (is_partitioned()) add_frozen_parts(known);
+  add_ties(known);
+  const std::set<std::string> buffers = buffer_names();
+  std::map<std::size_t, std::string> names;  // by tensor of the file
+  std::size_t num_rounded = 0;
+  std::vector<std::string> without_elements;
+  for (const Entry* const entry : model().below({"module"})) {
+    const std::string& name = entry->path[1];
+    const bool is_plain = entry->path.size() == 2 && entry->kind == Entry::Kind::tensor;
+    if (!is_plain) {
+      add_entry(extended({"model"}, *entry, 1), model(), *entry);
+      continue;
+    }
+    const TensorMeta& copy = model().tensor(*entry);
+    if (known.contains(name)) {
+      num_rounded += std::size_t{copy.numel() > 0 && is_rounded(name, copy.dtype)};
+    } else if (is_partitioned() && !buffers.contains(name) && copy.numel() == 0) {
+      without_elements.push_back(name);
+    } else if (const auto [first, is_new] = names.emplace(entry->index, name); !is_new) {
+      add_alias(name, first->second);
+    } else {
+      add_entry(text_keys({"model", name}), model(), *entry);
+    }
+  }
+  note_rounded(num_rounded);
+  note_without_elements(without_elements);
+  note_different_buffers(buffers);
+}
+
+void ModelStatesReader::add_ties(std::set<std::string>& known) {
+  for (const Entry* const entry : model().below({"shared_params"})) {
+    const auto target = model().value_of(*entry);
+    const auto* const name = target ? target->get_if<std::string>() : nullptr;
+    if (entry->path.size() != 2 || name == nullptr || !known.contains(*name)) continue;
+    if (known.insert(entry->path[1]).second) add_alias(entry->path[1], *name);
+  }
+}
+
+std::set<std::string> ModelStatesReader::buffer_names() const {
+  std::set<std::string> names;
+  const auto value = model().value_at({"buffer_names"});
+  const auto* const list = value ? value->get_if<Value::List>() : nullptr;
+  for (const Value& item : list == nullptr ? Value::List() : *list) {
+    if (const auto* const name = item.get_if<std::string>()) names.insert(*name);
+  }
+  return names;
+}
+
+bool ModelStatesReader::is_partitioned() const {
+  return model().name().starts_with(kModelOfRankBegin);
+}
+
+/// Adds the frozen parameters of stage 3, of which each rank has an equal part.
+void ModelStatesReader::add_frozen_parts(std::set<std::string>& known) {
+  for (const Entry* const entry : model().below({"frozen_param_shapes"})) {
+    const auto sizes = model().value_of(*entry);
+    const auto shape = sizes && entry->path.size() == 2 ? shape_in(*sizes) : std::nullopt;
+    if (!shape) {
+      refuse(model(), entry->path.back(), "frozen_param_shapes", "a shape", "something else");
+    }
+    Tensor tensor = named(text_keys({"model", entry->path[1]}));
+    tensor.entry.meta.shape = *shape;
+    add_parts_of_frozen(entry->path[1], tensor);
+    add(std::move(tensor));
+    known.insert(entry->path[1]);
+  }
+}
+
+void ModelStatesReader::add_parts_of_frozen(const std::string& name, Tensor& tensor) {
+  const std::int64_t numel = tensor.entry.meta.numel();
+  const auto ranks = static_cast<std::int64_t>(models_.size());
+  const std::int64_t expected = numel / ranks + (numel % ranks != 0 ? 1 : 0);
+  std::int64_t end = 0;
+  for (std::size_t rank = 0; rank < models_.size(); ++rank) {
+    const File& file = *models_[rank];
+    const Entry* const part = file.find({"frozen_param_fragments", name});
+    const bool is_vector = part != nullptr && part->kind == Entry::Kind::tensor &&
+                           file.tensor(*part).numel() == expected;
+    if (!is_vector) {
+      refuse(file, tensor.entry.meta.fqn, "parts of ranks",
+             "a vector of " + std::to_string(expected) + " elements",
+             part == nullptr ? "none" : "something else");
+    }
+    const DType dtype = file.tensor(*part).dtype;
+    if (rank > 0 && dtype != tensor.entry.meta.dtype) {
+      refuse(file, tensor.entry.meta.fqn, "dtype", std::string(dtype_name(tensor.entry.meta.dtype)),
+             std::string(dtype_name(dtype)));
+    }
+    tensor.entry.meta.dtype = dtype;
+    const std::int64_t taken = std::min(expected, numel - end);
+    if (taken == 0) continue;
+    tensor.entry.pieces.push_back({FlatRange{end, end + taken}, static_cast<int>(rank)});
+    tensor.pieces.push_back({&file, part->index, 0});
+    end += taken;
+  }
+}
+
+void ModelStatesReader::add_members_of_model_states() {
+  for (const Entry& entry : model().entries()) {
+    const std::string& member = entry.path.front();
+    if (contains(kConsumed, member)) continue;
+    Path path = entry.path;
+    if (contains(kOfDeepSpeed, member)) path.insert(path.begin(), "deepspeed");
+    add_entry(text_keys(path), model(), entry);
+  }
+}
+
+void ModelStatesReader::add_members_of_optimizer(const File& file, const Path& path,
+                                                 const std::set<std::string>& used) {
+  for (const Entry* const entry : file.below(path)) {
+    const std::string& member = entry->path[path.size()];
+    if (used.contains(member) || contains(kOfPartition, member)) continue;
+    add_entry(extended({"deepspeed", "optimizer_state_dict"}, *entry, path.size()), file, *entry);
+  }
+}
+
+void ModelStatesReader::add_param_groups(
+    const File& file, const Path& path,
+    const std::function<std::vector<std::string>(std::int64_t)>& names) {
+  for (const Entry* const entry : file.below(path)) {
+    const std::string& group = entry->path[path.size()];
+    KeyPath target{"optim", "param_groups", static_cast<std::int64_t>(std::atoll(group.c_str()))};
+    target = extended(std::move(target), *entry, path.size() + 1);
+    const auto value = file.value_of(*entry);
+    const auto* const numbers = value ? value->get_if<Value::List>() : nullptr;
+    if (entry->path.back() != "params" || numbers == nullptr) {
+      add_entry(std::move(target), file, *entry);
+      continue;
+    }
+    Value::List all;
+    for (const Value& item : *numbers) {
+      const auto* const number = item.get_if<std::int64_t>();
+      if (number == nullptr) continue;
+      for (std::string& name : names(*number)) all.emplace_back(std::move(name));
+    }
+    add_value(std::move(target), Value(std::move(all)));
+  }
+}
+
+void ModelStatesReader::note_rounded(std::size_t num_rounded) {
+  if (num_rounded == 0) return;
+  note("copies", "each parameter once",
+       counted_names(num_rounded) + " also in 'module', in the dtype of the model; the fp32 " +
+           "master weights are read");
+}
+
+void ModelStatesReader::note_without_elements(const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  note("module", "elements of each name on some rank",
+       counted_names(names.size()) + " without any, such as '" + printable(names.front()) +
+           "' (a tied parameter that ZeRO stage 3 does not record?)");
+}
+/// Each rank of stage 3 saves the buffers. Those of rank 0 are read.
+void ModelStatesReader::note_different_buffers(const std::set<std::string>& buffers) {
+  std::vector<std::string> different;
+  for (const std::string& name : buffers) {
+    const auto differs = [&](const File* other) {
+      return !is_same_tensor(*other, {"module", name});
+    };
+    if (std::ranges::any_of(models_, differs)) different.push_back(name);
+  }
+  if (different.empty()) return;
+  note("ranks", "equal buffers on all ranks",
+       counted_names(different.size()) + " with other bytes on some rank, such as '" +
+           printable(different.front()) + "'; that of rank 0 is read");
+}
+/// Whether a rank's tensor is that of rank 0, as far as stored checksums tell.
+bool ModelStatesReader::is_same_tensor(const File& other, const Path& path) const {
+  const Entry* const mine = model().find(path);
+  const Entry* const its = other.find(path);
+  const bool are_tensors = mine != nullptr && its != nullptr && mine->kind == Entry::Kind::tensor &&
+                           its->kind == Entry::Kind::tensor;
+  if (!are_tensors) return mine == nullptr && its == nullptr;
+  const auto expected = model().reader().crc32_of(mine->index);
+  const auto found = other.reader().crc32_of(its->index);
+  return !expected || !found || *expected == *found;
+}
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "formats/deepspeed/entry_reader.h"
+
+namespace tessera::formats::deepspeed {
+
+/// A checkpoint with files of model states: the module, and what the trainer saved beside it.
+class ModelStatesReader : public EntryReader {
+ protected:
+  using EntryReader::EntryReader;
+
+  /// Opens the files of model states, one or that of each rank.
+  void open_model_states(const std::vector<std::string>& names);
+  const File& model() const { return *models_.front(); }
+  const std::vector<const File*>& models() const { return models_; }
+
+  /// Adds buffers, frozen parameters and ties. `trained`: names of parameters that were added
+  /// already. `is_rounded` says whether a copy of such a parameter has another dtype. Notes what
+  /// else the module has.
+  void add_rest_of_module(
+      std::set<std::string> trained,
+      const std::function<bool(const std::string& name, DType copy)>& is_rounded);
+  /// Adds what the user saved beside the model, and what DeepSpeed says of the run.
+  void add_members_of_model_states();
+  /// Adds the members of an optimizer's states that are no state of parameters. `path`: where they
+  /// are in the file. `used`: members that are something else.
+  void add_members_of_optimizer(const File& file, const Path& path,
+                                const std::set<std::string>& used);
+  /// Adds the groups of the optimizer at `path`. `names` gives the parameters behind a number.
+  void add_param_groups(const File& file, const Path& path,
+                        const std::function<std::vector<std::string>(std::int64_t)>& names);
+
+ private:
+  /// Whether the module's parameters are without elements, as in stage 3.
+  bool is_partitioned() const;
+  void add_ties(std::set<std::string>& known);
+  std::set<std::string> buffer_names() const;
+  void add_frozen_parts(std::set<std::string>& known);
+  void add_parts_of_frozen(const std::string& name, Tensor& tensor);
+  void note_rounded(std::size_t num_rounded);
+  void note_without_elements(const std::vector<std::string>& names);
+  void note_different_buffers(const std::set<std::string>& buffers);
+  bool is_same_tensor(const File& other, const Path& path) const;
+
+  std::vector<const File*> models_;  // by rank; one before stage 3
+};
+
+}  // namespace tessera::formats::deepspeed
