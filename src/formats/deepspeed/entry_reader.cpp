@@ -189,7 +189,8 @@ void EntryReader::finish() {
   add_what_readers_found();
 }
 
-/// Adds classes that the caller asked to read as dicts. DeepSpeed's own are no news.
+/// Adds the classes that the caller asked to read as dicts. Leaves out DeepSpeed's own classes
+/// (kRecords), which are always read as dicts.
 void EntryReader::add_what_readers_found() {
   OpenedClassSum opened;
   for (const File& file : files_) {
