@@ -234,6 +234,7 @@ class SafetensorsReader final : public CheckpointReader {
     finish_aliases();
     contents_.annotations.merge(texts_);
     note_differing_metadata();
+    note_second_copies();
     read_values(set);
     if (set.lacks_index) report_lost_index(set);
     named_tensors_.clear();
@@ -357,6 +358,7 @@ class SafetensorsReader final : public CheckpointReader {
           note_unlisted(path, tensor.meta.fqn,
                         "a tensor that the index puts into '" + printable(listed->second) + "'");
           continue;
+          second_copies_.push_back("'" + printable(tensor.meta.fqn) + "' in " + printable(name));
         }
       }
       add_piece(path, std::move(tensor), saved_offsets, rank->second);
@@ -489,6 +491,20 @@ class SafetensorsReader final : public CheckpointReader {
   /// shards. So such a values file is an error: a move would lose the values.
   void report_lost_index(const FileSet& set) {
     findings_.push_back({.severity = Finding::Severity::error,
+  /// Tells everybody of the tensors that are not read, because the index names another file.
+  void note_second_copies() {
+    if (second_copies_.empty()) return;
+    const std::size_t num_copies = second_copies_.size();
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = "structure",
+         .where = {.path = path_},
+         .expected = "each tensor in one file",
+         .found = std::to_string(num_copies) +
+                  (num_copies == 1 ? " second copy: " : " second copies, such as ") +
+                  second_copies_[0] + "; the index names another file, which is read"});
+  }
+
                          .rule = "structure",
                          .where = {.path = path_},
                          .expected = "an index next to the shards (it also names the values)",
@@ -632,6 +648,7 @@ class SafetensorsReader final : public CheckpointReader {
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases
 
+  std::vector<std::string> second_copies_;            // in words; while opening
   mutable std::mutex open_files_mutex_;
   mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;
 };
