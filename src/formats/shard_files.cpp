@@ -21,7 +21,7 @@ std::map<std::string, std::string> texts_of(const Value& index) {
   if (entries == nullptr) return texts;
   for (const auto& [key, item] : *entries) {
     const auto& name = *key.get_if<std::string>();
-    if (name == "total_size" || name.starts_with("tessera.")) continue;
+    if (name == "total_size") continue;
     const auto* text = item.get_if<std::string>();
     texts.emplace(name, text == nullptr ? value_to_json(item) : *text);
   }

@@ -453,6 +453,46 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
               ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'")));
 }
 
+TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {
+  std::filesystem::create_directory(tmp_ / "two");
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  put_safetensors("two/one.safetensors", header, 1);
+  put_safetensors("two/two.safetensors",
+                  R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                  R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                  2);
+  put("two/model.safetensors.index.json",
+      R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
+  EXPECT_THAT(
+      told(*open(tmp_ / "two")),
+      ElementsAre(HasSubstr("note: two: structure: 1 second copy: 'a' in two.safetensors")));
+}
+
+TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {
+  const std::map<std::string, std::string> texts{
+      {"DCP_VERSION", "mine"}, {"tessera.aliases", "mine"}, {"tessera.mine", "text"}};
+  put_safetensors("a.safetensors",
+                  R"({"__metadata__":{"DCP_VERSION":"mine","tessera.mine":"text"},)"
+                  R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->contents().annotations.at("DCP_VERSION"), "mine");
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->contents().annotations.at("tessera.mine"), "text");
+  MemoryCheckpoint source = make_rich_checkpoint();
+  source.contents_for_change().annotations = texts;
+  write(source, "b.safetensors");
+  write(source, "c", {.max_shard_nbytes = 1});
+  for (const std::string name : {"b.safetensors", "c"}) {
+    const auto reader = open(tmp_ / name);
+    EXPECT_THAT(told(*reader), ::testing::IsEmpty());
+    EXPECT_EQ(reader->contents().aliases.size(), 1U);
+    for (const auto& [key, text] : texts) {
+      const auto found = reader->contents().annotations.find(key);
+      ASSERT_NE(found, reader->contents().annotations.end()) << key;
+      EXPECT_EQ(found->second, text);
+    }
+  }
+}
+
 /// A checkpoint of tensors alone, of which there is more to say than safetensors can.
 MemoryCheckpoint make_nested_checkpoint() {
   MemoryCheckpoint source;

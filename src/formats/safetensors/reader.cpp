@@ -342,7 +342,8 @@ class SafetensorsReader final : public CheckpointReader {
     const auto file = fs_.open(path);
     detail::Header header = detail::read_header(*file);
     auto saved_offsets = read_saved_offsets(header.metadata, path);
-    if (saved_offsets && set.is_single_file) {
+    const bool is_of_dcp = saved_offsets.has_value();
+    if (is_of_dcp && set.is_single_file) {
       // What is in the file can be moved only as whole tensors: the rest of each is elsewhere.
       if (!contents_.part) contents_.part = part_of_ranks(fs_, path, has_offset(*saved_offsets));
       if (contents_.part) saved_offsets.reset();
@@ -357,13 +358,16 @@ class SafetensorsReader final : public CheckpointReader {
         } else if (listed->second != name) {
           note_unlisted(path, tensor.meta.fqn,
                         "a tensor that the index puts into '" + printable(listed->second) + "'");
-          continue;
           second_copies_.push_back("'" + printable(tensor.meta.fqn) + "' in " + printable(name));
+          continue;
         }
       }
       add_piece(path, std::move(tensor), saved_offsets, rank->second);
     }
-    for (auto& [key, text] : header.metadata) note_metadata(path, key, std::move(text));
+    for (auto& [key, text] : header.metadata) {
+      if (is_of_dcp && key == detail::kDcpVersionKey) continue;
+      note_metadata(path, key, std::move(text));
+    }
     files_.push_back({.path = path, .name = name, .data_range = header.data_range});
   }
 
@@ -462,7 +466,7 @@ class SafetensorsReader final : public CheckpointReader {
       values_digest_in_header_ = std::move(text);
     } else if (key == detail::kStructureKey) {
       structures_in_headers_.emplace_back(path, std::move(text));
-    } else if (key != detail::kDcpShardingInfoKey && key != detail::kDcpVersionKey) {
+    } else if (key != detail::kDcpShardingInfoKey) {
       const auto [kept, is_new] = contents_.annotations.try_emplace(key, text);
       if (!is_new && kept->second != text) differing_metadata_.insert(key);
     }
@@ -487,10 +491,6 @@ class SafetensorsReader final : public CheckpointReader {
           .found = "other texts for " + keys + " (those of the first file are kept)"});
   }
 
-  /// Reports that the index is missing. Only the index has the digest of a values file beside the
-  /// shards. So such a values file is an error: a move would lose the values.
-  void report_lost_index(const FileSet& set) {
-    findings_.push_back({.severity = Finding::Severity::error,
   /// Tells everybody of the tensors that are not read, because the index names another file.
   void note_second_copies() {
     if (second_copies_.empty()) return;
@@ -505,6 +505,10 @@ class SafetensorsReader final : public CheckpointReader {
                   second_copies_[0] + "; the index names another file, which is read"});
   }
 
+  /// Reports that the index is missing. Only the index has the digest of a values file beside the
+  /// shards. So such a values file is an error: a move would lose the values.
+  void report_lost_index(const FileSet& set) {
+    findings_.push_back({.severity = Finding::Severity::error,
                          .rule = "structure",
                          .where = {.path = path_},
                          .expected = "an index next to the shards (it also names the values)",
@@ -644,11 +648,11 @@ class SafetensorsReader final : public CheckpointReader {
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_prefix_;         // while opening
   std::set<std::string> differing_metadata_;          // keys; while opening
+  std::vector<std::string> second_copies_;            // in words; while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases
 
-  std::vector<std::string> second_copies_;            // in words; while opening
   mutable std::mutex open_files_mutex_;
   mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;
 };

@@ -297,13 +297,10 @@ class FileLayout {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
     for (const auto& [key, text] : contents_.annotations) {
-      if (key.starts_with("tessera.") || key == detail::kDcpShardingInfoKey ||
-          key == detail::kDcpVersionKey) {
-        continue;
-      }
       // If an annotation's text is a tensor's name, readers would take the annotation for an alias
-      // of that tensor. So such annotations are stored together under another key.
-      if (contents_.find_tensor(text) != nullptr) {
+      // of that tensor; if its key has a meaning, for that. So such annotations are stored together
+      // under another key.
+      if (contents_.find_tensor(text) != nullptr || detail::is_reserved_key(key)) {
         texts.emplace_back(key, text);
       } else {
         metadata.emplace(key, text);
