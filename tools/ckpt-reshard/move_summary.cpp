@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/float_text.h"
@@ -10,6 +12,7 @@
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
+#include "reshard/moved_names.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/format_driver.h"
 
@@ -186,16 +189,57 @@ void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Termi
   terminal.print("changed: " + line + " (docs/formats/what-each-holds.md)\n");
 }
 
-/// Prints one line about what the options leave out.
-void print_left_out(const MoveOptions& options, const reshard::LeftOut& left, Terminal& terminal) {
-  std::string what;
-  const auto add = [&](std::size_t count, std::string_view one, std::string_view many) {
-    if (count > 0) what += (what.empty() ? "" : ", ") + counted(count, one, many);
+/// The first name of each kind that the options leave out; empty if there is none.
+struct FirstLeftOut {
+  std::string tensor{};
+  std::string value{};
+  std::string alias{};
+};
+
+/// Finds the names that `count_left_out` counts.
+FirstLeftOut first_left_out(const MoveOptions& options,
+                            const formats::CheckpointContents& contents) {
+  reshard::PlanOptions wanted;
+  wanted.only = NameSelection(options.only);
+  if (options.drop_optimizer) wanted.optimizer = reshard::OptimizerSelection::leave_out;
+  const reshard::MovedSelection moved(contents, wanted);
+  std::set<std::string_view> targets;  // tensors that are moved under the name of an alias
+  FirstLeftOut first;
+  const auto take = [](std::string& name, const std::string& candidate) {
+    if (name.empty() || candidate < name) name = candidate;
   };
-  add(left.tensors, "tensor", "tensors");
-  add(left.values, "value", "values");
-  add(left.aliases, "alias", "aliases");
-  if (what.empty()) return;
+  for (const formats::Alias& alias : contents.aliases) {
+    if (moved.contains(alias.fqn)) {
+      targets.insert(alias.target);
+    } else {
+      take(first.alias, alias.fqn);
+    }
+  }
+  for (const formats::TensorEntry& tensor : contents.tensors) {
+    if (moved.contains(tensor.meta.fqn)) continue;
+    take(targets.contains(tensor.meta.fqn) ? first.alias : first.tensor, tensor.meta.fqn);
+  }
+  for (const formats::ValueEntry& value : contents.values) {
+    if (!moved.contains(value.name)) take(first.value, value.name);
+  }
+  return first;
+}
+
+/// Prints one line about what the options leave out: how many of each kind, and the first of them.
+void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
+                    const formats::CheckpointContents& contents, Terminal& terminal) {
+  if (left == reshard::LeftOut{}) return;
+  const FirstLeftOut first = first_left_out(options, contents);
+  std::string what;
+  const auto add = [&](std::size_t count, std::string_view one, std::string_view many,
+                       const std::string& name) {
+    if (count == 0) return;
+    what += (what.empty() ? "" : ", ") + counted(count, one, many) + " (" + printable(name) +
+            (count > 1 ? ", …)" : ")");
+  };
+  add(left.tensors, "tensor", "tensors", first.tensor);
+  add(left.values, "value", "values", first.value);
+  add(left.aliases, "alias", "aliases", first.alias);
   std::string by = options.only.empty() ? "" : options.only_option;
   if (options.drop_optimizer) by += std::string(by.empty() ? "" : " and ") + "--drop-optimizer";
   terminal.print("left out by " + by + ": " + what + "\n");
@@ -354,7 +398,7 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   } else {
     print_summary(options, outcome, start, terminal);
   }
-  print_left_out(options, outcome.plan.left_out, terminal);
+  print_left_out(options, outcome.plan.left_out, reader.contents(), terminal);
   print_changes(outcome.plan.changes, terminal);
   print_opening_findings(reader, terminal);
   print_extra_files(outcome.extra_files, terminal);
