@@ -565,8 +565,13 @@ TEST(TorchZipTest, ASingleTensorOrValueHasAName) {
   const auto name_of = [&](const std::string& pickle) {
     std::ofstream(directory / "x.pt", std::ios::binary) << archive(pickle, std::string(8, 'a'));
     const auto reader = open(directory / "x.pt");
-    return reader->contents().tensors.empty() ? reader->contents().values[0].name
-                                              : reader->contents().tensors[0].meta.fqn;
+    const std::string name = reader->contents().tensors.empty()
+                                 ? reader->contents().values[0].name
+                                 : reader->contents().tensors[0].meta.fqn;
+    EXPECT_EQ(reader->contents().opening_findings.size(), 1U);
+    EXPECT_NE(reader->contents().opening_findings.at(0).found.find("with the key '" + name + "'"),
+              std::string::npos);
+    return name;
   };
   EXPECT_EQ(name_of(kTensor), "tensor");
   EXPECT_EQ(name_of(number(3)), "value");

@@ -96,6 +96,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
       if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
+      if (leaf.path.empty()) note_sole_object(leaf, name);
       leaves.push_back({std::move(name), std::move(leaf), leaves.size()});
     }
     std::ranges::sort(leaves, {}, &NamedLeaf::name);
@@ -283,6 +284,22 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     if (auto note = torch_zip::note_of_other_records(*archive)) {
       contents_.opening_findings.push_back(std::move(*note));
     }
+  }
+
+  /// Notes that the file holds no dict of entries, but one tensor or value: it becomes the entry
+  /// `name` of a dict. The refusal of a value that is never read says enough.
+  void note_sole_object(const Leaf& leaf, const std::string& name) {
+    const auto* const value = std::get_if<Value>(&leaf.content);
+    const bool is_tensor = std::holds_alternative<TensorRecord>(leaf.content);
+    if (value == nullptr && !is_tensor) return;
+    const std::string what =
+        is_tensor ? "a tensor" : "a value of type " + std::string(type_name(*value));
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = "structure",
+         .where = {.path = path_},
+         .expected = "a dict, or a list that holds a tensor or a dict",
+         .found = what + "; a move makes a dict of it, with the key '" + name + "'"});
   }
 
   /// Notes tensors that share memory. Does not note equal tensors: they are aliases, and stay
