@@ -1,11 +1,19 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace tessera::detail {
 
 /// Returns the shortest decimal that reads back as `value`, as Python prints it: `1.0`, `1e-05`,
 /// `1e+16`, `nan`, `-inf`. A finite number always has a point or an exponent.
 std::string float_to_text(double value);
+
+/// Does the same, but writes every other NaN than Python's `float("nan")` with its bits:
+/// `nan:fff8000000000000`.
+std::string float_to_exact_text(double value);
+/// Undoes `float_to_exact_text`; nothing for a text that is no number.
+std::optional<double> float_from_exact_text(std::string_view text);
 
 }  // namespace tessera::detail

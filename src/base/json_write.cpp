@@ -1,9 +1,4 @@
-#include <bit>
-#include <charconv>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <optional>
 
 #include "base/base64.h"
 #include "base/float_text.h"
@@ -16,18 +11,6 @@ namespace {
 
 /// JSON numbers with more digits overflow a double, so parsers refuse them.
 constexpr std::size_t kMaxPlainIntegerDigits = 300;
-
-constexpr std::uint64_t kNanOfPython = 0x7FF8000000000000;  // float("nan")
-constexpr std::string_view kNanWithBits = "nan:";           // and its bits, as 16 hex digits
-
-/// Returns the text of a number that JSON cannot write: `inf`, `nan`, `nan:fff8000000000000`.
-std::string text_of_special_float(double value) {
-  const auto bits = std::bit_cast<std::uint64_t>(value);
-  if (!std::isnan(value) || bits == kNanOfPython) return detail::float_to_text(value);
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(bits));
-  return std::string(kNanWithBits) + digits;
-}
 
 void append_quoted(std::string& out, std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -89,7 +72,7 @@ class JsonPrinter {
     if (std::isfinite(value)) {
       out_ += detail::float_to_text(value);
     } else {
-      show_form("$float", text_of_special_float(value));
+      show_form("$float", detail::float_to_exact_text(value));
     }
   }
   void show(const std::string& value) {
@@ -202,17 +185,6 @@ Value::List items_of_form(const std::string& path, const std::string& form, Valu
   return std::move(*items);
 }
 
-/// Undoes text_of_special_float for a NaN with bits of its own; nothing for any other text.
-std::optional<double> other_nan(std::string_view text) {
-  if (!text.starts_with(kNanWithBits)) return std::nullopt;
-  text.remove_prefix(kNanWithBits.size());
-  if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != text.npos) return {};
-  std::uint64_t bits = 0;
-  std::from_chars(text.data(), text.data() + text.size(), bits, 16);
-  const auto number = std::bit_cast<double>(bits);
-  return std::isnan(number) && bits != kNanOfPython ? std::optional(number) : std::nullopt;
-}
-
 // Says whether `text` is an integer that needs the `$int` form, without leading zeros. A shorter
 // integer must not have this form, so that each integer has only one spelling.
 bool is_long_integer(std::string_view text) {
@@ -238,10 +210,11 @@ Value value_of_form(const std::string& form, Value json, const std::string& path
   }
   if (form == "$float") {
     const std::string& name = text_of_form(path, form, json);
-    if (name == "nan") return std::nan("");
-    if (name == "inf") return HUGE_VAL;
-    if (name == "-inf") return -HUGE_VAL;
-    if (const auto nan = other_nan(name)) return *nan;
+    // Every number has one spelling, so that a text that is read and written again stays the same.
+    const auto number = detail::float_from_exact_text(name);
+    if (number && !std::isfinite(*number) && detail::float_to_exact_text(*number) == name) {
+      return *number;
+    }
     refuse_form(path, form, "nan, inf, -inf, or nan: and the 16 hex digits of another NaN");
   }
   if (form == "$dict") {

@@ -339,6 +339,7 @@ std::vector<Value> values_of_every_kind() {
       Value::Bytes{""},
       Value::Bytes{std::string("\x00\xff\x80", 3)},
       Value::Symbol{"torch.bfloat16"},
+      Value::Symbol{"complex:-0.0,nan:7ff8000000000005"},
       Value::List{},
       Value::List{1, 1.0, true, "1", Value{}},
       Value::Tuple{},

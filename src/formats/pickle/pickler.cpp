@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <limits>
-#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "base/float_text.h"
 #include "base/utf8.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
@@ -85,8 +84,9 @@ bool pickle_complex(Pickler& pickler, std::string_view spelled) {
   double numbers[2] = {};
   std::size_t i = 0;
   for (const std::string_view text : {spelled.substr(0, comma), spelled.substr(comma + 1)}) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), numbers[i++]);
-    if (error != std::errc() || end != text.data() + text.size()) return false;
+    const auto number = ::tessera::detail::float_from_exact_text(text);
+    if (!number) return false;
+    numbers[i++] = *number;
   }
   pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "complex");
   pickler.real(numbers[0]);

@@ -304,8 +304,8 @@ class Walk {
       case ValueGlobal::complex: {
         const double real = argument(call, 0).as_floating("real part");
         const double imaginary = argument(call, 1).as_floating("imaginary part");
-        return Value::Symbol{"complex:" + ::tessera::detail::float_to_text(real) + "," +
-                             ::tessera::detail::float_to_text(imaginary)};
+        return Value::Symbol{"complex:" + ::tessera::detail::float_to_exact_text(real) + "," +
+                             ::tessera::detail::float_to_exact_text(imaginary)};
       }
       case ValueGlobal::path:
         return path(call);

@@ -1,5 +1,8 @@
 #include "python_value.h"
 
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 #include <variant>
 
@@ -80,6 +83,11 @@ class ToPython {
   }
 
   static nb::object number_of(const std::string& text) {
+    constexpr std::string_view kNanWithBits = "nan:";  // and 16 hex digits
+    if (text.starts_with(kNanWithBits)) {
+      const std::uint64_t bits = std::strtoull(text.c_str() + kNanWithBits.size(), nullptr, 16);
+      return stolen(PyFloat_FromDouble(std::bit_cast<double>(bits)));
+    }
     return stolen(PyFloat_FromString(text_to_python(text).ptr()));
   }
 
