@@ -183,6 +183,21 @@ TEST_F(SafetensorsTest, OneShardOfPyTorchsDistributedCheckpointIsAPart) {
   }
 }
 
+TEST_F(SafetensorsTest, ARankWithoutAShardIsTold) {
+  std::filesystem::create_directory(tmp_ / "c");
+  for (const std::string rank : {"1", "3"}) {
+    std::filesystem::copy_file(
+        fixture("dcp/valid/hf_distributed/shard-0000" + rank + "-model-00001-of-00002.safetensors"),
+        tmp_ / ("c/shard-0000" + rank + "-model-00001-of-00002.safetensors"));
+  }
+  const auto reader = open(tmp_ / "c");
+  const auto& findings = reader->contents().opening_findings;
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_EQ(findings[0].found, "none of rank 2 (had it nothing to save, or is its file lost?)");
+  EXPECT_THAT(open(fixture("dcp/valid/hf_distributed"))->contents().opening_findings,
+              ::testing::IsEmpty());
+}
+
 TEST_F(SafetensorsTest, AFileThatRankZeroSavedAloneIsWhole) {
   put_safetensors("model-00001-of-00001.safetensors",
                   R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"a\":{\"saved_offsets\":[0]}}"},)"

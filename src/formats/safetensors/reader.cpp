@@ -235,6 +235,7 @@ class SafetensorsReader final : public CheckpointReader {
     contents_.annotations.merge(texts_);
     note_differing_metadata();
     note_second_copies();
+    if (set.index_path.empty() && !set.is_single_file) note_missing_ranks(set);
     read_values(set);
     if (set.lacks_index) report_lost_index(set);
     named_tensors_.clear();
@@ -489,6 +490,26 @@ class SafetensorsReader final : public CheckpointReader {
           .where = {.path = path_},
           .expected = "the same texts in all files",
           .found = "other texts for " + keys + " (those of the first file are kept)"});
+  }
+
+  /// Notes numbers that no shard of PyTorch's ranks has: such a rank had nothing to save, or its
+  /// file is lost. The numbers do not tell of the last rank.
+  void note_missing_ranks(const FileSet& set) {
+    std::set<std::uint64_t> ranks;
+    for (const std::string& name : set.names) {
+      if (!name.starts_with(kDcpShardPrefix)) continue;
+      if (const auto shard = numbered_name(name)) ranks.insert(shard->number);
+    }
+    if (ranks.empty()) return;
+    std::uint64_t missing = 1;
+    while (ranks.contains(missing)) ++missing;
+    if (missing > *ranks.rbegin()) return;
+    tell({.severity = Finding::Severity::note,
+          .rule = "structure",
+          .where = {.path = path_},
+          .expected = "shards of ranks 1 to " + std::to_string(*ranks.rbegin()),
+          .found = "none of rank " + std::to_string(missing) +
+                   " (had it nothing to save, or is its file lost?)"});
   }
 
   /// Tells everybody of the tensors that are not read, because the index names another file.
