@@ -49,12 +49,20 @@ void initialize_uniform(const EmbeddingBagConfig& config, const Box& region, std
                         at::Tensor weight) {
   constexpr std::int64_t kRows = 1024;  // per task
   const std::int64_t rows = region.sizes[0];
+  const bool is_plain =
+      weight.is_cpu() && weight.scalar_type() == at::kFloat && weight.is_contiguous();
   parallel_for(ceil_div(rows, kRows), at::get_num_threads(), {}, [&](std::int64_t task) {
     const std::int64_t begin = task * kRows;
     const std::int64_t end = std::min(begin + kRows, rows);
+    const auto fill = [&](float* first) {
+      fill_uniform(region, config.embedding_dim, seed, bound_of(config), first, begin, end);
+    };
+    if (is_plain) {
+      fill(weight.data_ptr<float>() + begin * region.sizes[1]);
+      return;
+    }
     at::Tensor values = torch::empty({end - begin, region.sizes[1]}, at::kFloat);
-    fill_uniform(region, config.embedding_dim, seed, bound_of(config),
-                 values.mutable_data_ptr<float>(), begin, end);
+    fill(values.mutable_data_ptr<float>());
     const at::NoGradGuard no_grad;  // the mode is thread-local
     weight.narrow(0, begin, end - begin).copy_(values);
   });
