@@ -91,6 +91,7 @@ struct MeshPlacement {
 /// DeviceMesh and Placement in torch.distributed.tensor. Ranks are row-major: in a mesh of shape
 /// (A, B), rank = a * B + b.
 struct MeshLayout {
+  /// How the tensors of some names are cut.
   struct Rule {
     std::string names;                      // a glob; see glob_match
     std::vector<MeshPlacement> placements;  // one for each axis of the mesh
@@ -98,6 +99,7 @@ struct MeshLayout {
   std::vector<int> shape;
   std::vector<Rule> rules;  // for each name, the first that matches is used
 
+  /// Returns the product of the axes' sizes.
   int world_size() const;
 
   /// Parses a file such as
