@@ -113,7 +113,7 @@ struct BranchesImpl : torch::nn::Module {
     sometimes = register_module("sometimes", torch::nn::Linear(32, 32));
   }
   at::Tensor forward(const at::Tensor& x, bool uses_both) {
-    const at::Tensor y = always->forward(x);
+    const at::Tensor y = always->forward(always->forward(x));  // gathered twice in a pass
     return uses_both ? sometimes->forward(y) : y;
   }
   torch::nn::Linear always{nullptr}, sometimes{nullptr};
@@ -136,6 +136,7 @@ TEST_P(GradientsOnDeviceTest, OfAUnitThatOneRankUsesAreAveragedOverAll) {
       model->to(own);
       FullyShardOptions options{.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::LinearImpl>()};
       if (is_in_bfloat16) options.mixed_precision.param_dtype = torch::kBFloat16;
+      if (is_in_bfloat16) options.freed_parameters = FreedParameters::poisoned;
       fully_shard(*model, options);
       const at::Tensor x = input_of(mesh.rank()).to(own);
       for (int step = 0; step < 3; ++step) {
