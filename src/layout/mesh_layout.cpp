@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
+#include <functional>
+#include <iterator>
 #include <numeric>
-#include <optional>
-#include <set>
 #include <utility>
 
-#include "base/checked_math.h"
 #include "base/json.h"
 #include "layout/cut.h"
 #include "tessera/base/error.h"
@@ -127,26 +125,34 @@ class MeshJson {
   std::string rule_;
 };
 
-/// Returns the box of one rank; nothing if it has no part of the tensor.
-std::optional<Box> box_of_rank(const MeshLayout& layout, const MeshLayout::Rule& rule, int rank,
-                               std::span<const std::int64_t> shape) {
-  Box box = whole_box(shape);
-  for (std::size_t axis = layout.shape.size(); axis-- > 0;) {  // the last axis varies fastest
-    const int num_indices = layout.shape[axis];
-    const int index = rank % num_indices;
-    rank /= num_indices;
-    const MeshPlacement& placement = rule.placements[axis];
-    if (placement.kind == MeshPlacement::Kind::stage && index != placement.number) {
-      return std::nullopt;
-    }
-    if (placement.kind != MeshPlacement::Kind::shard) continue;
+/// Returns what one axis makes of a shard of the axes behind it. `stride`: how far two ranks are
+/// apart whose indices on the axis differ by one.
+std::vector<Shard> along_axis(const Shard& shard, const MeshPlacement& placement, int num_indices,
+                              int stride) {
+  const auto add_ranks = [&](std::vector<int>& to, int index) {
+    for (const int rank : shard.ranks) to.push_back(rank + index * stride);
+  };
+  std::vector<Shard> shards;
+  if (placement.kind == MeshPlacement::Kind::shard) {
     const auto dimension = static_cast<std::size_t>(placement.number);
-    const FlatRange share = chunk_of(box.sizes[dimension], index, num_indices);
-    if (share.numel() == 0) return std::nullopt;
-    box.offsets[dimension] += share.begin;
-    box.sizes[dimension] = share.numel();
+    for (int index = 0; index < num_indices; ++index) {
+      Box box = std::get<Box>(shard.region);
+      const FlatRange share = chunk_of(box.sizes[dimension], index, num_indices);
+      if (share.numel() == 0) break;  // the following ranks get nothing either
+      box.offsets[dimension] += share.begin;
+      box.sizes[dimension] = share.numel();
+      shards.push_back({std::move(box), {}});
+      add_ranks(shards.back().ranks, index);
+    }
+    return shards;
   }
-  return box;
+  shards.push_back({shard.region, {}});
+  if (placement.kind == MeshPlacement::Kind::stage) {
+    add_ranks(shards.back().ranks, placement.number);
+  } else {
+    for (int index = 0; index < num_indices; ++index) add_ranks(shards.back().ranks, index);
+  }
+  return shards;
 }
 
 }  // namespace
@@ -180,14 +186,18 @@ std::vector<Shard> MeshLayout::shards_of(std::string_view name,
           "Shard(" + std::to_string(placement.number) + ") for '" + printable(rule->names) + "'");
     }
   }
-  std::map<Region, std::vector<int>> ranks_of;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    if (auto box = box_of_rank(*this, *rule, rank, tensor_shape)) {
-      ranks_of[std::move(*box)].push_back(rank);
+  std::vector<Shard> shards{{whole_box(tensor_shape), {0}}};
+  int stride = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {  // the last axis varies fastest
+    std::vector<Shard> cut;
+    for (const Shard& shard : shards) {
+      std::ranges::move(along_axis(shard, rule->placements[axis], shape[axis], stride),
+                        std::back_inserter(cut));
     }
+    shards = std::move(cut);
+    stride *= shape[axis];
   }
-  std::vector<Shard> shards;
-  for (auto& [box, ranks] : ranks_of) shards.push_back({box, std::move(ranks)});
+  std::ranges::sort(shards, {}, &Shard::region);
   return shards;
 }
 
