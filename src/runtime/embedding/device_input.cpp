@@ -5,17 +5,13 @@
 
 #include <algorithm>
 
-#include "base/checked_math.h"
+#include "runtime/embedding/host_loops.h"
 #include "tessera/base/error.h"
 
 namespace tessera::embedding {
 namespace {
 
 using at::Tensor;
-
-const std::int64_t* longs(const Tensor& tensor) {
-  return tensor.const_data_ptr<std::int64_t>();
-}
 
 }  // namespace
 
@@ -82,9 +78,7 @@ void DeviceInput::start_headers(std::uint64_t fingerprint) {
   Tensor own = pinned({static_cast<std::int64_t>(kNumFields) + num_pairs_}, at::kLong);
   own.zero_();
   auto* const header = own.mutable_data_ptr<std::int64_t>();
-  header[kBatchSize] = failure_ ? kRefused : batch_.batch_size;
-  header[kFingerprint] = static_cast<std::int64_t>(fingerprint);
-  header[kWantsWeightGradients] = static_cast<std::int64_t>(wants_weight_gradients_);
+  write_header(header, fingerprint);
   if (!failure_ && !packing_) {
     for (std::size_t i = 0; i < outgoing_.size(); ++i)
       header[kNumFields + i] = outgoing_[i].num_ids;
@@ -163,17 +157,14 @@ void DeviceInput::send() {
     packing_.reset();
     own_batch_.reset();
   }
-  std::vector<std::int64_t> receive_sizes;
-  for (std::size_t peer = 0; peer < batch_sizes_.size(); ++peer) {
-    receive_sizes.push_back(payload(rank(), batch_sizes_[peer], num_received_[peer]));
-  }
+  const std::vector<std::int64_t> sizes = receive_sizes();
   if (group_->size() == 1) {
     received_ = sent_;
   } else {
-    received_ = torch::empty({sum_of(receive_sizes)}, sent_.options());
-    group_->all_to_all(received_, receive_sizes, sent_, send_sizes(), "ids of batches").wait();
+    received_ = torch::empty({sum_of(sizes)}, sent_.options());
+    group_->all_to_all(received_, sizes, sent_, send_sizes(), "ids of batches").wait();
   }
-  unpack(receive_sizes);
+  unpack(sizes);
   if (host_ids_ == HostIds::copied) {
     bags_.host_ids = pinned(bags_.ids.sizes(), at::kLong);
     bags_.host_ids.copy_(bags_.ids, /*non_blocking=*/true);
@@ -195,13 +186,13 @@ void DeviceInput::for_received(const Visit& visit) const {
 }
 
 /// Assembles the bags of all ranks, output by output.
-void DeviceInput::unpack(const std::vector<std::int64_t>& receive_sizes) {
+void DeviceInput::unpack(const std::vector<std::int64_t>& sizes) {
   const std::int64_t outputs = num_outputs(rank());
   bags_.num_samples = sum_of(batch_sizes_);
   std::vector<Tensor> lengths, ids, weights;
   std::vector<Tensor> of_peer;
   std::int64_t begin = 0;
-  for (const std::int64_t size : receive_sizes) {
+  for (const std::int64_t size : sizes) {
     of_peer.push_back(received_.narrow(0, begin, size));
     begin += size;
   }

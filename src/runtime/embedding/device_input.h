@@ -40,7 +40,7 @@ class DeviceInput final : public Input {
   void take_headers(const std::int64_t* headers);
   void refuse_bad_ids(const std::int64_t* own_header);
   void send();
-  void unpack(const std::vector<std::int64_t>& receive_sizes);
+  void unpack(const std::vector<std::int64_t>& sizes);
   /// Calls `visit(output, peer, begin, num_ids)` for all outputs of this rank, and within them for
   /// all ranks. `begin`: of the ids within those that the peer sent.
   template <class Visit>

@@ -26,7 +26,7 @@ struct FusedState {
   float* data(const std::string& name) const;
 };
 
-/// Returns the state of a shard before the first step. Shape: `[rows, columns]`.
+/// Returns the state before the first step, for a shard of shape `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          at::Device device = at::kCPU);
 

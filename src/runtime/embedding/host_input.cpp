@@ -1,31 +1,15 @@
 #include "runtime/embedding/host_input.h"
 
-#include <ATen/Parallel.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "runtime/embedding/host_loops.h"
 #include "tessera/base/error.h"
-#include "tessera/base/parallel.h"
 
 namespace tessera::embedding {
-namespace {
-
-const std::int64_t* longs(const at::Tensor& tensor) {
-  return tensor.const_data_ptr<std::int64_t>();
-}
-
-/// Calls `body(each)` for all elements of a vector, in parallel.
-template <class T, class Body>
-void for_all(std::vector<T>& vector, const Body& body) {
-  parallel_for(static_cast<std::int64_t>(vector.size()), at::get_num_threads(), {},
-               [&](std::int64_t i) { body(vector[static_cast<std::size_t>(i)]); });
-}
-
-}  // namespace
-
 HostInput::HostInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
                      std::shared_ptr<dist::Group> group, const OwnBatch& batch,
                      std::uint64_t fingerprint)
@@ -47,9 +31,7 @@ HostInput::HostInput(const TableSet& tables, std::shared_ptr<const Assignments> 
   }
   header_ = torch::zeros({static_cast<std::int64_t>(kNumFields + num_sent_.size())}, at::kLong);
   auto* const header = header_.mutable_data_ptr<std::int64_t>();
-  header[kBatchSize] = failure_ ? kRefused : batch_.batch_size;
-  header[kFingerprint] = static_cast<std::int64_t>(fingerprint);
-  header[kWantsWeightGradients] = static_cast<std::int64_t>(wants_weight_gradients_);
+  write_header(header, fingerprint);
   std::ranges::copy(num_sent_, header + kNumFields);
   headers_ = torch::empty({header_.numel() * group_->size()}, at::kLong);
   pending_ = group_->all_gather(headers_, header_, "sizes of batches");
@@ -81,12 +63,9 @@ void HostInput::send() {
     received_ = sent_;
     return;
   }
-  std::vector<std::int64_t> receive_sizes;
-  for (std::size_t peer = 0; peer < batch_sizes_.size(); ++peer) {
-    receive_sizes.push_back(payload(rank(), batch_sizes_[peer], num_received_[peer]));
-  }
-  received_ = torch::empty({sum_of(receive_sizes)}, at::kLong);
-  pending_ = group_->all_to_all(received_, receive_sizes, sent_, send_sizes(), "ids of batches");
+  const std::vector<std::int64_t> sizes = receive_sizes();
+  received_ = torch::empty({sum_of(sizes)}, at::kLong);
+  pending_ = group_->all_to_all(received_, sizes, sent_, send_sizes(), "ids of batches");
 }
 
 const LocalBags& HostInput::bags() {
@@ -104,18 +83,19 @@ const LocalBags& HostInput::bags() {
   return bags_;
 }
 
-/// Returns where the message of each rank begins.
+/// Returns for each rank where its message begins in `received_`.
 std::vector<const std::int64_t*> HostInput::received_messages() const {
   std::vector<const std::int64_t*> messages;
   const std::int64_t* at = longs(received_);
-  for (std::size_t peer = 0; peer < batch_sizes_.size(); ++peer) {
+  for (const std::int64_t size : receive_sizes()) {
     messages.push_back(at);
-    at += payload(rank(), batch_sizes_[peer], num_received_[peer]);
+    at += size;
   }
   return messages;
 }
 
-/// Returns the runs by output and then by rank, with their lengths and numbers of ids.
+/// Returns the runs, ordered by output, then by rank. Sets only `lengths`, `num_samples`,
+/// `num_ids`.
 std::vector<HostInput::Run> HostInput::received_runs() const {
   const std::int64_t outputs = num_outputs(rank());
   const std::vector<const std::int64_t*> messages = received_messages();
@@ -131,8 +111,8 @@ std::vector<HostInput::Run> HostInput::received_runs() const {
   return runs;
 }
 
-/// Allocates the bags. If there is one rank, the received ids are in order already: the bags are
-/// views of the message.
+/// Allocates the bags. If there is one rank, the received ids are already in the bags' order, so
+/// the bags' ids and weights are views of the message.
 void HostInput::allocate_bags() {
   const std::int64_t outputs = num_outputs(rank());
   const std::int64_t num_ids = sum_of(num_received_);
@@ -150,7 +130,8 @@ void HostInput::allocate_bags() {
   }
 }
 
-/// Sets for each run where its ids and weights were received, and where its bags go.
+/// Sets for each run where its ids and weights are in the message, and where its bags are to be
+/// put.
 void HostInput::place_runs(std::vector<Run>& runs) {
   struct Source {  // the next ids and weights of a rank
     const std::int64_t* ids;

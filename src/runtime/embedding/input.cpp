@@ -42,6 +42,20 @@ std::vector<std::int64_t> Input::send_sizes() const {
   return sizes;
 }
 
+std::vector<std::int64_t> Input::receive_sizes() const {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t peer = 0; peer < batch_sizes_.size(); ++peer) {
+    sizes.push_back(payload(rank(), batch_sizes_[peer], num_received_[peer]));
+  }
+  return sizes;
+}
+
+void Input::write_header(std::int64_t* header, std::uint64_t fingerprint) const {
+  header[kBatchSize] = failure_ ? kRefused : batch_.batch_size;
+  header[kFingerprint] = static_cast<std::int64_t>(fingerprint);
+  header[kWantsWeightGradients] = static_cast<std::int64_t>(wants_weight_gradients_);
+}
+
 void Input::check_headers(const std::int64_t* headers, std::size_t stride) {
   const std::size_t num_ranks = num_sent_.size();
   const std::int64_t* const own = headers + static_cast<std::size_t>(rank()) * stride;

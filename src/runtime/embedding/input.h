@@ -89,6 +89,8 @@ class Input {
   static constexpr std::size_t kNumFields = 3;
   static constexpr std::int64_t kRefused = -1;
 
+  /// Writes the fields above to this rank's header.
+  void write_header(std::int64_t* header, std::uint64_t fingerprint) const;
   /// Reads the fields above from the headers of all ranks, which the first message brought. Throws
   /// if a rank refused its batch or has another fingerprint. `stride`: elements of a header.
   void check_headers(const std::int64_t* headers, std::size_t stride);
@@ -98,6 +100,8 @@ class Input {
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
   /// Returns the size of the second message to each rank. Units: int64.
   std::vector<std::int64_t> send_sizes() const;
+  /// Returns the size of the second message from each rank. Units: int64.
+  std::vector<std::int64_t> receive_sizes() const;
   int rank() const { return group_->rank(); }
 
   std::shared_ptr<const Assignments> assignments_;

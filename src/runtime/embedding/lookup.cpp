@@ -107,7 +107,8 @@ void Lookup::add_dense(std::size_t looked, TableBackward& backward,
   gradients[table.table] = dense.to(table.weight.scalar_type());
 }
 
-/// Updates the tables whose rows this rank holds in full, or whose optimizer works per element.
+/// Updates the sharded tables that need nothing from other ranks: this rank holds whole rows, or
+/// the optimizer works per element.
 void Lookup::step_shards(TableBackward& backward, const FusedOptimizer& optimizer) {
   std::vector<int> tables;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
@@ -135,8 +136,8 @@ std::vector<Lookup::SplitTable> Lookup::split_tables(TableBackward& backward,
   return split;
 }
 
-/// Sends each rank the tables that it has columns of, in order. Both sides have the same tables and
-/// touched rows.
+/// Sends each peer the squares of the tables that both have, in order. Sender and receiver have the
+/// same tables and touched rows.
 void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent, received;
@@ -162,7 +163,7 @@ void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   }
 }
 
-/// Updates tables whose columns are on several ranks, for an optimizer that needs whole rows.
+/// Updates the tables whose columns are on several ranks, if the optimizer needs whole rows.
 void Lookup::step_split_rows(TableBackward& backward, const FusedOptimizer& optimizer) {
   std::vector<SplitTable> split = split_tables(backward, optimizer);
   exchange_squares(split);
@@ -174,7 +175,7 @@ void Lookup::step_split_rows(TableBackward& backward, const FusedOptimizer& opti
   }
 }
 
-/// Updates a table that every rank has, with the gradients of all ranks.
+/// Updates a table that every rank has in full, with the gradients of all ranks.
 void Lookup::step_replica(std::size_t looked, TableBackward& backward,
                           const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];

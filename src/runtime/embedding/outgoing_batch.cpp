@@ -1,19 +1,13 @@
 #include "runtime/embedding/outgoing_batch.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include "tessera/base/parallel.h"
+#include "runtime/embedding/host_loops.h"
 
 namespace tessera::embedding {
 namespace {
-
-const std::int64_t* longs(const at::Tensor& tensor) {
-  return tensor.const_data_ptr<std::int64_t>();
-}
 
 /// Calls `visit(sample, position, row)` for each id of a slice that is in `rows`. `row` is relative
 /// to the first of `rows`.
@@ -38,13 +32,6 @@ std::int64_t num_ids_in(const TableBatch& batch, const TableBatch::Slice& slice,
     num_ids += static_cast<std::int64_t>(ids[i] >= rows.begin && ids[i] < rows.end);
   }
   return num_ids;
-}
-
-/// Calls `body(each)` for all elements of a vector, in parallel.
-template <class T, class Body>
-void for_all(std::vector<T>& vector, const Body& body) {
-  parallel_for(static_cast<std::int64_t>(vector.size()), at::get_num_threads(), {},
-               [&](std::int64_t i) { body(vector[static_cast<std::size_t>(i)]); });
 }
 
 /// Where one output's part of the message goes.

@@ -22,7 +22,7 @@ struct Inputs {
   std::weak_ptr<const ShardedTables> tables;  // the tables that look it up
   bool is_used = false;                       // whether the batch has been looked up
   std::unique_ptr<Input> sharded;
-  std::unique_ptr<Input> replicated;  // of data_parallel tables: this rank's own batch
+  std::unique_ptr<Input> replicated;  // for data_parallel tables: only this rank's batch
   ResidentBags resident;              // the bags of `sharded`, after the lookup
   at::Tensor weights;                 // of the batch, float32, with their autograd history
 
@@ -106,7 +106,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   dist::Mesh mesh_;
   std::optional<FusedOptimizer> optimizer_;
   at::Device device_;                   // of all tables
-  std::shared_ptr<dist::Group> world_;  // all ranks; independent of other groups' order
+  std::shared_ptr<dist::Group> world_;  // all ranks; its collectives have an order of their own
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
   // Null on the CPU. Batches have a connection of their own: on a device the messages of one
   // connection run in order, and those of a later batch must not wait for a lookup.
@@ -119,7 +119,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::shared_ptr<const Assignments> replicated_;  // of this rank alone
   std::vector<PooledColumns> pooled_columns_;      // of each rank's lookup in `sharded_`
   std::vector<RankBlocks> blocks_;                 // by rank, parallel to its pooled columns
-  bool covers_output_ = false;                     // whether a table writes every column of it
+  bool covers_output_ = false;                     // whether tables write each output column
   bool has_means_ = false;
   std::uint64_t static_fingerprint_ = 0;  // of all that never changes
   std::shared_ptr<registry::MeetingPoint> meeting_point_ =

@@ -15,7 +15,7 @@ struct TableBatch {
   at::Tensor ids;      // [N] int64
   at::Tensor lengths;  // [keys * batch_size] int64
   at::Tensor offsets;  // [keys * batch_size + 1] int64
-  at::Tensor weights;  // [N] float32; undefined: none
+  at::Tensor weights;  // [N] float32; undefined if the batch has none
   struct Slice {       // of one output
     std::int64_t begin = 0;
     std::int64_t end = 0;        // its ids are [begin, end) of `ids`
