@@ -2,24 +2,15 @@
 
 #include <gmock/gmock.h>
 
+#include "support/error_matchers.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/region.h"
 
 namespace tessera {
 namespace {
 
+using test::ThrowsError;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 MeshLayout layout_of(const std::string& mesh, const std::string& placements) {
   return MeshLayout::from_json(R"({"schema": 1, "mesh": )" + mesh +
@@ -82,11 +73,13 @@ TEST(MeshLayoutTest, TheFirstRuleThatMatchesIsUsed) {
       "mesh.json");
   EXPECT_THAT(in_words(layout.shards_of("a.b", Shape{2, 2})),
               ElementsAre("[0:2, 0:1] on 0", "[0:2, 1:2] on 1"));
-  EXPECT_THAT(error_of([&] { layout.shards_of("b", Shape{2}); }),
-              HasSubstr("b: rules of the mesh: expected a rule whose names match, found none"));
-  EXPECT_THAT(error_of([&] { layout.shards_of("a.c", Shape{2}); }),
-              HasSubstr("a.c: rules of the mesh: expected a dimension of the shape [2], found "
-                        "Shard(1) for 'a.*'"));
+  EXPECT_THAT([&] { layout.shards_of("b", Shape{2}); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "b: rules of the mesh: expected a rule whose names match, found none"));
+  EXPECT_THAT([&] { layout.shards_of("a.c", Shape{2}); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "a.c: rules of the mesh: expected a dimension of the shape [2], found "
+                          "Shard(1) for 'a.*'"));
 }
 
 struct BadFile {
@@ -109,8 +102,8 @@ TEST(MeshLayoutTest, RefusesFilesThatDoNotSayWhatTheyMean) {
            {R"({"schema": 1, "mesh": [1, 1], )" + rules + "}",
             "rule 0: placements: expected a list of 2, one for each axis"},
        }) {
-    EXPECT_THAT(error_of([&] { MeshLayout::from_json(bad.text, "mesh.json"); }),
-                HasSubstr(bad.error));
+    EXPECT_THAT([&] { MeshLayout::from_json(bad.text, "mesh.json"); },
+                ThrowsError(ErrorKind::corruption, bad.error));
   }
   for (const auto& [placement, error] : std::vector<std::pair<std::string, std::string>>{
            {R"x("shard(0)")x", "expected Replicate, Shard(dimension) or Stage(index)"},
@@ -120,8 +113,8 @@ TEST(MeshLayoutTest, RefusesFilesThatDoNotSayWhatTheyMean) {
            {R"x("Stage(2)")x", "rule 0: placement: expected a number from 0 to 1"},
            {"0", "expected Replicate, Shard(dimension) or Stage(index), found 0"},
        }) {
-    EXPECT_THAT(error_of([&, p = placement] { layout_of("[2]", "[" + p + "]"); }),
-                HasSubstr(error));
+    const auto parse = [&, p = placement] { layout_of("[2]", "[" + p + "]"); };
+    EXPECT_THAT(parse, ThrowsError(ErrorKind::corruption, error));
   }
 }
 

@@ -3,11 +3,10 @@
 import shutil
 
 from build import build, runtime_definitions
-from console import heading, say
+from console import heading
 from debian_packages import install_packages
 from demo import show_and_run
-from demo_resume import comparison, side_by_side
-from loss_curve import largest_difference, read_stretches
+from demo_resume import compare_runs
 from places import ROOT
 from python_environment import python_environment
 
@@ -44,10 +43,4 @@ def demo_dlrm(*, torch_version: str | None) -> int:
     show_and_run(trainer(3, checkpoints, "--steps", STEPS, "--plan", plan, "--losses", moved), python)
     show_and_run(["ckpt-inspect", "layout", str(checkpoints / f"step-{STEPS}"), "model.tables.*"], python)
 
-    [expected], stretches = read_stretches(in_one_go), read_stretches(moved)
-    say(side_by_side(expected.losses, stretches, shutil.get_terminal_size().columns) + "\n")
-    say(comparison(expected, stretches) + "\n")
-    largest = largest_difference([loss for stretch in stretches for loss in stretch.losses], expected.losses)
-    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
-    say(f"largest relative difference of {STEPS} steps: {largest:.1e}; {verdict}")
-    return 0 if largest <= TOLERANCE else 1
+    return compare_runs(in_one_go, moved, TOLERANCE)

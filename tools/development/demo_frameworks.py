@@ -4,11 +4,10 @@ import os
 import shutil
 
 from build import build, runtime_definitions
-from console import heading, say
+from console import heading
 from debian_packages import install_packages
 from demo import show_and_run
-from demo_resume import STEPS, TEXT, TOLERANCE, comparison, side_by_side
-from loss_curve import largest_difference, read_stretches
+from demo_resume import STEPS, TEXT, TOLERANCE, compare_runs
 from peer_packages import peer_packages
 from places import ROOT
 from python_environment import python_environment
@@ -52,10 +51,4 @@ def demo_frameworks(*, torch_version: str | None) -> int:
     heading("Tessera's C++ trainer goes on from PyTorch's checkpoint, on 1 rank")
     show_and_run(["resume_anywhere", str(checkpoints), TEXT, "--losses", str(moved), "--steps", str(STEPS)], python)
 
-    [expected], stretches = read_stretches(in_one_go), read_stretches(moved)
-    say(side_by_side(expected.losses, stretches, shutil.get_terminal_size().columns) + "\n")
-    say(comparison(expected, stretches) + "\n")
-    largest = largest_difference([loss for stretch in stretches for loss in stretch.losses], expected.losses)
-    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
-    say(f"largest relative difference of {STEPS} steps: {largest:.1e}; {verdict}")
-    return 0 if largest <= TOLERANCE else 1
+    return compare_runs(in_one_go, moved, TOLERANCE)

@@ -3,11 +3,10 @@
 import shutil
 
 from build import build, runtime_definitions
-from console import heading, say
+from console import heading
 from debian_packages import install_packages
 from demo import show_and_run
-from demo_resume import comparison, side_by_side
-from loss_curve import largest_difference, read_stretches
+from demo_resume import compare_runs
 from places import ROOT
 from python_environment import python_environment
 
@@ -39,10 +38,4 @@ def demo_moe(*, torch_version: str | None) -> int:
     show_and_run(trainer(4, checkpoints, "LICENSE", "--steps", STEPS, "--losses", moved), python)
     show_and_run(["ckpt-inspect", "tree", str(checkpoints / f"step-{STEPS}"), "--depth", "2"], python)
 
-    [expected], stretches = read_stretches(alone), read_stretches(moved)
-    say(side_by_side(expected.losses, stretches, shutil.get_terminal_size().columns) + "\n")
-    say(comparison(expected, stretches) + "\n")
-    largest = largest_difference([loss for stretch in stretches for loss in stretch.losses], expected.losses)
-    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
-    say(f"largest relative difference of {STEPS} steps: {largest:.1e}; {verdict}")
-    return 0 if largest <= TOLERANCE else 1
+    return compare_runs(alone, moved, TOLERANCE)

@@ -106,6 +106,17 @@ def comparison(expected: Stretch, stretches: list[Stretch]) -> str:
     return table(rows, right={3, 4, 5})
 
 
+def compare_runs(in_one_go: Path, moved: Path, tolerance: float) -> int:
+    """Prints the losses of a run and of the same run in parts. Returns 0 if they differ by no more than `tolerance`."""
+    [expected], stretches = read_stretches(in_one_go), read_stretches(moved)
+    say(side_by_side(expected.losses, stretches, shutil.get_terminal_size().columns) + "\n")
+    say(comparison(expected, stretches) + "\n")
+    largest = largest_difference([loss for stretch in stretches for loss in stretch.losses], expected.losses)
+    verdict = "the curves coincide" if largest <= tolerance else f"the curves part: more than {tolerance}"
+    say(f"largest relative difference of {len(expected.losses)} steps: {largest:.1e}; {verdict}")
+    return 0 if largest <= tolerance else 1
+
+
 def demo_resume(*, torch_version: str | None) -> int:
     """Returns 0 if the resumed run has the same losses as the uninterrupted run."""
     install_packages({"build", "python"})
@@ -137,10 +148,4 @@ def demo_resume(*, torch_version: str | None) -> int:
                   "docs/examples/resume_anywhere/go_on_fsdp2.py", str(for_python), TEXT, "--losses", str(moved),
                   "--steps", str(STEPS)], python)
 
-    [expected], stretches = read_stretches(in_one_go), read_stretches(moved)
-    say(side_by_side(expected.losses, stretches, shutil.get_terminal_size().columns) + "\n")
-    say(comparison(expected, stretches) + "\n")
-    largest = largest_difference([loss for stretch in stretches for loss in stretch.losses], expected.losses)
-    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
-    say(f"largest relative difference of {STEPS} steps: {largest:.1e}; {verdict}")
-    return 0 if largest <= TOLERANCE else 1
+    return compare_runs(in_one_go, moved, TOLERANCE)

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "runtime/embedding/tables.h"
+#include "runtime/support/checks.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
@@ -11,18 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-template <class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(TableDeviceTest, ADeviceWithTooLittleMemoryIsNamedWithTableAndBytes) {
-  const std::string message = message_of([] {
+  const std::string message = test::error_of([] {
     embedding::allocate_table("users", at::Device(at::kCUDA, 1), 4096, [] {
       throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
     });
@@ -47,7 +38,8 @@ class TablesOnTwoDevices final : public EmbeddingBagCollectionBase {
 TEST(TableDeviceTest, TablesOnSeveralDevicesAreRefusedUnlessOneIsChosen) {
   const TablesOnTwoDevices collection;
   EXPECT_THAT(
-      message_of([&] { embedding::device_for_tables(collection, dist::Mesh(), ShardOptions{}); }),
+      test::error_of(
+          [&] { embedding::device_for_tables(collection, dist::Mesh(), ShardOptions{}); }),
       HasSubstr("days: device of the tables of a collection: expected cpu, as of table users, "
                 "found meta"));
   ShardOptions chosen;

@@ -5,6 +5,7 @@
 
 #include "accelerator/accelerator.h"
 #include "runtime/embedding/sharded_training.h"
+#include "runtime/support/checks.h"
 #include "simulated_device/device.h"
 #include "support/random.h"
 #include "support/temporary_directory.h"
@@ -201,16 +202,6 @@ TEST_P(TablesOnDeviceTest, ASaveInTheBackgroundHasTheStateOfItsStart) {
 
 // ---- Bad input.
 
-template <class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST_P(TablesOnDeviceTest, AnIdOutOfRangeOnTheDeviceIsNamed) {
   test::on_devices(2, [&](const dist::Mesh& mesh) {
     const auto tables = mixed_tables(mesh);
@@ -221,7 +212,7 @@ TEST_P(TablesOnDeviceTest, AnIdOutOfRangeOnTheDeviceIsNamed) {
       values[0] = 11;
       bad = KeyedJaggedTensor::from_lengths(good.keys(), values, good.lengths());
     }
-    const std::string message = message_of([&] { tables->forward(bad); });
+    const std::string message = test::error_of([&] { tables->forward(bad); });
     EXPECT_THAT(message, HasSubstr(mesh.rank() == 0 ? "users: id 0 of feature 'user', sample"
                                                     : "an invalid batch on rank 0"));
     tables->forward(good);  // the next batch is not affected
@@ -232,10 +223,10 @@ TEST_P(TablesOnDeviceTest, AnotherDeviceIsRefused) {
   const auto tables =
       shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 1), dist::Mesh(),
             {.device = device(0)});
-  EXPECT_THAT(message_of([&] { tables->forward(test::small_batch(0, 0).to(device(1))); }),
+  EXPECT_THAT(test::error_of([&] { tables->forward(test::small_batch(0, 0).to(device(1))); }),
               HasSubstr("expected tensors on the CPU or on sim:0, found values on sim:1"));
   test::on_devices(2, [&](const dist::Mesh& mesh) {
-    EXPECT_THAT(message_of([&] {
+    EXPECT_THAT(test::error_of([&] {
                   shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 2),
                         mesh, {.device = at::kCPU});
                 }),
@@ -327,7 +318,7 @@ TEST_P(TablesOnDeviceTest, ABatchThatNeedsMoreRowsThanAreCachedChangesNothing) {
                .cached_rows = {{"users", 2}}});
     const StateDict before = state_dict(*tables, {.offload_to_cpu = true});
     const std::string message =
-        message_of([&] { tables->forward(test::small_batch(mesh.rank(), 0)); });
+        test::error_of([&] { tables->forward(test::small_batch(mesh.rank(), 0)); });
     EXPECT_THAT(message, HasSubstr(mesh.rank() == 0
                                        ? "users: rows of a batch in one table: expected at most 2"
                                        : "too many on rank 0"));
@@ -342,7 +333,7 @@ TEST_P(TablesOnDeviceTest, ABatchThatNeedsMoreRowsThanAreCachedChangesNothing) {
 
 TEST_P(TablesOnDeviceTest, CachedRowsThatCannotBeAreRefused) {
   const auto refused = [&](const ShardOptions& options, const std::string& plan) {
-    return message_of([&] {
+    return test::error_of([&] {
       shard(test::small_collection(), test::plan_of(test::plan_kind(plan), 1), dist::Mesh(),
             options);
     });
