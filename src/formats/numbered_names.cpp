@@ -88,7 +88,8 @@ std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers
   return num_parts;
 }
 
-/// Returns which part the entry `name` of a directory is. `beside` says what lies beside it.
+/// Returns which part the entry `name` of a directory is. `beside`: what a message calls the other
+/// entries of the directory.
 std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& directory,
                                       const std::string& name, std::string_view beside) {
   const auto own = numbered_name(name);

@@ -9,6 +9,7 @@
 
 #include "formats/deepspeed/partition.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats::deepspeed {
 namespace {
@@ -43,10 +44,6 @@ bool contains(const std::array<std::string_view, N>& words, std::string_view wor
 }
 
 constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
-
-std::string counted_names(std::size_t number) {
-  return std::to_string(number) + (number == 1 ? " name" : " names");
-}
 
 /// Returns `path` with the keys of an entry from the `begin`th on behind it.
 KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
@@ -207,16 +204,17 @@ void ModelStatesReader::add_param_groups(
 void ModelStatesReader::note_rounded(std::size_t num_rounded) {
   if (num_rounded == 0) return;
   note("copies", "each parameter once",
-       counted_names(num_rounded) + " also in 'module', in the dtype of the model; the fp32 " +
+       counted(num_rounded, "name") + " also in 'module', in the dtype of the model; the fp32 " +
            "master weights are read");
 }
 
 void ModelStatesReader::note_without_elements(const std::vector<std::string>& names) {
   if (names.empty()) return;
   note("module", "elements of each name on some rank",
-       counted_names(names.size()) + " without any, such as '" + printable(names.front()) +
+       counted(names.size(), "name") + " without any, such as '" + printable(names.front()) +
            "' (a tied parameter that ZeRO stage 3 does not record?)");
 }
+
 /// Each rank of stage 3 saves the buffers. Those of rank 0 are read.
 void ModelStatesReader::note_different_buffers(const std::set<std::string>& buffers) {
   std::vector<std::string> different;
@@ -228,9 +226,10 @@ void ModelStatesReader::note_different_buffers(const std::set<std::string>& buff
   }
   if (different.empty()) return;
   note("ranks", "equal buffers on all ranks",
-       counted_names(different.size()) + " with other bytes on some rank, such as '" +
+       counted(different.size(), "name") + " with other bytes on some rank, such as '" +
            printable(different.front()) + "'; that of rank 0 is read");
 }
+
 /// Whether a rank's tensor is that of rank 0, as far as stored checksums tell.
 bool ModelStatesReader::is_same_tensor(const File& other, const Path& path) const {
   const Entry* const mine = model().find(path);
@@ -242,4 +241,5 @@ bool ModelStatesReader::is_same_tensor(const File& other, const Path& path) cons
   const auto found = other.reader().crc32_of(its->index);
   return !expected || !found || *expected == *found;
 }
+
 }  // namespace tessera::formats::deepspeed
