@@ -301,6 +301,17 @@ TEST_F(DeepSpeedFolderTest, TwoFilesOfOneRankAreRefused) {
               ThrowsError(ErrorKind::unsupported, "expected one file of rank 1"));
 }
 
+// Shows F2. The shapes, ranks and steps of both runs are equal.
+TEST_F(DeepSpeedFolderTest, TheModelOfARunWithAnotherConfigurationIsRefused) {
+  const std::string name = "global_step2/mp_rank_00_model_states.pt";
+  stdfs::copy(kValid + "zero2_cpu_adam/" + name, directory_ / name,
+              stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption,
+                          "ds_config.zero_optimization.stage: expected 2, as in "
+                          "mp_rank_00_model_states.pt, found 1"));
+}
+
 // Shows F2, E4.
 TEST_F(DeepSpeedFolderTest, ItsFilesAreThoseOfDeepSpeed) {
   write("global_step2/config.json", "{}");

@@ -127,6 +127,11 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
     require_equal_below(first, *file, groups);
     require_equal_scalars(first, *file, path_of_state(first, stage));
   }
+  // A rank writes its configuration into both of its files. Other ranks may have another one.
+  for (std::size_t rank = 0; rank < model.size(); ++rank) {
+    if (optimizer[rank]->below({"ds_config"}).empty()) continue;
+    require_equal_below(*model[rank], *optimizer[rank], {"ds_config"});
+  }
 }
 
 }  // namespace tessera::formats::deepspeed
