@@ -29,6 +29,7 @@ class MeshJson {
     const auto* schema = file.find("schema")->get_if<std::int64_t>();
     if (schema == nullptr || *schema != 1) refuse("schema", "1", *file.find("schema"));
     MeshLayout layout;
+    layout.path = path_;
     layout.shape = axes(*file.find("mesh"));
     const auto* rules = file.find("rules")->get_if<Value::List>();
     if (rules == nullptr || rules->empty()) {
@@ -165,26 +166,32 @@ MeshLayout MeshLayout::from_json(std::string_view text, const std::string& path)
   return MeshJson(path).read(parse_json(text, path));
 }
 
-std::vector<Shard> MeshLayout::shards_of(std::string_view name,
-                                         std::span<const std::int64_t> tensor_shape) const {
-  const int num_ranks = world_size();
-  if (tensor_shape.empty() || numel_of(tensor_shape) == 0) {
-    return tessera::shards_of({Strategy::Sharding::replicated, num_ranks, 1}, tensor_shape);
-  }
-  const auto refuse = [&](std::string_view expected, const std::string& found) {
-    return Error::expected(ErrorKind::invalid_argument, {.fqn = std::string(name)},
-                           "rules of the mesh", expected, found);
-  };
+MeshLayout::RuleChoice MeshLayout::choose_rule(std::string_view name,
+                                               std::span<const std::int64_t> tensor_shape) const {
+  if (tensor_shape.empty() || numel_of(tensor_shape) == 0) return {};
   const auto rule =
       std::ranges::find_if(rules, [&](const Rule& each) { return glob_match(each.names, name); });
-  if (rule == rules.end()) throw refuse("a rule whose names match", "none");
+  if (rule == rules.end()) return {nullptr, "a rule whose names match", "none"};
   for (const MeshPlacement& placement : rule->placements) {
     if (placement.kind == MeshPlacement::Kind::shard &&
         placement.number >= static_cast<int>(tensor_shape.size())) {
-      throw refuse(
-          "a dimension of the shape " + shape_to_string(tensor_shape),
-          "Shard(" + std::to_string(placement.number) + ") for '" + printable(rule->names) + "'");
+      return {
+          &*rule, "a dimension of the shape " + shape_to_string(tensor_shape),
+          "Shard(" + std::to_string(placement.number) + ") for '" + printable(rule->names) + "'"};
     }
+  }
+  return {&*rule};
+}
+
+std::vector<Shard> MeshLayout::shards_of(std::string_view name,
+                                         std::span<const std::int64_t> tensor_shape) const {
+  const auto [rule, expected, found] = choose_rule(name, tensor_shape);
+  if (!expected.empty()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path, .fqn = std::string(name)},
+                          "rules of the mesh", expected, found);
+  }
+  if (rule == nullptr) {
+    return tessera::shards_of({Strategy::Sharding::replicated, world_size(), 1}, tensor_shape);
   }
   std::vector<Shard> shards{{whole_box(tensor_shape), {0}}};
   int stride = 1;

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "reshard/layout_check.h"
 #include "reshard/plan_report.h"
 #include "reshard/row_wise_shards.h"
 #include "tessera/formats/format_driver.h"
@@ -55,35 +56,6 @@ void check_options_agree(const PlanOptions& options) {
   }
 }
 
-/// Returns the shards of the tensor with the same name and shape in the checkpoint to be like.
-std::vector<Shard> shards_like(const CheckpointContents& like, const std::string& name,
-                               const Shape& shape) {
-  const auto refuse = [&](std::string expected, std::string found) {
-    return Error::expected(ErrorKind::mismatch, {.fqn = name}, "checkpoint that gives the pieces",
-                           std::move(expected), std::move(found));
-  };
-  const TensorEntry* other = like.find_tensor(name);
-  if (other == nullptr) {
-    const auto alias = std::ranges::find(like.aliases, name, &formats::Alias::fqn);
-    if (alias != like.aliases.end()) other = like.find_tensor(alias->target);
-  }
-  if (other == nullptr) throw refuse("a tensor of this name", "none");
-  if (other->meta.shape != shape) {
-    throw refuse("the shape " + shape_to_string(shape), shape_to_string(other->meta.shape));
-  }
-  std::map<Region, std::vector<int>> ranks_of;
-  for (const Piece& piece : other->pieces) {
-    if (numel_of(piece.region) != 0) ranks_of[piece.region].push_back(piece.rank);
-  }
-  std::vector<Shard> shards;
-  for (auto& [region, ranks] : ranks_of) {
-    std::ranges::sort(ranks);
-    shards.push_back({region, std::move(ranks)});
-  }
-  if (shards.empty()) shards.push_back({whole_box(shape), {0}});
-  return shards;
-}
-
 }  // namespace
 
 LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOptions& options) {
@@ -132,7 +104,7 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
     }
   }
   const std::string name = renamed(parameter.meta.fqn, options_.renames);
-  if (options_.like) return shards_like(*options_.like, name, parameter.meta.shape);
+  if (options_.like) return shards_like(options_, name);
   if (options_.mesh) return options_.mesh->shards_of(name, parameter.meta.shape);
   return shards_of(*rule_.strategy, parameter.meta.shape, unit_index_.find(parameter.meta.fqn));
 }

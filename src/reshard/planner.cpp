@@ -62,6 +62,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   TensorPlanner tensor_planner(source, options, gaps, layout, plan, report);
   plan.copies.reserve(moved.tensors.size());
   for (const MovedTensor& tensor : moved.tensors) tensor_planner.plan_tensor(tensor);
+  tensor_planner.finish();
   plan_values(source, moved.values, options, gaps, plan, report);
   destination.aliases = std::move(moved.aliases);
   destination.units = units_at_destination(units, options, selection);

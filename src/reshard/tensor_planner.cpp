@@ -30,6 +30,7 @@ TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions
       plan_(plan),
       report_(report),
       roles_(classify_state(source)),
+      layout_check_(source, options, report),
       merge_planner_(source, options, layout, report),
       balance_(plan.destination.world_size) {
   if (options.cast) quantized_.emplace(source, options.quantization_method);
@@ -64,7 +65,18 @@ bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
     return false;
   }
   return has_sound_pieces(tensor, options_.missing, report_) &&
-         has_shape_of_kind(source_, tensor, roles_[moved.source_tensor], report_);
+         has_shape_of_kind(source_, tensor, roles_[moved.source_tensor], report_) &&
+         has_layout(moved);
+}
+
+/// Returns whether a tensor, or the parameter that it follows, has a layout. If not, reports it.
+bool TensorPlanner::has_layout(const MovedTensor& moved) {
+  const StateRole& role = roles_[moved.source_tensor];
+  const bool is_whole_on_all_ranks = role.kind == StateKind::scalar_parameter ||
+                                     role.kind == StateKind::scalar_table ||
+                                     role.kind == StateKind::opaque;
+  return is_whole_on_all_ranks ||
+         layout_check_.has_layout(role.parameter_index.value_or(moved.source_tensor));
 }
 
 void TensorPlanner::note_misnamed(const MovedTensor& moved) {

@@ -5,6 +5,7 @@
 
 #include "formats/quantized_tensors.h"
 #include "reshard/destination_layout.h"
+#include "reshard/layout_check.h"
 #include "reshard/moved_names.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/plan_report.h"
@@ -20,7 +21,8 @@ namespace tessera::reshard {
 /// why it cannot be moved.
 ///
 /// Keeps views of the constructor's arguments, which must outlive it. Life cycle: `plan_tensor` for
-/// each moved tensor, always in the same order, because ranks take turns as writers of replicas.
+/// each moved tensor, always in the same order, because ranks take turns as writers of replicas;
+/// then `finish`.
 class TensorPlanner {
  public:
   /// Requires: `plan.destination.world_size` is set.
@@ -30,8 +32,12 @@ class TensorPlanner {
 
   void plan_tensor(const MovedTensor& moved);
 
+  /// Adds notes about the layout that need all tensors. To be called last.
+  void finish() { layout_check_.note_unused_rules(); }
+
  private:
   bool can_be_moved(const MovedTensor& moved);
+  bool has_layout(const MovedTensor& moved);
   void note_misnamed(const MovedTensor& moved);
   formats::TensorEntry entry_of(const MovedTensor& moved) const;
   bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
@@ -45,6 +51,7 @@ class TensorPlanner {
   PlanReport& report_;
   const std::vector<StateRole> roles_;                  // parallel to the source's tensors
   std::optional<formats::QuantizedTensors> quantized_;  // for a cast
+  LayoutCheck layout_check_;
   const RowWiseMergePlanner merge_planner_;
   WriterBalance balance_;
 };

@@ -73,13 +73,16 @@ TEST(MeshLayoutTest, TheFirstRuleThatMatchesIsUsed) {
       "mesh.json");
   EXPECT_THAT(in_words(layout.shards_of("a.b", Shape{2, 2})),
               ElementsAre("[0:2, 0:1] on 0", "[0:2, 1:2] on 1"));
-  EXPECT_THAT([&] { layout.shards_of("b", Shape{2}); },
-              ThrowsError(ErrorKind::invalid_argument,
-                          "b: rules of the mesh: expected a rule whose names match, found none"));
-  EXPECT_THAT([&] { layout.shards_of("a.c", Shape{2}); },
-              ThrowsError(ErrorKind::invalid_argument,
-                          "a.c: rules of the mesh: expected a dimension of the shape [2], found "
-                          "Shard(1) for 'a.*'"));
+  EXPECT_THAT(
+      [&] { layout.shards_of("b", Shape{2}); },
+      ThrowsError(
+          ErrorKind::invalid_argument,
+          "mesh.json: b: rules of the mesh: expected a rule whose names match, found none"));
+  EXPECT_THAT(
+      [&] { layout.shards_of("a.c", Shape{2}); },
+      ThrowsError(ErrorKind::invalid_argument,
+                  "mesh.json: a.c: rules of the mesh: expected a dimension of the shape [2], found "
+                  "Shard(1) for 'a.*'"));
 }
 
 struct BadFile {
@@ -97,7 +100,7 @@ TEST(MeshLayoutTest, RefusesFilesThatDoNotSayWhatTheyMean) {
            {R"({"schema": 1, )" + rules + "}", "mesh: expected such a member"},
            {R"({"schema": 1, "mesh": [], )" + rules + "}", "mesh: expected a list of 1 to 8 sizes"},
            {R"({"schema": 1, "mesh": [0], )" + rules + "}", "mesh: expected sizes of 1 or more"},
-           {R"({"schema": 1, "mesh": [1048576, 2], )" + rules + "}", "for at most 1048576 ranks"},
+           {R"({"schema": 1, "mesh": [1000000, 2], )" + rules + "}", "for at most 1000000 ranks"},
            {R"({"schema": 1, "mesh": [1], "rules": []})", "rules: expected a list of one rule"},
            {R"({"schema": 1, "mesh": [1, 1], )" + rules + "}",
             "rule 0: placements: expected a list of 2, one for each axis"},

@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
+
 #include "reshard/resharding.h"
 
 namespace tessera::reshard {
@@ -44,6 +49,12 @@ std::vector<Region> regions_of(const Plan& plan, std::string_view fqn) {
     regions.push_back(piece.region);
   }
   return regions;
+}
+
+std::vector<std::string> lines_of(const std::vector<formats::Finding>& findings) {
+  std::vector<std::string> lines;
+  std::ranges::transform(findings, std::back_inserter(lines), formats::finding_to_string);
+  return lines;
 }
 
 Error error_of(const CheckpointContents& contents, const PlanOptions& options) {
@@ -120,19 +131,45 @@ TEST(PlannerTest, LikeGivesThePiecesOfAnotherCheckpoint) {
   EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "net.up.weight"));
 }
 
-TEST(PlannerTest, LikeNeedsEachNameWithItsShape) {
-  PlanOptions options;
+TEST(PlannerTest, LikeReportsEachNameWithoutItsShapeOnce) {
+  PlanOptions options{.like_path = "other"};
   CheckpointContents other;
-  other.tensors = {tensor("model.up.bias", {10})};
+  other.tensors = {tensor("model.up.weight", {10, 5})};
   options.like = std::make_shared<const CheckpointContents>(other);
   EXPECT_THAT(
-      error_of(adamw(), options).what(),
-      HasSubstr(
-          "model.up.weight: checkpoint that gives the pieces: expected a tensor of this name"));
-  other.tensors.push_back(tensor("model.up.weight", {10, 5}));
-  options.like = std::make_shared<const CheckpointContents>(other);
-  EXPECT_THAT(error_of(adamw(), options).what(),
-              HasSubstr("expected the shape [10, 4], found [10, 5]"));
+      lines_of(plan_reshard(adamw(), "src", options).problems),
+      ElementsAre("other: model.up.bias: pieces of another checkpoint: expected a tensor of "
+                  "this name, found none",
+                  "other: model.up.weight: pieces of another checkpoint: expected the shape "
+                  "[10, 4], found [10, 5]"));
+}
+
+TEST(PlannerTest, AMeshReportsEachParameterWithoutARuleOnce) {
+  PlanOptions options;
+  options.mesh = MeshLayout::from_json(
+      R"x({"schema": 1, "mesh": [2], "rules": [{"names": "*.bias", "placements": ["Shard(1)"]}]})x",
+      "mesh.json");
+  EXPECT_THAT(
+      lines_of(plan_reshard(adamw(), "src", options).problems),
+      ElementsAre("mesh.json: model.up.bias: rules of the mesh: expected a dimension of the "
+                  "shape [10], found Shard(1) for '*.bias'",
+                  "mesh.json: model.up.weight: rules of the mesh: expected a rule whose "
+                  "names match, found none"));
+}
+
+TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
+  PlanOptions options;
+  options.mesh = MeshLayout::from_json(
+      R"x({"schema": 1, "mesh": [2], "rules": [
+          {"names": "model.*", "placements": ["Shard(0)"]},
+          {"names": "model.up.bias", "placements": ["Replicate"]}]})x",
+      "mesh.json");
+  const Plan plan = plan_reshard(adamw(), "src", options);
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_THAT(
+      lines_of(plan.notes),
+      ElementsAre("mesh.json: rule for 'model.up.bias': expected a moved tensor that no rule "
+                  "before it matches, found none"));
 }
 
 TEST(PlannerTest, LayoutsExcludeEachOther) {

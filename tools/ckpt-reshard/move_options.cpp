@@ -206,6 +206,7 @@ reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles&
     plan.mesh = MeshLayout::from_json(files.mesh, options.mesh_path);
   }
   plan.like = files.like;
+  plan.like_path = options.like_path;
   if (!options.units_path.empty()) {
     plan.units = flat_units_from_json(files.units, options.units_path);
   }

@@ -391,10 +391,9 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
                    const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
                    Terminal& terminal) {
   if (options.json) return print_json(options, outcome, reader, terminal);
+  if (options.quiet) return;
   if (options.dry_run) {
     print_plan(options, outcome.plan, terminal);
-  } else if (options.quiet) {
-    return;
   } else {
     print_summary(options, outcome, start, terminal);
   }

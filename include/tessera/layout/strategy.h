@@ -39,7 +39,7 @@ struct Strategy {
 };
 
 /// The most ranks a layout may have.
-inline constexpr int kMaxWorldSize = 1 << 20;
+inline constexpr int kMaxWorldSize = 1'000'000;
 
 /// Parses a strategy for `world_size` ranks (if 0: for A times B ranks of a hybrid strategy, else
 /// for 1). Throws: Error(invalid_argument) that lists the allowed names, or both numbers if AxB is
@@ -98,6 +98,7 @@ struct MeshLayout {
   };
   std::vector<int> shape;
   std::vector<Rule> rules;  // for each name, the first that matches is used
+  std::string path{};       // of the file, for errors
 
   /// Returns the product of the axes' sizes.
   int world_size() const;
@@ -113,9 +114,18 @@ struct MeshLayout {
   /// Returns which ranks hold which boxes of a tensor, ordered by box; no box is empty. Each cut is
   /// that of torch.chunk. If several axes cut one dimension, the last axis cuts first, as FSDP2
   /// does over tensor parallelism. All ranks hold tensors that cannot be cut (0-d or empty).
-  /// Throws: Error(invalid_argument) naming the tensor if no rule matches, or if its rule cuts a
-  /// dimension that it does not have.
+  /// Throws: Error(invalid_argument) naming the file and the tensor if no rule matches, or if its
+  /// rule cuts a dimension that it does not have.
   std::vector<Shard> shards_of(std::string_view name, std::span<const std::int64_t> shape) const;
+
+  /// The rule for a tensor, or what is wrong.
+  struct RuleChoice {
+    const Rule* rule = nullptr;  // the first that matches; none if the tensor cannot be cut
+    std::string expected{};      // empty if nothing is wrong
+    std::string found{};
+  };
+  /// Returns the rule by which `shards_of` cuts a tensor.
+  RuleChoice choose_rule(std::string_view name, std::span<const std::int64_t> shape) const;
 };
 
 }  // namespace tessera

@@ -59,6 +59,7 @@ struct PlanOptions {
   /// Another checkpoint whose pieces the destination gets: those of the tensor with the same name;
   /// optimizer state is cut as its parameter is. Instead of all options above but the format.
   std::shared_ptr<const formats::CheckpointContents> like{};
+  std::string like_path{};        // of that checkpoint, for errors
   std::vector<FlatUnit> units{};  // replace the source's units; same names, shapes, dtypes
   NameSelection only{};           // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state

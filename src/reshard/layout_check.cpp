@@ -1,0 +1,84 @@
+#include "reshard/layout_check.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/name_rules.h"
+
+namespace tessera::reshard {
+
+using formats::CheckpointContents;
+using formats::Piece;
+using formats::TensorEntry;
+
+namespace {
+
+/// Returns nullptr if the checkpoint has no tensor of that name, also not under an alias.
+const TensorEntry* find_named(const CheckpointContents& checkpoint, const std::string& name) {
+  const TensorEntry* found = checkpoint.find_tensor(name);
+  if (found != nullptr) return found;
+  const auto alias = std::ranges::find(checkpoint.aliases, name, &formats::Alias::fqn);
+  return alias == checkpoint.aliases.end() ? nullptr : checkpoint.find_tensor(alias->target);
+}
+
+}  // namespace
+
+std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name) {
+  const TensorEntry* other = find_named(*options.like, name);
+  TESSERA_CHECK(other != nullptr);
+  std::map<Region, std::vector<int>> ranks_of;
+  for (const Piece& piece : other->pieces) {
+    if (numel_of(piece.region) != 0) ranks_of[piece.region].push_back(piece.rank);
+  }
+  std::vector<Shard> shards;
+  for (auto& [region, ranks] : ranks_of) {
+    std::ranges::sort(ranks);
+    shards.push_back({region, std::move(ranks)});
+  }
+  if (shards.empty()) shards.push_back({whole_box(other->meta.shape), {0}});
+  return shards;
+}
+
+bool LayoutCheck::has_layout(std::size_t source_tensor) {
+  if (!options_.mesh && !options_.like) return true;
+  if (without_layout_.contains(source_tensor)) return false;
+  return options_.mesh ? fits_mesh(source_tensor) : fits_like(source_tensor);
+}
+
+bool LayoutCheck::fits_mesh(std::size_t source_tensor) {
+  const TensorMeta& meta = source_.tensors[source_tensor].meta;
+  const std::string name = renamed(meta.fqn, options_.renames);
+  auto [rule, expected, found] = options_.mesh->choose_rule(name, meta.shape);
+  if (rule != nullptr) used_rules_.insert(rule);
+  if (expected.empty()) return true;
+  without_layout_.insert(source_tensor);
+  report_.problem_at({.path = options_.mesh->path, .fqn = name}, "rules of the mesh",
+                     std::move(expected), std::move(found));
+  return false;
+}
+
+bool LayoutCheck::fits_like(std::size_t source_tensor) {
+  const TensorMeta& meta = source_.tensors[source_tensor].meta;
+  const std::string name = renamed(meta.fqn, options_.renames);
+  const TensorEntry* other = find_named(*options_.like, name);
+  if (other != nullptr && other->meta.shape == meta.shape) return true;
+  without_layout_.insert(source_tensor);
+  report_.problem_at(
+      {.path = options_.like_path, .fqn = name}, "pieces of another checkpoint",
+      other == nullptr ? "a tensor of this name" : "the shape " + shape_to_string(meta.shape),
+      other == nullptr ? "none" : shape_to_string(other->meta.shape));
+  return false;
+}
+
+void LayoutCheck::note_unused_rules() {
+  if (!options_.mesh) return;
+  for (const MeshLayout::Rule& rule : options_.mesh->rules) {
+    if (used_rules_.contains(&rule)) continue;
+    report_.note_at({.path = options_.mesh->path}, "rule for '" + printable(rule.names) + "'",
+                    "a moved tensor that no rule before it matches", "none");
+  }
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "reshard/plan_report.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Returns the shards that the tensor of a new name has in PlanOptions::like. Requires: LayoutCheck
+/// found that tensor.
+std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);
+
+/// Reports the tensors for which a mesh, or the checkpoint to be like, has no layout. Does nothing
+/// without these options. Keeps views of its arguments, which must outlive it.
+class LayoutCheck {
+ public:
+  LayoutCheck(const formats::CheckpointContents& source, const PlanOptions& options,
+              PlanReport& report)
+      : source_(source), options_(options), report_(report) {}
+
+  /// Returns whether there is a layout for a tensor of the source, which is cut by its own shape.
+  /// If not, reports it at the first call for this tensor.
+  bool has_layout(std::size_t source_tensor);
+
+  /// Adds a note for each rule of the mesh that `has_layout` never met. To be called last.
+  void note_unused_rules();
+
+ private:
+  bool fits_mesh(std::size_t source_tensor);
+  bool fits_like(std::size_t source_tensor);
+
+  const formats::CheckpointContents& source_;
+  const PlanOptions& options_;
+  PlanReport& report_;
+  std::set<std::size_t> without_layout_;
+  std::set<const MeshLayout::Rule*> used_rules_;
+};
+
+}  // namespace tessera::reshard
