@@ -141,7 +141,9 @@ class Sorter {
          .remedy = {Remedy::Action::leave_extra_files}});
   }
 
-  /// Leaves out the largest files if all files together are too large.
+  /// Leaves out the largest files if all files together are larger than
+  /// ExtraFilesOptions::max_nbytes. Its default, kDefaultExtraFilesNbytes, is in
+  /// tessera/reshard/executor.h.
   void keep_to_limit() {
     auto& carried = result_.carried;
     std::ranges::sort(carried, [](const ExtraFile& a, const ExtraFile& b) {
