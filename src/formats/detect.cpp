@@ -142,7 +142,8 @@ void require_classes_found(const std::vector<std::string>& as_dict,
     if (std::ranges::any_of(checkpoints, is_in)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {}, option,
                           "a class whose objects can be read as dicts",
-                          "no object of '" + printable(name) + "' that can");
+                          "no object of class '" + printable(name) + "' that can be read as a dict",
+                          "check the spelling");
   }
 }
 

@@ -287,7 +287,7 @@ std::string QuantizedTensors::scheme_in_words(const QuantizedPart& part) const {
 }
 
 std::string QuantizedTensors::in_words(const QuantizedPart& part) const {
-  return std::string(part.role) + " of " + scheme_in_words(part) + ", whose " +
+  return std::string(part.role) + " of " + scheme_in_words(part) + "; the " +
          (part.role == kCodesRole ? "scales" : "codes") + " are " + printable(partner_name(part));
 }
 

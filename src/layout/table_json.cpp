@@ -4,6 +4,8 @@
 #include <cmath>
 #include <set>
 
+#include "base/word_list.h"
+
 namespace tessera {
 
 Error TableJson::refusal(std::string_view rule, std::string_view expected,
@@ -19,7 +21,7 @@ void TableJson::refuse_unknown_keys(const Value& object,
   for (const auto& [key, value] : *dict) {
     const auto* name = key.get_if<std::string>();
     if (name == nullptr || std::find(known.begin(), known.end(), *name) == known.end()) {
-      throw refusal(what_, "only known keys", value_to_string(key));
+      throw refusal(what_, "one of the keys " + detail::choice_of(known), value_to_string(key));
     }
   }
 }

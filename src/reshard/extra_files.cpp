@@ -67,11 +67,11 @@ std::string_view why_never(ExtraEntry::Kind kind) {
     case ExtraEntry::Kind::folder:
       return "a folder";
     case ExtraEntry::Kind::other:
-      return "no regular file";
+      return "not a regular file";
     case ExtraEntry::Kind::checkpoint_file:
-      return "named as a file of a checkpoint";
+      return "looks like a checkpoint file";
     case ExtraEntry::Kind::unnamed_file:
-      return "named as a file of this checkpoint, which does not name it";
+      return "has the name of a checkpoint file, but the checkpoint does not list it";
   }
   return {};
 }
@@ -141,7 +141,9 @@ class Sorter {
          .remedy = {Remedy::Action::leave_extra_files}});
   }
 
-  /// Leaves out the largest files if all files together are too large.
+  /// Leaves out the largest files if all files together are larger than
+  /// ExtraFilesOptions::max_nbytes. Its default, kDefaultExtraFilesNbytes, is in
+  /// tessera/reshard/executor.h.
   void keep_to_limit() {
     auto& carried = result_.carried;
     std::ranges::sort(carried, [](const ExtraFile& a, const ExtraFile& b) {

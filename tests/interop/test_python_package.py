@@ -694,7 +694,7 @@ def test_quantized_weights_are_not_cast(tmp_path):
         tessera.reshard(FP8_BLOCKS, tmp_path / "moved.safetensors", cast="bfloat16")
     codes, scales = caught.value.problems
     assert (codes.tensor, scales.tensor) == ("model.up.weight", "model.up.weight_scale_inv")
-    assert codes.found == "codes of block-scaled fp8 (fp8 in config.json), whose scales are model.up.weight_scale_inv"
+    assert codes.found == "codes of block-scaled fp8 (fp8 in config.json); the scales are model.up.weight_scale_inv"
     assert "(move without cast, or leave it out with only='!model.up.weight')" in str(codes)
     assert list(tmp_path.iterdir()) == []
     tessera.reshard(FP8_BLOCKS, tmp_path / "moved.safetensors")

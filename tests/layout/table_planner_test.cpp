@@ -588,7 +588,7 @@ TEST(TablePlannerTest, NotesSayWhatHoldsForSingleTables) {
 // Shows D10.
 TEST(TablePlannerTest, NotesThatAreWrongAreRefusedByNameAndRule) {
   const std::pair<const char*, const char*> cases[] = {
-      {R"({"colour": 1})", "only known keys"},
+      {R"({"colour": 1})", "one of the keys features, pooling_factor"},
       {R"({"features": 0})", "features: expected an integer from 1"},
       {R"({"features": 99999999999999999999})", "features: expected an integer"},
       {R"({"features": true})", "features"},

@@ -76,11 +76,11 @@ TEST_F(ExtraFilesTest, OrdinaryFilesAreCarriedAndTheOthersAreNamed) {
   }
   const ExtraFilesPlan found = plan();
   EXPECT_EQ(carried(found), (Names{".hidden", "config.json"}));
-  const std::string checkpoint = ": named as a file of a checkpoint";
+  const std::string checkpoint = ": looks like a checkpoint file";
   EXPECT_EQ(left(found),
             (Names{".metadata" + checkpoint, "folder: a folder", "link: a link",
                    "link.to.nowhere: a link", "model.safetensors" + checkpoint,
-                   "pipe: no regular file", "rank-x.h5" + checkpoint, "x.distcp" + checkpoint}));
+                   "pipe: not a regular file", "rank-x.h5" + checkpoint, "x.distcp" + checkpoint}));
 }
 
 TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotCarried) {
@@ -88,8 +88,8 @@ TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotCarried) {
   write_file(tmp_ / "source/other.partial", "");
   write_file(tmp_ / "source/other.partial.journal", "tessera-journal 1\n");
   EXPECT_EQ(carried(plan()), Names{});
-  EXPECT_EQ(left(plan()), Names{"index.h5.partial: named as a file of this checkpoint, which does "
-                                "not name it"});
+  EXPECT_EQ(left(plan()), Names{"index.h5.partial: has the name of a checkpoint file, but the "
+                                "checkpoint does not list it"});
   write_file(tmp_ / "source/notes.partial", "");
   write_file(tmp_ / "source/notes.partial.journal", "my journal");
   EXPECT_EQ(carried(plan()), (Names{"notes.partial", "notes.partial.journal"}));
@@ -182,8 +182,8 @@ TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {
   write_file(tmp_ / "shards/model.safetensors.index.json",
              R"({"metadata": {}, "weight_map": {"w": "model-00001-of-00001.safetensors"}})");
   EXPECT_EQ(left(plan({}, Format::native, {"shards"})),
-            Names{"adapter_model.safetensors: named as a file of this checkpoint, which "
-                  "does not name it"});
+            Names{"adapter_model.safetensors: has the name of a checkpoint file, but the "
+                  "checkpoint does not list it"});
 }
 
 TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {

@@ -319,7 +319,7 @@ TEST(LoadPlannerTest, CodesOfQuantizedWeightsAreNotLoadedAsNumbers) {
   wanted.tensors[0].meta.dtype = DType::bfloat16;
   const Plan plan = plan_load(source.contents(), "src", wanted, 0, {.cast = Relaxation::allow});
   ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("cast w"));
-  EXPECT_EQ(plan.problems[0].found, "codes of block-scaled fp8, whose scales are w_scale_inv");
+  EXPECT_EQ(plan.problems[0].found, "codes of block-scaled fp8; the scales are w_scale_inv");
 }
 
 // Shows E7.

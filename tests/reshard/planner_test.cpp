@@ -549,11 +549,11 @@ TEST(PlannerTest, CodesOfQuantizedWeightsAreNotCastNorAreTheirScales) {
   EXPECT_EQ(plan.problems[0].where.fqn, "w.weight");
   EXPECT_EQ(plan.problems[0].rule, "cast");
   EXPECT_EQ(plan.problems[0].found,
-            "codes of block-scaled fp8 (fp8 in config.json), whose scales are w.weight_scale_inv");
+            "codes of block-scaled fp8 (fp8 in config.json); the scales are w.weight_scale_inv");
   EXPECT_EQ(plan.problems[0].remedy, (Remedy{Remedy::Action::keep_dtype, "w.weight"}));
   EXPECT_EQ(plan.problems[1].where.fqn, "w.weight_scale_inv");
   EXPECT_EQ(plan.problems[1].found,
-            "scales of block-scaled fp8 (fp8 in config.json), whose codes are w.weight");
+            "scales of block-scaled fp8 (fp8 in config.json); the codes are w.weight");
 }
 
 TEST(PlannerTest, QuantizedWeightsMoveAsTheyAreAndCodesWithoutScalesAreNumbers) {

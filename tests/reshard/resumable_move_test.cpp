@@ -851,7 +851,7 @@ TEST_P(ResumableMoveTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   }
   const auto before = all_files();
   EXPECT_THAT([&] { move(source, KeptWork::refuse); },
-              ThrowsError(ErrorKind::already_exists, std::string("for another format: ") +
+              ThrowsError(ErrorKind::already_exists, std::string("left its work here: ") +
                                                          (is_file ? "a directory" : "a file")));
   EXPECT_THAT([&] { move(source, KeptWork::resume); },
               ThrowsError(ErrorKind::mismatch, "destination: expected another format, found"));

@@ -117,9 +117,10 @@ StandardInput::StandardInput(int descriptor, std::uint64_t max_kept_nbytes)
                           "a larger one", "save it to a file first");
   }
   if (read_to(*laid_out_nbytes + 1) == Stream::ended) return;
-  throw Error::expected(ErrorKind::corruption, {.path = kStandardInput}, "file size",
-                        std::to_string(*laid_out_nbytes) + " bytes, the end of the last tensor",
-                        "more");
+  throw Error::expected(
+      ErrorKind::corruption, {.path = kStandardInput}, "standard input",
+      "the end at byte " + std::to_string(*laid_out_nbytes) + ", where the last tensor ends",
+      "more bytes", "is the file damaged, or are two files joined?");
 }
 
 StandardInput::Stream StandardInput::read_to(std::uint64_t nbytes) {

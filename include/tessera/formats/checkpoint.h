@@ -51,13 +51,14 @@ using Key = std::variant<std::string, std::int64_t, NonStringKey>;
 /// The keys that lead to an entry of the nested state dict, outermost first.
 using KeyPath = std::vector<Key>;
 
-/// Returns a key of a dict as a `Key`; nothing if Python cannot hash it.
+/// Returns a key of a dict as a `Key`; nothing if Python cannot hash such a key.
 std::optional<Key> dict_key(const Value& key);
 
 /// Undoes `dict_key`: returns the key as a Value. Requires: `dict_key` returned `key`.
 Value dict_key_value(const NonStringKey& key);
 
-/// Returns the flattened key of a path: its keys joined by dots, each as Python's str() writes it.
+/// Returns the flattened key of a path: the path's keys joined by dots, each key as Python's str()
+/// writes it.
 std::string spell(const KeyPath& path);
 
 /// Returns the path as a list: strings and positions as they are, any other key as a list with this
@@ -113,7 +114,8 @@ struct OpenedClass {
 /// Returns `opened` in words: `2 objects of class argparse.Namespace, read as dicts`.
 std::string opened_class_in_words(const OpenedClass& opened);
 
-/// Set if the opened path has only one part of a checkpoint in several parts.
+/// Describes the opened path if it has only one part of a checkpoint that consists of several
+/// parts.
 struct PartOfWhole {
   /// What one part contains.
   enum class Unit {
@@ -178,8 +180,8 @@ struct CheckpointContents {
   std::vector<OpenedClass> opened_classes{};         // what a reader found, sorted by name
   std::optional<PartOfWhole> part{};                 // set by a reader: only a part is here
   std::vector<Simplification> simplifications{};     // what a reader made simpler
-  /// What a reader found while it opened the checkpoint and every user should know. A move refuses
-  /// the errors in this list, unless it may leave out what is missing.
+  /// What a reader found while it opened the checkpoint, as far as every user should know it. If
+  /// the list has errors, a move is refused, unless the move may leave out what is missing.
   std::vector<Finding> opening_findings{};
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // nullptr for an alias
@@ -266,8 +268,9 @@ class CheckpointReader : public TensorSource {
   virtual MissingData find_missing_data() const { return {}; }
 
   /// Checks all that the format can check and that opening did not check: every stored byte against
-  /// its checksum, the structure, that files exist. Continues after a finding where it can. At most
-  /// `num_threads` threads read; 0: one per core. Findings do not depend on the number of threads.
+  /// its checksum, the structure, and whether all files exist. Continues after a finding where it
+  /// can. At most `num_threads` threads read; 0: one per core. Findings do not depend on the number
+  /// of threads.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress,
                       int num_threads) const = 0;
   void verify(const FindingSink& sink, const ProgressSink& progress) const {
@@ -307,16 +310,16 @@ class CheckpointWriter {
   /// they start blocks in order; a writer that needs the order makes threads wait.
   virtual void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) = 0;
 
-  /// If an interrupted writer of the same work has finished the block: reads it back into `room`,
-  /// checks it, and returns true. Otherwise returns false, and the caller passes the block to
-  /// `write_block`. Same order and thread-safety as `write_block`. Requires: `room` has the block's
-  /// size.
+  /// If an interrupted writer of the same work has finished the block, reads the block back into
+  /// `room`, checks it, and returns true. Otherwise returns false, and the caller must pass the
+  /// block to `write_block`. Same order and thread-safety as `write_block`. Requires: `room` has
+  /// the block's size.
   virtual bool resume_block(PieceId /*piece*/, std::int64_t /*begin*/,
                             std::span<std::byte> /*room*/) {
     return false;
   }
 
-  /// Whether this writer resumes the work of an interrupted one.
+  /// Whether this writer resumes the work of an interrupted writer.
   virtual bool is_resumed() const { return false; }
   /// Keeps the finished blocks for another writer to resume, if this writer is destroyed without
   /// commit. Returns whether there are finished blocks. A writer that resumed work always keeps it.
@@ -326,7 +329,7 @@ class CheckpointWriter {
   /// block will never be written.
   virtual void abandon() noexcept = 0;
 
-  /// Syncs and makes the checkpoint appear. Requires: every block written.
+  /// Syncs and makes the checkpoint appear. Requires: every block was written.
   virtual void commit() = 0;
 };
 

@@ -29,34 +29,34 @@ enum class Validation {
   checksums,  // as `structure`; and every stored byte is unchanged, if the format can tell
 };
 
-/// Returns the newest checkpoint of a directory that is valid. Reports as skipped: torn and damaged
-/// checkpoints, interrupted saves and removals, links in a loop, and what this process has no
-/// permission to open. Ignores what is not a checkpoint. A directory that does not exist has no
-/// checkpoint. Throws: Error(io). A disk failure does not count as damage, or training would resume
-/// from an older checkpoint.
+/// Returns the newest valid checkpoint in a directory. If the directory has none, or does not
+/// exist, returns an empty path. `skipped` lists what is newer than the result and was rejected:
+/// torn and damaged checkpoints, interrupted saves and removals, links in a loop, and what this
+/// process has no permission to open. Ignores what is not a checkpoint. Throws: Error(io). A disk
+/// failure does not count as damage, or training would resume from an older checkpoint.
 LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
                          Validation validation = Validation::structure);
 
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
 /// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
-/// as kept. Those that are older than the kept ones are removed too. Never removes what does not
-/// open as a checkpoint, links, what this process has no permission to open, directories that
-/// contain directories, and a save in progress.
+/// as kept; those that are older than the kept checkpoints are removed too. Never removes: what
+/// does not open as a checkpoint, links, what this process has no permission to open, directories
+/// that contain directories, a save in progress.
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call
 /// left under such names. Requires: `num_kept >= 1`; no other process writes into or removes from
 /// the directory (DirectoryLock).
 /// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io). `newest`: the name of a
-/// checkpoint in the directory; it is kept and counts as the newest. Only names that differ from
-/// `newest` in nothing but the last number are considered (`step-900` for `step-1000`); none if
-/// `newest` has no number. If `newest` is empty, all names are considered.
+/// checkpoint in the directory, which is kept and counts as the newest. Considers only names that
+/// differ from `newest` in nothing but the last number (`step-900` for `step-1000`), and no names
+/// if `newest` has no number. If `newest` is empty, considers all names.
 std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
                                    const std::string& newest = {});
 
-/// A lock that makes its holder the only writer of a directory. It is advisory, on the directory
-/// itself: it leaves no file behind and ends with the process. Does nothing on file systems without
-/// locks. Not thread-safe.
+/// A lock that makes its holder the only writer of a directory. The lock is advisory. It is on the
+/// directory itself, so it leaves no file behind, and it ends with the process. Does nothing on
+/// file systems without locks. Not thread-safe.
 class DirectoryLock {
  public:
   /// Throws: Error(already_exists) if another process, or another object in this one, holds the

@@ -24,22 +24,24 @@ inline constexpr const char* kPlanDigest = "plan";
 inline constexpr const char* kValuesDigest = "values";
 inline constexpr const char* kPlanExplanation = "plan, ";
 
-/// What to do with the work that an interrupted run kept at the destination's staging path.
+/// What to do with the work that an interrupted run kept at the destination's staging path
+/// (`DST.partial`).
 enum class KeptWork {
   refuse,   // Error(already_exists)
   resume,   // Error(mismatch) if its identity differs
   discard,  // remove it and start again
 };
 
-/// Options of a journal: the file beside a staging path in which a writer records its finished
-/// blocks, so that a later writer can skip these blocks. Work without a finished block is not kept.
+/// How a writer uses a journal. The journal is a file beside the staging path that lists finished
+/// blocks, so that a later writer can skip them. If an interrupted run has finished no block, its
+/// work is removed.
 /// Format of the file: docs/formats/journal.md.
 struct JournalOptions {
   ResumeIdentity identity{};              // must equal the kept work's identity
   KeptWork kept_work = KeptWork::refuse;  // of an earlier run
 };
 
-/// An extra file: a file in a checkpoint's folder that is no part of the checkpoint, such as
+/// A file in a checkpoint's folder that is no part of the checkpoint (an extra file), such as
 /// `config.json`. A writer copies it into the directory of the new checkpoint.
 struct ExtraFile {
   std::string path;                   // of the file to copy
@@ -84,8 +86,8 @@ void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& option, const std::vector<ExtraFile>& extra_files = {});
 
 /// Returns what is left of a replaced checkpoint because the writer of the new one failed to remove
-/// it: the staging path, or the values file beside a single safetensors file. Nothing if the writer
-/// removed everything.
+/// it: the staging path, or the values file beside a single safetensors file. Returns nothing if
+/// the writer removed everything.
 /// Requires: the checkpoint at `destination` has replaced another one.
 std::optional<std::string> left_over_at(const FileSystem& fs, const std::string& destination);
 

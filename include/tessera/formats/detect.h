@@ -28,13 +28,14 @@ struct OpenOptions {
   std::string flat_layout_path{};  // file that says what is in bare flat vectors; empty: not given
   /// Classes, such as `argparse.Namespace`, whose objects are read as dicts of their attributes.
   /// Names are compared as text; no class is looked up. CheckpointContents::opened_classes counts
-  /// the objects. The reader refuses an object whose state is not a dict, as without this option.
+  /// the objects. The reader refuses an object whose state is not a dict, as it does without this
+  /// option.
   std::vector<std::string> as_dict{};
 };
 
-/// Throws Error(invalid_argument) naming the first class in `as_dict` of which no checkpoint has an
-/// object that was read as a dict, because the name may be mistyped. `option` is the option's name
-/// for the message.
+/// Throws Error(invalid_argument) naming the first class in `as_dict` of which none of the
+/// `checkpoints` has an object that was read as a dict, because the class name may be mistyped.
+/// `option` is the option's name for the message.
 void require_classes_found(const std::vector<std::string>& as_dict,
                            std::initializer_list<const CheckpointContents*> checkpoints,
                            const std::string& option);

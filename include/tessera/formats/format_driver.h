@@ -35,8 +35,8 @@ enum class Match {
 /// What a driver says about a path.
 struct Recognition {
   Match match = Match::none;
-  /// Why the checkpoint cannot be opened. The caller throws it if no other driver has a stronger
-  /// match.
+  /// The error for a checkpoint that this driver recognises but cannot open. The caller throws this
+  /// error, unless another driver has a stronger match.
   std::optional<Error> refusal{};
 };
 
@@ -96,7 +96,8 @@ struct FormatDescription {
   std::string_view as_file;       // a single file: "a torch.save archive"; may be empty
 };
 
-/// The files that belong to a single-file checkpoint and are beside it: safetensors' values.
+/// Finds, restores and removes side files: the files that belong to a single-file checkpoint and
+/// are beside it, such as safetensors' values file.
 class SideFiles {
  public:
   virtual ~SideFiles() = default;
@@ -106,7 +107,7 @@ class SideFiles {
                                               const std::string& path) const = 0;
   /// Returns the left-over side file of an earlier checkpoint at `path`, if there is one: the
   /// writer that replaced that checkpoint failed to remove it. The present checkpoint does not name
-  /// it.
+  /// this file.
   virtual std::optional<std::string> left_beside(const FileSystem& fs,
                                                  const std::string& path) const = 0;
   /// Undoes what a writer that died did to the side file of the checkpoint at `path`.
@@ -117,7 +118,8 @@ class SideFiles {
   virtual void remove_orphans(FileSystem& fs, const std::string& path) const = 0;
 };
 
-/// A checkpoint format, as far as reading goes. Implementations are stateless and thread-safe.
+/// Says how one checkpoint format is recognised and read, and what it can hold. Implementations are
+/// stateless and thread-safe.
 class FormatDriver {
  public:
   virtual ~FormatDriver() = default;
@@ -147,8 +149,8 @@ class FormatDriver {
   }
 
   /// Returns the size of the whole file, which its first bytes state; nothing if only the end of
-  /// the file says what is in it. A checkpoint from a pipe that does not fit in memory can only be
-  /// read if this returns a size. Throws: Error(corruption).
+  /// the file says what is in it. A checkpoint that comes from a pipe and does not fit in memory
+  /// can only be read if this function returns a size. Throws: Error(corruption).
   virtual std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& /*file*/) const {
     return std::nullopt;
   }
@@ -156,7 +158,7 @@ class FormatDriver {
   /// Returns how the names of single files of this format end: `.pt`. A destination with such a
   /// name is written in this format unless the caller asks for another format.
   virtual std::span<const std::string_view> file_suffixes() const { return {}; }
-  /// Returns what a new checkpoint at `destination` becomes.
+  /// Returns whether a new checkpoint at `destination` is a file or a directory.
   virtual DestinationKind destination_kind(const std::string& /*destination*/) const {
     return DestinationKind::directory;
   }
@@ -169,7 +171,7 @@ class FormatDriver {
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
   /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
   /// extra files. `opened`: paths of files that an open reader knows as the checkpoint's; empty if
-  /// none is open. The default returns the names for which `may_own_file` is true.
+  /// no reader is open. The default returns the names for which `may_own_file` is true.
   virtual std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                              const std::vector<std::string>& names,
                                              const std::set<std::string>& opened) const;
@@ -191,7 +193,8 @@ class FormatDriver {
   virtual const SideFiles* side_files() const { return nullptr; }
 };
 
-/// Returns all drivers: Tessera's own in the order in which they are asked, then those registered.
+/// Returns all drivers in the order in which they are asked: Tessera's own, then the registered
+/// drivers.
 const std::vector<const FormatDriver*>& format_drivers();
 
 /// Adds a format. Call it before any checkpoint is opened, such as from a static initializer.

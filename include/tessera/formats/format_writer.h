@@ -39,7 +39,7 @@ class PartsWriter {
                             const std::vector<Value>& values) const = 0;
 };
 
-/// The writer of one format: it starts checkpoints. Implementations are stateless and thread-safe.
+/// Starts checkpoints of one format. Implementations are stateless and thread-safe.
 class FormatWriter {
  public:
   virtual ~FormatWriter() = default;
@@ -63,7 +63,7 @@ class FormatWriter {
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
   /// Returns how several processes write one checkpoint together; null if the format does not allow
-  /// it.
+  /// several writers.
   virtual const PartsWriter* parts() const { return nullptr; }
 };
 

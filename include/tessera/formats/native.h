@@ -17,8 +17,9 @@ namespace tessera::formats {
 /// per rank. Reads only the index, in two reads. A rank file is opened, and compared with the
 /// index, when its first byte is needed. `fs` must outlive the reader.
 /// The layout on disk: docs/formats/native.md.
-/// Throws: Error(not_found) if the directory does not exist; Error(unsupported) if `index.h5` is
-/// not a file of this format, or of a later version; Error(corruption).
+/// Throws: Error(not_found) if the directory or its index does not exist; Error(unsupported) if
+/// `index.h5` is not a Tessera index, or if a later version of Tessera wrote it; Error(corruption)
+/// if the index is damaged, or if there are rank files but no index.
 std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path);
 
 /// How native files are written. Readers need none of these options, because the files record them.

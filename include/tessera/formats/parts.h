@@ -10,27 +10,29 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/native.h"
 
+// [Note: Parts] Several processes write one checkpoint together. Each process writes the part of
+// its own rank into a directory that all of them see. The result is the same, byte for byte, as
+// what `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the
+// action before it:
+//
+//     coordinator only   makes an empty directory, such as a StagedDestination's staging path
+//     all ranks          create_part, write_block for every block, commit
+//     coordinator only   join_parts, whose result all ranks get
+//     all ranks          seal_part
+//     coordinator only   finish_parts, then makes the directory appear at its destination
+//
+// All ranks pass equal contents, values and options. If a rank fails, the save ends on all ranks,
+// and the coordinator removes the directory, in which parts may have left files.
+//
+// Until `finish_parts` has returned, no reader takes the directory for a checkpoint, even if a
+// process dies at any point, because `index.h5` or `.metadata` is missing. This file appears last,
+// and complete. Until then `open_native` and `open_dcp` throw Error(not_found), or
+// Error(corruption) if there are native rank files but no index. `open_checkpoint`, which first
+// detects the format, throws Error(unsupported) or Error(corruption). `rebuild_native_index`
+// refuses rank files that were not sealed.
 namespace tessera::formats {
 
-/// [Note: Parts] Several processes write one checkpoint together, each the part of its own rank,
-/// into a directory that all of them see. The result is the same, byte for byte, as what
-/// `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the
-/// action before it:
-///
-///     coordinator only   makes an empty directory, such as a StagedDestination's staging path
-///     all ranks          create_part, write_block for every block, commit
-///     coordinator only   join_parts, whose result all ranks get
-///     all ranks          seal_part
-///     coordinator only   finish_parts, then makes the directory appear at its destination
-///
-/// All ranks pass equal contents, values and options. A failure on any rank ends the save on all:
-/// the coordinator removes the directory, in which parts may have left files.
-///
-/// Until `finish_parts` has returned, no reader takes the directory for a checkpoint, even if a
-/// process dies at any point, because `index.h5` or `.metadata` is missing. This file appears last,
-/// and complete. Opening throws Error(not_found), or Error(corruption) if there are native rank
-/// files without the index; `open_checkpoint` throws Error(unsupported) or Error(corruption).
-/// `rebuild_native_index` refuses rank files that were not sealed.
+/// Options of one part.
 struct PartOptions {
   Format format{};              // native or dcp
   NativeWriteOptions native{};  // for native alone

@@ -20,15 +20,16 @@
 
 namespace tessera::reshard {
 
-/// The elements of a tensor that were too large for the dtype of a cast: finite ones, and
-/// infinities if the dtype has none. Plan::on_overflow decides what they became.
+/// How many elements of one tensor were too large for the dtype of a cast, and the largest of them.
+/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides what they
+/// become.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
   double largest_magnitude = 0.0;  // of these elements in the source; may be infinite
 };
 
-/// The elements of a tensor that a cast made zero, and that were not zero.
+/// How many elements of one tensor were not zero, and became zero in a cast.
 struct TensorUnderflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
@@ -81,11 +82,11 @@ struct ExtraFilesPlan {
 /// into a checkpoint at `destination` of that format. Never follows links, and never enters
 /// folders.
 ///
-/// A file whose name several sources have is carried if there is a preference or the files are
-/// equal. If the plan casts tensors, `config.json` gets the new dtype. A file with a name that a
-/// checkpoint's own file could have is left, because readers could take it for a part of the
-/// checkpoint. A file with a name that the destination's writer itself uses is a problem. Throws:
-/// Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
+/// If several sources have a file of the same name, that file is carried if there is a preference
+/// or if the files are equal. If the plan casts tensors, `config.json` gets the new dtype. A file
+/// with a name that a checkpoint's own file could have is left, because readers could take it for a
+/// part of the checkpoint. A file with a name that the destination's writer itself uses is a
+/// problem. Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,
                                 const std::vector<std::string>& sources,
@@ -113,7 +114,7 @@ struct ExecuteOptions {
   /// Called at the end, in order, once for each tensor of the destination with elements that were
   /// too large. Elements in blocks that an interrupted run wrote count too.
   std::function<void(const TensorOverflow&)> overflowed{};
-  /// The same for elements that a cast made zero.
+  /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
 };
 

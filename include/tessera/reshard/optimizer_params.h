@@ -27,19 +27,20 @@ struct OptimizerParams {
 OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& option);
 
 /// Returns a reader that shows the same checkpoint, with names where an optimizer has numbers: in
-/// the names of its state, and in the lists `params` of its `param_groups`. What the names say
-/// replaces the recorded kinds of the renamed entries.
+/// the names of its state, and in the lists `params` of its `param_groups`. The new names decide
+/// the kinds of the renamed tensors; recorded kinds (StateKind) are dropped.
 ///
-/// The optimizer is the one whose `param_groups` hold numbers; of several, the one whose
-/// `param_groups` are selected by `only`. Number k of all groups, one group after another, gets
-/// name k of the list.
+/// The optimizer is the one whose `param_groups` hold numbers. If there are several such
+/// optimizers, it is the one with the `param_groups` that `only` selects. Number k of all groups,
+/// one group after another, gets name k of the list.
 ///
-/// With kAutomaticParams, the names are `param_names` of the groups, if PyTorch has stored them.
-/// Otherwise they are those of floating-point tensors outside optimizers, as far as `only` selects
-/// enough of them, that have the shapes of the state. They are taken only if there is one way to
-/// choose them. Where a file keeps the order of its state dict (CheckpointReader::dict_orders),
-/// each group must follow that order; elsewhere shapes alone must decide. The names become relative
-/// to the model: `model.emb.weight` gives `emb.weight`.
+/// With kAutomaticParams, the names are `param_names` of the groups, if PyTorch has stored
+/// `param_names`. Otherwise the names are those of floating-point tensors that are outside
+/// optimizers and have the shapes of the state. If `only` selects enough of these tensors, the
+/// others are ignored. The names are used only if there is exactly one way to choose the tensors.
+/// Where a file keeps the order of its state dict (CheckpointReader::dict_orders), each group must
+/// follow that order; elsewhere shapes alone must decide. The names become relative to the model:
+/// `model.emb.weight` gives `emb.weight`.
 ///
 /// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
 /// shape of its pointwise state. If there are none, a note (opening_findings) says so.

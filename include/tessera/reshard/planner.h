@@ -56,8 +56,9 @@ struct PlanOptions {
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; empty: by the strategy
   std::optional<MeshLayout> mesh{};       // of the destination's names; instead of a strategy
-  /// Another checkpoint whose pieces the destination gets: those of the tensor with the same name;
-  /// optimizer state is cut as its parameter is. Instead of all options above but the format.
+  /// Another checkpoint. Each tensor of the destination is cut like the tensor of the same name in
+  /// that checkpoint; optimizer state is cut like its parameter. Excludes all options above except
+  /// the format.
   std::shared_ptr<const formats::CheckpointContents> like{};
   std::string like_path{};        // of that checkpoint, for errors
   std::vector<FlatUnit> units{};  // replace the source's units; same names, shapes, dtypes
@@ -125,8 +126,8 @@ struct FormatChangeCount {
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 
-/// What of the source is not moved, because PlanOptions::only and PlanOptions::optimizer leave its
-/// names out. A tensor counts if none of its names is moved.
+/// How much of the source is not moved, because PlanOptions::only and PlanOptions::optimizer leave
+/// its names out. A tensor counts if none of its names is moved.
 struct LeftOut {
   std::size_t tensors = 0;
   std::size_t values = 0;

@@ -170,6 +170,11 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
+/// Returns what messages call `DCP_SHARDING_INFO`.
+std::string sharding_info_in_words() {
+  return std::string(detail::kDcpShardingInfoKey) + " in the header's __metadata__";
+}
+
 /// Reads `DCP_SHARDING_INFO`: the offsets of each shard of this file in its tensor.
 std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
     const detail::Metadata& metadata, const std::string& path) {
@@ -178,21 +183,26 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
   if (info == metadata.end()) return std::nullopt;
   const Value shards = parse_json(info->second, path, {.max_nbytes = detail::kMaxHeaderNbytes});
   const auto* dict = shards.get_if<Value::Dict>();
-  const auto refuse = [&](const std::string& fqn, std::string_view expected) {
+  const auto refuse = [&](const std::string& fqn, std::string_view expected,
+                          std::string_view found) {
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn},
-                          detail::kDcpShardingInfoKey, expected, "something else");
+                          sharding_info_in_words(), expected, found);
   };
-  if (dict == nullptr) refuse("", "an object");
+  if (dict == nullptr) refuse("", "a JSON object", type_name(shards));
   std::unordered_map<std::string, Shape> saved_offsets;
   for (const auto& [key, item] : *dict) {
     const auto& fqn = *key.get_if<std::string>();
     const Value* offsets = item.find("saved_offsets");
     const auto* list = offsets == nullptr ? nullptr : offsets->get_if<Value::List>();
-    if (list == nullptr) refuse(fqn, "an array saved_offsets");
+    if (list == nullptr) {
+      refuse(fqn, "an array saved_offsets", offsets == nullptr ? "none" : type_name(*offsets));
+    }
     Shape& shape = saved_offsets[fqn];
     for (const Value& offset : *list) {
       const auto* number = offset.get_if<std::int64_t>();
-      if (number == nullptr || *number < 0) refuse(fqn, "saved_offsets of at least 0");
+      if (number == nullptr || *number < 0) {
+        refuse(fqn, "saved_offsets of at least 0", value_to_string(offset));
+      }
       shape.push_back(*number);
     }
   }
@@ -382,7 +392,7 @@ class SafetensorsReader final : public CheckpointReader {
       const auto offsets = saved_offsets->find(fqn);
       if (offsets == saved_offsets->end() || offsets->second.size() != box.sizes.size()) {
         throw Error::expected(
-            ErrorKind::corruption, where, detail::kDcpShardingInfoKey,
+            ErrorKind::corruption, where, sharding_info_in_words(),
             std::to_string(box.sizes.size()) + " saved_offsets",
             offsets == saved_offsets->end() ? "none" : std::to_string(offsets->second.size()));
       }
@@ -393,8 +403,10 @@ class SafetensorsReader final : public CheckpointReader {
     for (std::size_t d = 0; d < box.sizes.size(); ++d) {
       const auto end = checked_add(box.offsets[d], box.sizes[d]);
       if (!end) {
-        throw Error::expected(ErrorKind::corruption, where, detail::kDcpShardingInfoKey,
-                              "saved_offsets within 63 bits", shape_to_string(box.offsets));
+        throw Error::expected(
+            ErrorKind::corruption, where, sharding_info_in_words(),
+            "offset plus size of at most 2^63 - 1 in dimension " + std::to_string(d),
+            std::to_string(box.offsets[d]) + " plus " + std::to_string(box.sizes[d]));
       }
       reach.push_back(*end);
     }

@@ -53,11 +53,9 @@ void require_short_name(const std::string& destination, const std::string& longe
       std::to_string(name_nbytes));
 }
 
-[[noreturn]] void refuse_kept(const std::string& path, const std::string& detail,
+[[noreturn]] void refuse_kept(const std::string& path, const std::string& what,
                               Remedy::Action action) {
-  throw Error(ErrorKind::already_exists, {.path = path},
-              "staging: the work of an interrupted ckpt-reshard run is kept here" + detail,
-              {action});
+  throw Error(ErrorKind::already_exists, {.path = path}, "staging: " + what, {action});
 }
 
 /// Throws if a directory that is to be removed holds files that no writer made.
@@ -287,9 +285,13 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
   }
   if (verdict == LeftOver::kept || (verdict == LeftOver::go_on && is_other_kind)) {
     if (is_other_kind) {
-      refuse_kept(staging_path_, ", for another format: " + found, Remedy::Action::discard);
+      refuse_kept(staging_path_,
+                  "an interrupted ckpt-reshard run to another format left its work here: " + found +
+                      ", but this run writes " + (is_directory ? "a file" : "a directory"),
+                  Remedy::Action::discard);
     }
-    refuse_kept(staging_path_, "", Remedy::Action::resume_or_discard);
+    refuse_kept(staging_path_, "the work of an interrupted ckpt-reshard run is kept here",
+                Remedy::Action::resume_or_discard);
   }
   if (verdict == LeftOver::remove && is_directory) {
     require_only_removable_entries();

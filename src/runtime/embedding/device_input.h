@@ -14,15 +14,16 @@
 namespace tessera::embedding {
 
 /// A batch in transit to ranks whose tables are on an accelerator. Works on a side stream, so that
-/// the batch travels while the device computes an earlier one. The host waits in `advance` only,
+/// the batch travels while the device computes an earlier batch. The host waits in `advance` only,
 /// for the sizes. The batch is in host memory, or on the tables' device.
 class DeviceInput final : public Input {
  public:
   /// Whether `bags` also has the ids in host memory. `bags` then waits for them on the host.
   enum class HostIds { none, copied };
 
-  /// As HostInput. Requires: all ranks have the same tables and plan. `group`: used by inputs
-  /// only, because a batch's messages must not wait behind a lookup's messages.
+  /// Starts the first message, as HostInput does. Requires: all ranks have the same tables and
+  /// plan. `group`: used by inputs only, because a batch's messages must not wait behind a lookup's
+  /// messages.
   DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
               std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
               std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);
@@ -42,7 +43,7 @@ class DeviceInput final : public Input {
   void send();
   void unpack(const std::vector<std::int64_t>& sizes);
   /// Calls `visit(output, peer, begin, num_ids)` for all outputs of this rank, and within them for
-  /// all ranks. `begin`: of the ids within those that the peer sent.
+  /// all ranks. `begin`: the position of the output's first id among the ids that the peer sent.
   template <class Visit>
   void for_received(const Visit& visit) const;
 

@@ -8,23 +8,25 @@
 
 namespace tessera::embedding {
 
-/// The second message of a batch that lies on a device. The numbers of ids come as a tensor,
-/// because the host does not know how many ids of a row-wise shard a batch has. Works on the
-/// current stream.
+/// Makes the second message (see Input) of a batch that is on a device. The numbers of ids come as
+/// a tensor, because the host does not know how many ids of a row-wise shard a batch has. Works on
+/// the current stream.
 class DevicePacking {
  public:
-  /// `outgoing` must stay where it is.
+  /// `batch` and `outgoing` must outlive this, and must not move.
   DevicePacking(const TableBatch& batch, const std::vector<Outgoing>& outgoing);
 
-  /// Returns the number of ids of each outgoing. Shape: `[outgoing]` int64, on the device.
+  /// Returns the number of ids of each element of `outgoing`. Shape: `[outgoing]` int64, on the
+  /// device.
   const at::Tensor& num_ids() const { return num_ids_; }
-  /// Returns the message. Requires: the numbers of ids are set in the outgoing.
+  /// Returns the message. Requires: `num_ids` is set in each element of `outgoing`.
   at::Tensor message(int num_ranks) const;
-  /// Returns the positions in the batch of all ids in the message, by outgoing.
+  /// Returns the positions in the batch of all ids in the message, in the order of `outgoing`.
   at::Tensor positions() const;
 
  private:
-  /// The ids that one outgoing sends, at the beginning of tensors that have room for all.
+  /// The ids that one Outgoing sends. They are at the beginning of tensors that have room for all
+  /// ids of its slice.
   struct Selected {
     at::Tensor lengths;    // [batch_size]
     at::Tensor ids;        // rows of the shard

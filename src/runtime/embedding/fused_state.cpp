@@ -27,9 +27,9 @@ void for_each_number(Optimizer& optimizer, const Visit& visit) {
   visit("max_gradient", optimizer.max_gradient);
 }
 
+/// Returns an error about the field `name` of a parameter group. The caller knows the group.
 Error unfit(const std::string& name, const std::string& expected, const std::string& found) {
-  return Error::expected(ErrorKind::mismatch, {.fqn = name}, "field of a parameter group", expected,
-                         found);
+  return Error::expected(ErrorKind::mismatch, {}, "field " + name, expected, found);
 }
 
 const Value& field(const Value::Dict& fields, const std::string& name) {
@@ -103,8 +103,9 @@ void check_numbers(const FusedOptimizer& optimizer) {
   const auto require = [](bool holds, const std::string& name, const std::string& expected,
                           double found) {
     if (holds) return;
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = name},
-                          "setting of a fused optimizer", expected, value_to_string(Value(found)));
+    throw Error::expected(ErrorKind::invalid_argument, {},
+                          "setting " + name + " of a fused optimizer", expected,
+                          value_to_string(Value(found)));
   };
   std::visit(
       [&](const auto& each) {

@@ -57,7 +57,7 @@ class Input {
   virtual ~Input() = default;
 
   /// Starts the second message; does nothing if it was started already. Throws, at every call: the
-  /// problem of this rank's batch; Error(invalid_argument) if another rank refused its batch;
+  /// error of this rank's batch; Error(invalid_argument) if another rank refused its batch;
   /// Error(mismatch) if ranks have different fingerprints.
   virtual void advance() = 0;
   /// Returns the bags to look up on this rank, for the current stream. Waits for the second

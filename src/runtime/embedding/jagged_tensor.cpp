@@ -208,12 +208,12 @@ KeyedJaggedTensor KeyedJaggedTensor::from_dict(const Entries& entries) {
   for (const auto& [key, bags] : entries) {
     if (bags.num_bags() != first.num_bags()) {
       refuse("batch of feature '" + key + "'",
-             std::to_string(first.num_bags()) + " samples, as feature '" + first_key + "' has",
+             std::to_string(first.num_bags()) + " samples, like feature '" + first_key + "'",
              std::to_string(bags.num_bags()));
     }
     if (bags.has_weights() != first.has_weights()) {
       refuse("weights of feature '" + key + "'",
-             std::string(first.has_weights() ? "weights" : "no weights") + ", as feature '" +
+             std::string(first.has_weights() ? "weights" : "no weights") + ", like feature '" +
                  first_key + "'",
              bags.has_weights() ? "weights" : "no weights");
     }

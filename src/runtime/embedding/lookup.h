@@ -26,7 +26,7 @@ struct LocalTable {
   std::int64_t num_columns = 0;  // of the whole table
   at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;  // of the lookup; that of weight and state if there is no cache
+  at::Device device = at::kCPU;  // of the lookup; without a cache, also of weight and state
   FusedState state;              // of a fused table
   /// Ranks that hold columns of the same rows, including this one, in order of columns.
   std::vector<int> column_peers;
@@ -51,7 +51,7 @@ struct ResidentBags {
 };
 
 /// Looks up tables together: pools rows in the forward; in the backward, computes gradients of
-/// dense tables and updates fused ones. Refers to the tables, which must not move.
+/// dense tables and updates fused tables. Refers to the tables, which must not move.
 class Lookup {
  public:
   Lookup() = default;
@@ -85,7 +85,7 @@ class Lookup {
   /// If another batch has displaced rows of this batch since `fetch`, brings them to the device
   /// again. The slots may change.
   void keep(ResidentBags& resident, const LocalBags& bags);
-  /// Says that a backward changes the rows.
+  /// Notes that a backward changes the rows.
   void mark_changed(const ResidentBags& resident);
 
  private:

@@ -16,7 +16,8 @@ struct Outgoing {
   std::int64_t num_ids = 0;
 };
 
-/// Returns what a batch sends, by rank and then by output. Leaves out the numbers of ids.
+/// Returns what this rank sends of a batch, ordered by rank and then by output. Does not set
+/// `num_ids`.
 std::vector<Outgoing> outgoing_of(const TableBatch& batch, const Assignments& assignments);
 
 /// Sets `begin` of each outgoing: the number of ids that go to the same rank before it. Sets
@@ -26,8 +27,8 @@ void sum_up(std::vector<Outgoing>& outgoing, std::vector<std::int64_t>& num_sent
 /// Counts the ids of a batch in host memory.
 void count_ids(const TableBatch& batch, std::vector<Outgoing>& outgoing);
 
-/// Writes the second message of a batch in host memory. `sizes`: of the message to each rank.
-/// `positions`: of the ids sent to each rank, filled if it is not null.
+/// Writes the second message of a batch in host memory. `sizes`: of the message to each rank. If
+/// `positions` is not null, it gets the positions in the batch of the ids sent to each rank.
 void pack(const TableBatch& batch, const std::vector<Outgoing>& outgoing,
           const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& num_sent,
           at::Tensor& message, std::vector<std::vector<std::int64_t>>* positions);

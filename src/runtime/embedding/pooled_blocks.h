@@ -13,7 +13,7 @@ struct Block {
   std::int64_t from = 0;  // in the pooled rows
   std::int64_t to = 0;    // in the output
   std::int64_t width = 0;
-  bool is_first = false;  // the first to write there; later blocks add other rows
+  bool is_first = false;  // the first block that writes there; later blocks add to it
 };
 
 /// What one rank pools.

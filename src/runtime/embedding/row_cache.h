@@ -17,8 +17,9 @@ namespace tessera::embedding {
 
 /// The rows of a table that are on a device. The whole table and its optimizer state are in pinned
 /// host memory. A slot is a place for one row and its state. If a row needs a slot, the cache takes
-/// one whose row was looked up longest ago, by batch, and writes that row back first. Copies run on
-/// a side stream. Not thread-safe.
+/// a free slot. If none is free, it takes the slot of the row that was looked up longest ago
+/// (counted in batches), and writes that row back first. Copies run on a side stream. Not
+/// thread-safe.
 class RowCache {
  public:
   /// `weight` and `state`: of the whole table, in pinned memory; they must not move.
@@ -32,14 +33,14 @@ class RowCache {
   /// stream waits for them. The host waits for copies that an earlier call started. Requires:
   /// `check_room` has accepted these ids.
   void fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> slots);
-  /// Says that the current stream changes the rows in these slots.
+  /// Notes that the current stream changes the rows in these slots.
   void mark_changed(std::span<const std::int64_t> slots);
   /// Writes changed rows to host memory and empties the cache. Waits for the device.
   void write_back();
 
   /// Returns the slots, as a table of `num_slots` rows.
   TableTensors tensors(std::int64_t step);
-  /// Changes when a row loses its slot.
+  /// Returns a number that changes when a row loses its slot.
   std::uint64_t generation() const { return generation_; }
 
  private:

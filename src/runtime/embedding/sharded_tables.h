@@ -78,7 +78,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   void compare_tables();
   void check_cached_rows(const ShardOptions& options) const;
   /// Returns the bags of a batch, with the rows of cached tables on the device. Throws on all ranks
-  /// if the rows do not fit on one.
+  /// if the rows do not fit on one rank.
   const LocalBags& fetched_bags(Inputs& inputs);
   at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
                        const registry::MeetingPoint::Passes& passes);

@@ -6,8 +6,8 @@
 
 namespace tessera::embedding {
 
-/// A stream of an accelerator beside those that compute. Events order its work; the host does not
-/// wait unless a function says so. Thread-safe.
+/// A stream of an accelerator beside the streams that compute. Events order its work; the host does
+/// not wait unless a function says so. Thread-safe.
 class SideStream {
  public:
   /// Requires: `device` is not the CPU.
@@ -24,8 +24,9 @@ class SideStream {
   c10::Event record() const;
   /// Lets later work of the current stream run after `event`.
   void let_current_wait(const c10::Event& event) const;
-  /// Tells the allocator that the current stream uses `tensor`, which this stream allocated: its
-  /// memory is not reused before the current stream is done with it. Ignores undefined tensors.
+  /// Tells the allocator that the current stream uses `tensor`, which this stream allocated: the
+  /// tensor's memory is not reused before the current stream is done with the tensor. Ignores
+  /// undefined tensors.
   void note_use(const at::Tensor& tensor) const;
 
   /// Returns a copy on the device, by way of pinned memory. Requires: this stream is current.

@@ -27,10 +27,10 @@ void check_ids(const TableSet& tables, const TableSet::Output& output, const Tab
     for (std::int64_t first = position; position < end; ++position) {
       if (static_cast<std::uint64_t>(ids[position]) < num_rows) continue;
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name},
-                            "id " + std::to_string(position - first) + " of feature '" +
-                                output.feature + "', sample " + std::to_string(sample),
+                            "feature '" + output.feature + "', sample " + std::to_string(sample) +
+                                ", position " + std::to_string(position - first),
                             "a row of the table, 0 to " + std::to_string(config.num_embeddings - 1),
-                            std::to_string(ids[position]));
+                            "id " + std::to_string(ids[position]));
     }
   }
 }
@@ -48,14 +48,14 @@ TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed, at:
   }
   if (keyed.has_weights() && keyed.weights().device() != of_values) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",
-                          "a tensor on " + of_values.str() + ", as the values",
+                          "a tensor on " + of_values.str() + ", like the values",
                           "a tensor on " + keyed.weights().device().str());
   }
   if (tables.options().is_weighted != keyed.has_weights() && keyed.values().numel() > 0) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",
                           tables.options().is_weighted
-                              ? "weights, as the collection is weighted"
-                              : "no weights, as the collection is not weighted",
+                              ? "weights, because the collection is weighted"
+                              : "no weights, because the collection is not weighted",
                           keyed.has_weights() ? "weights" : "no weights");
   }
   TableBatch batch;

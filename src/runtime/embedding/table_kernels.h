@@ -36,7 +36,7 @@ struct OutputGradient {
   float scale = 1;  // factor of a table's gradient
 };
 
-/// Gradients of the rows that a batch touches: of each touched row once, or of each id. Both
+/// Gradients of the rows that a batch touches: one for each touched row, or one for each id. Both
 /// parts are float32. `squares`: the sum of the squares of each gradient.
 struct RowGradients {
   at::Tensor rows;     // [n, dim]
@@ -76,7 +76,8 @@ class TableKernels {
   virtual at::Tensor sample_weight_gradients(std::span<const TableTensors> tables,
                                              const FeatureBags& bags,
                                              const OutputGradient& gradient) = 0;
-  /// Begins a backward. The result refers to these kernels and replaces the one before.
+  /// Begins a backward. The result refers to these kernels, and replaces the result of the call
+  /// before.
   virtual std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
                                                   const FeatureBags& bags,
                                                   const OutputGradient& gradient) = 0;
@@ -91,12 +92,13 @@ std::unique_ptr<TableKernels> aten_table_kernels();
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
 /// Sets the kernels of a type of device. Thread-safe.
 void register_table_kernels(at::DeviceType type, MakeTableKernels make);
-/// Returns the kernels that are registered for the device's type; without any, Tessera's own on the
-/// CPU and ATen's elsewhere. Thread-safe.
+/// Returns the kernels that are registered for the device's type. If none are registered, returns
+/// Tessera's own on the CPU, and ATen's elsewhere. Thread-safe.
 std::unique_ptr<TableKernels> table_kernels_for(at::Device device);
 
-/// Updates a whole table: the rows for which `is_touched` is true, by a gradient that is scaled
-/// already. Shape: `gradient` `[rows, dim]`, float32; `is_touched` `[rows]`, bool.
+/// Updates the rows of a table for which `is_touched` is true. `gradient` is of the whole table,
+/// and is scaled already.
+/// Shape: `gradient` `[rows, dim]`, float32; `is_touched` `[rows]`, bool.
 void masked_update(const TableTensors& table, const FusedOptimizer& optimizer, at::Tensor gradient,
                    const at::Tensor& is_touched);
 

@@ -6,7 +6,7 @@
 
 namespace tessera::embedding {
 
-/// Returns uninitialised memory for random access; on the CPU in huge pages if there are any.
+/// Returns uninitialised memory for random access; on the CPU in huge pages if the system has any.
 inline at::Tensor table_memory(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
   at::Tensor memory = torch::empty(shape, at::TensorOptions(device).dtype(dtype));
   if (!device.is_cpu()) return memory;

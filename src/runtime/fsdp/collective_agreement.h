@@ -12,7 +12,9 @@
 
 namespace tessera::fsdp {
 
-/// What a rank wants to do next, or that it has failed.
+/// What a rank tells the other ranks before the next collective: which collective it needs next, or
+/// that it is at the end of the phase or has failed. A phase is one outermost forward or one
+/// backward.
 struct Request {
   PhaseKey::Direction direction = PhaseKey::Direction::forward;
   /// Empty if this rank is at the end of the phase.
@@ -21,7 +23,7 @@ struct Request {
   bool has_failed = false;
 };
 
-/// Lets ranks agree on the next collective if they may want different ones. See [Note: One order of
+/// Lets ranks agree on the next collective if they may need different ones. See [Note: One order of
 /// collectives]. Not thread-safe.
 class CollectiveAgreement {
  public:
@@ -44,12 +46,12 @@ class CollectiveAgreement {
 };
 
 /// Returns the collective that ranks with these `requests` run next; empty if all ranks end the
-/// phase. Reductions go first, because a rank that waits for a reduction has done everything before
-/// it; among reductions, the one of the last unit in the tree goes first, as in a backward. Then
-/// all-gathers follow: in a forward the first unit in the tree goes first, in a backward the last.
-/// A meeting goes last, when all ranks ask for it; if a rank has failed, all ranks end the phase
-/// instead. Throws: Error(mismatch) if ranks are in different phases, or if only some ask for a
-/// meeting.
+/// phase. Reductions go first, because a rank that waits for a reduction has run all collectives
+/// before that reduction. Among reductions, that of the last unit in the tree goes first, as in a
+/// backward. All-gathers follow: in a forward, that of the first unit in the tree goes first; in a
+/// backward, that of the last unit. A meeting (Collective::Verb::meet) goes last, when all ranks
+/// ask for it. If a rank has failed, all ranks end the phase instead. Throws: Error(mismatch) if
+/// ranks are in different phases, or if only some ask for a meeting.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,
                                                    const std::string& group_name);
 

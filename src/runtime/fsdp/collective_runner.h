@@ -13,10 +13,10 @@ namespace tessera::fsdp {
 /// Starts the collectives whose turn it is, for CollectiveRunner.
 class CollectiveActions {
  public:
-  /// Starts a collective. Returns whether this rank uses it, which means that this rank keeps the
-  /// gathered parameters, or had a gradient to reduce.
+  /// Starts a collective. Returns whether this rank uses the collective: whether this rank keeps
+  /// the gathered parameters, or had a gradient to reduce.
   virtual bool run(const CollectiveSchedule::DueCollective& due) = 0;
-  /// Returns the handles with gradients that are not reduced yet.
+  /// Returns the numbers of the handles with gradients that are not reduced yet.
   virtual std::vector<std::size_t> unreduced() const = 0;
   /// Returns numbers to sum over the ranks at the end of a phase. Each rank returns equally many.
   virtual std::vector<int> counts() const = 0;
@@ -27,11 +27,12 @@ class CollectiveActions {
 };
 
 /// Runs the collectives of a pass in the order that CollectiveSchedule gives, which is the same on
-/// all ranks even if each rank uses other units. See [Note: One order of collectives]. Not
-/// thread-safe.
+/// all ranks even if each rank uses other units. A handle (FlatParamHandle) is the flat parameter
+/// of one unit and dtype; here it is named by its number in the pass. See [Note: One order of
+/// collectives]. Not thread-safe.
 class CollectiveRunner {
  public:
-  /// `group`: all ranks that take part; null if this is the only one. `rules`: one per handle and
+  /// `group`: all ranks that take part; null if only this rank does. `rules`: one per handle and
   /// per module with its own collectives. `units`: lines that must be equal on all ranks. `actions`
   /// must outlive this.
   CollectiveRunner(std::shared_ptr<dist::Group> group, std::vector<PrefetchRule> rules,
@@ -43,14 +44,14 @@ class CollectiveRunner {
   const PhaseKey& key() const { return schedule_.key(); }
   /// Returns whether a phase is open in which no collective has failed.
   bool can_end_phase() const { return is_in_phase() && !is_broken_; }
-  /// Runs the rest of the list, and returns the sums of `counts`. Collective over `group`.
-  /// `has_failed`: this rank will throw after the phase. Throws: Error(io) naming a rank that
-  /// passed `has_failed`, unless this rank passed it too.
+  /// Runs the rest of the phase's list of collectives, and returns the sums of `counts`. Collective
+  /// over `group`. `has_failed`: this rank will throw after the phase. Throws: Error(io) naming a
+  /// rank that passed `has_failed`, unless this rank passed it too.
   std::vector<int> end_phase(bool has_failed = false);
   /// Drops a phase that failed. Not collective.
   void abort_phase();
 
-  /// Starts the all-gather of a handle that this rank needs now.
+  /// Starts the all-gather of a handle whose parameters this rank needs now.
   void need(std::size_t handle) { need(Collective{Collective::Verb::unshard, handle}); }
   /// Returns when all ranks have reached a module with its own collectives. Throws on all ranks:
   /// Error(mismatch) if a rank reaches the end of the phase or another such module instead.

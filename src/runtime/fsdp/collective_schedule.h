@@ -11,9 +11,9 @@
 
 namespace tessera::fsdp {
 
-/// A collective of one handle's flat parameter. `handle` is the handle's number in the pass. A
-/// module with its own collectives (registry::MeetingPoint) has a number after those of the
-/// handles.
+/// A collective of one flat parameter. `handle` is the number of its handle (FlatParamHandle) in
+/// the pass. A module with its own collectives (registry::MeetingPoint) has a number after the
+/// numbers of the handles.
 struct Collective {
   enum class Verb : std::uint8_t {
     unshard,
@@ -43,7 +43,7 @@ struct PhaseKey {
   friend auto operator<=>(const PhaseKey&, const PhaseKey&) = default;
 };
 
-/// When to gather the next unit, which is the one after a handle's unit.
+/// When to gather the unit that comes after a handle's unit in the list of collectives.
 struct PrefetchRule {
   ForwardPrefetch forward = ForwardPrefetch::none;
   BackwardPrefetch backward = BackwardPrefetch::none;
@@ -53,24 +53,26 @@ struct PrefetchRule {
 /// same collectives in the same order. So each phase has a list of collectives, equal on all ranks,
 /// and each rank runs all of it:
 ///
-/// - A rank that needs an entry first joins the entries before it: it takes part in an all-gather
-///   although it does not need the result, or in a reduction with zeros if it has no gradient.
-/// - A gradient that is complete before its turn is held back, for one unit at most.
+/// - Before a rank runs an entry that it needs, the rank joins all entries before that entry: it
+///   takes part in an all-gather although it does not need the result, or in a reduction, with
+///   zeros if it has no gradient.
+/// - A gradient that is complete before its reduction's turn is held back, for one unit at most.
 /// - At the end of the phase the rank joins the rest of the list.
 ///
-/// The first phase with a key has no list yet. Its ranks agree on each collective before they start
-/// it (CollectiveAgreement); the agreed collectives become the list. In a later phase, a rank may
-/// need a collective that is not in the rest of the list. It then joins the rest of the list and
-/// reports the need in the exchange at the end of the phase. Then all ranks agree on the missing
-/// collectives, which are inserted where that rank needed them. So the needs of each rank are a
-/// subsequence of the list. An entry that no rank needs for `kNumIdlePhases` phases is removed.
+/// The first phase with a PhaseKey has no list yet. Its ranks agree on each collective before they
+/// start it (CollectiveAgreement); the agreed collectives become the list. In a later phase, a rank
+/// may need a collective that is not in the rest of the list. It then joins the rest of the list
+/// and reports the need in the exchange at the end of the phase. Then all ranks agree on the
+/// missing collectives, which are inserted where that rank needed them. So the needs of each rank
+/// are a subsequence of the list. An entry that no rank needs for `kNumIdlePhases` phases is
+/// removed.
 ///
 /// A rank cannot join a meeting on behalf of others: a meeting ends when all ranks have reached its
 /// module. If the list leads some ranks to a meeting that others are not ready for, all ranks drop
 /// the list from the meeting on, and agree on the rest anew.
 ///
 /// This class holds the list and a rank's place in it, and says which collectives are due. It sends
-/// nothing; CollectiveRunner does. Not thread-safe.
+/// nothing; CollectiveRunner runs the collectives. Not thread-safe.
 class CollectiveSchedule {
  public:
   static constexpr int kNumIdlePhases = 16;
@@ -102,7 +104,8 @@ class CollectiveSchedule {
 
   void begin_phase(const PhaseKey& key);
   /// Requires: this rank has run or joined the whole list. `is_needed`: two flags per handle, which
-  /// say whether any rank needed its all-gather, and its reduction, in this phase.
+  /// say whether any rank needed the handle's all-gather, and whether any rank needed its
+  /// reduction, in this phase.
   void end_phase(const std::vector<bool>& is_needed);
   /// Ends a failed phase and deletes its list.
   void abort_phase();
@@ -114,8 +117,8 @@ class CollectiveSchedule {
 
   // --- while following the list
   /// Returns the collectives to run now because this rank needs `what`, an all-gather or a meeting:
-  /// those before it in the list, and `what` itself unless it was started already. Returns nullopt
-  /// if `what` is not in the rest of the list.
+  /// those before `what` in the list, and `what` itself unless it was started already. Returns
+  /// nullopt if `what` is not in the rest of the list.
   std::optional<DueCollectives> need(const Collective& what);
   /// Returns the collectives that can run now that a handle's gradients are complete; perhaps none.
   DueCollectives gradients_ready(std::size_t handle);
@@ -141,7 +144,8 @@ class CollectiveSchedule {
   /// Notes the collective that all ranks have agreed on. `is_own`: whether this rank needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
-  /// Returns two flags for each handle: whether this rank needed its all-gather, and its reduction.
+  /// Returns two flags for each handle: whether this rank needed the handle's all-gather, and
+  /// whether this rank needed its reduction.
   std::vector<bool> needed() const;
 
  private:

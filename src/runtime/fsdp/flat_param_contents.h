@@ -15,7 +15,7 @@
 
 namespace tessera::fsdp {
 
-/// A parameter of a handle, with its name below the fully sharded module.
+/// A parameter in a flat parameter, with its name below the fully sharded module.
 struct ManagedParameter {
   std::string fqn;
   at::Tensor tensor;
@@ -37,9 +37,10 @@ struct HandleOptions {
   std::vector<std::vector<int>> holders{};
 };
 
-/// Describes a flat parameter: its parameters, their places in it, and the ranks that share it.
-/// Owns no tensor: it holds the parameters weakly, because they keep their handle alive. Only the
-/// unit's name can change. Not thread-safe.
+/// Describes the flat parameter of a handle (FlatParamHandle): the parameters in it, their places,
+/// and the ranks that share it. Owns no tensor: it holds the parameters weakly, because they keep
+/// their handle alive. Only the name of the unit (the fully sharded module) can change. Not
+/// thread-safe.
 class FlatParamContents {
  public:
   /// Requires: at least one parameter; all have one dtype. `unit_name` is the unit's name so far.
@@ -57,7 +58,7 @@ class FlatParamContents {
   std::size_t num_parameters() const { return weak_parameters_.size(); }
   /// Returns the parameter, or an undefined tensor if it is dead.
   at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
-  /// Returns the index of a parameter of this handle.
+  /// Returns the index of a parameter in this flat parameter.
   std::size_t index_of(const at::Tensor& parameter) const;
   /// Throws an error about parameter `index`.
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,

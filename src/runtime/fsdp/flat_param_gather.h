@@ -12,12 +12,12 @@
 
 namespace tessera::fsdp {
 
-/// The all-gather of a flat parameter: fills the buffer of a FlatParamStorage, and frees it. Does
-/// nothing if the parameters are always whole and so need no such buffer.
+/// All-gathers a flat parameter into the buffer of a FlatParamStorage, and frees the buffer's
+/// memory. Does nothing if the parameters are always whole: they then need no such buffer.
 ///
-/// Life cycle, within a pass: `prepare`, `start`, `finish`, `reshard`, in this order, as often as
-/// needed. `finish` and `reshard` do nothing where there is nothing to finish or to free. Not
-/// thread-safe.
+/// Life cycle, within a pass (one forward and its backward): `prepare`, `start`, `finish`,
+/// `reshard`, in this order, as often as needed. `finish` does nothing if no all-gather was
+/// started, and `reshard` does nothing if there is nothing to free. Not thread-safe.
 class FlatParamGather {
  public:
   /// `contents` and `storage` must outlive this.

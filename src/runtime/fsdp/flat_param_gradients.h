@@ -12,12 +12,14 @@
 
 namespace tessera::fsdp {
 
-/// The gradients of a handle's parameters: takes them out of `.grad` and puts their averages there.
+/// Collects the gradients of one flat parameter (FlatParamHandle) from `.grad`, averages them over
+/// the ranks, and puts this rank's shard of the average into `.grad`.
 ///
-/// Life cycle, within a pass. `put_aside` keeps the sharded `.grad` of earlier passes. `take`
-/// copies each gradient of the backward into one flat gradient. `start_reduce` and `finish_reduce`
-/// average the flat gradient over the ranks, or `keep_unsynced` keeps it for a later pass.
-/// `leave_pass` gives each parameter its shard of the average. Holds no parameter. Not thread-safe.
+/// Life cycle, within a pass. `put_aside` keeps the sharded `.grad` of earlier passes. `take` moves
+/// each gradient of the backward from `.grad` into one flat gradient. `start_reduce` and
+/// `finish_reduce` average the flat gradient over the ranks, or `keep_unsynced` keeps it for a
+/// later pass. `leave_pass` gives each parameter its shard of the average. Does not own the
+/// parameters' memory. Not thread-safe.
 class FlatParamGradients {
  public:
   /// `contents` and `storage` must outlive this.

@@ -207,8 +207,9 @@ void FlatParamHandle::touched(const Tensor& argument) {
   }
   contents_.refuse(ErrorKind::invalid_argument, storage_.parameter_at(argument),
                    "use within tessera::forward or its backward",
-                   "use after the backward, through a tensor that was kept",
-                   "was backward called twice for one tessera::forward, or was a view kept?");
+                   "use after its backward had ended",
+                   "for a second backward, call tessera::forward again, or pass retain_graph and "
+                   "use ForwardScope::watch; do not keep views of parameters");
 }
 
 void FlatParamHandle::gradient_comes(std::size_t index) {

@@ -24,7 +24,8 @@ namespace tessera::fsdp {
 
 class FlatParamHandle;
 
-/// What a handle reports to its root, on the thread that runs the operator or the backward.
+/// What a handle reports to the pass of its root module, on the thread that runs the operator or
+/// the backward.
 class HandleEvents {
  public:
   /// Reports that an operator is about to use parameter `index` of the handle.
@@ -41,13 +42,13 @@ class HandleEvents {
 /// The flat parameter of a fully sharded module: the module's parameters of one dtype,
 /// concatenated.
 ///
-/// Life cycle. Between passes each parameter is this rank's shard of itself: a 1-d view of the flat
-/// shard, perhaps empty. `enter_pass` gives parameters their full shapes, as views of a flat buffer
-/// without memory. `gather` fills the buffer and frees it. `gradients` averages the gradients of
-/// the backward; `leave_pass` puts the averages into `.grad`. `show_whole` is for unshard_params,
-/// between passes. The parameters' TensorImpls do not change, because module and optimizer hold
-/// them. Holds its parameters weakly, because they own the handle. Not thread-safe: Pass calls it
-/// under a lock.
+/// Life cycle. A pass is one forward and its backward. Between passes each parameter is this rank's
+/// shard of itself: a 1-d view of the flat shard, perhaps empty. `enter_pass` gives parameters
+/// their full shapes, as views of a flat buffer without memory. `gather` fills the buffer and frees
+/// it. `gradients` averages the gradients of the backward; `leave_pass` puts the averages into
+/// `.grad`. `show_whole` is for unshard_params, between passes. The parameters' TensorImpls do not
+/// change, because module and optimizer hold them. Holds its parameters weakly, because they own
+/// the handle. Not thread-safe: Pass calls it under a lock.
 ///
 /// This class composes one class per job: FlatParamContents says what is in the flat parameter,
 /// FlatParamStorage has its memory, FlatParamGather the all-gather, FlatParamGradients the
@@ -57,7 +58,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
  public:
   /// Takes over the parameters: copies this rank's shard of each, and frees the rest. Requires: the
   /// parameters have one dtype and one device, are leaves, and belong to no handle yet. `unit_name`
-  /// is the unit's name so far.
+  /// is the name so far of the unit, which is the fully sharded module.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
                                                  const std::vector<ManagedParameter>& parameters,
@@ -84,7 +85,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   at::Tensor parameter(std::size_t index) const { return contents_.parameter(index); }
   /// Returns the index of a parameter of this handle.
   std::size_t index_of(const at::Tensor& parameter) const { return contents_.index_of(parameter); }
-  /// Returns the handle of a parameter; nullptr if it has none.
+  /// Returns the handle of a parameter; nullptr if the parameter has no handle.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
   /// Returns whether each rank holds only a shard of the parameters.
@@ -118,12 +119,12 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- whole parameters outside of a pass
   bool is_whole() const { return whole_.are_shown(); }
   /// Shows whole parameters in their own dtype. Calls nest. Collective. Throws:
-  /// Error(invalid_argument) within a pass, within another such scope with other options, or as
-  /// `enter_pass`.
+  /// Error(invalid_argument) within a pass, or if an open `show_whole` has other options; what
+  /// `enter_pass` throws.
   void show_whole(const UnshardParamsOptions& options);
-  /// Shows this rank's shards again. With `writeback`, they have what was written. Collective if
-  /// rank 0's writes are sent. Throws: Error(invalid_argument) naming a parameter whose shape was
-  /// changed; this parameter keeps its old data.
+  /// Shows this rank's shards again. With `writeback`, the shards have what was written. Collective
+  /// if rank 0's writes are sent. Throws: Error(invalid_argument) naming a parameter whose shape
+  /// was changed; this parameter keeps its old data.
   void hide_whole() { whole_.hide(); }
 
   // --- state dicts

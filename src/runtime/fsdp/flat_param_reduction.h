@@ -12,12 +12,13 @@
 
 namespace tessera::fsdp {
 
-/// The average of a flat gradient over the ranks: a reduce-scatter over the shard group, and for
-/// hybrid strategies an all-reduce over the replicate group. One gradient is in flight at a time.
-/// The results of a pass are added up. Not thread-safe.
+/// Averages a flat gradient over the ranks. If the strategy shards, runs a reduce-scatter over the
+/// shard group and then, for hybrid strategies, an all-reduce over the replicate group. If the
+/// strategy does not shard, runs one all-reduce over the replicate group. One gradient is in flight
+/// at a time. If a pass reduces several times, the averages are added together. Not thread-safe.
 ///
-/// On the CPU, the memory of a gradient that is not sharded is used again after `zero_grad`,
-/// because fresh pages cost time: see SpareMemory.
+/// On the CPU, if the strategy does not shard, the gradient's memory is kept, and the next pass
+/// after `zero_grad` uses it again, because fresh pages cost time (see SpareMemory).
 class FlatParamReduction {
  public:
   /// `contents` and `storage` must outlive this.

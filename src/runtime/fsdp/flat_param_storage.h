@@ -39,8 +39,8 @@ class FlatParamStorage {
   // --- what parameters show
   /// Shows each parameter's elements of the shard. Skips dead parameters.
   void show_shards();
-  /// Whether a pass sees every use of a parameter, or only uses in units that have their own
-  /// buffer.
+  /// Whether a pass sees every use of a parameter, or only uses of parameters that have a buffer of
+  /// their own.
   enum class Tracing { off, on };
   /// Shows full shapes for a pass. Requires: `check_parameters` has passed.
   void show_full(Tracing tracing);
@@ -50,8 +50,8 @@ class FlatParamStorage {
   void check_parameters() const;
 
   // --- writes that would be lost, because they went into the buffer
-  /// Returns the last parameter, by index, that was written to since `show_full`; nullopt if none
-  /// was.
+  /// Returns the last parameter, by index, that was written to since `show_full`; nullopt if no
+  /// parameter was.
   std::optional<std::size_t> written_parameter() const;
   /// Makes `written_parameter` ignore all writes so far.
   void forget_writes();

@@ -207,10 +207,12 @@ void refuse_module_of_unit(const Module& module) {
     if (!owner || owner.get() == &module) continue;
     const auto inside = owner->modules(/*include_self=*/false);
     if (std::ranges::find(inside, &module, &ModulePtr::get) == inside.end()) continue;
-    throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
-                          "a module whose parameters are in no unit yet",
-                          "parameters that the unit of " + owner->name() + " already has",
-                          "call fully_shard on inner modules first, or use a policy");
+    throw Error::expected(
+        ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
+        "a module whose parameters are in no unit yet",
+        "parameters of the unit " + owner->name() + ", an outer module that was sharded before",
+        "call fully_shard on inner modules first, or set "
+        "FullyShardOptions::policy");
   }
 }
 
@@ -218,7 +220,7 @@ void refuse_module_of_unit(const Module& module) {
 void refuse_unfit(const FoundParameter& found, const FoundParameter& first) {
   if (found.tensor.device() != first.tensor.device()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn}, "device",
-                          first.tensor.device().str() + ", as " + first.fqn + " has",
+                          first.tensor.device().str() + ", like " + first.fqn,
                           found.tensor.device().str());
   }
   if (!found.tensor.is_leaf() || !at::isFloatingType(found.tensor.scalar_type())) {

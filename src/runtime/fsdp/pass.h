@@ -19,7 +19,8 @@ namespace tessera::fsdp {
 
 class Pass;
 
-/// A module that fully_shard was applied to, with its flat parameters, one per dtype.
+/// A module that fully_shard was applied to (a unit), with its flat parameters. A unit has one
+/// handle (FlatParamHandle) per dtype.
 struct ShardedModule final : registry::ModuleState {
   std::weak_ptr<torch::nn::Module> module;
   std::weak_ptr<Pass> pass;  // the pass of its root, after the first use
@@ -40,15 +41,15 @@ struct ParameterUse {
 /// gather, free and reduce each flat parameter.
 ///
 /// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses a
-/// parameter gathers its unit. A pass ends with the backward, or with the outermost scope if no
-/// gradients are recorded. docs/fully_shard.md has a table. Each outermost forward and each
-/// backward of a pass is a phase: all ranks run the same collectives in the same order ([Note: One
-/// order of collectives]).
-/// [Note: Leaving] When an operator uses a unit outside the subtree of a gathered unit, the forward
-/// (or backward) of the gathered unit is over, so this unit is freed. Units that the same operator
-/// uses are not freed, nor are units that were prefetched or kept for the backward and not used
-/// yet.
-/// The registry owns the pass, as a state of the root. Thread-safe.
+/// parameter gathers its unit. A pass ends with the backward. If no gradients are recorded, it ends
+/// when the outermost forward (ForwardScope) ends. docs/fully_shard.md has a table. Each outermost
+/// forward and each backward of a pass is a phase: all ranks run the same collectives in the same
+/// order ([Note: One order of collectives]).
+/// [Note: Leaving] When an operator uses unit B, the forward (or backward) of each gathered unit A
+/// whose subtree does not contain B is finished, so A is freed. A is not freed if the same operator
+/// uses A too, if A was prefetched and is not used yet, or if A is kept for the backward and the
+/// backward has not used A yet.
+/// The registry stores the pass as a ModuleState of the root module, and owns it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    private CollectiveActions,
@@ -63,8 +64,8 @@ class Pass final : public HandleEvents,
   void enter_forward();
   /// `is_watched`: whether all graphs that the forward recorded have a token.
   void leave_forward(bool has_failed, bool is_watched) noexcept(false);
-  /// Returns a token for a graph that this pass records. If all graphs have one, and all are
-  /// destroyed without a backward, the pass ends.
+  /// Returns a token for a graph that this pass records. If all graphs have a token, and all tokens
+  /// are destroyed without a backward, the pass ends.
   std::shared_ptr<void> graph_token();
   /// Opens an idle pass again, for a second backward through the graph of the pass.
   void enter_backward();
@@ -81,9 +82,10 @@ class Pass final : public HandleEvents,
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   /// Returns the settings that decide the dtype of the root's inputs.
   const MixedPrecision& input_precision() const { return input_precision_; }
-  /// Returns the modules in the tree that take part without being units, such as replicated ones.
+  /// Returns the modules in the tree that take part without being units, such as replicated
+  /// modules.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
-  /// Returns the collectives of the open pass, or else of the last one, in order.
+  /// Returns the collectives of the open pass in order; if no pass is open, those of the last pass.
   const std::vector<std::string>& collectives() const { return collectives_; }
   /// Returns the parameters that the first forward used, in the order of their first use.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }

@@ -14,10 +14,10 @@ class FreeEvent {
   virtual void synchronize() = 0;
 };
 
-/// Limits how many unsharded flat parameters are in flight on an asynchronous device: before
-/// allocating one, the host waits until the oldest of `kMaxInFlight` freed ones is free on the
-/// device too. Source: torch.distributed.fsdp, `limit_all_gathers` (github.com/pytorch/pytorch,
-/// change 89057).
+/// Limits how many unsharded flat parameters are in flight on an asynchronous device. If the host
+/// has freed `kMaxInFlight` flat parameters that the device may still use, the host waits until the
+/// device is done with the oldest of them before it allocates the next. Source:
+/// torch.distributed.fsdp, `limit_all_gathers` (github.com/pytorch/pytorch, change 89057).
 class RateLimiter {
  public:
   static constexpr std::size_t kMaxInFlight = 2;

@@ -4,11 +4,11 @@
 
 namespace tessera::fsdp {
 
-/// Keeps memory that one unit has freed, and gives it to the next unit of about the same size. The
-/// CPU allocator would return blocks of that size to the operating system, and fresh pages cost a
-/// tenth of a training step. Holds one such block, from `free` until the next `allocate` or
-/// `release`, so it never adds to the peak memory. Does nothing on other devices, whose allocators
-/// cache. Not thread-safe.
+/// Keeps the memory that one unit has freed, and gives it to the next unit if that unit needs the
+/// same size or up to one eighth less. The CPU allocator would return such large blocks to the
+/// operating system, and fresh pages cost a tenth of a training step. Holds one such block, from
+/// `free` until the next `allocate` or `release`, so it never adds to the peak memory. On other
+/// devices, `free` releases the memory at once, because their allocators cache. Not thread-safe.
 class SpareMemory {
  public:
   /// Gives memory to a tensor that has none.

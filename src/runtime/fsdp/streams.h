@@ -10,8 +10,8 @@
 
 namespace tessera::fsdp {
 
-/// The device streams of one root. On a synchronous device, such as the CPU, all members are the
-/// same stream and waiting does nothing. Uses c10's device guards, not CUDA.
+/// The device streams of one root module. On a synchronous device, such as the CPU, all members are
+/// the same stream and waiting does nothing. Uses c10's device guards, not CUDA.
 class Streams {
  public:
   explicit Streams(at::Device device);
@@ -30,7 +30,7 @@ class Streams {
   /// Makes later work on `waiting` wait for all present work on `awaited`. The host does not wait.
   void make_wait(const c10::Stream& waiting, const c10::Stream& awaited) const;
   /// Tells the allocator that `stream` uses `tensor`, which was allocated on another stream. If
-  /// `tensor` is freed, its memory is then not reused before `stream` is done with it.
+  /// `tensor` is freed, its memory is then not reused before `stream` is done with the tensor.
   void note_use(const at::Tensor& tensor, const c10::Stream& stream) const;
   /// Records an event at the end of the compute stream's present work.
   std::unique_ptr<FreeEvent> record_event() const;

@@ -7,30 +7,31 @@
 
 namespace tessera::fsdp {
 
-/// [Note: Touch] libtorch's modules have no forward hooks, so a unit is gathered when an operator
-/// uses one of its parameters. During a pass, parameters are tensors with one extra dispatch key,
-/// which their views inherit. A fallback for that key runs before autograd, finds the unit by the
-/// storage of each tensor argument, gathers it, and redispatches to the keys below. Operators
-/// without such an argument skip the fallback and cost nothing.
+/// [Note: Touch] libtorch's modules have no forward hooks, so a unit (a fully sharded module) is
+/// gathered when an operator uses one of its parameters. During a pass, parameters are tensors with
+/// one extra dispatch key, which their views inherit. A fallback for that key runs before autograd,
+/// finds the unit by the storage of each tensor argument, gathers the unit, and redispatches to the
+/// keys below. Operators without such an argument skip the fallback and cost nothing.
 /// PyTorch reserves this key for its own single-process tests: c10/core/DispatchKey.h says "Don't
 /// use it for anything real". Tessera uses it all the same, as a key above autograd that PyTorch
 /// itself does not use. A new PyTorch release may change or remove it, and no other library in the
 /// process can use it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-/// A listener, which is called for each operator that uses the storage it is registered for.
+/// An object that is called for each operator that uses a storage. TouchRegistration registers the
+/// object for the storage.
 class TouchListener {
  public:
   /// Called before the operator runs, on its thread, with the operator's argument. The operator
-  /// throws what this throws.
+  /// throws what this function throws.
   virtual void touched(const at::Tensor& argument) = 0;
 
  protected:
   ~TouchListener() = default;
 };
 
-/// Calls `listener` for each use of `storage` through a tensor with the key, until destroyed.
-/// Thread-safe.
+/// Calls `listener` for each use of `storage` through a tensor with the key, until this object is
+/// destroyed. Thread-safe.
 class TouchRegistration {
  public:
   TouchRegistration(const c10::Storage& storage, TouchListener& listener);

@@ -23,8 +23,8 @@ struct NamedModule {
 /// module tree. Skips ignored modules and those that are sharded or replicated already.
 std::vector<NamedModule> units_by_policy(const ModulePtr& root, const FullyShardOptions& options);
 
-/// Returns whether `fully_shard` skips the subtree of `module`: it is ignored, or has an API
-/// applied.
+/// Returns whether `fully_shard` skips the subtree of `module`, because the module is ignored or an
+/// API (`fully_shard`, `replicate`, `shard`) was applied to it.
 bool is_closed(const ModulePtr& module, const FullyShardOptions& options);
 
 /// A parameter in the tree. A tied tensor may be found more than once.
@@ -42,7 +42,7 @@ std::vector<FoundParameter> unmanaged_parameters(const ModulePtr& module,
 struct UnitInTree {
   std::string fqn;
   std::shared_ptr<ShardedModule> sharded;
-  std::size_t subtree_end;  // its subtree: units from its number to here
+  std::size_t subtree_end;  // its subtree: units [its number, subtree_end)
 };
 
 /// Returns the fully sharded modules at and below `root` in tree order. A module that is in the

@@ -11,17 +11,20 @@
 
 namespace tessera::fsdp {
 
-/// The tensors of one handle that unshard_params has shown whole: parameters, or their gradients.
+/// The tensors of one flat parameter (FlatParamHandle) that unshard_params shows whole: its
+/// parameters, or their gradients.
 struct WholeTensors {
   at::Tensor flat;                // [padded numel]; undefined if this rank shows none
   std::vector<at::Tensor> shown;  // by parameter, as they are now; undefined if none
 };
 
-/// Replaces `shard` by this rank's shard of what was written to `whole` on this rank, or with
-/// `rank0_only` on rank 0. Also takes tensors that were assigned in place of the views of
-/// `whole.flat`. Returns the last parameter whose tensor has another shape; this parameter keeps
-/// its old data. Shape: `shard` [sharded_numel]. Collective with `rank0_only`, and without extra
-/// memory on other ranks. Throws: Error(io) if a peer fails.
+/// Copies changes of whole tensors back: overwrites `shard` with this rank's part of `whole`. The
+/// source is this rank's `whole`; with `rank0_only` it is rank 0's. If the user gave a parameter
+/// (or its `.grad`) a new tensor in place of the view of `whole.flat`, that tensor is copied into
+/// `whole.flat` first. If the new tensor has a wrong shape, the parameter keeps its old data, and
+/// the index of the last such parameter is returned.
+/// Shape: `shard` [sharded_numel]. Collective with `rank0_only`; other ranks then need no extra
+/// memory. Throws: Error(io) if a peer fails.
 std::optional<std::size_t> write_back(const FlatParamContents& contents,
                                       const UnshardParamsOptions& options,
                                       at::Device compute_device, const WholeTensors& whole,

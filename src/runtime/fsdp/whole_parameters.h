@@ -11,8 +11,9 @@
 
 namespace tessera::fsdp {
 
-/// The whole parameters of a handle outside of any pass, for unshard_params. Owns the whole
-/// parameters and, while these are shown, this rank's shards of the gradients. Not thread-safe.
+/// The whole parameters of a handle (FlatParamHandle) outside of any pass, for unshard_params. Owns
+/// the whole parameters and, while these are shown, this rank's shards of the gradients. Not
+/// thread-safe.
 class WholeParameters {
  public:
   /// `contents` and `storage` must outlive this.
@@ -24,9 +25,10 @@ class WholeParameters {
   /// Throws: Error(invalid_argument) if an open `show` has other options, or naming a parameter
   /// that was replaced, moved or converted.
   void show(const UnshardParamsOptions& options);
-  /// Ends one `show`. The outermost `hide` shows this rank's shards again; with `writeback` they
-  /// have what was written. Collective if rank 0's writes are sent. Throws: Error(invalid_argument)
-  /// naming a parameter whose shape was changed; this parameter keeps its old data.
+  /// Ends one `show`. The outermost `hide` shows this rank's shards again; with `writeback`, the
+  /// shards have what was written. Collective if rank 0's writes are sent. Throws:
+  /// Error(invalid_argument) naming a parameter whose shape was changed; this parameter keeps its
+  /// old data.
   void hide();
 
  private:

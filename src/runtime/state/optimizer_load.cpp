@@ -41,6 +41,21 @@ std::unique_ptr<torch::optim::OptimizerOptions> options_with(const OptimizerAdap
   }
 }
 
+/// Calls `updates.check_fields(fields)`. Adds the group's parameters, which `fqns` names, to errors
+/// about its fields.
+void check_fields_of(const registry::FusedUpdates& updates, const Value::Dict& fields,
+                     const std::vector<std::string>& fqns) {
+  try {
+    updates.check_fields(fields);
+  } catch (const Error& error) {
+    const std::string others =
+        fqns.size() > 1 ? " and " + std::to_string(fqns.size() - 1) + " more" : "";
+    throw Error(
+        error.kind(), {.fqn = fqns.empty() ? "" : fqns.front()},
+        "parameter group with this parameter" + others + ": " + std::string(error.reason()));
+  }
+}
+
 }  // namespace
 
 OptimizerLoad::OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* optimizer)
@@ -228,7 +243,8 @@ void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fus
   report.problems.insert(report.problems.end(), own.problems.begin(), own.problems.end());
   for (std::size_t i = 0; i < fused_.size(); ++i) {
     fused_[i].fields = std::move(fields[i]);
-    if (fused_[i].fields) fused_[i].found.updates->check_fields(*fused_[i].fields);
+    if (!fused_[i].fields) continue;
+    check_fields_of(*fused_[i].found.updates, *fused_[i].fields, fused_[i].fqns);
   }
 }
 

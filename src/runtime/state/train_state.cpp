@@ -99,10 +99,13 @@ bool TrainState::Impl::has_optimizer_state() const {
 void TrainState::Impl::check_mesh() const {
   const int world_size = mesh_of(*model_).world_size();
   if (world_size == mesh_.world_size()) return;
-  throw Error::expected(ErrorKind::invalid_argument, {}, "TrainState",
-                        "a TrainState that was made after fully_shard, replicate and shard",
-                        "a TrainState for " + std::to_string(mesh_.world_size()) +
-                            " ranks, and a model on " + std::to_string(world_size));
+  const auto ranks = [](int number) {
+    return std::to_string(number) + (number == 1 ? " rank" : " ranks");
+  };
+  throw Error(ErrorKind::invalid_argument, {},
+              "TrainState: made before the model was sharded: it is for " +
+                  ranks(mesh_.world_size()) + ", the model is on " + ranks(world_size) +
+                  " (make the TrainState after fully_shard, replicate and shard)");
 }
 
 /// Returns the first components of this state's keys.

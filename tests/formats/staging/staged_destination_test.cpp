@@ -383,7 +383,7 @@ TEST_F(StagedDestinationTest, KeptWorkOfAnotherFormatIsTold) {
                               StagedDestination::Judge([](auto&) { return LeftOver::go_on; })}) {
       EXPECT_THAT(
           [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
-          ThrowsError(ErrorKind::already_exists, "is kept here, for another format: " + found));
+          ThrowsError(ErrorKind::already_exists, "to another format left its work here: " + found));
     }
     EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
     StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, [](auto&) {

@@ -45,15 +45,15 @@ TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) 
   auto alone = test::small_collection();
   for (const std::int64_t id : {std::int64_t{3}, std::int64_t{-1}, std::int64_t{1} << 40}) {
     EXPECT_THAT(refusal_of([&] { alone.forward(one_city(id)); }),
-                AllOf(HasSubstr("cities"), HasSubstr("id 0 of feature 'city', sample 0"),
+                AllOf(HasSubstr("cities"), HasSubstr("feature 'city', sample 0, position 0"),
                       HasSubstr("expected a row of the table, 0 to 2"),
-                      HasSubstr("found " + std::to_string(id))));
+                      HasSubstr("found id " + std::to_string(id))));
   }
   const auto later = KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
                                                      longs({1, 1, 1, 1, 0, 1, 2, 9, 1, 1}),
                                                      longs({1, 1, 1, 1, 1, 3, 1, 1}));
   EXPECT_THAT(refusal_of([&] { alone.forward(later); }),
-              HasSubstr("id 2 of feature 'city', sample 1"));
+              HasSubstr("feature 'city', sample 1, position 2"));
 }
 
 // Shows D8.
@@ -64,7 +64,7 @@ TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
       const std::string refusal =
           refusal_of([&] { tables->forward(one_city(mesh.rank() == 1 ? 3 : 2)); });
       if (mesh.rank() == 1) {
-        EXPECT_THAT(refusal, HasSubstr("id 0 of feature 'city', sample 0"));
+        EXPECT_THAT(refusal, HasSubstr("feature 'city', sample 0, position 0"));
       } else {
         EXPECT_THAT(refusal, HasSubstr("an invalid batch on rank 1"));
       }

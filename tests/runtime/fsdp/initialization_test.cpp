@@ -79,7 +79,7 @@ TEST(InitializationTest, MixedDevicesAreNamed) {
                 fully_shard(*model,
                             {.param_init_fn = [](torch::nn::Module&) {}, .device = at::kMeta});
               }),
-              HasSubstr("down.weight: device: expected cpu, as up.weight has, found meta"));
+              HasSubstr("down.weight: device: expected cpu, like up.weight, found meta"));
 }
 
 // Shows B22.

@@ -633,8 +633,9 @@ TEST(HostileStateTest, ATrainStateMadeBeforeFullyShardSaysSo) {
     torch::nn::Linear model(4, 4);
     TrainState state(model);
     fully_shard(*model, {.mesh = mesh});
-    const auto matches =
-        HasSubstr("TrainState: expected a TrainState that was made after fully_shard");
+    const auto matches = HasSubstr(
+        "TrainState: made before the model was sharded: it is for 1 rank, the model is "
+        "on 2 ranks");
     EXPECT_THAT(test::error_of([&] { save(state, directory.path() + "/a"); }), matches);
     EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }), matches);
   });

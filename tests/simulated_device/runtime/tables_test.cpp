@@ -213,7 +213,7 @@ TEST_P(TablesOnDeviceTest, AnIdOutOfRangeOnTheDeviceIsNamed) {
       bad = KeyedJaggedTensor::from_lengths(good.keys(), values, good.lengths());
     }
     const std::string message = test::error_of([&] { tables->forward(bad); });
-    EXPECT_THAT(message, HasSubstr(mesh.rank() == 0 ? "users: id 0 of feature 'user', sample"
+    EXPECT_THAT(message, HasSubstr(mesh.rank() == 0 ? "users: feature 'user', sample"
                                                     : "an invalid batch on rank 0"));
     tables->forward(good);  // the next batch is not affected
   });
