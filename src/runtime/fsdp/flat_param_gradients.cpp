@@ -66,13 +66,16 @@ void FlatParamGradients::take(std::size_t index) {
   const at::NoGradGuard no_grad;
   if (!taken_.flat.defined()) taken_.flat = reduction_.make_unsharded_grad();
   Tensor slot = contents_.full_view(taken_.flat, index);
-  const Tensor share = at::scalar_tensor(1 / reduction_.predivide_factor());  // exact: power of 2
+  const double share = 1 / reduction_.predivide_factor();  // exact: a power of 2
   if (taken_.has[index]) {
-    slot.add_(gradient.to(slot.scalar_type()).mul(share));
+    slot.add_(gradient.to(slot.scalar_type()), share);
     return;
   }
-  if (gradient.scalar_type() == slot.scalar_type()) {
-    at::mul_out(slot, gradient, share);
+  if (unsynced_.has[index]) {
+    at::add_out(slot, contents_.full_view(unsynced_.flat, index), gradient.to(slot.scalar_type()),
+                share);
+  } else if (gradient.scalar_type() == slot.scalar_type()) {
+    at::mul_out(slot, gradient, at::scalar_tensor(share));
   } else {
     slot.copy_(gradient).mul_(share);
   }
@@ -80,22 +83,26 @@ void FlatParamGradients::take(std::size_t index) {
   ++num_taken_;
 }
 
+/// Adds to the taken gradients those of earlier passes whose parameters this pass did not use.
+void FlatParamGradients::take_unused_unsynced() {
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    if (taken_.has[i] || !unsynced_.has[i]) continue;
+    contents_.full_view(taken_.flat, i).copy_(contents_.full_view(unsynced_.flat, i));
+    taken_.has[i] = true;
+  }
+}
+
 void FlatParamGradients::start_reduce() {
   TESSERA_CHECK(!is_reducing());
   const at::NoGradGuard no_grad;
   if (!taken_.flat.defined()) taken_.flat = reduction_.make_unsharded_grad();
+  take_unused_unsynced();
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
-    Tensor slot = contents_.full_view(taken_.flat, i);
-    const bool is_taken = taken_.has[i];
-    const bool is_unsynced = unsynced_.has[i];
-    if (is_taken && is_unsynced) {
-      slot.add_(contents_.full_view(unsynced_.flat, i));
-    } else if (is_unsynced) {
-      slot.copy_(contents_.full_view(unsynced_.flat, i));
-    } else if (!is_taken) {
-      slot.zero_();
+    if (taken_.has[i]) {
+      was_reduced_[i] = true;
+    } else {
+      contents_.full_view(taken_.flat, i).zero_();
     }
-    was_reduced_[i] = was_reduced_[i] || is_taken || is_unsynced;
   }
   contents_.zero_padding(taken_.flat);
   drop_unsynced();
@@ -115,17 +122,8 @@ std::vector<bool> FlatParamGradients::contributed() const {
 void FlatParamGradients::keep_unsynced() {
   if (!has_taken()) return;
   const at::NoGradGuard no_grad;
-  if (!unsynced_.flat.defined()) {
-    std::swap(unsynced_, taken_);
-  } else {
-    for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
-      if (!taken_.has[i]) continue;
-      Tensor slot = contents_.full_view(unsynced_.flat, i);
-      const Tensor added = contents_.full_view(taken_.flat, i);
-      unsynced_.has[i] ? slot.add_(added) : slot.copy_(added);
-      unsynced_.has[i] = true;
-    }
-  }
+  take_unused_unsynced();
+  std::swap(unsynced_, taken_);
   clear_taken();
 }
 

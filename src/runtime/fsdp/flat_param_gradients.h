@@ -75,12 +75,13 @@ class FlatParamGradients {
     void clear();
   };
   void clear_taken();
+  void take_unused_unsynced();
 
   const FlatParamContents& contents_;
   bool are_reduced_;
   std::size_t num_trainable_ = 0;
   std::size_t num_taken_ = 0;
-  FlatGradient taken_;     // in this pass, not reduced yet
+  FlatGradient taken_;     // in this pass, not reduced yet; with what `unsynced_` has of them
   FlatGradient unsynced_;  // of earlier passes under NoSyncScope
   FlatParamReduction reduction_;
   std::vector<bool> was_reduced_;  // in this pass
