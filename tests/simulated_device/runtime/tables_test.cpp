@@ -351,6 +351,64 @@ TEST_P(TablesOnDeviceTest, CachedRowsThatCannotBeAreRefused) {
       HasSubstr("a table that is sharded"));
 }
 
+// ---- Tables and sharded layers under one root.
+
+/// A layer that rank 0 alone uses, before the tables.
+struct RecommenderImpl : torch::nn::Module {
+  explicit RecommenderImpl(std::shared_ptr<ShardedEmbeddingBagCollection> its_tables)
+      : tables(register_module("tables", std::move(its_tables))),
+        sometimes(register_module("sometimes", torch::nn::Linear(4, 4))),
+        top(register_module("top", torch::nn::Linear(32, 4))) {
+    const torch::NoGradGuard no_grad;
+    for (torch::nn::Linear layer : {sometimes, top}) {
+      for (at::Tensor& parameter : layer->parameters()) {
+        parameter.copy_(torch::linspace(-0.5, 0.4, parameter.numel()).view(parameter.sizes()));
+      }
+    }
+  }
+  at::Tensor forward(const KeyedJaggedTensor& batch, std::int64_t batch_size, bool uses_both) {
+    at::Tensor hidden = torch::ones({batch_size, 4}, top->weight.options().requires_grad(false));
+    if (uses_both) hidden = torch::tanh(sometimes->forward(hidden));
+    return torch::tanh(hidden * top->forward(tables->forward(batch).values())).sum();
+  }
+  std::shared_ptr<ShardedEmbeddingBagCollection> tables;
+  torch::nn::Linear sometimes, top;
+};
+TORCH_MODULE(Recommender);
+
+/// Returns the losses of a rank's steps.
+std::vector<float> losses_of_recommender(const dist::Mesh& mesh, at::Device own) {
+  Recommender model(shard(test::small_collection(),
+                          test::plan_of(test::plan_kind("mixed"), mesh.world_size()), mesh,
+                          {.optimizer = test::fused_optimizers()[2], .device = own}));
+  for (torch::nn::Linear layer : {model->sometimes, model->top}) layer->to(own);
+  fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::LinearImpl>()});
+  torch::optim::SGD optimizer(parameters(*model), torch::optim::SGDOptions(0.01));
+  std::vector<float> losses;
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor loss =
+        forward(model, test::small_batch(mesh.rank(), step),
+                test::small_batch_size(mesh.rank(), step), mesh.rank() == 0 && step != 2);
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    losses.push_back(loss.item<float>());
+  }
+  return losses;
+}
+
+TEST_P(TablesOnDeviceTest, TrainBesideLayersThatSomeRanksUse) {
+  std::vector<std::vector<float>> on_cpu(2);
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    on_cpu[static_cast<std::size_t>(mesh.rank())] = losses_of_recommender(mesh, at::kCPU);
+  });
+  test::on_devices(2, [&](const dist::Mesh& mesh) {
+    EXPECT_THAT(losses_of_recommender(mesh, device(mesh.rank())),
+                ::testing::Pointwise(::testing::FloatNear(1e-4F),
+                                     on_cpu[static_cast<std::size_t>(mesh.rank())]));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Modes, TablesOnDeviceTest, ::testing::ValuesIn(test::accelerator::modes()),
                          test::name_of_mode);
 
