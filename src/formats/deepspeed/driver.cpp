@@ -28,7 +28,9 @@ class DeepSpeedDriver final : public FormatDriver {
   FormatTraits traits() const override { return {.can_be_written = false}; }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
-    if (deepspeed::are_of_zero(directory.names)) return {Match::by_name};
+    const bool is_one =
+        deepspeed::are_of_zero(directory.names) || deepspeed::are_universal(directory.names);
+    if (is_one || directory.has("latest_universal")) return {Match::by_name};
     const bool is_of_run =
         directory.has("latest") && std::ranges::any_of(directory.names, is_step_or_script);
     return {is_of_run ? Match::by_name : Match::none};
@@ -50,7 +52,8 @@ class DeepSpeedDriver final : public FormatDriver {
                                      const std::set<std::string>& /*opened*/) const override {
     std::vector<std::string> own;
     for (const std::string& name : names) {
-      const bool is_beside_steps = name == "latest" || is_step_or_script(name);
+      const bool is_beside_steps = name == "latest" || name == "latest_universal" ||
+                                   name == "zero" || is_step_or_script(name);
       if (is_beside_steps || deepspeed::is_file_name(name)) own.push_back(name);
     }
     return own;

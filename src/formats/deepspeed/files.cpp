@@ -108,6 +108,14 @@ bool are_of_zero(const std::vector<std::string>& names) {
   return std::ranges::any_of(names, [](const std::string& name) { return is_optimizer(name); });
 }
 
+bool are_universal(const std::vector<std::string>& names) {
+  const auto is_model = [](const std::string& name) {
+    return is_name_like(name, kModelOfAll) || is_name_like(name, kModelOfRank);
+  };
+  return std::ranges::find(names, "zero") != names.end() && !are_of_zero(names) &&
+         std::ranges::any_of(names, is_model);
+}
+
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory) {
   FileNames files;
   for (const std::string& name : names) {

@@ -23,6 +23,8 @@ struct FileNames {
 bool is_file_name(std::string_view name);
 /// Whether the names are those of a ZeRO checkpoint.
 bool are_of_zero(const std::vector<std::string>& names);
+/// Whether the names are those of a universal checkpoint, which ds_to_universal.py makes.
+bool are_universal(const std::vector<std::string>& names);
 /// Returns the files. Throws: Error(corruption) naming a missing rank; Error(unsupported) naming a
 /// file of tensor, pipeline or expert parallelism.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);

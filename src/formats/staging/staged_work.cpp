@@ -9,6 +9,7 @@
 
 #include "base/named_object.h"
 #include "formats/staging/extra_copies.h"
+#include "formats/staging/own_files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -86,7 +87,7 @@ void require_writable(FileSystem& fs, const std::string& path) {
 
 void require_own_files(FileSystem& fs, const std::string& directory,
                        const std::set<std::string>& names) {
-  for (const std::string& name : fs.list_directory(directory)) {
+  for (const std::string& name : list_files_within(fs, directory)) {
     const std::string path = join_path(directory, name);
     if (!names.contains(name)) {
       throw Error(ErrorKind::already_exists, {.path = path},
