@@ -21,4 +21,15 @@ namespace tessera::formats {
 std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::string path,
                                                  const std::vector<std::string>& as_dict = {});
 
+/// Starts a universal checkpoint, which DeepSpeed loads into ZeRO stage 1, 2 or 3 on any number of
+/// ranks: a folder with `latest_universal` and `global_step<n>_universal`. Blocks may be written in
+/// any order. `values` is parallel to `contents.values`. Kinds of state, flat units and annotations
+/// are left out.
+/// Throws: Error(invalid_argument) unless every tensor is one piece and the key paths form one
+/// tree; Error(unsupported) naming an entry for which DeepSpeed has no place;
+/// Error(already_exists).
+std::unique_ptr<CheckpointWriter> create_deepspeed(
+    FileSystem& fs, std::string destination, CheckpointContents contents, std::vector<Value> values,
+    OverwritePolicy overwrite = OverwritePolicy::refuse);
+
 }  // namespace tessera::formats

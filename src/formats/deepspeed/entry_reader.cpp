@@ -32,6 +32,10 @@ std::vector<std::string> with_records(std::vector<std::string> as_dict) {
 
 }  // namespace
 
+const std::vector<std::string>& classes_read_as_dicts() {
+  return kRecords;
+}
+
 void refuse(const File& file, const std::string& name, const std::string& rule,
             const std::string& expected, const std::string& found) {
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path(), .fqn = name}, rule,

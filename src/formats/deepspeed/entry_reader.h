@@ -18,6 +18,9 @@ namespace tessera::formats::deepspeed {
 /// A path of keys, each as text.
 using Path = std::vector<std::string>;
 
+/// Returns the names of DeepSpeed's classes whose objects are read as dicts of their attributes.
+const std::vector<std::string>& classes_read_as_dicts();
+
 /// Throws Error(corruption): files that cannot be of one run.
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
                          const std::string& expected, const std::string& found);

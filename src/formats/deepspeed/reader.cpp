@@ -31,9 +31,7 @@ std::string folder_named_by(const FileSystem& fs, const std::string& path,
   const std::string latest = join_path(path, file);
   std::string name = read_file(fs, latest, kMaxLatestNbytes);
   while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-  const bool is_plain = !name.empty() && name != "." && name != ".." &&
-                        name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
-  if (is_plain && fs.kind_of(join_path(path, name)) == FileKind::directory) {
+  if (deepspeed::is_plain_name(name) && fs.kind_of(join_path(path, name)) == FileKind::directory) {
     return join_path(path, name);
   }
   throw Error::expected(ErrorKind::corruption, {.path = latest}, "latest",

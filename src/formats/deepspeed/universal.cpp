@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/partition.h"
+#include "formats/deepspeed/universal_members.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -15,50 +17,113 @@ namespace {
 
 constexpr std::string_view kSuffix = ".pt";
 const std::string kStateOfStage3 = "optimizer_state_dict";
+const std::string kParamGroups = "param_groups";
+
+/// Returns the files of model states. A checkpoint that every stage can load has those of rank 0
+/// under two names, with the module only in the first one.
+std::vector<std::string> model_files(std::vector<std::string> names, const std::string& directory) {
+  if (std::ranges::find(names, kModelStates) != names.end()) {
+    std::erase_if(names, [](const std::string& name) { return name == kModelStatesOfStage3; });
+  }
+  return find_files(names, directory).model;
+}
+
+/// What the writer of the checkpoint has added to what its source had. See [Note: What Tessera
+/// adds].
+struct Added {
+  std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing: not Tessera's
+  std::set<std::string> neutral{};
+
+  bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
+  /// Returns the neutral names that begin with `prefix`, without it.
+  std::set<std::string> neutral_below(std::string_view prefix) const {
+    std::set<std::string> names;
+    for (const std::string& name : neutral) {
+      if (name.starts_with(prefix)) names.insert(name.substr(prefix.size()));
+    }
+    return names;
+  }
+};
+
+std::vector<std::string> texts_in(const Value& value) {
+  std::vector<std::string> texts;
+  const auto* const list = value.get_if<Value::List>();
+  for (const Value& item : list == nullptr ? Value::List() : *list) {
+    if (const auto* const text = item.get_if<std::string>()) texts.push_back(*text);
+  }
+  return texts;
+}
+
+Added read_added(const File& optimizer) {
+  Added added;
+  const std::string member(kTessera);
+  const auto groups = optimizer.value_at({member, std::string(kGroups)});
+  if (const auto* const list = groups ? groups->get_if<Value::List>() : nullptr) {
+    added.groups.emplace();
+    for (const Value& group : *list) added.groups->push_back(texts_in(group));
+  }
+  if (const auto neutral = optimizer.value_at({member, std::string(kNeutral)})) {
+    for (std::string& name : texts_in(*neutral)) added.neutral.insert(std::move(name));
+  }
+  return added;
+}
 
 class UniversalReader final : public ModelStatesReader {
  public:
   UniversalReader(const FileSystem& fs, std::string path, std::string folder,
                   const std::vector<std::string>& as_dict)
-      : ModelStatesReader(fs, std::move(path), std::move(folder), as_dict) {
-    open_model_states(find_files(fs.list_directory(this->folder()), this->folder()).model);
+      : ModelStatesReader(fs, std::move(path), std::move(folder), as_dict), fs_(fs) {
+    open_model_states(model_files(fs.list_directory(this->folder()), this->folder()));
     parameters_ = read_parameters(model());
-    optimizer_ = &open_file("zero/optimizer_state.pt");
-    for (const Parameter& parameter : parameters_) add_parameter(fs, parameter);
-    require_no_others(fs);
+    optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
+    added_ = read_added(*optimizer_);
+    for (const Parameter& parameter : parameters_) add_parameter(parameter);
+    require_no_others();
     add_groups_and_members();
     add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
       return dtypes_.at(name) != copy;
     });
-    add_members_of_model_states();
+    add_members_of_model_states(added_.neutral_below(kOfModelStates));
     finish();
   }
 
  private:
+  /// Opens a file at a path in the folder, which may be a link to another file within the folder.
+  const File& open_member(const std::string& path) {
+    if (fs_.kind_of(join_path(folder(), path))) require_contained(fs_, folder(), path);
+    return open_file(path);
+  }
+
   std::set<std::string> names_of_parameters() const {
     std::set<std::string> names;
     for (const Parameter& parameter : parameters_) names.insert(parameter.fqn);
     return names;
   }
 
-  void add_parameter(const FileSystem& fs, const Parameter& parameter) {
-    const std::string within = "zero/" + parameter.fqn;
+  void add_parameter(const Parameter& parameter) {
+    if (!is_plain_name(parameter.fqn)) {
+      refuse(model(), parameter.fqn, "param_shapes", "a name that a folder can have",
+             "another one");
+    }
+    const std::string within = join_path(std::string(kZero), parameter.fqn);
     const std::string directory = join_path(folder(), within);
     bool has_step = false;
-    if (fs.kind_of(directory) == FileKind::directory) {
-      for (const std::string& name : fs.list_directory(directory)) {
+    if (fs_.kind_of(directory) == FileKind::directory) {
+      for (const std::string& name : fs_.list_directory(directory)) {
         if (!name.ends_with(kSuffix)) continue;
         const std::string kind = name.substr(0, name.size() - kSuffix.size());
-        add_file(parameter, kind, open_file(join_path(within, name)));
+        if (kind != kWeights && added_.is_neutral(kNeutralState)) continue;
+        add_file(parameter, kind, open_member(join_path(within, name)));
         has_step = has_step || kind == "step";
       }
     }
     if (!dtypes_.contains(parameter.fqn)) {
       throw Error::expected(ErrorKind::corruption, {.path = folder(), .fqn = parameter.fqn},
-                            "files of parameters", join_path(within, "fp32.pt"), "none",
+                            "files of parameters",
+                            join_path(within, std::string(kWeights) + std::string(kSuffix)), "none",
                             "not copied whole?");
     }
-    if (!has_step) add_common_step(parameter);
+    if (!has_step && !added_.is_neutral(kNeutralState)) add_common_step(parameter);
   }
 
   void add_file(const Parameter& parameter, const std::string& kind, const File& file) {
@@ -71,16 +136,14 @@ class UniversalReader final : public ModelStatesReader {
     const Entry* entry = file.find({"param"});
     if (entry == nullptr && file.entries().size() == 1) entry = &file.entries().front();
     const std::int64_t numel = numel_of(parameter.shape);
-    if (entry == nullptr || entry->kind != Entry::Kind::tensor ||
-        file.tensor(*entry).numel() != numel) {
+    const bool is_tensor = entry != nullptr && entry->kind == Entry::Kind::tensor;
+    if (!is_tensor || file.tensor(*entry).numel() != numel) {
       refuse(file, parameter.fqn, "files of parameters",
              "a tensor of " + std::to_string(numel) + " elements, for " +
                  shape_to_string(parameter.shape),
-             entry == nullptr || entry->kind != Entry::Kind::tensor
-                 ? "none"
-                 : shape_to_string(file.tensor(*entry).shape));
+             is_tensor ? shape_to_string(file.tensor(*entry).shape) : "none");
     }
-    const bool is_weight = kind == "fp32";
+    const bool is_weight = kind == kWeights;
     Tensor tensor = named(is_weight ? text_keys({"model", parameter.fqn})
                                     : text_keys({"optim", "state", parameter.fqn, kind}));
     tensor.entry.meta.shape = parameter.shape;
@@ -102,9 +165,9 @@ class UniversalReader final : public ModelStatesReader {
   }
 
   /// Checks that the other folders are those of buffers, and of frozen and tied parameters.
-  void require_no_others(const FileSystem& fs) const {
-    const std::string zero = join_path(folder(), "zero");
-    for (const std::string& name : fs.list_directory(zero)) {
+  void require_no_others() const {
+    const std::string zero = join_path(folder(), std::string(kZero));
+    for (const std::string& name : fs_.list_directory(zero)) {
       const bool is_known = name.ends_with(kSuffix) || dtypes_.contains(name) ||
                             model().find({"module", name}) != nullptr ||
                             model().find({"shared_params", name}) != nullptr;
@@ -116,21 +179,37 @@ class UniversalReader final : public ModelStatesReader {
   }
 
   void add_groups_and_members() {
-    const bool is_of_stage_3 = !optimizer_->below({kStateOfStage3}).empty();
-    const Path groups = is_of_stage_3 ? Path{kStateOfStage3, "param_groups"} : Path{"param_groups"};
-    add_param_groups(*optimizer_, groups, [&](std::int64_t vector) {
-      std::vector<std::string> names;
-      for (const Parameter& parameter : parameters_) {
-        if (parameter.vector == std::to_string(vector)) names.push_back(parameter.fqn);
-      }
-      return names;
-    });
-    add_members_of_optimizer(*optimizer_, {}, {"param_groups", kStateOfStage3, "fp32_flat_groups"});
+    std::optional<std::size_t> num_groups;
+    if (added_.groups) num_groups = added_.groups->size();
+    const bool has_groups = !optimizer_->below({kParamGroups}).empty();
+    add_param_groups(
+        *optimizer_, has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups},
+        [&](std::int64_t vector) { return names_in(vector); }, num_groups);
+    std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
+    used.insert({kParamGroups, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
+    add_members_of_optimizer(*optimizer_, {}, used);
   }
 
+  /// Returns the names of the parameters behind a number in a group.
+  std::vector<std::string> names_in(std::int64_t vector) const {
+    if (added_.groups) {
+      const bool is_there =
+          vector >= 0 && vector < static_cast<std::int64_t>(added_.groups->size());
+      return is_there ? (*added_.groups)[static_cast<std::size_t>(vector)]
+                      : std::vector<std::string>();
+    }
+    std::vector<std::string> names;
+    for (const Parameter& parameter : parameters_) {
+      if (parameter.vector == std::to_string(vector)) names.push_back(parameter.fqn);
+    }
+    return names;
+  }
+
+  const FileSystem& fs_;
   std::vector<Parameter> parameters_;
   std::map<std::string, DType> dtypes_;  // of the weights, by name
   const File* optimizer_ = nullptr;
+  Added added_;
 };
 
 }  // namespace

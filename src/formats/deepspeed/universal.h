@@ -15,6 +15,8 @@ namespace tessera::formats::deepspeed {
 ///     zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
 ///     zero/optimizer_state.pt        groups, loss scale; after stage 3 also the step
 ///
+/// If Tessera wrote the checkpoint, `optimizer_state.pt` also says what its source did not have
+/// ([Note: What Tessera adds], universal_members.h).
 /// Throws: Error(corruption) naming a parameter without weights, or a tensor of another size;
 /// Error(unsupported) for tensor, pipeline and expert parallelism; and what `open_torch_zip`
 /// throws.
