@@ -113,7 +113,7 @@ class UniversalReader final : public ModelStatesReader {
         if (!name.ends_with(kSuffix)) continue;
         const std::string kind = name.substr(0, name.size() - kSuffix.size());
         if (kind != kWeights && added_.is_neutral(kNeutralState)) continue;
-        add_file(parameter, kind, open_member(join_path(within, name)));
+        add_file(parameter, kind, join_path(within, name));
         has_step = has_step || kind == "step";
       }
     }
@@ -126,11 +126,15 @@ class UniversalReader final : public ModelStatesReader {
     if (!has_step && !added_.is_neutral(kNeutralState)) add_common_step(parameter);
   }
 
-  void add_file(const Parameter& parameter, const std::string& kind, const File& file) {
+  void add_file(const Parameter& parameter, const std::string& kind, const std::string& path) {
+    require_contained(fs_, folder(), path);
+    const File file = look_at(path);
+    const std::size_t small_file = add_small_file(path);
     if (kind == "step") {
       const std::vector<Entry>& entries = file.entries();
       if (entries.size() != 1) refuse(file, parameter.fqn, "step", "a number", "something else");
-      add_step(text_keys({"optim", "state", parameter.fqn, kind}), file, entries.front(), 0);
+      add_step(text_keys({"optim", "state", parameter.fqn, kind}), file, entries.front(), 0,
+               small_file);
       return;
     }
     const Entry* entry = file.find({"param"});
@@ -149,7 +153,7 @@ class UniversalReader final : public ModelStatesReader {
     tensor.entry.meta.shape = parameter.shape;
     tensor.entry.meta.dtype = file.tensor(*entry).dtype;
     tensor.entry.pieces.push_back({whole_box(parameter.shape), 0});
-    tensor.pieces.push_back({&file, entry->index});
+    tensor.pieces.push_back({nullptr, entry->index, 0, {}, small_file});
     if (is_weight) dtypes_[parameter.fqn] = tensor.entry.meta.dtype;
     add(std::move(tensor));
   }
