@@ -105,7 +105,10 @@ def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
 
 def write_universal(path, folder):
     """Writes what ds_to_universal.py makes of a checkpoint of stage 1: a file for each parameter and kind of state."""
-    whole = torch.load(reshard(path, folder.parent / "whole.pt", "--to", "torch"), weights_only=True)
+    folder.mkdir(parents=True)
+    one_file = reshard(path, folder.parent / "whole.pt", "--to", "torch")
+    whole = torch.load(one_file, weights_only=True)
+    one_file.unlink()
     for name, state in whole["optim"]["state"].items():
         zero = folder / "zero" / name
         zero.mkdir(parents=True)
@@ -146,3 +149,34 @@ def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
     change(tmp_path / "universal" / "zero")
     process = run("ckpt-inspect", "ls", tmp_path / "universal")
     assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_what_is_written_for_deepspeed_holds_the_same(path, tmp_path):
+    """Shows F2, A4. To a universal checkpoint and to DCP, and PyTorch reads each file of a parameter."""
+    run_folder = reshard(path, tmp_path / "run", "--to", "deepspeed")
+    assert_same_state(listing(run_folder), expectation(path))
+    succeed("ckpt-inspect", "verify", run_folder)
+    folder = run_folder / (run_folder / "latest_universal").read_text()
+    whole = torch.load(reshard(path, tmp_path / "whole.pt", "--to", "torch"), weights_only=True)
+    for name, state in whole["optim"]["state"].items():
+        for kind, tensor in {"fp32": whole["model"][name], **state}.items():
+            found = torch.load(folder / "zero" / name / f"{kind}.pt", weights_only=True)
+            if kind != "step":
+                assert found["cat_dim"] == 0
+                found = found["param"]
+            assert torch.equal(found, tensor) and found.dtype == tensor.dtype, (name, kind)
+    back = reshard(run_folder, tmp_path / "dcp", "--to", "dcp", "--world-size", "3")
+    assert_same_state(listing(back), expectation(path))
+
+
+def test_what_is_written_for_deepspeed_is_replaced_only_as_asked(tmp_path):
+    """Shows F2, E4."""
+    run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    assert run("ckpt-reshard", VALID / "zero3", run_folder, "--to", "deepspeed").returncode == 2
+    succeed("ckpt-reshard", VALID / "zero3", run_folder, "--to", "deepspeed", "--overwrite")
+    assert_same_state(listing(run_folder), expectation(VALID / "zero3"))
+    note = next(run_folder.glob("*/zero/up.weight")) / "note.txt"
+    note.write_text("mine")
+    process = run("ckpt-reshard", VALID / "zero1", run_folder, "--to", "deepspeed", "--overwrite")
+    assert process.returncode == 2 and "note.txt" in process.stderr and note.exists(), process.stderr

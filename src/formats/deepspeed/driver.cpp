@@ -32,8 +32,9 @@ class DeepSpeedDriver final : public FormatDriver {
   Format format() const override { return Format("deepspeed"); }
 
   FormatDescription description() const override {
-    return {
-        .title = "DeepSpeed ZeRO", .in_directory = "zero_pp_rank_*_optim_states.pt", .as_file = ""};
+    return {.title = "DeepSpeed ZeRO, written as a universal checkpoint",
+            .in_directory = "zero_pp_rank_*_optim_states.pt",
+            .as_file = ""};
   }
 
   FormatTraits traits() const override {

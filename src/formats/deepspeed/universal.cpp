@@ -81,7 +81,8 @@ class UniversalReader final : public ModelStatesReader {
     require_no_others();
     add_groups_and_members();
     add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
-      return dtypes_.at(name) != copy;
+      const auto dtype = dtypes_.find(name);  // none: a second name of a parameter
+      return dtype != dtypes_.end() && dtype->second != copy;
     });
     add_members_of_model_states(added_.neutral_below(kOfModelStates));
     finish();
