@@ -12,12 +12,13 @@ const FormatDriver& dcp_driver();
 const FormatDriver& safetensors_driver();
 const FormatDriver& bin_driver();         // read only
 const FormatDriver& rank_files_driver();  // read only
-const FormatDriver& deepspeed_driver();   // read only
+const FormatDriver& deepspeed_driver();
 const FormatDriver& torch_zip_driver();
 
 const FormatWriter& native_writer();
 const FormatWriter& dcp_writer();
 const FormatWriter& safetensors_writer();
 const FormatWriter& torch_zip_writer();
+const FormatWriter& deepspeed_writer();
 
 }  // namespace tessera::formats

@@ -9,7 +9,8 @@ namespace {
 
 std::vector<const FormatWriter*>& registered() {
   static std::vector<const FormatWriter*> writers{&native_writer(), &dcp_writer(),
-                                                  &safetensors_writer(), &torch_zip_writer()};
+                                                  &safetensors_writer(), &torch_zip_writer(),
+                                                  &deepspeed_writer()};
   return writers;
 }
 

@@ -101,3 +101,82 @@ def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
     assert tensors_by_name(found)["model.up._extra_state.scale"][:2] == ("float32", [2])
     assert found["values"]["model.up._extra_state.recipe.margin"] == 3
     assert found["values"]["model.down._extra_state"] == 4
+
+
+def write_universal(path, folder):
+    """Writes what ds_to_universal.py makes of a checkpoint of stage 1: a file for each parameter and kind of state."""
+    folder.mkdir(parents=True)
+    one_file = reshard(path, folder.parent / "whole.pt", "--to", "torch")
+    whole = torch.load(one_file, weights_only=True)
+    one_file.unlink()
+    for name, state in whole["optim"]["state"].items():
+        zero = folder / "zero" / name
+        zero.mkdir(parents=True)
+        for kind, tensor in {"fp32": whole["model"][name], **state}.items():
+            torch.save(tensor if kind == "step" else {"cat_dim": 0, "param": tensor}, zero / f"{kind}.pt")
+    groups = [group | {"params": [number]} for number, group in enumerate(whole["optim"]["param_groups"])]
+    members = whole["deepspeed"]["optimizer_state_dict"]
+    torch.save(members | {"param_groups": groups}, folder / "zero" / "optimizer_state.pt")
+    model = "mp_rank_00_model_states.pt"
+    shutil.copyfile(next(path.glob(f"*/{model}")), folder / model)
+    (folder.parent / "latest_universal").write_text(folder.name)
+
+
+def test_a_universal_checkpoint_holds_the_same(tmp_path):
+    """Shows F2."""
+    write_universal(VALID / "zero1", tmp_path / "run" / "universal")
+    for path in (tmp_path / "run" / "universal", tmp_path / "run"):
+        assert_same_state(listing(path), expectation(VALID / "zero1"))
+    succeed("ckpt-inspect", "verify", tmp_path / "run")
+    moved = reshard(tmp_path / "run", tmp_path / "dcp", "--to", "dcp", "--world-size", "3")
+    assert_same_state(listing(moved), expectation(VALID / "zero1"))
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda zero: (zero / "up.weight" / "fp32.pt").unlink(), ("up.weight", "zero/up.weight/fp32.pt, found none")),
+    (lambda zero: shutil.rmtree(zero / "scale"), ("scale", "zero/scale/fp32.pt, found none")),
+    (lambda zero: torch.save({"param": torch.ones(54)}, zero / "up.weight" / "exp_avg.pt"),
+     ("up.weight", "expected a tensor of 55 elements, for [11, 5], found [54]")),
+    (lambda zero: (zero / "up.weight").rename(zero / "other"), ("up.weight",)),
+    (lambda zero: shutil.copytree(zero / "up.weight", zero / "other"), ("zero/other", "a name that the model states have")),
+    (lambda zero: (zero / "optimizer_state.pt").unlink(), ("optimizer_state.pt",)),
+    (lambda zero: shutil.copyfile(zero.parent / "mp_rank_00_model_states.pt", zero.parent / "mp_rank_01_model_states.pt"),
+     ("mp_rank_01_model_states.pt", "tensor parallelism")),
+], ids=["weights", "parameter", "size", "name", "another", "optimizer", "tensor_parallel"])
+def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
+    """Shows F2, E7."""
+    write_universal(VALID / "zero1", tmp_path / "universal")
+    change(tmp_path / "universal" / "zero")
+    process = run("ckpt-inspect", "ls", tmp_path / "universal")
+    assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_what_is_written_for_deepspeed_holds_the_same(path, tmp_path):
+    """Shows F2, A4. To a universal checkpoint and to DCP, and PyTorch reads each file of a parameter."""
+    run_folder = reshard(path, tmp_path / "run", "--to", "deepspeed")
+    assert_same_state(listing(run_folder), expectation(path))
+    succeed("ckpt-inspect", "verify", run_folder)
+    folder = run_folder / (run_folder / "latest_universal").read_text()
+    whole = torch.load(reshard(path, tmp_path / "whole.pt", "--to", "torch"), weights_only=True)
+    for name, state in whole["optim"]["state"].items():
+        for kind, tensor in {"fp32": whole["model"][name], **state}.items():
+            found = torch.load(folder / "zero" / name / f"{kind}.pt", weights_only=True)
+            if kind != "step":
+                assert found["cat_dim"] == 0
+                found = found["param"]
+            assert torch.equal(found, tensor) and found.dtype == tensor.dtype, (name, kind)
+    back = reshard(run_folder, tmp_path / "dcp", "--to", "dcp", "--world-size", "3")
+    assert_same_state(listing(back), expectation(path))
+
+
+def test_what_is_written_for_deepspeed_is_replaced_only_as_asked(tmp_path):
+    """Shows F2, E4."""
+    run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    assert run("ckpt-reshard", VALID / "zero3", run_folder, "--to", "deepspeed").returncode == 2
+    succeed("ckpt-reshard", VALID / "zero3", run_folder, "--to", "deepspeed", "--overwrite")
+    assert_same_state(listing(run_folder), expectation(VALID / "zero3"))
+    note = next(run_folder.glob("*/zero/up.weight")) / "note.txt"
+    note.write_text("mine")
+    process = run("ckpt-reshard", VALID / "zero1", run_folder, "--to", "deepspeed", "--overwrite")
+    assert process.returncode == 2 and "note.txt" in process.stderr and note.exists(), process.stderr

@@ -220,7 +220,9 @@ bool is_of_megatron(const std::string& directory) {
 
 std::string format_in_words(const formats::CheckpointReader& reader) {
   std::string text(reader.format().name());
-  if (!formats::holds_whole_tensors(reader.format())) {
+  const bool has_ranks = formats::traits_of(reader.format()).has_ranks_when_read ||
+                         !formats::holds_whole_tensors(reader.format());
+  if (has_ranks) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }
   if (is_of_megatron(reader.path())) text += " (Megatron's torch_dist)";

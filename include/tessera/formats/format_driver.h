@@ -74,6 +74,7 @@ struct FormatTraits {
   bool holds_annotations = true;  // CheckpointContents::annotations
   /// The name of the annotation that the format itself asks for. It is not a user's text.
   std::string_view own_annotation{};
+  bool has_ranks_when_read = false;  // its readers show ranks, even if it writes whole tensors
   bool can_be_written = true;        // false: the format is read only
   bool is_written_in_parts = false;  // by several processes at once (parts.h)
   bool has_compression = false;      // uses CreateOptions::native.compression
@@ -167,8 +168,12 @@ class FormatDriver {
 
   /// Whether a file of that name can belong to a directory of this format, whoever wrote it.
   virtual bool may_own_file(std::string_view /*name*/) const { return false; }
-  /// Whether Tessera's writer of this format makes a file of that name in a directory.
+  /// Whether Tessera's writer of this format makes a file of that name in a directory. For a file
+  /// in a folder (`may_own_folder`), `name` is the path from the directory, here and in
+  /// `may_own_file`.
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
+  /// Whether a directory of this format can hold its files in a folder of that name.
+  virtual bool may_own_folder(std::string_view /*name*/) const { return false; }
   /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
   /// extra files. `opened`: paths of files that an open reader knows as the checkpoint's; empty if
   /// no reader is open. The default returns the names for which `may_own_file` is true.

@@ -15,11 +15,11 @@
 #include "formats/dcp/item.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/nested_tensors.h"
-#include "formats/dcp/recently_used.h"
 #include "formats/expansion_limit.h"
 #include "formats/name_pattern.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
+#include "formats/recently_used.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -135,8 +135,8 @@ class DcpReader final : public CheckpointReader {
   mutable std::uint64_t limit_nbytes_ = 0;    // of all tensors (expansion_limit.h)
   mutable std::set<std::size_t> over_limit_;  // tensors
   dcp::NestedTensors nested_;
-  mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
-  mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
+  mutable RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
+  mutable RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
 };
 
 std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) const {

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <array>
 
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
+#include "formats/deepspeed/universal_members.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
+#include "formats/signatures.h"
 
 namespace tessera::formats {
 namespace {
@@ -16,19 +19,35 @@ bool is_step_or_script(const std::string& name) {
          name == "zero_to_torch.py";
 }
 
+bool begins_as_archive(std::string_view begin) {
+  return begin.starts_with(detail::kZipSignature) || detail::kZipSignature.starts_with(begin);
+}
+
+constexpr std::array kMarks{
+    FileMark{".pt", "a file that torch.save wrote", {}, begins_as_archive},
+};
+
 class DeepSpeedDriver final : public FormatDriver {
  public:
   Format format() const override { return Format("deepspeed"); }
 
   FormatDescription description() const override {
-    return {
-        .title = "DeepSpeed ZeRO", .in_directory = "zero_pp_rank_*_optim_states.pt", .as_file = ""};
+    return {.title = "DeepSpeed ZeRO, written as a universal checkpoint",
+            .in_directory = "zero_pp_rank_*_optim_states.pt",
+            .as_file = ""};
   }
 
-  FormatTraits traits() const override { return {.can_be_written = false}; }
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::whole_tensors,
+            .holds_flat_units = false,
+            .holds_annotations = false,
+            .has_ranks_when_read = true};
+  }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
-    if (deepspeed::are_of_zero(directory.names)) return {Match::by_name};
+    const bool is_one =
+        deepspeed::are_of_zero(directory.names) || deepspeed::are_universal(directory.names);
+    if (is_one || directory.has(deepspeed::kLatestUniversal)) return {Match::by_name};
     const bool is_of_run =
         directory.has("latest") && std::ranges::any_of(directory.names, is_step_or_script);
     return {is_of_run ? Match::by_name : Match::none};
@@ -50,15 +69,27 @@ class DeepSpeedDriver final : public FormatDriver {
                                      const std::set<std::string>& /*opened*/) const override {
     std::vector<std::string> own;
     for (const std::string& name : names) {
-      const bool is_beside_steps = name == "latest" || is_step_or_script(name);
+      const bool is_beside_steps = name == "latest" || name == deepspeed::kLatestUniversal ||
+                                   name == deepspeed::kZero || is_step_or_script(name) ||
+                                   may_own_folder(name);
       if (is_beside_steps || deepspeed::is_file_name(name)) own.push_back(name);
     }
     return own;
   }
 
+  bool may_own_file(std::string_view name) const override { return writes_file(name); }
+  bool writes_file(std::string_view name) const override {
+    return name == deepspeed::kLatestUniversal || deepspeed::is_path_of_universal(name);
+  }
+  bool may_own_folder(std::string_view name) const override {
+    return is_name_like(name, deepspeed::kUniversalFolder);
+  }
+  std::span<const FileMark> file_marks() const override { return kMarks; }
+
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
-    return deepspeed::is_file_name(last_component(path)) &&
-           deepspeed::are_of_zero(fs.list_directory(directory_of(path)));
+    if (!deepspeed::is_file_name(last_component(path))) return false;
+    const std::vector<std::string> names = fs.list_directory(directory_of(path));
+    return deepspeed::are_of_zero(names) || deepspeed::are_universal(names);
   }
 };
 

@@ -32,6 +32,10 @@ std::vector<std::string> with_records(std::vector<std::string> as_dict) {
 
 }  // namespace
 
+const std::vector<std::string>& classes_read_as_dicts() {
+  return kRecords;
+}
+
 void refuse(const File& file, const std::string& name, const std::string& rule,
             const std::string& expected, const std::string& found) {
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path(), .fqn = name}, rule,
@@ -57,6 +61,33 @@ const File& EntryReader::open_file(const std::string& name) {
   return files_.emplace_back(fs_, folder_, name, as_dict_);
 }
 
+File EntryReader::look_at(const std::string& name) const {
+  return File(fs_, folder_, name, as_dict_);
+}
+
+std::size_t EntryReader::add_small_file(std::string name) {
+  small_files_.push_back(std::move(name));
+  return small_files_.size() - 1;
+}
+
+/// Opens the small file of a tensor that is one whole tensor of the file.
+std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
+                                                    const Source& source) const {
+  const std::string& name = small_files_[*source.small_file];
+  auto file = opened_small_files_.get(
+      *source.small_file, [&] { return std::make_unique<File>(fs_, folder_, name, as_dict_); });
+  const TensorMeta& expected = contents_.tensors[tensor_index].meta;
+  const auto& found = file->reader().contents().tensors;
+  const bool is_same = source.tensor < found.size() &&
+                       found[source.tensor].meta.dtype == expected.dtype &&
+                       found[source.tensor].meta.numel() == expected.numel();
+  if (is_same) return file;
+  throw Error::expected(ErrorKind::corruption,
+                        {.path = join_path(folder_, name), .fqn = expected.fqn}, "file",
+                        "the tensor that was there when the checkpoint was opened", "another one",
+                        "did another program write it meanwhile?");
+}
+
 void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                              std::span<std::byte> out) const {
   const Source& source = tensors_[tensor_index].pieces[piece_index];
@@ -65,8 +96,12 @@ void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, 
     std::memcpy(out.data(), &*source.number, sizeof(float));
     return;
   }
-  source.file->reader().read_piece(source.tensor, 0,
-                                   {source.begin + range.begin, source.begin + range.end}, out);
+  const FlatRange elements{source.begin + range.begin, source.begin + range.end};
+  if (source.small_file) {
+    small_file(tensor_index, source)->reader().read_piece(source.tensor, 0, elements, out);
+  } else {
+    source.file->reader().read_piece(source.tensor, 0, elements, out);
+  }
 }
 
 Value EntryReader::read_value(std::size_t value_index) const {
@@ -80,8 +115,12 @@ PieceStorage EntryReader::piece_storage(std::size_t tensor_index, std::size_t pi
   const TensorEntry& tensor = contents_.tensors[tensor_index];
   const Source& source = tensors_[tensor_index].pieces[piece_index];
   PieceStorage storage{.file = {}, .byte_range = {}, .encoding = "plain"};
-  if (!source.number) storage = source.file->reader().piece_storage(source.tensor, 0);
-  storage.file = source.file->name();
+  if (!source.number) {
+    storage = source.small_file
+                  ? small_file(tensor_index, source)->reader().piece_storage(source.tensor, 0)
+                  : source.file->reader().piece_storage(source.tensor, 0);
+  }
+  storage.file = source.small_file ? small_files_[*source.small_file] : source.file->name();
   if (folder_ != path_) storage.file = join_path(last_component(folder_), storage.file);
   storage.stored_nbytes = nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype);
   if (storage.byte_range) {
@@ -95,6 +134,7 @@ PieceStorage EntryReader::piece_storage(std::size_t tensor_index, std::size_t pi
 std::vector<std::string> EntryReader::data_files() const {
   std::vector<std::string> files;
   for (const File& file : files_) files.push_back(file.reader().path());
+  for (const std::string& name : small_files_) files.push_back(join_path(folder_, name));
   return files;
 }
 
@@ -105,6 +145,9 @@ void EntryReader::verify(const FindingSink& sink, const ProgressSink& progress,
     if (finding.severity == Finding::Severity::error) sink(finding);
   };
   for (const File& file : files_) file.reader().verify(without_notes, progress, num_threads);
+  for (const std::string& name : small_files_) {
+    look_at(name).reader().verify(without_notes, progress, num_threads);
+  }
   for (const Finding& finding : contents_.opening_findings) sink(finding);
 }
 
@@ -133,16 +176,25 @@ void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, 
   add(std::move(tensor));
 }
 
-void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank) {
+void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank,
+                           std::optional<std::size_t> small_file) {
   const auto number = as_float(file.value_of(entry));
-  if (!number) {
+  if (!number && !small_file) {
     add_entry(std::move(path), file, entry, rank);
     return;
   }
   Tensor tensor = named(std::move(path));
   tensor.entry.meta.dtype = DType::float32;
-  tensor.entry.pieces.push_back({whole_box({}), rank});
-  tensor.pieces.push_back({&file, 0, 0, *number});
+  if (!number) {
+    if (entry.kind == Entry::Kind::value) {
+      refuse(file, tensor.entry.meta.fqn, "step", "a number", "something else");
+    }
+    tensor.entry.meta.shape = file.tensor(entry).shape;
+    tensor.entry.meta.dtype = file.tensor(entry).dtype;
+  }
+  tensor.entry.pieces.push_back({whole_box(tensor.entry.meta.shape), rank});
+  tensor.pieces.push_back(
+      {small_file ? nullptr : &file, number ? 0 : entry.index, 0, number, small_file});
   add(std::move(tensor));
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,12 +12,16 @@
 #include <vector>
 
 #include "formats/deepspeed/files.h"
+#include "formats/recently_used.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::deepspeed {
 
 /// A path of keys, each as text.
 using Path = std::vector<std::string>;
+
+/// Returns the names of DeepSpeed's classes whose objects are read as dicts of their attributes.
+const std::vector<std::string>& classes_read_as_dicts();
 
 /// Throws Error(corruption): files that cannot be of one run.
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
@@ -42,10 +47,11 @@ class EntryReader : public CheckpointReader {
  protected:
   /// Elements of a file's tensor from `begin` on, or a number that the file has as a value.
   struct Source {
-    const File* file;
+    const File* file;  // null: that of `small_file`
     std::size_t tensor;
     std::int64_t begin = 0;
     std::optional<float> number{};
+    std::optional<std::size_t> small_file{};
   };
   struct Tensor {
     TensorEntry entry;
@@ -62,6 +68,12 @@ class EntryReader : public CheckpointReader {
 
   /// Opens a file in the folder. It lives as long as this reader.
   const File& open_file(const std::string& name);
+  /// Returns a file in the folder, to look at. Of it, this reader keeps nothing: entries of the
+  /// file name it by `add_small_file`.
+  File look_at(const std::string& name) const;
+  /// Notes a file that is opened again when it is read, and returns its number. For checkpoints
+  /// with thousands of files.
+  std::size_t add_small_file(std::string name);
   const std::string& folder() const { return folder_; }
 
   static Tensor named(KeyPath path);
@@ -69,7 +81,9 @@ class EntryReader : public CheckpointReader {
   /// Adds a tensor of a file, or what a value of it is.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
   /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
-  void add_step(KeyPath path, const File& file, const Entry& entry, int rank);
+  /// `small_file`: the file's number, if it is not kept open.
+  void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
+                std::optional<std::size_t> small_file = {});
   void add_value(KeyPath path, std::variant<Value, ValueSource> source);
   void add_alias(const std::string& name, const std::string& target);
   void note(std::string rule, std::string expected, std::string found);
@@ -79,18 +93,23 @@ class EntryReader : public CheckpointReader {
   void finish();
 
  private:
+  static constexpr std::size_t kNumSmallFilesKept = 16;
+
   struct NamedValue {
     std::string name;
     KeyPath path;
     std::variant<Value, ValueSource> source;
   };
   void add_what_readers_found();
+  std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
 
   const FileSystem& fs_;
   std::string path_;
   std::string folder_;
   std::vector<std::string> as_dict_;
   std::deque<File> files_;
+  std::vector<std::string> small_files_;  // names
+  mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;
   std::vector<Tensor> tensors_;     // parallel to contents_.tensors
   std::vector<NamedValue> values_;  // parallel to contents_.values

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <numeric>
 
+#include "formats/deepspeed/universal_members.h"
 #include "formats/file_names.h"
 #include "formats/open_files.h"
 #include "tessera/base/error.h"
@@ -90,11 +91,10 @@ void require_zero_alone(const std::string& name, const std::string& directory) {
                         "files of ZeRO alone", "a file of " + std::string(other) + " parallelism");
 }
 
-std::vector<std::string> texts_of(const std::string& name, const KeyPath& path) {
-  if (path.empty()) return {name};
-  std::vector<std::string> texts;
-  for (const Key& key : path) texts.push_back(spell({key}));
-  return texts;
+Entry entry_at(const std::string& name, const KeyPath& path, Entry::Kind kind, std::size_t index) {
+  Entry entry{{}, path.empty() ? KeyPath{name} : path, kind, index};
+  for (const Key& key : entry.keys) entry.path.push_back(spell({key}));
+  return entry;
 }
 
 }  // namespace
@@ -106,6 +106,34 @@ bool is_file_name(std::string_view name) {
 
 bool are_of_zero(const std::vector<std::string>& names) {
   return std::ranges::any_of(names, [](const std::string& name) { return is_optimizer(name); });
+}
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+bool are_universal(const std::vector<std::string>& names) {
+  const auto is_model = [](const std::string& name) {
+    return is_name_like(name, kModelOfAll) || is_name_like(name, kModelOfRank);
+  };
+  return std::ranges::find(names, "zero") != names.end() && !are_of_zero(names) &&
+         std::ranges::any_of(names, is_model);
+}
+
+bool is_path_of_universal(std::string_view path) {
+  constexpr std::string_view kFile = ".pt";
+  std::vector<std::string_view> names;
+  for (std::size_t slash = path.find('/'); slash != std::string_view::npos;
+       slash = path.find('/')) {
+    names.push_back(path.substr(0, slash));
+    path.remove_prefix(slash + 1);
+  }
+  const bool is_in_folder = !names.empty() && is_name_like(names[0], kUniversalFolder);
+  if (!is_in_folder || !path.ends_with(kFile)) return false;
+  if (names.size() == 1) return path == kModelStates || path == kModelStatesOfStage3;
+  if (names[1] != kZero) return false;
+  return names.size() == 2 ? path == kOptimizerState : names.size() == 3;
 }
 
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory) {
@@ -150,13 +178,13 @@ void File::add_entries() {
   const CheckpointContents& contents = reader_->contents();
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
-    entries_.push_back({texts_of(tensor.meta.fqn, tensor.key_path), Entry::Kind::tensor, i});
+    entries_.push_back(entry_at(tensor.meta.fqn, tensor.key_path, Entry::Kind::tensor, i));
   }
   for (const Alias& alias : contents.aliases) {
     const TensorEntry* const target = contents.find_tensor(alias.target);
     TESSERA_CHECK(target != nullptr);
-    entries_.push_back({texts_of(alias.fqn, alias.key_path), Entry::Kind::tensor,
-                        static_cast<std::size_t>(target - contents.tensors.data())});
+    entries_.push_back(entry_at(alias.fqn, alias.key_path, Entry::Kind::tensor,
+                                static_cast<std::size_t>(target - contents.tensors.data())));
   }
   std::vector<std::pair<std::size_t, std::size_t>> values;  // place in the pickle, index
   for (std::size_t i = 0; i < contents.values.size(); ++i) {
@@ -165,7 +193,7 @@ void File::add_entries() {
   std::ranges::sort(values);
   for (const auto& [place, i] : values) {
     const ValueEntry& value = contents.values[i];
-    entries_.push_back({texts_of(value.name, value.key_path), Entry::Kind::value, i});
+    entries_.push_back(entry_at(value.name, value.key_path, Entry::Kind::value, i));
   }
   by_path_.resize(entries_.size());
   std::iota(by_path_.begin(), by_path_.end(), std::size_t{0});

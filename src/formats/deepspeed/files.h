@@ -23,6 +23,13 @@ struct FileNames {
 bool is_file_name(std::string_view name);
 /// Whether the names are those of a ZeRO checkpoint.
 bool are_of_zero(const std::vector<std::string>& names);
+/// Whether a name can be that of a file or folder: not empty, without slashes, no `.` or `..`.
+bool is_plain_name(std::string_view name);
+/// Whether the names are those of a universal checkpoint, which ds_to_universal.py makes.
+bool are_universal(const std::vector<std::string>& names);
+/// Whether a path is that of a file that Tessera's writer makes in its folder:
+/// `global_step7_universal/zero/up.weight/fp32.pt`.
+bool is_path_of_universal(std::string_view path);
 /// Returns the files. Throws: Error(corruption) naming a missing rank; Error(unsupported) naming a
 /// file of tensor, pipeline or expert parallelism.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);
@@ -31,6 +38,7 @@ FileNames find_files(const std::vector<std::string>& names, const std::string& d
 struct Entry {
   enum class Kind { tensor, value };
   std::vector<std::string> path;  // each key as text
+  KeyPath keys;
   Kind kind;
   std::size_t index;
 };

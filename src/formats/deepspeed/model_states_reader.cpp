@@ -47,12 +47,20 @@ constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
 
 /// Returns `path` with the keys of an entry from the `begin`th on behind it.
 KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
-  path.insert(path.end(), entry.path.begin() + static_cast<std::ptrdiff_t>(begin),
-              entry.path.end());
+  path.insert(path.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(begin),
+              entry.keys.end());
   return path;
 }
 
 }  // namespace
+
+bool is_consumed_member(std::string_view member) {
+  return contains(kConsumed, member);
+}
+
+bool is_member_of_deepspeed(std::string_view member) {
+  return contains(kOfDeepSpeed, member);
+}
 
 void ModelStatesReader::open_model_states(const std::vector<std::string>& names) {
   for (const std::string& name : names) models_.push_back(&open_file(name));
@@ -159,13 +167,12 @@ void ModelStatesReader::add_parts_of_frozen(const std::string& name, Tensor& ten
   }
 }
 
-void ModelStatesReader::add_members_of_model_states() {
+void ModelStatesReader::add_members_of_model_states(const std::set<std::string>& left_out) {
   for (const Entry& entry : model().entries()) {
     const std::string& member = entry.path.front();
-    if (contains(kConsumed, member)) continue;
-    Path path = entry.path;
-    if (contains(kOfDeepSpeed, member)) path.insert(path.begin(), "deepspeed");
-    add_entry(text_keys(path), model(), entry);
+    if (is_consumed_member(member) || left_out.contains(member)) continue;
+    const KeyPath front = is_member_of_deepspeed(member) ? KeyPath{"deepspeed"} : KeyPath{};
+    add_entry(extended(front, entry, 0), model(), entry);
   }
 }
 
@@ -180,10 +187,13 @@ void ModelStatesReader::add_members_of_optimizer(const File& file, const Path& p
 
 void ModelStatesReader::add_param_groups(
     const File& file, const Path& path,
-    const std::function<std::vector<std::string>(std::int64_t)>& names) {
+    const std::function<std::vector<std::string>(std::int64_t)>& names,
+    std::optional<std::size_t> num_groups) {
   for (const Entry* const entry : file.below(path)) {
     const std::string& group = entry->path[path.size()];
-    KeyPath target{"optim", "param_groups", static_cast<std::int64_t>(std::atoll(group.c_str()))};
+    const auto number = static_cast<std::int64_t>(std::atoll(group.c_str()));
+    if (num_groups && number >= static_cast<std::int64_t>(*num_groups)) continue;
+    KeyPath target{"optim", "param_groups", number};
     target = extended(std::move(target), *entry, path.size() + 1);
     const auto value = file.value_of(*entry);
     const auto* const numbers = value ? value->get_if<Value::List>() : nullptr;
@@ -193,9 +203,9 @@ void ModelStatesReader::add_param_groups(
     }
     Value::List all;
     for (const Value& item : *numbers) {
-      const auto* const number = item.get_if<std::int64_t>();
-      if (number == nullptr) continue;
-      for (std::string& name : names(*number)) all.emplace_back(std::move(name));
+      const auto* const vector = item.get_if<std::int64_t>();
+      if (vector == nullptr) continue;
+      for (std::string& name : names(*vector)) all.emplace_back(std::move(name));
     }
     add_value(std::move(target), Value(std::move(all)));
   }

@@ -1,13 +1,22 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/deepspeed/entry_reader.h"
 
 namespace tessera::formats::deepspeed {
+
+/// Whether a member of the model states becomes something else than a value or tensor of its name.
+bool is_consumed_member(std::string_view member);
+/// Whether DeepSpeed adds the member to what the user saves.
+bool is_member_of_deepspeed(std::string_view member);
 
 /// A checkpoint with files of model states: the module, and what the trainer saved beside it.
 class ModelStatesReader : public EntryReader {
@@ -25,15 +34,18 @@ class ModelStatesReader : public EntryReader {
   void add_rest_of_module(
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
-  /// Adds what the user saved beside the model, and what DeepSpeed says of the run.
-  void add_members_of_model_states();
+  /// Adds what the user saved beside the model, and what DeepSpeed says of the run, but not the
+  /// members `left_out`.
+  void add_members_of_model_states(const std::set<std::string>& left_out = {});
   /// Adds the members of an optimizer's states that are no state of parameters. `path`: where they
   /// are in the file. `used`: members that are something else.
   void add_members_of_optimizer(const File& file, const Path& path,
                                 const std::set<std::string>& used);
   /// Adds the groups of the optimizer at `path`. `names` gives the parameters behind a number.
+  /// `num_groups`: how many of the groups there are to add; nothing: all.
   void add_param_groups(const File& file, const Path& path,
-                        const std::function<std::vector<std::string>(std::int64_t)>& names);
+                        const std::function<std::vector<std::string>(std::int64_t)>& names,
+                        std::optional<std::size_t> num_groups = {});
 
  private:
   /// Whether the module's parameters are without elements, as in stage 3.

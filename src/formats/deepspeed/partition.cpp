@@ -29,27 +29,6 @@ std::optional<std::size_t> number_in(const std::string& text) {
   return number;
 }
 
-std::vector<Parameter> read_parameters(const File& model) {
-  std::vector<std::pair<std::size_t, Parameter>> parameters;  // with the number of the group
-  for (const Entry* const entry : model.below({"param_shapes"})) {
-    const auto group = number_in(entry->path[1]);
-    const auto value = model.value_of(*entry);
-    const auto shape = value && entry->path.size() == 3 ? shape_in(*value) : std::nullopt;
-    if (!group || !shape) {
-      throw refusal(model, entry->path.back(), "param_shapes", "a group of shapes by name",
-                    "something else");
-    }
-    parameters.push_back({*group, {entry->path[2], *shape, std::to_string(*group)}});
-  }
-  if (parameters.empty()) {
-    throw refusal(model, {}, "param_shapes", "the shapes of the parameters", "none");
-  }
-  std::ranges::stable_sort(parameters, {}, [](const auto& parameter) { return parameter.first; });
-  std::vector<Parameter> in_order;
-  for (auto& [group, parameter] : parameters) in_order.push_back(std::move(parameter));
-  return in_order;
-}
-
 /// Returns the length of a flat vector.
 std::int64_t numel_of_vector(const File& file, int stage, const std::string& vector) {
   std::vector<std::string> path = path_of_weights(stage);
@@ -295,6 +274,27 @@ std::optional<Shape> shape_in(const Value& value) {
     shape.push_back(*size);
   }
   return checked_numel(shape) ? std::optional(shape) : std::nullopt;
+}
+
+std::vector<Parameter> read_parameters(const File& model) {
+  std::vector<std::pair<std::size_t, Parameter>> parameters;  // with the number of the group
+  for (const Entry* const entry : model.below({"param_shapes"})) {
+    const auto group = number_in(entry->path[1]);
+    const auto value = model.value_of(*entry);
+    const auto shape = value && entry->path.size() == 3 ? shape_in(*value) : std::nullopt;
+    if (!group || !shape) {
+      throw refusal(model, entry->path.back(), "param_shapes", "a group of shapes by name",
+                    "something else");
+    }
+    parameters.push_back({*group, {entry->path[2], *shape, std::to_string(*group)}});
+  }
+  if (parameters.empty()) {
+    throw refusal(model, {}, "param_shapes", "the shapes of the parameters", "none");
+  }
+  std::ranges::stable_sort(parameters, {}, [](const auto& parameter) { return parameter.first; });
+  std::vector<Parameter> in_order;
+  for (auto& [group, parameter] : parameters) in_order.push_back(std::move(parameter));
+  return in_order;
 }
 
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,

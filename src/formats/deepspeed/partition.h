@@ -34,6 +34,10 @@ struct Partition {
   std::map<std::string, std::vector<Slice>> slices;  // by fqn: by rank, without empty ones
 };
 
+/// Reads the parameters that model states list, with the number of the vector that has each.
+/// Throws: Error(corruption) if there are none, or something that is no shape.
+std::vector<Parameter> read_parameters(const File& model);
+
 /// Reads how the parameters are cut. In stages 1 and 2 the parameters of a group are one vector,
 /// cut into a part for each rank; the last parts are padded, and padding may be between parameters.
 /// In stage 3, each parameter is cut into equal parts, rounded up, one for each rank. The parts

@@ -8,6 +8,7 @@
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/one_save.h"
 #include "formats/deepspeed/partition.h"
+#include "formats/deepspeed/universal.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -24,25 +25,30 @@ using deepspeed::text_keys;
 
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
 
-/// Returns what the file `latest` in a folder names.
-std::string folder_named_by_latest(const FileSystem& fs, const std::string& path) {
-  const std::string latest = join_path(path, "latest");
+/// Returns what a file such as `latest` names: a folder beside it.
+std::string folder_named_by(const FileSystem& fs, const std::string& path,
+                            const std::string& file) {
+  const std::string latest = join_path(path, file);
   std::string name = read_file(fs, latest, kMaxLatestNbytes);
   while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-  const bool is_plain = !name.empty() && name != "." && name != ".." &&
-                        name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
-  if (is_plain && fs.kind_of(join_path(path, name)) == FileKind::directory) {
+  if (deepspeed::is_plain_name(name) && fs.kind_of(join_path(path, name)) == FileKind::directory) {
     return join_path(path, name);
   }
   throw Error::expected(ErrorKind::corruption, {.path = latest}, "latest",
                         "the name of a folder beside it", "'" + printable(name) + "'");
 }
 
+bool is_checkpoint(const std::vector<std::string>& names) {
+  return deepspeed::are_of_zero(names) || deepspeed::are_universal(names);
+}
+
 /// Returns the folder of the checkpoint: `path`, or what its file `latest` names.
 std::string folder_of(const FileSystem& fs, const std::string& path) {
-  if (deepspeed::are_of_zero(fs.list_directory(path))) return path;
-  std::string folder = folder_named_by_latest(fs, path);
-  if (deepspeed::are_of_zero(fs.list_directory(folder))) return folder;
+  const std::vector<std::string> names = fs.list_directory(path);
+  if (is_checkpoint(names)) return path;
+  const bool has_latest = std::ranges::find(names, "latest") != names.end();
+  std::string folder = folder_named_by(fs, path, has_latest ? "latest" : "latest_universal");
+  if (is_checkpoint(fs.list_directory(folder))) return folder;
   throw Error::expected(
       ErrorKind::unsupported, {.path = folder}, "files of ranks",
       "optimizer states of ZeRO, such as zero_pp_rank_0_mp_rank_00_optim_states.pt", "none",
@@ -212,6 +218,9 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
 std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::string path,
                                                  const std::vector<std::string>& as_dict) {
   std::string folder = folder_of(fs, path);
+  if (deepspeed::are_universal(fs.list_directory(folder))) {
+    return deepspeed::open_universal(fs, std::move(path), std::move(folder), as_dict);
+  }
   return std::make_unique<ZeroReader>(fs, std::move(path), std::move(folder), as_dict);
 }
 

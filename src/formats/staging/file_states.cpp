@@ -1,12 +1,23 @@
 #include "formats/staging/file_states.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/file_descriptor.h"
 #include "base/named_object.h"
+#include "formats/staging/own_files.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
+namespace {
+
+bool is_folder_of_a_format(const std::string& name) {
+  return std::ranges::any_of(
+      format_drivers(), [&](const FormatDriver* driver) { return driver->may_own_folder(name); });
+}
+
+}  // namespace
 
 FileStates file_states_at(const FileSystem& fs, const std::string& path) {
   FileStates states;
@@ -22,7 +33,12 @@ FileStates file_states_at(const FileSystem& fs, const std::string& path) {
   if (!mode || !S_ISDIR(*mode)) {
     add(path);
   } else {
-    for (const std::string& name : fs.list_directory(path)) add(join_path(path, name));
+    for (const std::string& name : fs.list_directory(path)) {
+      const std::string entry = join_path(path, name);
+      add(entry);
+      if (!is_folder_of_a_format(name) || !is_plain_folder(entry)) continue;
+      for (const std::string& file : list_files_within(fs, entry)) add(join_path(entry, file));
+    }
   }
   return states;
 }

@@ -28,8 +28,9 @@ struct FileState {
 /// Files by their paths.
 using FileStates = std::map<std::string, FileState>;
 
-/// Returns the states of all entries if `path` is a directory, otherwise the state of the file or
-/// link at `path`. The result is empty if nothing is there.
+/// Returns the states of all entries if `path` is a directory, also of those in folders that a
+/// format can have there; otherwise the state of the file or link at `path`. The result is empty if
+/// nothing is there.
 FileStates file_states_at(const FileSystem& fs, const std::string& path);
 
 /// Throws Error(already_exists) naming the first file at `path` that is new or has another state

@@ -16,9 +16,41 @@ namespace {
 
 using IsOwn = std::function<bool(std::string_view whole_name)>;
 
+constexpr int kMaxFolders = 8;  // within each other
+
+/// Which files and folders belong to checkpoints.
+struct OwnNames {
+  IsOwn is_file;
+  std::vector<const FormatDriver*> drivers;  // that may own folders
+};
+
 bool is_of_our_writers(std::string_view name) {
   return std::ranges::any_of(format_drivers(),
                              [&](const FormatDriver* driver) { return driver->writes_file(name); });
+}
+
+void add_files_within(const FileSystem& fs, const std::string& directory, const std::string& folder,
+                      int num_folders, std::vector<std::string>& files) {
+  for (const std::string& name : fs.list_directory(join_path(directory, folder))) {
+    std::string path = folder.empty() ? name : join_path(folder, name);
+    if (num_folders < kMaxFolders && is_plain_folder(join_path(directory, path))) {
+      add_files_within(fs, directory, path, num_folders + 1, files);
+    } else {
+      files.push_back(std::move(path));
+    }
+  }
+}
+
+/// Returns the first file within a folder that `is_own` refuses or that is no plain file, as its
+/// path from the directory.
+std::optional<std::string> first_foreign_within(const FileSystem& fs, const std::string& directory,
+                                                const std::string& folder, const IsOwn& is_own) {
+  std::vector<std::string> files;
+  add_files_within(fs, directory, folder, 1, files);
+  for (std::string& file : files) {
+    if (!is_own(file) || !is_plain_file(join_path(directory, file))) return std::move(file);
+  }
+  return std::nullopt;
 }
 
 std::string_view without_suffix(std::string_view name) {
@@ -28,28 +60,57 @@ std::string_view without_suffix(std::string_view name) {
   return name;
 }
 
-/// Returns a function that says whether a name belongs to the format of a directory. This is the
-/// first format that may own any of `names`. Names of complete files are tried before names of
-/// files that are being written.
-IsOwn names_of_one_format(const std::vector<std::string>& names) {
+/// Returns the names that belong to the format of a directory. This is the first format that may
+/// own any of `names`. Names of complete files are tried before names of files that are being
+/// written.
+OwnNames names_of_one_format(const std::vector<std::string>& names) {
   for (const bool is_whole : {true, false}) {
     for (const FormatDriver* driver : format_drivers()) {
       const IsOwn is_own = [driver](std::string_view name) { return driver->may_own_file(name); };
       const bool has_any = std::ranges::any_of(names, [&](const std::string& name) {
-        return is_own(is_whole ? name : without_suffix(name));
+        return is_own(is_whole ? name : without_suffix(name)) || driver->may_own_folder(name);
       });
-      if (has_any) return is_own;
+      if (has_any) return {is_own, {driver}};
     }
   }
-  return [](std::string_view) { return false; };
+  return {[](std::string_view) { return false; }, {}};
+}
+
+/// Returns the first file within the folder `name` that belongs to no checkpoint, or `name` if no
+/// format may own this folder; nothing if the whole folder belongs to one format.
+std::optional<std::string> foreign_in_folder(const FileSystem& fs, const std::string& directory,
+                                             const std::string& name, FileNames names,
+                                             const std::vector<const FormatDriver*>& drivers) {
+  for (const FormatDriver* driver : drivers) {
+    if (!driver->may_own_folder(name)) continue;
+    return first_foreign_within(fs, directory, name, [&](std::string_view path) {
+      return names == FileNames::of_our_writers ? driver->writes_file(path)
+                                                : driver->may_own_file(path);
+    });
+  }
+  return name;
 }
 
 }  // namespace
 
 bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
                             const std::string& name) {
+  if (is_plain_folder(join_path(directory, name))) {
+    return !foreign_in_folder(fs, directory, name, FileNames::of_our_writers, format_drivers());
+  }
   return is_of_our_writers(without_suffix(name)) &&
          fs.kind_of(join_path(directory, name)) == FileKind::regular;
+}
+
+bool is_plain_folder(const std::string& path) {
+  const auto mode = tessera::detail::mode_of_name(path);
+  return mode && S_ISDIR(*mode);
+}
+
+std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory) {
+  std::vector<std::string> files;
+  add_files_within(fs, directory, {}, 0, files);
+  return files;
 }
 
 bool is_plain_file(const std::string& path) {
@@ -61,11 +122,17 @@ std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra) {
   std::vector<std::string> entries = fs.list_directory(directory);
-  const IsOwn is_own =
-      names == FileNames::of_our_writers ? is_of_our_writers : names_of_one_format(entries);
+  const OwnNames own = names == FileNames::of_our_writers
+                           ? OwnNames{is_of_our_writers, format_drivers()}
+                           : names_of_one_format(entries);
   for (std::string& name : entries) {
     const std::string path = join_path(directory, name);
-    if (is_own(without_suffix(name)) && fs.kind_of(path) == FileKind::regular) continue;
+    if (is_plain_folder(path)) {
+      auto foreign = foreign_in_folder(fs, directory, name, names, own.drivers);
+      if (foreign) return foreign;
+      continue;
+    }
+    if (own.is_file(without_suffix(name)) && fs.kind_of(path) == FileKind::regular) continue;
     if (is_extra && is_plain_file(path) && is_extra(name)) continue;
     return std::move(name);
   }

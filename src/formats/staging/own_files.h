@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/file_system.h"
 
@@ -14,15 +15,25 @@ enum class FileNames {
   of_one_checkpoint,  // written by anybody, in the one format that the names show
 };
 
-/// Whether the entry `name` of a directory is a file that a writer of Tessera makes, of any format.
+/// Whether the entry `name` of a directory is a file that a writer of Tessera makes, of any format,
+/// or a folder with nothing but such files of one format.
 bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
                             const std::string& name);
 
 /// Whether there is a regular file, and not a link, at `path`.
 bool is_plain_file(const std::string& path);
 
-/// Returns the first name in a directory that does not belong to a checkpoint; nothing if there is
-/// none. `is_extra`, if given, accepts further names.
+/// Whether there is a directory, and not a link, at `path`.
+bool is_plain_folder(const std::string& path);
+
+/// Returns the paths of all entries in a directory and in its folders, from the directory on,
+/// without the folders themselves. Does not enter links. Entries that are nested too deep are
+/// returned as their folder.
+std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory);
+
+/// Returns the first name in a directory that does not belong to a checkpoint, or the first path of
+/// a file within a folder of a checkpoint that does not; nothing if there is none. `is_extra`, if
+/// given, accepts further names.
 std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra = {});

@@ -99,7 +99,16 @@ void require_checkpoint_alone(const FileSystem& fs, const std::string& directory
   }
   std::vector<std::string> names = fs.list_directory(directory);
   std::erase_if(names, [&](const auto& name) { return extra_file(name) != extra_files.end(); });
-  for (const std::string& name : names) require_mark(fs, join_path(directory, name), option);
+  for (const std::string& name : names) {
+    const std::string path = join_path(directory, name);
+    if (!is_plain_folder(path)) {
+      require_mark(fs, path, option);
+      continue;
+    }
+    for (const std::string& file : list_files_within(fs, path)) {
+      require_mark(fs, join_path(path, file), option);
+    }
+  }
   if (format) driver_of(*format).require_one_checkpoint(fs, directory, names, option);
 }
 

@@ -426,11 +426,26 @@ void StagedDestination::remove_quietly() noexcept {
   }
 }
 
-/// Whether the writer made an entry of the staging directory.
+/// Whether the writer made an entry of the staging directory: a file, or a folder with nothing but
+/// its files.
 bool StagedDestination::is_own_entry(const std::string& name) const {
+  const std::string path = join_path(staging_path_, name);
+  if (file_names_ && is_plain_folder(path)) {
+    if (!has_named_folder(name)) return false;
+    return std::ranges::all_of(list_files_within(fs_, path), [&](const std::string& file) {
+      return file_names_->contains(join_path(name, file)) && is_plain_file(join_path(path, file));
+    });
+  }
   const bool is_named = extra_names_.contains(name) || (file_names_ && file_names_->contains(name));
-  if (is_named) return is_plain_file(join_path(staging_path_, name));
+  if (is_named) return is_plain_file(path);
   return !file_names_ && is_file_of_our_writers(fs_, staging_path_, name);
+}
+
+/// Whether the writer names a file in the folder `name`.
+bool StagedDestination::has_named_folder(const std::string& name) const {
+  const std::string prefix = name + "/";
+  const auto next = file_names_->lower_bound(prefix);
+  return next != file_names_->end() && next->starts_with(prefix);
 }
 
 /// Throws if the staging directory holds a file that the writer did not make: publishing would make
@@ -474,7 +489,8 @@ void StagedDestination::require_replaceable() const {
   if (is_directory && (!had_foreign_entry_ || !extra_names_.empty())) require_no_foreign_files();
   require_file_states(fs_, destination_, replaced_files_, [&](const std::string& file) {
     const std::string name = last_component(file);
-    return is_directory && extra_names_.contains(name) && is_equal_at_both_paths(name);
+    return is_directory && file == join_path(destination_, name) && extra_names_.contains(name) &&
+           is_equal_at_both_paths(name);
   });
 }
 

@@ -116,8 +116,9 @@ class StagedDestination {
   void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
   /// Keeps staging path and journal if this is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
-  /// Names all other files that the caller writes into the staging directory. `publish` then
-  /// refuses files with any other name, and such files are not removed. Without this call, the same
+  /// Names all other files that the caller writes into the staging directory, those in folders by
+  /// their paths from there. `publish` then refuses files with any other name, and such files are
+  /// not removed. Without this call, the same
   /// holds for files that no writer of Tessera makes.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
@@ -146,6 +147,7 @@ class StagedDestination {
   void require_replaceable() const;
   void require_no_foreign_files() const;
   bool is_own_entry(const std::string& name) const;
+  bool has_named_folder(const std::string& name) const;
   void require_own_entries() const;
   void remove_own_files();
   void remove_quietly() noexcept;

@@ -9,6 +9,7 @@
 
 #include "base/named_object.h"
 #include "formats/staging/extra_copies.h"
+#include "formats/staging/own_files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -84,16 +85,35 @@ void require_writable(FileSystem& fs, const std::string& path) {
   fs.open_for_update(path)->close();
 }
 
+void require_own_file(FileSystem& fs, const std::string& directory, const std::string& name,
+                      const std::set<std::string>& names) {
+  const std::string path = join_path(directory, name);
+  if (!names.contains(name)) {
+    throw Error(ErrorKind::already_exists, {.path = path},
+                "kept work: this file does not belong to it, but would become part of the "
+                "checkpoint (remove or rename it)");
+  }
+  require_writable(fs, path);
+}
+
+/// Whether a file in the folder is among the names.
+bool has_folder(const std::set<std::string>& names, const std::string& folder) {
+  const std::string prefix = folder + "/";
+  const auto next = names.lower_bound(prefix);
+  return next != names.end() && next->starts_with(prefix);
+}
+
+/// `folder`: within the directory; empty: the directory itself.
 void require_own_files(FileSystem& fs, const std::string& directory,
-                       const std::set<std::string>& names) {
-  for (const std::string& name : fs.list_directory(directory)) {
-    const std::string path = join_path(directory, name);
-    if (!names.contains(name)) {
-      throw Error(ErrorKind::already_exists, {.path = path},
-                  "kept work: this file does not belong to it, but would become part of the "
-                  "checkpoint (remove or rename it)");
+                       const std::set<std::string>& names, const std::string& folder = {}) {
+  const std::string listed = folder.empty() ? directory : join_path(directory, folder);
+  for (const std::string& name : fs.list_directory(listed)) {
+    const std::string path = folder.empty() ? name : join_path(folder, name);
+    if (has_folder(names, path) && is_plain_folder(join_path(directory, path))) {
+      require_own_files(fs, directory, names, path);
+    } else {
+      require_own_file(fs, directory, path, names);
     }
-    require_writable(fs, path);
   }
 }
 

@@ -69,8 +69,9 @@ std::string text_of_equal_keys(const Value& key) {
 
 class StateDictPickler {
  public:
-  StateDictPickler(const CheckpointContents& contents, const std::string& destination)
-      : contents_(contents), destination_(destination) {}
+  StateDictPickler(const CheckpointContents& contents, const std::string& destination,
+                   const std::vector<PickledObject>& objects)
+      : contents_(contents), destination_(destination), objects_(objects) {}
 
   std::string pickle(std::span<const Entry> entries) && {
     if (entries.empty()) {
@@ -96,11 +97,23 @@ class StateDictPickler {
              std::to_string(first.path.size()));
     }
     if (first.path.size() == depth) return push_content(first);
-    if (std::holds_alternative<std::int64_t>(first.path[depth])) {
-      push_list(entries, depth);
-    } else {
-      push_dict(entries, depth);
-    }
+    if (std::holds_alternative<std::int64_t>(first.path[depth])) return push_list(entries, depth);
+    const PickledObject* const object = object_at(first.path, depth);
+    if (object == nullptr) return push_dict(entries, depth);
+    pickler_.global(object->module, object->name);
+    pickler_.empty_tuple();
+    pickler_.new_object();
+    push_dict(entries, depth);
+    pickler_.build();
+  }
+
+  /// Returns the object whose path is the first `depth` keys; null if there is none.
+  const PickledObject* object_at(const KeyPath& path, std::size_t depth) const {
+    const auto front = std::span(path).first(depth);
+    const auto found = std::ranges::find_if(objects_, [&](const PickledObject& object) {
+      return std::ranges::equal(object.path, front);
+    });
+    return found == objects_.end() ? nullptr : &*found;
   }
 
   void push_dict(std::span<const Entry> entries, std::size_t depth) {
@@ -175,6 +188,7 @@ class StateDictPickler {
 
   const CheckpointContents& contents_;
   const std::string& destination_;
+  const std::vector<PickledObject>& objects_;
   pickle::Pickler pickler_{2};
   std::int64_t holes_left_ = kMaxHoles;
 };
@@ -182,9 +196,10 @@ class StateDictPickler {
 }  // namespace
 
 std::string pickle_state_dict(const CheckpointContents& contents, const std::vector<Value>& values,
-                              const std::string& destination) {
+                              const std::string& destination,
+                              const std::vector<PickledObject>& objects) {
   TESSERA_CHECK(values.size() == contents.values.size());
-  return StateDictPickler(contents, destination).pickle(entries_of(contents, values));
+  return StateDictPickler(contents, destination, objects).pickle(entries_of(contents, values));
 }
 
 }  // namespace tessera::formats::torch_zip

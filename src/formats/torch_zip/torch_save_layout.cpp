@@ -63,13 +63,12 @@ std::string decimal20(std::uint64_t value) {
 constexpr std::size_t kSerializationIdNbytes = 40;
 constexpr std::uint64_t kAlignmentNbytes = 64;
 
-}  // namespace
-
-void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
-                   std::string_view storage_key) {
+/// Pushes a tensor that sees the whole storage, which has `numel` elements.
+void pickle_view(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+                 std::span<const std::int64_t> strides, std::int64_t numel,
+                 std::string_view storage_key) {
   const std::string_view storage_class = typed_storage_class(dtype);
   const bool typed = !storage_class.empty();
-  const std::int64_t numel = numel_of(shape);
   pickler.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   pickler.mark();
   pickler.mark();
@@ -87,7 +86,7 @@ void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::i
   pickler.persistent_id();
   pickler.integer(0);  // storage offset
   pickle_sizes(pickler, shape);
-  pickle_sizes(pickler, row_major_strides(shape));
+  pickle_sizes(pickler, strides);
   pickler.boolean(false);  // requires_grad
   pickler.global("collections", "OrderedDict");
   pickler.empty_tuple();
@@ -95,6 +94,18 @@ void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::i
   if (!typed) pickler.global("torch", dtype_name(dtype));
   pickler.tuple_from_mark();
   pickler.reduce();
+}
+
+}  // namespace
+
+void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+                   std::string_view storage_key) {
+  pickle_view(pickler, dtype, shape, row_major_strides(shape), numel_of(shape), storage_key);
+}
+
+void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+                     std::string_view storage_key) {
+  pickle_view(pickler, dtype, shape, std::vector<std::int64_t>(shape.size(), 0), 1, storage_key);
 }
 
 TorchSaveLayout::TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes,

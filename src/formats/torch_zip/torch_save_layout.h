@@ -21,6 +21,11 @@ namespace tessera::formats::torch_zip {
 void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key);
 
+/// Pushes a tensor whose elements are all the single element of its storage, as `torch.save`
+/// pickles what `expand` makes.
+void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+                     std::string_view storage_key);
+
 /// A file as `torch.save` writes it, except the bytes of the storages: a zip of `data.pkl`,
 /// `byteorder`, `data/0`, `data/1`, …, `version` and `.data/serialization_id`. Every byte's place
 /// is known from the start; the rest of the file is written when the storages' CRCs are known.

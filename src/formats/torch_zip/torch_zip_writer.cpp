@@ -17,7 +17,7 @@
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/state_dict_pickle.h"
 #include "formats/torch_zip/torch_save_layout.h"
-#include "formats/torch_zip/torch_zip_reader.h"
+#include "formats/torch_zip/unwritten_file.h"
 #include "formats/whole_tensors.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -28,54 +28,6 @@ namespace {
 using torch_zip::TorchSaveLayout;
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
-
-/// Shows a file that is laid out but not written yet. Its storages read as zero.
-class UnwrittenFile final : public ReadableFile {
- public:
-  UnwrittenFile(const TorchSaveLayout& layout, std::string path)
-      : path_(std::move(path)), nbytes_(layout.nbytes()) {
-    const std::vector<std::uint32_t> no_crcs(layout.num_storages());
-    segments_ = layout.segments_around_storages(no_crcs);
-  }
-
-  const std::string& path() const override { return path_; }
-  std::uint64_t nbytes() const override { return nbytes_; }
-  void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
-    TESSERA_CHECK(offset <= nbytes_ && out.size() <= nbytes_ - offset);
-    std::ranges::fill(out, std::byte{0});
-    const std::uint64_t end = offset + out.size();
-    auto segment =
-        std::ranges::upper_bound(segments_, offset, {}, &TorchSaveLayout::Segment::begin);
-    if (segment != segments_.begin()) --segment;
-    for (; segment != segments_.end() && segment->begin < end; ++segment) {
-      const std::uint64_t from = std::max(offset, segment->begin);
-      const std::uint64_t to = std::min(end, segment->begin + segment->bytes.size());
-      if (from >= to) continue;
-      const auto bytes = std::as_bytes(std::span(segment->bytes));
-      std::ranges::copy(bytes.subspan(from - segment->begin, to - from),
-                        out.subspan(from - offset).begin());
-    }
-  }
-
- private:
-  std::string path_;
-  std::uint64_t nbytes_;
-  std::vector<TorchSaveLayout::Segment> segments_;
-};
-
-/// Throws if Tessera's reader would refuse the file: two entries of one flattened name, nesting
-/// that is too deep, or sizes that are too large.
-void require_readable(const TorchSaveLayout& layout, const std::string& destination) {
-  try {
-    const auto reader =
-        torch_zip::read_torch_zip(std::make_unique<UnwrittenFile>(layout, destination));
-    for (std::size_t v = 0; v < reader->contents().values.size(); ++v) reader->read_value(v);
-  } catch (const Error& error) {
-    throw Error(
-        ErrorKind::unsupported, {.path = destination, .fqn = error.where().fqn},
-        "a torch.save file with these contents could not be read: " + std::string(error.reason()));
-  }
-}
 
 CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination) {
   require_whole_tensors(contents, destination, "torch.save");
@@ -95,7 +47,7 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   for (const TensorEntry& tensor : contents.tensors) storage_nbytes.push_back(tensor.meta.nbytes());
   TorchSaveLayout layout(torch_zip::pickle_state_dict(contents, values, destination),
                          storage_nbytes, TorchSaveLayout::LargeStorages::at_pages);
-  require_readable(layout, destination);
+  torch_zip::require_readable(layout, destination);
   return layout;
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 from ckpt_tools import MAKE, assert_same_state, expectation, listing, reshard, run, succeed  # noqa: E402
 from on_ranks import run_program  # noqa: E402
 
@@ -205,3 +205,68 @@ def test_zero_to_fp32_finds_the_same_weights_but_for_frozen_ones_of_stage_1(zero
         assert found.keys() - expected.keys() == ({"frozen.weight", "frozen.bias"} if path.name == "zero1" else set())
         for name, tensor in expected.items():
             assert torch.equal(found[name], tensor.to(found[name].dtype)), (path.name, name)
+
+
+def test_universal_checkpoints_of_the_live_package(zero, tmp_path):
+    """Shows F2. What ds_to_universal makes of stages 1 to 3; it exchanges elements if the run shuffled its parameters."""
+    for path in zero:
+        if path.name in ("zero1_bf16", "zero2_bf16"):
+            continue
+        step = next(path.glob("global_step*"))
+        universal = tmp_path / path.name / "universal"
+        subprocess.run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
+                        "--input_folder", step, "--output_folder", universal], check=True, timeout=300)
+        for opened in (universal, universal.parent):
+            assert_same_state(listing(opened), expectation(path), values=False)
+
+
+def trained_on(*arguments, ranks):
+    """Returns the losses that all ranks of universal_ranks.py print."""
+    said = run_program([sys.executable, "-B", HERE / "universal_ranks.py", *arguments], ranks)
+    losses = [json.loads(out.strip().splitlines()[-1]) for out in said]
+    assert all(each == losses[0] for each in losses)
+    return losses[0]
+
+
+@pytest.mark.parametrize("groups, stage, ranks", [(1, 1, 3), (2, 1, 3), (2, 2, 2), (1, 3, 2)])
+def test_deepspeed_goes_on_where_fsdp2_stopped(tmp_path, groups, stage, ranks):
+    """Shows F2. The same weights and moments to the bit, and the losses of the run that did not stop."""
+    expected = trained_on("fsdp2", groups, tmp_path, ranks=2)
+    run_folder = reshard(tmp_path / "dcp", tmp_path / "run", "--to", "deepspeed")
+    found = trained_on("deepspeed", groups, run_folder, tmp_path / "held.pt", stage, ranks=ranks)
+    assert found == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+def test_deepspeeds_own_adam_goes_on_where_fsdp2_stopped(tmp_path):
+    """Shows F2. DeepSpeedCPUAdam counts steps in a number; it takes the tensor of PyTorch's optimizers."""
+    expected = trained_on("fsdp2", 2, tmp_path, ranks=2)
+    run_folder = reshard(tmp_path / "dcp", tmp_path / "run", "--to", "deepspeed")
+    found = trained_on("deepspeed", 2, run_folder, tmp_path / "held.pt", 1, "cpu_adam", ranks=2)
+    assert found == pytest.approx(expected, rel=0, abs=1e-5)
+
+
+@pytest.mark.parametrize("groups, stage, ranks", [(2, 1, 2), (1, 3, 2)])
+def test_deepspeed_begins_with_weights_alone(tmp_path, groups, stage, ranks):
+    """Shows F2. As if the weights had been in the model."""
+    from safetensors.torch import save_file
+    from universal_ranks import Model
+
+    torch.manual_seed(3)
+    weights = tmp_path / "model.safetensors"
+    save_file(Model().state_dict(), weights)
+    run_folder = reshard(weights, tmp_path / "run", "--to", "deepspeed")
+    expected = trained_on("deepspeed", groups, weights, "", stage, ranks=ranks)
+    assert trained_on("deepspeed", groups, run_folder, "", stage, ranks=ranks) == expected
+
+
+def test_objects_of_deepspeed_are_objects_again(zero, tmp_path):
+    """Shows F2. The loss scaler, with the class and the attributes that it had."""
+    for path in zero:
+        moved = reshard(path, tmp_path / path.name, "--to", "deepspeed")
+        assert_same_state(listing(moved), expectation(path))
+        found = torch.load(next(moved.glob("*/zero/optimizer_state.pt")), weights_only=False)
+        file = next(path.glob("*/*zero_pp_rank_0_mp_rank_00_optim_states.pt"))
+        expected = torch.load(file, weights_only=False)["optimizer_state_dict"].get("loss_scaler")
+        assert ("loss_scaler" in found) == (expected is not None)
+        if expected is not None:
+            assert type(found["loss_scaler"]) is type(expected) and vars(found["loss_scaler"]) == vars(expected)

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace tessera::formats::dcp {
+namespace tessera::formats {
 
 /// A cache of objects that are costly to make. Keeps the most recently used ones. A kept object is
 /// made only once, even if several threads ask for it at the same time. Objects are shared, because
@@ -56,4 +56,4 @@ class RecentlyUsed {
   std::unordered_map<Key, typename Slots::iterator, Hash> by_key_;
 };
 
-}  // namespace tessera::formats::dcp
+}  // namespace tessera::formats

@@ -1,0 +1,228 @@
+#include "formats/deepspeed/universal.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "formats/deepspeed/files.h"
+#include "formats/deepspeed/model_states_reader.h"
+#include "formats/deepspeed/partition.h"
+#include "formats/deepspeed/universal_members.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+constexpr std::string_view kSuffix = ".pt";
+const std::string kStateOfStage3 = "optimizer_state_dict";
+const std::string kParamGroups = "param_groups";
+
+/// Returns the files of model states. A checkpoint that every stage can load has those of rank 0
+/// under two names, with the module only in the first one.
+std::vector<std::string> model_files(std::vector<std::string> names, const std::string& directory) {
+  if (std::ranges::find(names, kModelStates) != names.end()) {
+    std::erase_if(names, [](const std::string& name) { return name == kModelStatesOfStage3; });
+  }
+  return find_files(names, directory).model;
+}
+
+/// What the writer of the checkpoint has added to what its source had. See [Note: What Tessera
+/// adds].
+struct Added {
+  std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing: not Tessera's
+  std::set<std::string> neutral{};
+
+  bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
+  /// Returns the neutral names that begin with `prefix`, without it.
+  std::set<std::string> neutral_below(std::string_view prefix) const {
+    std::set<std::string> names;
+    for (const std::string& name : neutral) {
+      if (name.starts_with(prefix)) names.insert(name.substr(prefix.size()));
+    }
+    return names;
+  }
+};
+
+std::vector<std::string> texts_in(const Value& value) {
+  std::vector<std::string> texts;
+  const auto* const list = value.get_if<Value::List>();
+  for (const Value& item : list == nullptr ? Value::List() : *list) {
+    if (const auto* const text = item.get_if<std::string>()) texts.push_back(*text);
+  }
+  return texts;
+}
+
+Added read_added(const File& optimizer) {
+  Added added;
+  const std::string member(kTessera);
+  const auto groups = optimizer.value_at({member, std::string(kGroups)});
+  if (const auto* const list = groups ? groups->get_if<Value::List>() : nullptr) {
+    added.groups.emplace();
+    for (const Value& group : *list) added.groups->push_back(texts_in(group));
+  }
+  if (const auto neutral = optimizer.value_at({member, std::string(kNeutral)})) {
+    for (std::string& name : texts_in(*neutral)) added.neutral.insert(std::move(name));
+  }
+  return added;
+}
+
+class UniversalReader final : public ModelStatesReader {
+ public:
+  UniversalReader(const FileSystem& fs, std::string path, std::string folder,
+                  const std::vector<std::string>& as_dict)
+      : ModelStatesReader(fs, std::move(path), std::move(folder), as_dict), fs_(fs) {
+    open_model_states(model_files(fs.list_directory(this->folder()), this->folder()));
+    parameters_ = read_parameters(model());
+    optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
+    added_ = read_added(*optimizer_);
+    for (const Parameter& parameter : parameters_) add_parameter(parameter);
+    require_no_others();
+    add_groups_and_members();
+    add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
+      const auto dtype = dtypes_.find(name);  // none: a second name of a parameter
+      return dtype != dtypes_.end() && dtype->second != copy;
+    });
+    add_members_of_model_states(added_.neutral_below(kOfModelStates));
+    finish();
+  }
+
+ private:
+  /// Opens a file at a path in the folder, which may be a link to another file within the folder.
+  const File& open_member(const std::string& path) {
+    if (fs_.kind_of(join_path(folder(), path))) require_contained(fs_, folder(), path);
+    return open_file(path);
+  }
+
+  std::set<std::string> names_of_parameters() const {
+    std::set<std::string> names;
+    for (const Parameter& parameter : parameters_) names.insert(parameter.fqn);
+    return names;
+  }
+
+  void add_parameter(const Parameter& parameter) {
+    if (!is_plain_name(parameter.fqn)) {
+      refuse(model(), parameter.fqn, "param_shapes", "a name that a folder can have",
+             "another one");
+    }
+    const std::string within = join_path(std::string(kZero), parameter.fqn);
+    const std::string directory = join_path(folder(), within);
+    bool has_step = false;
+    if (fs_.kind_of(directory) == FileKind::directory) {
+      for (const std::string& name : fs_.list_directory(directory)) {
+        if (!name.ends_with(kSuffix)) continue;
+        const std::string kind = name.substr(0, name.size() - kSuffix.size());
+        if (kind != kWeights && added_.is_neutral(kNeutralState)) continue;
+        add_file(parameter, kind, join_path(within, name));
+        has_step = has_step || kind == "step";
+      }
+    }
+    if (!dtypes_.contains(parameter.fqn)) {
+      throw Error::expected(ErrorKind::corruption, {.path = folder(), .fqn = parameter.fqn},
+                            "files of parameters",
+                            join_path(within, std::string(kWeights) + std::string(kSuffix)), "none",
+                            "not copied whole?");
+    }
+    if (!has_step && !added_.is_neutral(kNeutralState)) add_common_step(parameter);
+  }
+
+  void add_file(const Parameter& parameter, const std::string& kind, const std::string& path) {
+    require_contained(fs_, folder(), path);
+    const File file = look_at(path);
+    const std::size_t small_file = add_small_file(path);
+    if (kind == "step") {
+      const std::vector<Entry>& entries = file.entries();
+      if (entries.size() != 1) refuse(file, parameter.fqn, "step", "a number", "something else");
+      add_step(text_keys({"optim", "state", parameter.fqn, kind}), file, entries.front(), 0,
+               small_file);
+      return;
+    }
+    const Entry* entry = file.find({"param"});
+    if (entry == nullptr && file.entries().size() == 1) entry = &file.entries().front();
+    const std::int64_t numel = numel_of(parameter.shape);
+    const bool is_tensor = entry != nullptr && entry->kind == Entry::Kind::tensor;
+    if (!is_tensor || file.tensor(*entry).numel() != numel) {
+      refuse(file, parameter.fqn, "files of parameters",
+             "a tensor of " + std::to_string(numel) + " elements, for " +
+                 shape_to_string(parameter.shape),
+             is_tensor ? shape_to_string(file.tensor(*entry).shape) : "none");
+    }
+    const bool is_weight = kind == kWeights;
+    Tensor tensor = named(is_weight ? text_keys({"model", parameter.fqn})
+                                    : text_keys({"optim", "state", parameter.fqn, kind}));
+    tensor.entry.meta.shape = parameter.shape;
+    tensor.entry.meta.dtype = file.tensor(*entry).dtype;
+    tensor.entry.pieces.push_back({whole_box(parameter.shape), 0});
+    tensor.pieces.push_back({nullptr, entry->index, 0, {}, small_file});
+    if (is_weight) dtypes_[parameter.fqn] = tensor.entry.meta.dtype;
+    add(std::move(tensor));
+  }
+
+  /// Adds the step that the optimizer of stage 3 has for the parameter's vector.
+  void add_common_step(const Parameter& parameter) {
+    for (const std::string& vector : {parameter.vector, std::string("0")}) {
+      const Entry* const step = optimizer_->find({kStateOfStage3, "state", vector, "step"});
+      if (step == nullptr) continue;
+      add_step(text_keys({"optim", "state", parameter.fqn, "step"}), *optimizer_, *step, 0);
+      return;
+    }
+  }
+
+  /// Checks that the other folders are those of buffers, and of frozen and tied parameters.
+  void require_no_others() const {
+    const std::string zero = join_path(folder(), std::string(kZero));
+    for (const std::string& name : fs_.list_directory(zero)) {
+      const bool is_known = name.ends_with(kSuffix) || dtypes_.contains(name) ||
+                            model().find({"module", name}) != nullptr ||
+                            model().find({"shared_params", name}) != nullptr;
+      if (is_known) continue;
+      throw Error::expected(ErrorKind::unsupported, {.path = join_path(zero, name)},
+                            "files of parameters", "a name that the model states have",
+                            "another one");
+    }
+  }
+
+  void add_groups_and_members() {
+    std::optional<std::size_t> num_groups;
+    if (added_.groups) num_groups = added_.groups->size();
+    const bool has_groups = !optimizer_->below({kParamGroups}).empty();
+    add_param_groups(
+        *optimizer_, has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups},
+        [&](std::int64_t vector) { return names_in(vector); }, num_groups);
+    std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
+    used.insert({kParamGroups, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
+    add_members_of_optimizer(*optimizer_, {}, used);
+  }
+
+  /// Returns the names of the parameters behind a number in a group.
+  std::vector<std::string> names_in(std::int64_t vector) const {
+    if (added_.groups) {
+      const bool is_there =
+          vector >= 0 && vector < static_cast<std::int64_t>(added_.groups->size());
+      return is_there ? (*added_.groups)[static_cast<std::size_t>(vector)]
+                      : std::vector<std::string>();
+    }
+    std::vector<std::string> names;
+    for (const Parameter& parameter : parameters_) {
+      if (parameter.vector == std::to_string(vector)) names.push_back(parameter.fqn);
+    }
+    return names;
+  }
+
+  const FileSystem& fs_;
+  std::vector<Parameter> parameters_;
+  std::map<std::string, DType> dtypes_;  // of the weights, by name
+  const File* optimizer_ = nullptr;
+  Added added_;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_universal(const FileSystem& fs, std::string path,
+                                                 std::string folder,
+                                                 const std::vector<std::string>& as_dict) {
+  return std::make_unique<UniversalReader>(fs, std::move(path), std::move(folder), as_dict);
+}
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,288 @@
+#include "formats/deepspeed/universal_entries.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "formats/deepspeed/model_states_reader.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+constexpr std::string_view kModel = "model";
+constexpr std::string_view kOptim = "optim";
+constexpr std::string_view kState = "state";
+constexpr std::string_view kParamGroups = "param_groups";
+constexpr std::string_view kDeepSpeed = "deepspeed";
+constexpr std::string_view kOptimizerStates = "optimizer_state_dict";
+
+bool is_text(const Key& key, std::string_view text) {
+  const auto* const string = std::get_if<std::string>(&key);
+  return string != nullptr && *string == text;
+}
+
+std::vector<std::string> split_at_dots(std::string_view text) {
+  std::vector<std::string> parts;
+  for (std::size_t dot = text.find('.'); dot != std::string_view::npos; dot = text.find('.')) {
+    parts.emplace_back(text.substr(0, dot));
+    text.remove_prefix(dot + 1);
+  }
+  parts.emplace_back(text);
+  return parts;
+}
+
+/// Removes `prefix` from the front of a text. Returns whether the text began with it.
+bool take(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+/// Returns the key path of an entry whose whole name is one key, if that name is a spelled path of
+/// an optimizer or of DeepSpeed: `optim.state.up.weight.exp_avg`.
+KeyPath path_in_name(std::string_view name) {
+  KeyPath path;
+  std::string_view rest = name;
+  if (take(rest, "optim.state.")) {
+    const std::size_t dot = rest.rfind('.');
+    if (dot == std::string_view::npos) return {};
+    return {std::string(kOptim), std::string(kState), std::string(rest.substr(0, dot)),
+            std::string(rest.substr(dot + 1))};
+  }
+  if (!rest.starts_with("optim.param_groups.") && !rest.starts_with("deepspeed.")) return {};
+  for (std::string& part : split_at_dots(rest)) path.emplace_back(std::move(part));
+  return path;
+}
+
+std::optional<std::int64_t> position_in(const Key& key) {
+  if (const auto* const position = std::get_if<std::int64_t>(&key)) return *position;
+  const std::string text = spell({key});
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  return is_number ? std::optional(number) : std::nullopt;
+}
+
+KeyPath behind(const KeyPath& path, std::size_t num_keys) {
+  return {path.begin() + static_cast<std::ptrdiff_t>(num_keys), path.end()};
+}
+
+bool has_dict(const Value& value) {
+  if (value.is<Value::Dict>()) return true;
+  const auto* const list = value.get_if<Value::List>();
+  return list != nullptr && std::ranges::any_of(*list, has_dict);
+}
+
+class Sorter {
+ public:
+  Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
+         const std::string& destination)
+      : contents_(contents), values_(values), destination_(destination) {
+    is_bare_ = !has_known_keys();
+  }
+
+  UniversalEntries sort() && {
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      const TensorEntry& tensor = contents_.tensors[i];
+      add_tensor(tensor.meta.fqn, tensor.key_path, i);
+    }
+    for (const Alias& alias : contents_.aliases) {
+      const TensorEntry* const target = contents_.find_tensor(alias.target);
+      TESSERA_CHECK(target != nullptr);
+      const auto tensor = static_cast<std::size_t>(target - contents_.tensors.data());
+      add_alias(alias, tensor);
+    }
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const ValueEntry& value = contents_.values[i];
+      add_opened(value.name, path_of(value.name, value.key_path), values_[i]);
+    }
+    for (auto& [number, group] : groups_) {
+      if (number != static_cast<std::int64_t>(sorted_.groups.size())) {
+        refuse(group.fields.empty() ? "optim.param_groups" : group.fields.front().name, "groups",
+               "a group " + std::to_string(sorted_.groups.size()),
+               "group " + std::to_string(number));
+      }
+      sorted_.groups.push_back(std::move(group));
+    }
+    return std::move(sorted_);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& name, std::string_view rule,
+                           std::string_view expected, std::string_view found,
+                           std::string_view advice = {}) const {
+    throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = name}, rule,
+                          expected, found, advice);
+  }
+
+  /// Whether any key or name says what belongs to the model, to the optimizer or to DeepSpeed.
+  bool has_known_keys() const {
+    const auto is_known = [](const std::string& name, const KeyPath& path) {
+      if (path.size() < 2) return !path_in_name(name).empty();
+      return is_text(path[0], kModel) || is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
+    };
+    return std::ranges::any_of(contents_.tensors,
+                               [&](const TensorEntry& tensor) {
+                                 return is_known(tensor.meta.fqn, tensor.key_path);
+                               }) ||
+           std::ranges::any_of(
+               contents_.aliases,
+               [&](const Alias& alias) { return is_known(alias.fqn, alias.key_path); }) ||
+           std::ranges::any_of(contents_.values, [&](const ValueEntry& value) {
+             return is_known(value.name, value.key_path);
+           });
+  }
+
+  /// Returns the key path of an entry. The module's names become `model` and the name.
+  KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
+    if (key_path.size() > 1) return key_path;
+    KeyPath path = path_in_name(name);
+    if (!path.empty()) return path;
+    std::string_view rest = name;
+    if (!is_bare_ && take(rest, "model.")) return {std::string(kModel), std::string(rest)};
+    return {name};
+  }
+
+  void add_tensor(const std::string& name, const KeyPath& key_path, std::size_t tensor) {
+    KeyPath path = path_of(name, key_path);
+    if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    if (path.size() > 1 && is_text(path[0], kModel)) {
+      const KeyPath within = behind(path, 1);
+      sorted_.weights.emplace(spell(within), Leaf{name, within, tensor});
+      tensors_of_weights_.insert(tensor);
+    } else {
+      add(name, path, tensor);
+    }
+  }
+
+  void add_alias(const Alias& alias, std::size_t tensor) {
+    KeyPath path = path_of(alias.fqn, alias.key_path);
+    if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    const bool is_of_module = path.size() > 1 && is_text(path[0], kModel);
+    const KeyPath within = is_of_module ? behind(path, 1) : KeyPath{};
+    if (is_of_module && tensors_of_weights_.contains(tensor)) {
+      sorted_.ties.emplace(spell(within), tensor);
+      sorted_.tie_paths.emplace(spell(within), within);
+    } else if (is_of_module) {
+      sorted_.weights.emplace(spell(within), Leaf{alias.fqn, within, tensor});
+    } else {
+      add(alias.fqn, path, tensor);
+    }
+  }
+
+  /// Adds a value. The dicts of the optimizer and of DeepSpeed are opened: their items become
+  /// leaves.
+  void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
+    const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
+    const auto* const dict = is_known ? value.get_if<Value::Dict>() : nullptr;
+    if (dict != nullptr) {
+      for (const auto& [key, item] : *dict) {
+        KeyPath inner = path;
+        inner.push_back(dict_key(key).value_or(Key(value_to_string(key))));
+        add_opened(name, inner, item);
+      }
+      return;
+    }
+    const auto* const list = is_known && has_dict(value) ? value.get_if<Value::List>() : nullptr;
+    if (list != nullptr) {
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        KeyPath inner = path;
+        inner.emplace_back(static_cast<std::int64_t>(i));
+        add_opened(name, inner, (*list)[i]);
+      }
+      return;
+    }
+    const auto* const empty = value.get_if<Value::List>();
+    if (is_known && path.size() <= 2 && empty != nullptr && empty->empty()) return;  // no groups
+    add(name, path, value);
+  }
+
+  /// Adds an entry that is no tensor of the module.
+  void add(const std::string& name, const KeyPath& path, std::variant<std::size_t, Value> content) {
+    if (is_text(path[0], kModel)) {
+      sorted_.module_values.push_back({name, behind(path, 1), std::move(content)});
+    } else if (is_text(path[0], kOptim) && path.size() > 1) {
+      add_of_optimizer(name, path, std::move(content));
+    } else if (is_text(path[0], kDeepSpeed) && path.size() > 1) {
+      const bool is_of_optimizer = is_text(path[1], kOptimizerStates) && path.size() > 2;
+      if (!is_of_optimizer) require_member(name, path[1]);
+      auto& members = is_of_optimizer ? sorted_.optimizer_members : sorted_.model_members;
+      members.push_back({name, behind(path, is_of_optimizer ? 2 : 1), std::move(content)});
+    } else {
+      require_of_user(name, path[0]);
+      sorted_.model_members.push_back({name, path, std::move(content)});
+    }
+  }
+
+  void add_of_optimizer(const std::string& name, const KeyPath& path,
+                        std::variant<std::size_t, Value> content) {
+    if (is_text(path[1], kState) && path.size() > 3) {
+      KeyPath parameter = behind(path, 2);
+      KeyPath kind{parameter.back()};
+      parameter.pop_back();
+      sorted_.state[spell(parameter)].push_back({name, std::move(kind), std::move(content)});
+      return;
+    }
+    const auto group =
+        is_text(path[1], kParamGroups) && path.size() > 3 ? position_in(path[2]) : std::nullopt;
+    if (!group || *group < 0) {
+      refuse(name, "optimizer", "state of parameters and groups, as one optimizer has them",
+             "another entry");
+    }
+    if (path.size() == 4 && is_text(path[3], "params")) return add_params(name, *group, content);
+    groups_[*group].fields.push_back({name, behind(path, 3), std::move(content)});
+  }
+
+  void add_params(const std::string& name, std::int64_t group,
+                  const std::variant<std::size_t, Value>& content) {
+    const auto* const value = std::get_if<Value>(&content);
+    const auto* const tuple = value == nullptr ? nullptr : value->get_if<Value::Tuple>();
+    const auto* list = value == nullptr ? nullptr : value->get_if<Value::List>();
+    if (tuple != nullptr) list = &tuple->items;
+    if (list == nullptr) refuse(name, "groups", "a list of names", "something else");
+    for (const Value& item : *list) {
+      const auto* const parameter = item.get_if<std::string>();
+      if (parameter == nullptr) {
+        throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = name},
+                              "optimizer", "names of parameters", "numbers",
+                              Remedy{Remedy::Action::name_params});
+      }
+      groups_[group].params.push_back(*parameter);
+    }
+    groups_.try_emplace(group);
+  }
+
+  void require_member(const std::string& name, const Key& key) const {
+    const auto* const text = std::get_if<std::string>(&key);
+    if (text != nullptr && !is_consumed_member(*text)) return;
+    refuse(name, "names", "a member that DeepSpeed does not write itself", spell({key}));
+  }
+
+  void require_of_user(const std::string& name, const Key& key) const {
+    const auto* const text = std::get_if<std::string>(&key);
+    if (text == nullptr) refuse(name, "names", "a text as the first key", spell({key}));
+    if (!is_consumed_member(*text) && !is_member_of_deepspeed(*text)) return;
+    refuse(name, "names", "a name that DeepSpeed does not use itself", *text, "rename the entry");
+  }
+
+  const CheckpointContents& contents_;
+  const std::vector<Value>& values_;
+  const std::string& destination_;
+  bool is_bare_ = false;
+  std::set<std::size_t> tensors_of_weights_;
+  std::map<std::int64_t, ParamGroup> groups_;
+  UniversalEntries sorted_;
+};
+
+}  // namespace
+
+UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
+                              const std::string& destination) {
+  return Sorter(contents, values, destination).sort();
+}
+
+}  // namespace tessera::formats::deepspeed

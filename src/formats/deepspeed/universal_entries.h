@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::deepspeed {
+
+/// What is at the end of a key path: a tensor, by its index in the contents, or a value.
+struct Leaf {
+  std::string name;  // in the contents, for messages
+  KeyPath path;      // what is behind the keys that say where it belongs
+  std::variant<std::size_t, Value> content;
+
+  const std::size_t* tensor() const { return std::get_if<std::size_t>(&content); }
+  const Value* value() const { return std::get_if<Value>(&content); }
+};
+
+/// A group of an optimizer's parameters.
+struct ParamGroup {
+  std::vector<std::string> params;  // names
+  std::vector<Leaf> fields;         // all but `params`
+};
+
+/// The entries of a checkpoint, sorted by where they belong in DeepSpeed's files.
+struct UniversalEntries {
+  std::map<std::string, Leaf> weights;             // tensors of the module, by name
+  std::map<std::string, std::size_t> ties;         // second names of these tensors: the tensor
+  std::map<std::string, KeyPath> tie_paths;        // of the names in `ties`, within the module
+  std::vector<Leaf> module_values;                 // values in the module
+  std::map<std::string, std::vector<Leaf>> state;  // by parameter; the path is the kind
+  std::vector<ParamGroup> groups;                  // of the optimizer
+  std::vector<Leaf> optimizer_members;             // `deepspeed.optimizer_state_dict.…`
+  std::vector<Leaf> model_members;                 // `deepspeed.…`, and what the user saved
+};
+
+/// Sorts the entries by their key paths: `model.<fqn>`, `optim.state.<fqn>.<kind>`,
+/// `optim.param_groups.<i>.<field>`, `deepspeed.…`; all else is what the user saved. In a
+/// checkpoint without any of these keys, tensors at the top are the module's. Requires: `values` is
+/// parallel to `contents.values`. Throws: Error(unsupported) naming an entry that has no place.
+UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
+                              const std::string& destination);
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "formats/torch_zip/torch_save_layout.h"
+#include "tessera/base/shape.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::deepspeed {
+
+/// The files of a universal checkpoint, known before any byte of a tensor:
+///
+///     latest_universal                                             the name of the folder
+///     global_step<n>_universal/
+///       mp_rank_00_model_states.pt                                 buffers, values
+///       zero_pp_rank_0_mp_rank_00_model_states.pt                  the values, for ZeRO stage 3
+///       zero/optimizer_state.pt                                    groups, loss scale, step
+///       zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt     for each parameter that is
+///       trained
+///
+/// A tensor can be in several files. docs/formats/deepspeed.md has the rules. Immutable; safe to
+/// share between threads.
+class UniversalFiles {
+ public:
+  /// The bytes of one storage of an archive: a tensor's, or constant ones.
+  struct Storage {
+    std::optional<std::size_t> tensor{};  // by index in the contents
+    std::string bytes{};                  // if it is no tensor's
+  };
+  /// Where a tensor's bytes go.
+  struct Place {
+    std::size_t file;
+    std::size_t storage;
+  };
+
+  /// Requires: `values` is parallel to `contents.values`.
+  /// Throws: Error(unsupported) naming the entry for which DeepSpeed has no place.
+  UniversalFiles(const CheckpointContents& contents, const std::vector<Value>& values,
+                 const std::string& destination);
+
+  std::size_t num_files() const { return files_.size(); }
+  const std::string& path(std::size_t file) const { return files_[file].path; }
+  std::set<std::string> paths() const;
+  /// Returns the folders, each after the one that it is in.
+  const std::vector<std::string>& folders() const { return folders_; }
+
+  /// Returns the whole file if it has no bytes of tensors and is no archive; else null.
+  const std::string* text(std::size_t file) const;
+  std::vector<Storage> storages(std::size_t file) const;
+  /// Returns the layout of an archive. Shared, because large ones are kept; the many small ones are
+  /// made anew.
+  std::shared_ptr<const torch_zip::TorchSaveLayout> layout(std::size_t file) const;
+  /// Returns all places of a tensor; at least one.
+  const std::vector<Place>& places_of(std::size_t tensor) const { return places_[tensor]; }
+
+ private:
+  /// `{"cat_dim": 0, "param": tensor}`, of a shape with the tensor's elements.
+  struct ParameterFile {
+    std::size_t tensor;
+    DType dtype;
+    Shape shape;
+  };
+  /// The tensor itself.
+  struct StepFile {
+    std::size_t tensor;
+    DType dtype;
+    Shape shape;
+  };
+  /// As ParameterFile; all elements are one stored zero.
+  struct ZerosFile {
+    Shape shape;
+  };
+  struct TextFile {
+    std::string text;
+  };
+  struct ArchiveFile {
+    std::shared_ptr<const torch_zip::TorchSaveLayout> layout;
+    std::vector<Storage> storages;
+  };
+  struct File {
+    std::string path;
+    std::variant<ParameterFile, StepFile, ZerosFile, TextFile, ArchiveFile> content;
+  };
+  class Builder;
+
+  void add(std::string path, decltype(File::content) content);
+
+  std::deque<File> files_;
+  std::vector<std::string> folders_;
+  std::vector<std::vector<Place>> places_;  // by tensor
+};
+
+}  // namespace tessera::formats::deepspeed

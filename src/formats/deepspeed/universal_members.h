@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string_view>
+
+namespace tessera::formats::deepspeed {
+
+// Names that the reader and the writer of universal checkpoints share.
+
+inline constexpr std::string_view kModelStates = "mp_rank_00_model_states.pt";
+/// The name under which a run of ZeRO stage 3 looks for the model states.
+inline constexpr std::string_view kModelStatesOfStage3 =
+    "zero_pp_rank_0_mp_rank_00_model_states.pt";
+/// The folder that Tessera's writer makes, beside `latest_universal`. `#`: a number.
+inline constexpr std::string_view kUniversalFolder = "global_step#_universal";
+inline constexpr std::string_view kLatestUniversal = "latest_universal";
+inline constexpr std::string_view kZero = "zero";
+inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in `zero`
+inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
+
+// [Note: What Tessera adds] DeepSpeed loads no checkpoint without some members, and under ZeRO
+// stage 3 none without Adam's state. If the source of a move has none of them, the writer adds
+// neutral values. It says so in the member `tessera` of optimizer_state.pt, which DeepSpeed
+// ignores, so that the reader leaves them out again:
+//
+//     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source
+//      "neutral": ["state", "model_states.global_steps", …]}
+inline constexpr std::string_view kTessera = "tessera";
+inline constexpr std::string_view kGroups = "groups";
+inline constexpr std::string_view kNeutral = "neutral";
+inline constexpr std::string_view kNeutralState = "state";
+inline constexpr std::string_view kOfModelStates = "model_states.";
+inline constexpr std::string_view kOfOptimizerState = "optimizer_state.";
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,277 @@
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/checked_math.h"
+#include "base/digest.h"
+#include "formats/deepspeed.h"
+#include "formats/deepspeed/universal_files.h"
+#include "formats/drivers.h"
+#include "formats/key_paths.h"
+#include "formats/paged_data.h"
+#include "formats/staging/staged_work.h"
+#include "formats/whole_tensors.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats {
+namespace {
+
+using deepspeed::UniversalFiles;
+
+constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
+
+CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination) {
+  require_whole_tensors(contents, destination, "a universal checkpoint");
+  check_key_paths(contents, destination);
+  contents.world_size = 1;
+  contents.units.clear();
+  contents.annotations.clear();
+  for (TensorEntry& tensor : contents.tensors) {
+    tensor.pieces = {{.region = whole_box(tensor.meta.shape), .rank = 0}};
+  }
+  return contents;
+}
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+/// Writes the storages of many small archives. A file is open from its first block to its last one,
+/// which finishes it: the thread that writes the last block also writes what is around the
+/// storages.
+class UniversalWriter final : public CheckpointWriter {
+ public:
+  UniversalWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
+                  const std::vector<Value>& values, const WorkOptions& work)
+      : fs_(fs),
+        contents_(on_one_rank(std::move(contents), destination)),
+        files_(contents_, values, destination),
+        states_(files_.num_files()),
+        work_(fs, std::move(destination), DestinationKind::directory, work) {
+    work_.set_file_names(files_.paths());
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      block_crcs_.emplace_back(ceil_div(tensor_nbytes(i), kBlockNbytes));
+      for (const UniversalFiles::Place& place : files_.places_of(i)) {
+        states_[place.file].unwritten_nbytes += tensor_nbytes(i);
+      }
+    }
+    for (const std::string& folder : files_.folders()) {
+      const std::string path = join_path(work_.staging_path(), folder);
+      if (!is_resumed() || !fs_.kind_of(path)) fs_.make_directory(path);
+    }
+  }
+
+  const CheckpointContents& contents() const override { return contents_; }
+
+  std::vector<PieceId> write_order() const override {
+    std::vector<PieceId> order;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      if (tensor_nbytes(i) > 0) order.push_back({i, 0});
+    }
+    return order;
+  }
+
+  std::int64_t block_numel(PieceId piece) const override {
+    return static_cast<std::int64_t>(kBlockNbytes /
+                                     itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
+  }
+
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    const std::size_t i = piece.tensor_index;
+    const std::uint64_t begin_byte = begin_byte_of(piece, begin, bytes.size());
+    const std::uint32_t crc = crc32(0, bytes);
+    const auto& places = files_.places_of(i);
+    for (const UniversalFiles::Place& place : places) {
+      open(place.file).write_at(range_of(place, begin_byte, bytes.size()).begin, bytes);
+    }
+    if (Journal* journal = work_.journal()) {
+      const ByteRange range = range_of(places.front(), begin_byte, bytes.size());
+      journal->note({piece, begin}, {.range = range, .checksum = crc});
+    }
+    count_off(i, begin_byte, crc, bytes.size());
+  }
+
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    const std::size_t i = piece.tensor_index;
+    const std::uint64_t begin_byte = begin_byte_of(piece, begin, room.size());
+    const auto& places = files_.places_of(i);
+    const auto checksum =
+        read_plain_block(work_.journal(), {piece, begin}, path_of(places.front().file),
+                         range_of(places.front(), begin_byte, room.size()), room);
+    if (!checksum || crc32(0, room) != *checksum) return false;
+    // A journal is written later than the blocks, but other places may have been lost.
+    std::vector<std::byte> other(places.size() > 1 ? room.size() : 0);
+    for (const UniversalFiles::Place& place : std::span(places).subspan(1)) {
+      const bool is_there = work_.journal()->read_back(
+          path_of(place.file), range_of(place, begin_byte, room.size()), other);
+      if (!is_there || !std::ranges::equal(other, room)) return false;
+    }
+    count_off(i, begin_byte, static_cast<std::uint32_t>(*checksum), room.size());
+    return true;
+  }
+
+  bool is_resumed() const override { return work_.is_resumed(); }
+  bool keep_work() noexcept override { return work_.keep(); }
+
+  void abandon() noexcept override {}  // no thread waits in write_block
+
+  void commit() override {
+    for (std::size_t file = 0; file < states_.size(); ++file) {
+      TESSERA_CHECK(states_[file].unwritten_nbytes == 0);
+      if (!states_[file].is_finished) finish(file);
+    }
+    for (const std::string& folder : files_.folders()) {
+      fs_.sync_directory(join_path(work_.staging_path(), folder));
+    }
+    work_.commit();
+  }
+
+ private:
+  struct FileState {
+    std::atomic<std::uint64_t> unwritten_nbytes = 0;
+    std::mutex open_mutex;
+    std::unique_ptr<WritableFile> file;  // from the first block to the last one
+    bool is_finished = false;
+  };
+
+  std::uint64_t tensor_nbytes(std::size_t i) const { return contents_.tensors[i].meta.nbytes(); }
+  std::string path_of(std::size_t file) const {
+    return join_path(work_.staging_path(), files_.path(file));
+  }
+
+  /// Returns where the block begins in the tensor.
+  std::uint64_t begin_byte_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
+    const std::size_t i = piece.tensor_index;
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors.at(i).meta.dtype);
+    TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kBlockNbytes == 0);
+    TESSERA_CHECK(begin_byte < tensor_nbytes(i) &&
+                  nbytes == std::min(kBlockNbytes, tensor_nbytes(i) - begin_byte));
+    return begin_byte;
+  }
+
+  /// Returns the range of a block in one of its tensor's files.
+  ByteRange range_of(const UniversalFiles::Place& place, std::uint64_t begin_byte,
+                     std::uint64_t nbytes) const {
+    const std::uint64_t first =
+        files_.layout(place.file)->storage_range(place.storage).begin + begin_byte;
+    return {first, first + nbytes};
+  }
+
+  /// Returns the file, open and of its final size.
+  WritableFile& open(std::size_t file) {
+    FileState& state = states_[file];
+    const std::scoped_lock lock(state.open_mutex);
+    if (!state.file) {
+      state.file = begin_file(fs_, work_.journal(), path_of(file));
+      const std::uint64_t nbytes = files_.layout(file)->nbytes();
+      state.file->resize(nbytes);
+      if (nbytes >= kMinUncachedFileNbytes) state.file->bypass_cache();
+    }
+    return *state.file;
+  }
+
+  /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
+  void count_off(std::size_t i, std::uint64_t begin_byte, std::uint32_t crc, std::uint64_t nbytes) {
+    block_crcs_[i][begin_byte / kBlockNbytes] = crc;
+    for (const UniversalFiles::Place& place : files_.places_of(i)) {
+      const std::uint64_t left_before = states_[place.file].unwritten_nbytes.fetch_sub(nbytes);
+      TESSERA_CHECK(left_before >= nbytes);
+      if (left_before == nbytes) finish(place.file);
+    }
+  }
+
+  /// Writes all of a file but the storages of tensors, and closes it.
+  void finish(std::size_t file) {
+    if (const std::string* const text = files_.text(file)) {
+      const auto created = create_anew(fs_, work_.journal(), path_of(file));
+      created->write_at(0, bytes_of(*text));
+      created->sync();
+      created->close();
+    } else {
+      finish_archive(file);
+    }
+    states_[file].is_finished = true;
+  }
+
+  void finish_archive(std::size_t file) {
+    const auto layout = files_.layout(file);
+    const std::vector<UniversalFiles::Storage> storages = files_.storages(file);
+    WritableFile& opened = open(file);
+    std::vector<std::uint32_t> crcs;
+    for (std::size_t s = 0; s < storages.size(); ++s) {
+      const auto& [tensor, bytes] = storages[s];
+      crcs.push_back(tensor ? crc_of(*tensor) : crc32(0, bytes_of(bytes)));
+      if (!tensor) opened.write_at(layout->storage_range(s).begin, bytes_of(bytes));
+    }
+    for (const auto& [begin, bytes] : layout->segments_around_storages(crcs)) {
+      opened.write_at(begin, bytes_of(bytes));
+    }
+    opened.sync();
+    opened.close();
+    states_[file].file.reset();
+  }
+
+  std::uint32_t crc_of(std::size_t i) const {
+    std::uint64_t left = tensor_nbytes(i);
+    std::uint32_t crc = 0;
+    for (const std::uint32_t block_crc : block_crcs_[i]) {
+      const std::uint64_t block_nbytes = std::min(kBlockNbytes, left);
+      crc = crc32_combine(crc, block_crc, block_nbytes);
+      left -= block_nbytes;
+    }
+    return crc;
+  }
+
+  FileSystem& fs_;
+  const CheckpointContents contents_;
+  const UniversalFiles files_;
+  std::vector<FileState> states_;  // by file
+  StagedWork work_;
+  std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; each block has its own slot
+};
+
+class DeepSpeedFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return deepspeed_driver().format(); }
+
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          CheckpointContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    return std::make_unique<UniversalWriter>(fs, destination, std::move(contents), values,
+                                             work_options(options));
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
+                     const CreateOptions& options) const override {
+    const CheckpointContents written = on_one_rank(contents, destination);
+    const UniversalFiles files(written, values, destination);
+    StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
+                      files.paths());
+  }
+};
+
+}  // namespace
+
+const FormatWriter& deepspeed_writer() {
+  static const DeepSpeedFormatWriter writer;
+  return writer;
+}
+
+std::unique_ptr<CheckpointWriter> create_deepspeed(FileSystem& fs, std::string destination,
+                                                   CheckpointContents contents,
+                                                   std::vector<Value> values,
+                                                   OverwritePolicy overwrite) {
+  return std::make_unique<UniversalWriter>(fs, std::move(destination), std::move(contents), values,
+                                           WorkOptions{overwrite, {}});
+}
+
+}  // namespace tessera::formats
