@@ -262,6 +262,10 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     sorter.leave_all(others, "another folder is given");
   }
   ExtraFilesPlan files = sorter.take();
+  files.is_base_model = std::ranges::any_of(reader.data_files(), [](const std::string& path) {
+    const std::string name = path.substr(path.rfind('/') + 1);
+    return name.starts_with("model") || name.starts_with("pytorch_model");
+  });
   if (const auto cast = dtypes_of_cast(plan, reader)) edit_config(fs, *cast, files);
   return files;
 }

@@ -150,6 +150,18 @@ TEST_F(BinTest, OneFileAloneIsOnePart) {
   EXPECT_EQ(part_in_words(*reader->contents().part), "one file of 2: file 2 of a model");
 }
 
+TEST_F(BinTest, AFileOfOneRankIsOnePart) {
+  stdfs::create_directory(directory_ / "single");
+  stdfs::copy(
+      std::string(TESSERA_FIXTURES) + "/rank_files/valid/fsdp2/model_world_size_3_rank_0.pt",
+      directory_ / "single/pytorch_model.bin");
+  std::ofstream(directory_ / "single/config.json") << "{}";
+  const auto reader = open(directory_ / "single");
+  EXPECT_EQ(reader->format(), Format("bin"));
+  ASSERT_TRUE(reader->contents().part);
+  EXPECT_THAT(part_in_words(*reader->contents().part), HasSubstr("one rank of several"));
+}
+
 TEST_F(BinTest, SafetensorsBesideAreTakenInstead) {
   stdfs::copy(std::string(TESSERA_FIXTURES) + "/safetensors/valid/single.safetensors",
               directory_ / "model.safetensors");

@@ -164,6 +164,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const auto start = std::chrono::steady_clock::now();
   formats::CreateOptions create = create_options(options, files, wanted);
   create.extra_files = outcome.extra_files.carried;
+  create.safetensors.is_base_model = outcome.extra_files.is_base_model;
   if (options.dry_run) {
     reshard::check_move(plan, reader, fs, options.destination, create);
   } else {

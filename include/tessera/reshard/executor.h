@@ -74,8 +74,11 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // by name
   std::vector<Edit> edits{};                  // by name
-  std::vector<formats::Finding> problems{};   // for Plan::problems
-  std::vector<formats::Finding> notes{};      // for Plan::notes
+  /// Whether the source's own files are named as a model's, and not as an adapter's. For
+  /// SafetensorsWriteOptions.
+  bool is_base_model = false;
+  std::vector<formats::Finding> problems{};  // for Plan::problems
+  std::vector<formats::Finding> notes{};     // for Plan::notes
 };
 
 /// Lists the extra files of the directories among `sources`, and decides which of them are copied

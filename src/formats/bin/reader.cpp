@@ -155,6 +155,9 @@ class BinReader final : public CheckpointReader {
     for (const auto& shard : shards_) {
       const CheckpointContents& from = shard->contents();
       opened.add(from.opened_classes);
+      // Numbers in file names are those of the model's series; what is in the file counts.
+      const bool is_of_rank = from.part && from.part->unit == PartOfWhole::Unit::rank;
+      if (is_of_rank && !contents_.part) contents_.part = from.part;
       // Every file has a part of the model's outermost dict. So simplifications of that dict in
       // several files are joined into one.
       for (const auto& [kind, name, what] : from.simplifications) {

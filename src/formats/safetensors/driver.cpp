@@ -65,8 +65,8 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
   return names;
 }
 
-/// Returns those of `names` that belong to the checkpoint of an index: the index names them, or
-/// they are in the index's own series (which a damaged index may not list).
+/// Returns those of `names` that belong to the checkpoint of an index: the index names them. If the
+/// index is damaged, those in the index's own series.
 std::vector<std::string> names_of_index(const FileSystem& fs, const std::string& directory,
                                         const std::string& index,
                                         const std::vector<std::string>& names) {
@@ -76,7 +76,7 @@ std::vector<std::string> names_of_index(const FileSystem& fs, const std::string&
   std::ranges::copy_if(names, std::back_inserter(own), [&](const std::string& name) {
     const auto place = detail::place_in_series(name);
     return name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
-           (place && place->series == model + "-");
+           (named.empty() && place && place->series == model + "-");
   });
   return own;
 }

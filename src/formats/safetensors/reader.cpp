@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,7 @@ struct FileSet {
   std::string model_path{};  // the `<model>.safetensors` whose values file is sought; may be empty
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
+  std::vector<std::string> unnamed{};      // files of a series that the index does not name
   bool lacks_index = false;                // the names show that there was an index
   std::optional<PartOfWhole> part{};       // of a single file
   bool is_single_file = false;
@@ -98,12 +100,15 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     indexes = {usual};
   }
   if (!indexes.empty()) {
-    set.names.clear();
+    const std::vector<std::string> found = std::exchange(set.names, {});
     detail::require_in_checkpoint(fs, path, indexes[0]);
     const std::string index_path = join_path(path, indexes[0]);
     set.model_path = index_path.substr(0, index_path.size() - detail::kIndexSuffix.size());
     set.model_path += kFileSuffix;
     read_index(fs, index_path, set);
+    std::ranges::copy_if(found, std::back_inserter(set.unnamed), [&](const std::string& name) {
+      return place_beside_index(name) && std::ranges::find(set.names, name) == set.names.end();
+    });
     return set;
   }
   if (set.names.empty()) {
@@ -248,6 +253,13 @@ class SafetensorsReader final : public CheckpointReader {
     if (set.index_path.empty() && !set.is_single_file) note_missing_ranks(set);
     read_values(set);
     if (set.lacks_index) report_lost_index(set);
+    for (const std::string& name : set.unnamed) {
+      tell({.severity = Finding::Severity::note,
+            .rule = "structure",
+            .where = {.path = join_path(set.directory, name)},
+            .expected = "a file that the index names, as its name says",
+            .found = "a file that it does not name"});
+    }
     named_tensors_.clear();
     rank_of_prefix_.clear();
   }

@@ -28,12 +28,16 @@ namespace {
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
 /// The names of the files of a directory: `model.safetensors`, or as PEFT looks for them,
-/// `adapter_model.safetensors`, if the adapter's configuration is carried beside them.
+/// `adapter_model.safetensors`, if the adapter's configuration is carried beside them and the model
+/// is not its base.
 class FileNames {
  public:
-  explicit FileNames(const std::vector<ExtraFile>& extra_files = {}) {
-    const bool is_adapter = std::ranges::any_of(
-        extra_files, [](const ExtraFile& file) { return file.name == "adapter_config.json"; });
+  FileNames() = default;
+  explicit FileNames(const CreateOptions& options) {
+    if (options.safetensors.is_base_model) return;
+    const bool is_adapter = std::ranges::any_of(options.extra_files, [](const ExtraFile& file) {
+      return file.name == "adapter_config.json";
+    });
     if (is_adapter) stem_ = "adapter_model";
   }
 
@@ -530,13 +534,12 @@ class SafetensorsFormatWriter final : public FormatWriter {
                                           const CreateOptions& options) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
                                                work_options(options), options.safetensors,
-                                               FileNames(options.extra_files));
+                                               FileNames(options));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    const FileLayout layout(destination, contents, values, options.safetensors,
-                            FileNames(options.extra_files));
+    const FileLayout layout(destination, contents, values, options.safetensors, FileNames(options));
     const WorkOptions work = work_options(options);
     if (FileLayout::is_single_file(destination)) {
       check_single_file(fs, destination, layout.texts().values, work);

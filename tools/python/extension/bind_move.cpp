@@ -141,6 +141,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   if (!outcome.plan.problems.empty()) return outcome;
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
+  create.safetensors.is_base_model = outcome.extra_files.is_base_model;
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create);
     return outcome;
