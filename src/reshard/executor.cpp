@@ -11,6 +11,7 @@
 #include "base/cast.h"
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
+#include "formats/name_pattern.h"
 #include "reshard/cast_losses.h"
 #include "reshard/piece_index.h"
 #include "reshard/resume_identity.h"
@@ -273,6 +274,22 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
   return values;
 }
 
+/// Calls `write`. If it refuses a value of the plan, the error says how to leave the value out.
+template <class Write>
+auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, const Write& write) {
+  try {
+    return write();
+  } catch (const Error& error) {
+    const auto& values = plan.destination.values;
+    const auto refused = std::ranges::find(values, error.where().fqn, &formats::ValueEntry::name);
+    if (error.kind() != ErrorKind::unsupported || error.remedy() || refused == values.end()) throw;
+    const auto source = plan.value_sources[static_cast<std::size_t>(refused - values.begin())];
+    const std::string& name = reader.contents().values[source].name;
+    throw Error(error.kind(), error.where(), error.reason(),
+                {Remedy::Action::leave_out, formats::pattern_of(reader.contents(), name)});
+  }
+}
+
 /// Reads one element from each file that the plan reads, from the first piece in that file.
 void check_source_files(const Plan& plan, const CheckpointReader& reader) {
   std::set<std::string> files;
@@ -295,7 +312,9 @@ void check_source_files(const Plan& plan, const CheckpointReader& reader) {
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create) {
   const std::vector<Value> values = prepare_move(plan, reader, create);
-  formats::check_staging(fs, destination, plan.destination, values, create);
+  with_remedy_for_values(plan, reader, [&] {
+    formats::check_staging(fs, destination, plan.destination, values, create);
+  });
   check_source_files(plan, reader);
 }
 
@@ -303,7 +322,9 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
                                              FileSystem& fs, const std::string& destination,
                                              formats::CreateOptions create) {
   std::vector<Value> values = prepare_move(plan, reader, create);
-  return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
+  return with_remedy_for_values(plan, reader, [&] {
+    return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
+  });
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <variant>
 
@@ -30,8 +31,14 @@ void for_each_path(const CheckpointContents& contents, const Visit& visit) {
   for (const auto& alias : contents.aliases) visit(alias.key_path);
 }
 
-/// Counts the keys that are not strings, each once per dict. Under the key `state` of an optimizer,
-/// such keys are the numbers of parameters.
+/// Returns what it means that the last key of `path` becomes text. Under the key `state` of an
+/// optimizer, such keys are the numbers of parameters.
+FormatChange change_of_key(std::span<const Key> path) {
+  const bool is_in_state = path.size() > 1 && path[path.size() - 2] == Key("state");
+  return is_in_state ? FormatChange::optimizer_keys : FormatChange::text_keys;
+}
+
+/// Counts the keys that are not strings, each once per dict.
 void count_keys(const CheckpointContents& destination, Counts& counts) {
   std::set<KeyPath> seen;
   for_each_path(destination, [&](const KeyPath& path) {
@@ -39,8 +46,7 @@ void count_keys(const CheckpointContents& destination, Counts& counts) {
       if (!std::holds_alternative<NonStringKey>(path[i])) continue;
       const auto end = path.begin() + static_cast<std::ptrdiff_t>(i) + 1;
       if (!seen.insert(KeyPath(path.begin(), end)).second) continue;
-      const bool is_in_state = i > 0 && path[i - 1] == Key("state");
-      ++counts[is_in_state ? FormatChange::optimizer_keys : FormatChange::text_keys];
+      ++counts[change_of_key(std::span(path).first(i + 1))];
     }
   });
 }
@@ -146,10 +152,14 @@ std::string_view format_change_name(FormatChange change) {
 
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const CheckpointContents& source,
+                                                    const std::set<KeyPath>& renamed_keys,
                                                     Format destination) {
   const FormatTraits traits = formats::traits_of(destination);
   Counts counts;
   if (!traits.holds_key_types) count_keys(plan.destination, counts);
+  Counts by_rename;
+  for (const KeyPath& path : renamed_keys) ++by_rename[change_of_key(path)];
+  for (const auto& [change, count] : by_rename) counts[change] += count;
   if (!traits.holds_aliases) counts[FormatChange::split_ties] = num_repeated(plan);
   if (!traits.holds_list_roots) {
     counts[FormatChange::list_root] = is_list_at_root(plan.destination) ? 1 : 0;
@@ -164,6 +174,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   for (const auto& [change, count] : counts) {
     if (count == 0) continue;
     FormatChangeCount& counted = found.emplace_back(FormatChangeCount{change, count});
+    counted.by_rename = by_rename[change];
     for (const std::string& name : names[change]) {
       if (counted.names.size() < kMaxNames) counted.names.push_back(name);
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
@@ -9,8 +10,10 @@ namespace tessera::reshard {
 
 /// Counts what changes in the entries that a plan moves from `source` to `destination`, except what
 /// the user asked for. The list has only changes that happen, in the order of FormatChange.
+/// `renamed_keys` are paths in the source, each of a key that a rename has made text.
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const formats::CheckpointContents& source,
+                                                    const std::set<formats::KeyPath>& renamed_keys,
                                                     formats::Format destination);
 
 }  // namespace tessera::reshard

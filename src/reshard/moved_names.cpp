@@ -25,7 +25,7 @@ CheckpointContents renamed_contents(const CheckpointContents& source,
                                     const std::vector<Rename>& renames) {
   CheckpointContents contents = source;
   for (TensorEntry& tensor : contents.tensors) {
-    tensor.key_path = renamed_path(tensor.key_path, tensor.meta.fqn, renames);
+    tensor.key_path = renamed_path(tensor.key_path, tensor.meta.fqn, renames).path;
     tensor.meta.fqn = renamed(tensor.meta.fqn, renames);
     if (!tensor.parameter.empty()) tensor.parameter = renamed(tensor.parameter, renames);
   }
@@ -70,6 +70,10 @@ class NameLister {
   /// Adds a tensor under one of its names in the source. Returns its place in the list.
   std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
                          const KeyPath& key_path);
+  void set_key_paths();
+  RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const {
+    return renamed_path(key_path, source_name, options_.renames);
+  }
 
   const CheckpointContents& source_;
   const PlanOptions& options_;
@@ -77,12 +81,17 @@ class NameLister {
   const StateNames state_names_;
   MovedNames names_;
   std::map<std::string, std::size_t> place_of_target_;  // of listed tensors, by source name
+  // Parallel to the lists of `names_`:
+  std::vector<RenamedPath> tensor_paths_;
+  std::vector<RenamedPath> alias_paths_;
+  std::vector<RenamedPath> value_paths_;
 };
 
 MovedNames NameLister::list() {
   list_tensors();
   list_aliases();
   list_values();
+  set_key_paths();
   return std::move(names_);
 }
 
@@ -100,9 +109,9 @@ void NameLister::list_aliases() {
     if (!selection_.contains(alias.fqn)) continue;
     const auto target = place_of_target_.find(alias.target);
     if (target != place_of_target_.end() && holds_aliases) {
-      names_.aliases.push_back({renamed(alias.fqn, options_.renames),
-                                names_.tensors[target->second].name,
-                                renamed_path(alias.key_path, alias.fqn, options_.renames)});
+      names_.aliases.push_back(
+          {renamed(alias.fqn, options_.renames), names_.tensors[target->second].name, {}});
+      alias_paths_.push_back(renamed_path_of(alias.fqn, alias.key_path));
       continue;
     }
     const TensorEntry* tensor = source_.find_tensor(alias.target);
@@ -114,23 +123,47 @@ void NameLister::list_aliases() {
 
 void NameLister::list_values() {
   for (std::size_t i = 0; i < source_.values.size(); ++i) {
-    if (selection_.contains(source_.values[i].name)) names_.values.push_back(i);
+    const formats::ValueEntry& value = source_.values[i];
+    if (!selection_.contains(value.name)) continue;
+    names_.values.push_back({i, {renamed(value.name, options_.renames), {}}});
+    value_paths_.push_back(renamed_path_of(value.name, value.key_path));
   }
 }
 
 std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string& source_name,
                                    const KeyPath& key_path) {
-  MovedTensor moved{source_tensor, source_name, false, renamed(source_name, options_.renames),
-                    renamed_path(key_path, source_name, options_.renames)};
+  MovedTensor moved{source_tensor, source_name, false, renamed(source_name, options_.renames), {}};
+  RenamedPath path = renamed_path_of(source_name, key_path);
   const auto state_name = state_names_.find(source_tensor);
   const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;
   if (state_name != state_names_.end() && !is_alias) {
     moved.name = state_name->second.fqn;
-    moved.key_path = state_name->second.key_path;
+    path = {state_name->second.key_path};
   }
   moved.has_torchrec_name = has_torchrec_name(moved.name);
   names_.tensors.push_back(std::move(moved));
+  tensor_paths_.push_back(std::move(path));
   return names_.tensors.size() - 1;
+}
+
+void NameLister::set_key_paths() {
+  std::vector<RenamedPath*> all;
+  for (auto* const paths : {&tensor_paths_, &alias_paths_, &value_paths_}) {
+    for (RenamedPath& path : *paths) all.push_back(&path);
+  }
+  if (!options_.renames.empty()) enter_dicts(all);
+  for (const RenamedPath* const path : all) {
+    names_.text_keys.insert(path->text_keys.begin(), path->text_keys.end());
+  }
+  for (std::size_t i = 0; i < tensor_paths_.size(); ++i) {
+    names_.tensors[i].key_path = std::move(tensor_paths_[i].path);
+  }
+  for (std::size_t i = 0; i < alias_paths_.size(); ++i) {
+    names_.aliases[i].key_path = std::move(alias_paths_[i].path);
+  }
+  for (std::size_t i = 0; i < value_paths_.size(); ++i) {
+    names_.values[i].entry.key_path = std::move(value_paths_[i].path);
+  }
 }
 
 std::vector<std::string_view> names_of(const CheckpointContents& source) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,12 +38,20 @@ struct MovedTensor {
   formats::KeyPath key_path{};
 };
 
+/// A value of the source under its name at the destination.
+struct MovedValue {
+  std::size_t source_value = 0;
+  formats::ValueEntry entry;
+};
+
 /// All that is moved. The lists have the order of the source's lists. Tensors that were an alias in
 /// the source come last.
 struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
-  std::vector<std::size_t> values;      // indices into the source's values
+  std::vector<MovedValue> values;
+  /// Paths at the source, each of a key that is not a string and that a rename makes text.
+  std::set<formats::KeyPath> text_keys;
 };
 
 /// Lists what is moved. An alias becomes a tensor if the format has no aliases. If some aliases are

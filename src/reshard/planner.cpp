@@ -7,7 +7,6 @@
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
 #include "reshard/format_changes.h"
-#include "reshard/key_path_rename.h"
 #include "reshard/moved_names.h"
 #include "reshard/plan_report.h"
 #include "reshard/source_check.h"
@@ -21,15 +20,13 @@ namespace {
 
 using formats::CheckpointContents;
 
-void plan_values(const CheckpointContents& source, std::span<const std::size_t> values,
+void plan_values(const CheckpointContents& source, std::span<const MovedValue> values,
                  const PlanOptions& options, const SourceGaps& gaps, Plan& plan,
                  PlanReport& report) {
-  for (const std::size_t i : values) {
-    const formats::ValueEntry& value = source.values[i];
-    if (!can_give_value(source, i, gaps, options.missing, report)) continue;
-    plan.destination.values.push_back({renamed(value.name, options.renames),
-                                       renamed_path(value.key_path, value.name, options.renames)});
-    plan.value_sources.push_back(i);
+  for (const MovedValue& value : values) {
+    if (!can_give_value(source, value.source_value, gaps, options.missing, report)) continue;
+    plan.destination.values.push_back(value.entry);
+    plan.value_sources.push_back(value.source_value);
   }
 }
 
@@ -74,7 +71,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);
   check_table_plan(source, options, moved.tensors, report);
-  plan.changes = count_format_changes(plan, source, options.format);
+  plan.changes = count_format_changes(plan, source, moved.text_keys, options.format);
   return plan;
 }
 

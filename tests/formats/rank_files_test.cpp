@@ -5,13 +5,17 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <string>
 
 #include "formats/rank_files/file_names.h"
+#include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/memory_checkpoint.h"
 #include "support/temporary_directory.h"
+#include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 
@@ -102,6 +106,90 @@ TEST_F(RankFilesTest, WhatDiffersBetweenRanksKeepsAllItsValues) {
   ASSERT_EQ(contents.opening_findings.size(), 1u);
   EXPECT_EQ(contents.opening_findings[0].severity, Finding::Severity::note);
   EXPECT_THAT(contents.opening_findings[0].found, HasSubstr("'extra_state.rng.cpu'"));
+}
+
+/// Saves one state dict for each rank, as `rank<N>.pt`, and opens them as one checkpoint.
+std::unique_ptr<CheckpointReader> open_saved(
+    const test::TemporaryDirectory& directory,
+    const std::vector<std::function<void(test::MemoryCheckpoint&)>>& ranks) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    test::MemoryCheckpoint saved;
+    ranks[rank](saved);
+    std::vector<Value> values;
+    for (std::size_t v = 0; v < saved.contents().values.size(); ++v) {
+      values.push_back(saved.read_value(v));
+    }
+    const auto writer =
+        create_checkpoint(FileSystem::posix(), directory / ("rank" + std::to_string(rank) + ".pt"),
+                          saved.contents(), std::move(values), {.format = Format::torch_zip});
+    test::copy_checkpoint(saved, *writer);
+  }
+  return open(directory.path());
+}
+
+void add_byte(test::MemoryCheckpoint& saved, const KeyPath& path) {
+  saved.add({spell(path), DType::uint8, {1}}, test::bytes_of<std::uint8_t>({1})).key_path = path;
+}
+
+// Shows F1.
+TEST(RankFilesNotesTest, ZerosOfDifferentSignAreKept) {
+  const test::TemporaryDirectory directory;
+  const auto reader =
+      open_saved(directory, {[](auto& saved) { saved.add_value("v", Value::Tuple{{0.0}}); },
+                             [](auto& saved) { saved.add_value("v", Value::Tuple{{-0.0}}); },
+                             [](auto& saved) { saved.add_value("v", Value::Tuple{{0.0}}); }});
+  const auto& values = reader->contents().values;
+  ASSERT_EQ(values.size(), 2u);
+  EXPECT_EQ(values[0].name, "per_rank.1.v");
+  EXPECT_EQ(value_to_string(reader->read_value(0)), "(-0.0,)");
+  EXPECT_EQ(value_to_string(reader->read_value(1)), "(0.0,)");
+}
+
+// Shows F1.
+TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
+  struct Case {
+    std::function<void(test::MemoryCheckpoint&)> on_rank_0;
+    std::function<void(test::MemoryCheckpoint&)> on_rank_1;
+    const char* note;
+  };
+  const auto two = [](auto& saved) {
+    add_byte(saved, {"a"});
+    add_byte(saved, {"b"});
+  };
+  const std::vector<Case> cases = {
+      {two,
+       [](auto& saved) {
+         add_byte(saved, {"a"});
+         saved.add_alias("b", "a");
+       },
+       "1 name tied on some ranks only, such as 'b'"},
+      {[](auto& saved) {
+         add_byte(saved, {"d", *dict_key(0), "w"});
+       },
+       [](auto& saved) {
+         add_byte(saved, {"d", "0", "w"});
+       },
+       "such as 'd.0.w' on rank 1: that of the lowest"},
+      {[](auto& saved) {
+         add_byte(saved, {"l", 0});
+       },
+       [](auto& saved) {
+         add_byte(saved, {"l", 0});
+         add_byte(saved, {"l", 1});
+       },
+       "1 list with other lengths on some ranks, such as 'l'"},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.note);
+    const test::TemporaryDirectory directory;
+    const auto reader = open_saved(directory, {each.on_rank_0, each.on_rank_1});
+    const auto& findings = reader->contents().opening_findings;
+    ASSERT_EQ(findings.size(), 1u);
+    EXPECT_EQ(findings[0].severity, Finding::Severity::note);
+    EXPECT_THAT(findings[0].found, HasSubstr(each.note));
+  }
+  const test::TemporaryDirectory directory;
+  EXPECT_TRUE(open_saved(directory, {two, two})->contents().opening_findings.empty());
 }
 
 // Shows F1.

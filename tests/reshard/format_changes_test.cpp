@@ -10,6 +10,7 @@ using formats::Format;
 using formats::Simplification;
 using test::bytes_of;
 using test::MemoryCheckpoint;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -65,6 +66,22 @@ TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
   EXPECT_THAT(plan_reshard(source.contents(), source.path(), {.format = Format::native}).changes,
               ElementsAre(FormatChangeCount{attributes, 2, {"a", "note"}},
                           FormatChangeCount{value_types, 1, {"frozenset"}}));
+}
+
+TEST(FormatChangesTest, ANumberThatARenameMakesTextIsCountedInEveryFormat) {
+  using enum FormatChange;
+  const PlanOptions options{.only = NameSelection({"optim"}),
+                            .renames = {{"optim.state.5", "optim.state.w"}}};
+  for (const Format format : {Format::native, Format::dcp}) {
+    EXPECT_THAT(changes_to(format, options), Contains(FormatChangeCount{optimizer_keys, 1, {}, 1}));
+  }
+  EXPECT_THAT(
+      changes_to(Format::native, {.only = NameSelection({"by_size", "optim"}),
+                                  .renames = {{"by_size.", "sizes."}, {"by_size.7", "seven"}}}),
+      ElementsAre(FormatChangeCount{dict_classes, 2}));
+  EXPECT_THAT(changes_to(Format::native, {.only = NameSelection({"by_size"}),
+                                          .renames = {{"by_size.7", "sizes.7"}}}),
+              Contains(FormatChangeCount{text_keys, 1, {}, 1}));
 }
 
 TEST(FormatChangesTest, WhatIsLeftOutIsNotCounted) {

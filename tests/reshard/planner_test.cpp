@@ -443,6 +443,11 @@ TEST(PlannerTest, RenameKeepsTheNestingOfWhatIsKept) {
        {"optim", "state", "w", "m"}},
       {{"list", 1, "k", number}, {"list.1", "one"}, {"one", "k", number}},
       {{"list", 1, "k", number}, {"list.1.k.0", "x"}, {"x"}},
+      {{"state", number, "s"}, {"state.0", "state.7"}, {"state", *formats::dict_key(7), "s"}},
+      {{"state", number, "s"}, {"state.0.", "state.-7."}, {"state", *formats::dict_key(-7), "s"}},
+      {{"state", number, "s"}, {"state.0.", "state.07."}, {"state", "07", "s"}},
+      {{"state", number, "s"}, {"state.0", "other.7"}, {"other.7", "s"}},
+      {{"state", *formats::dict_key(true), "s"}, {"state.True", "state.1"}, {"state", "1", "s"}},
   };
   for (const Case& each : cases) {
     SCOPED_TRACE(formats::spell(each.path) + " " + each.rename.from + "=" + each.rename.to);
@@ -454,6 +459,52 @@ TEST(PlannerTest, RenameKeepsTheNestingOfWhatIsKept) {
     EXPECT_EQ(plan.destination.tensors.front().key_path, each.expected);
     EXPECT_EQ(plan.destination.tensors.front().meta.fqn, formats::spell(each.expected));
   }
+}
+
+/// Plans a rename of one byte under each path, and returns the paths at the destination. An empty
+/// path is that of a top-level key.
+std::vector<formats::KeyPath> paths_after(const std::vector<formats::KeyPath>& paths,
+                                          const std::vector<Rename>& renames) {
+  CheckpointContents contents;
+  for (const formats::KeyPath& path : paths) {
+    const bool is_top_level = path.size() == 1;
+    contents.tensors.push_back({.meta = {formats::spell(path), DType::uint8, {1}},
+                                .key_path = is_top_level ? formats::KeyPath{} : path,
+                                .pieces = {{Box{{0}, {1}}, 0}}});
+  }
+  std::vector<formats::KeyPath> after;
+  for (const TensorEntry& tensor :
+       plan_reshard(contents, "src", {.renames = renames}).destination.tensors) {
+    after.push_back(tensor.key_path);
+    if (!tensor.key_path.empty()) {
+      EXPECT_EQ(formats::spell(tensor.key_path), tensor.meta.fqn);
+    }
+  }
+  return after;
+}
+
+TEST(PlannerTest, ANewNameGoesIntoTheDictThatItBeginsWith) {
+  using Paths = std::vector<formats::KeyPath>;
+  const formats::Key one = *formats::dict_key(1);
+  EXPECT_EQ(paths_after({{"blk", "u"}, {"w"}}, {{"", "model."}}),
+            (Paths{{"model", "blk", "u"}, {"model", "w"}}));
+  EXPECT_EQ(paths_after({{"e"}, {"v", "y"}}, {{"e", "v.z"}}), (Paths{{"v", "y"}, {"v", "z"}}));
+  EXPECT_EQ(paths_after({{"e", "a"}, {"q"}, {"v", "y"}}, {{"e", "v.z"}, {"q", "v.z.b"}}),
+            (Paths{{"v", "y"}, {"v", "z", "a"}, {"v", "z", "b"}}));
+  EXPECT_EQ(paths_after({{"s", *formats::dict_key(0), "a"}, {"s", one, "b"}}, {{"s.0.a", "s.1.t"}}),
+            (Paths{{"s", one, "b"}, {"s", one, "t"}}));
+  EXPECT_EQ(paths_after({{"s", one, "b"}, {"x", "t"}}, {{"x", "s.1"}}),
+            (Paths{{"s", one, "b"}, {"s", one, "t"}}));
+  EXPECT_EQ(paths_after({{"l", 0, "a"}, {"x"}}, {{"x", "l.0.b"}}),
+            (Paths{{"l", 0, "a"}, {"l", 0, "b"}}));
+}
+
+TEST(PlannerTest, ANewNameIsOneKeyWhereNoDictHasItsBeginning) {
+  using Paths = std::vector<formats::KeyPath>;
+  EXPECT_EQ(paths_after({{"b.w"}, {"w"}}, {{"", "module."}}), (Paths{{}, {}}));
+  EXPECT_EQ(paths_after({{"l", 0}, {"x"}}, {{"x", "l.1"}}), (Paths{{"l", 0}, {}}));
+  EXPECT_EQ(paths_after({{"e", "a"}, {"x"}}, {{"e", "b.c"}, {"x", "b.d"}}),
+            (Paths{{"b.c", "a"}, {}}));
 }
 
 TEST(PlannerTest, RenameOntoAnotherNameIsAProblem) {

@@ -66,12 +66,12 @@ void write_underflows(JsonOutput& json, const Plan& plan,
 
 void write_changes(JsonOutput& json, const std::vector<reshard::FormatChangeCount>& changes) {
   json.key("changes").begin_array();
-  for (const auto& [change, count, names] : changes) {
-    json.begin_object().member("kind", format_change_name(change));
-    json.member("count", std::uint64_t{count});
-    if (!names.empty()) {
+  for (const reshard::FormatChangeCount& counted : changes) {
+    json.begin_object().member("kind", reshard::format_change_name(counted.change));
+    json.member("count", std::uint64_t{counted.count});
+    if (!counted.names.empty()) {
       json.key("names").begin_array();
-      for (const std::string& name : names) json.value(name);
+      for (const std::string& name : counted.names) json.value(name);
       json.end_array();
     }
     json.end_object();
@@ -383,7 +383,8 @@ void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& chang
     terminal.print_error(
         "warning: " + change_in_words(change) +
         "; PyTorch's optimizers find their state only under numbers (--optimizer-params FILE or "
-        "auto turns the numbers into names; --to native, safetensors or torch keeps them)");
+        "auto turns the numbers into names" +
+        (change.by_rename == 0 ? "; --to native, safetensors or torch keeps them)" : ")"));
   }
 }
 

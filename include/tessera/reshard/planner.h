@@ -99,7 +99,8 @@ struct TensorCopy {
   std::int64_t num_repeated_rows = 0;
 };
 
-/// What a move changes because a format has no place for it (docs/formats/what-each-holds.md).
+/// What a move changes because a format, or a new name, has no place for it
+/// (docs/formats/what-each-holds.md).
 enum class FormatChange {
   text_keys,       // keys of dicts that are not strings become text, except:
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
@@ -123,6 +124,7 @@ struct FormatChangeCount {
   FormatChange change;
   std::size_t count;
   std::vector<std::string> names{};  // of attributes or types: sorted, at most ten
+  std::size_t by_rename = 0;         // of these, how many a rename makes, not the format
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 

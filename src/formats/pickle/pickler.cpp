@@ -158,7 +158,7 @@ struct ValuePickler {
     pickler.tuple_from_mark();
   }
   void operator()(const Value::Set& set) const {
-    for (const Value& item : set.items) require_hashable(item, "a set that holds a ");
+    for (const Value& item : set.items) require_hashable(item, "items of a set");
     pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "set");
     list(set.items);
     pickler.tuple1();
@@ -169,20 +169,22 @@ struct ValuePickler {
     if (dict.empty()) return;
     pickler.mark();
     for (const auto& [key, value] : dict) {
-      require_hashable(key, "a dict with a key of type ");
+      require_hashable(key, "keys of a dict");
       pickle_value(pickler, key);
       pickle_value(pickler, value);
     }
     pickler.set_items_from_mark();
   }
   /// Refuses what Python cannot hash: a frozenset was read as a set.
-  static void require_hashable(const Value& value, const std::string& where) {
+  static void require_hashable(const Value& value, std::string_view what) {
     if (value.is<Value::List>() || value.is<Value::Set>() || value.is<Value::Dict>()) {
-      throw Error(ErrorKind::unsupported, {},
-                  where + std::string(type_name(value)) + " cannot be pickled");
+      const std::string note = value.is<Value::Set>() ? ", which a frozenset is read as" : "";
+      throw Error::expected(ErrorKind::unsupported, {}, "pickle",
+                            std::string(what) + " that Python can hash",
+                            "a " + std::string(type_name(value)) + note);
     }
     if (const auto* const tuple = value.get_if<Value::Tuple>()) {
-      for (const Value& item : tuple->items) require_hashable(item, where);
+      for (const Value& item : tuple->items) require_hashable(item, what);
     }
   }
   void list(const Value::List& items) const {

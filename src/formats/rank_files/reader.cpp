@@ -67,6 +67,7 @@ class RankFilesReader final : public CheckpointReader {
     // Sharded tensors first: `is_flat_state` asks whether there are any, and whether they have
     // replicas.
     for (const auto& [name, gathered] : by_name_) {
+      if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (is_sharded(gathered)) add_sharded(name, gathered);
     }
     for (const auto& [name, gathered] : by_name_) {
@@ -139,10 +140,27 @@ class RankFilesReader final : public CheckpointReader {
     }
     return result;
   }
-  Gathered& entry(const std::string& item, const std::string& name, const KeyPath& path) {
-    const auto [found, is_new] = by_name_.try_emplace(named(item, name));
-    if (is_new) found->second.key_path = pathed(item, name, path);
+  Gathered& entry(const RankFile& file, const std::string& name, const KeyPath& path) {
+    const auto [found, is_new] = by_name_.try_emplace(named(file.item, name));
+    KeyPath whole = pathed(file.item, name, path);
+    note_lists(file, whole);
+    if (is_new) {
+      found->second.key_path = std::move(whole);
+    } else if (found->second.key_path != whole) {
+      other_keys_.emplace(found->first, file.rank);
+    }
     return found->second;
+  }
+
+  /// Notes how long the lists on a path are on one rank, as far as its entries show.
+  void note_lists(const RankFile& file, const KeyPath& path) {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const auto* const position = std::get_if<std::int64_t>(&path[i]);
+      if (position == nullptr) continue;
+      const auto at = path.begin() + static_cast<std::ptrdiff_t>(i);
+      std::int64_t& length = list_lengths_[spell(KeyPath(path.begin(), at))][file.rank];
+      length = std::max(length, *position + 1);
+    }
   }
 
   void gather() {
@@ -151,20 +169,20 @@ class RankFilesReader final : public CheckpointReader {
       const CheckpointContents& from = files_[i].reader->contents();
       for (std::size_t t = 0; t < from.tensors.size(); ++t) {
         const TensorEntry& tensor = from.tensors[t];
-        Gathered& gathered = entry(item, tensor.meta.fqn, tensor.key_path);
+        Gathered& gathered = entry(files_[i], tensor.meta.fqn, tensor.key_path);
         gathered.tensors.push_back({i, t});
         gathered.has_own = gathered.has_own || tensor.meta.numel() > 0;
       }
       for (const Alias& alias : from.aliases) {
         const TensorEntry* const target = from.find_tensor(alias.target);
         TESSERA_CHECK(target != nullptr);
-        Gathered& gathered = entry(item, alias.fqn, alias.key_path);
+        Gathered& gathered = entry(files_[i], alias.fqn, alias.key_path);
         gathered.tensors.push_back({i, static_cast<std::size_t>(target - from.tensors.data())});
         gathered.targets.insert(named(item, alias.target));
       }
       for (std::size_t v = 0; v < from.values.size(); ++v) {
         const ValueEntry& value = from.values[v];
-        Gathered& gathered = entry(item, value.name, value.key_path);
+        Gathered& gathered = entry(files_[i], value.name, value.key_path);
         const bool is_refused = files_[i].reader->refusal_of(v) != nullptr;
         (is_refused ? gathered.refused : gathered.values).push_back({i, v});
       }
@@ -342,7 +360,9 @@ class RankFilesReader final : public CheckpointReader {
     const Value value = reader_of(first).read_value(first.index);
     add_value(name, gathered.key_path, first);
     for (const Origin& origin : gathered.values) {
-      if (reader_of(origin).read_value(origin.index) == value) continue;
+      if (rank_files::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
+        continue;
+      }
       add_value(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
                 origin);
       differing_.push_back(name);
@@ -430,6 +450,34 @@ class RankFilesReader final : public CheckpointReader {
            std::to_string(num_flat_) +
                " flat ones, as FSDP1 keeps them: the parts follow each other by rank");
     }
+    const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
+                            const std::string& name) {
+      return std::to_string(count) + " " + things + (count == 1 ? "" : "s") + " " + what +
+             ", such as '" + printable(name) + "'";
+    };
+    if (!untied_.empty()) {
+      note("the same tied tensors on all ranks",
+           such_as(untied_.size(), "name", "tied on some ranks only", untied_.front()) +
+               ": a tensor of its own on all ranks");
+    }
+    if (!other_keys_.empty()) {
+      const auto& [name, rank] = *other_keys_.begin();
+      note("keys of the same types on all ranks",
+           such_as(other_keys_.size(), "name", "with a key of another type (0 and '0')", name) +
+               " on rank " + std::to_string(rank) + ": that of the lowest rank is kept");
+    }
+    std::vector<std::string> lists;  // of different lengths
+    for (const auto& [name, lengths] : list_lengths_) {
+      const std::int64_t first = lengths.begin()->second;
+      const auto differs = [&](const auto& length) { return length.second != first; };
+      if (std::ranges::any_of(lengths, differs)) lists.push_back(name);
+    }
+    if (!lists.empty()) {
+      note("lists of equal lengths on all ranks",
+           such_as(lists.size(), "list", "with other lengths on some ranks", lists.front()) +
+               ": one list of all positions");
+    }
+    list_lengths_.clear();
     if (differing_.empty()) return;
     const std::set<std::string> names(differing_.begin(), differing_.end());
     note("equal copies on all ranks of what is not cut",
@@ -446,8 +494,11 @@ class RankFilesReader final : public CheckpointReader {
   std::vector<std::vector<Origin>> pieces_;  // parallel to contents_.tensors and their pieces
   std::vector<Origin> values_;               // parallel to contents_.values
   std::vector<std::string> differing_;       // names with other copies on other ranks
-  bool has_replicas_ = false;                // of parts of tensors
-  std::size_t num_flat_ = 0;                 // tensors of flat state
+  std::vector<std::string> untied_;          // names that are aliases on some ranks only
+  std::map<std::string, int> other_keys_;    // names whose key path another rank spells otherwise
+  std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // by name of the list, by rank
+  bool has_replicas_ = false;                                        // of parts of tensors
+  std::size_t num_flat_ = 0;                                         // tensors of flat state
 };
 
 }  // namespace
