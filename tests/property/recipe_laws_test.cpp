@@ -20,7 +20,7 @@ using test::pick;
 
 /// A random recipe as JSON, with a checkpoint that it fits.
 struct Case {
-  MemoryCheckpoint source{"source"};
+  MemoryCheckpoint source{"source", 2};
   std::vector<std::string> rules;
 
   std::string text() const {
