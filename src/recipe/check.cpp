@@ -63,9 +63,10 @@ class Proof {
     report_.num_dropped_elements = made.num_dropped_elements;
     count_sources();
     for (const Target& target : made.targets) check_target(target);
-    check_placed(made);
     take_targets(made);
-    if (report_.problems.empty()) go_back(std::move(made));
+    if (!report_.problems.empty()) return std::move(report_);
+    check_placed(made);
+    go_back(std::move(made));
     return std::move(report_);
   }
 
@@ -102,10 +103,13 @@ class Proof {
   /// Notes tensors of the source of which something is left out or is there several times.
   void check_placed(const Transformation& made) {
     const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
-    const EqualSources equal(made);
     std::set<std::uint32_t> merged;
     for (const TargetRequirement& each : made.requirements) {
-      for (const Block& block : each.requirement.tensor.blocks) merged.insert(block.source);
+      for (const Block& block : each.requirement.tensor.blocks) {
+        if (block.source == kConstant) continue;
+        merged.insert(block.source);
+        report_.num_equal_elements += static_cast<std::uint64_t>(block.box.numel());
+      }
     }
     for (std::size_t i = 0; i < placed_.size(); ++i) {
       const TensorMeta& meta = contents_.tensors[i].meta;

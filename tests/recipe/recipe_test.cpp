@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <set>
@@ -426,6 +428,8 @@ TEST(RecipeTest, TheCheckProvesTheWayBack) {
   EXPECT_TRUE(report.is_invertible);
   EXPECT_THAT(report.dropped, ElementsAre("model.gone"));
   EXPECT_EQ(report.num_dropped_elements, 3U);
+  EXPECT_EQ(report.num_placed_elements, 9U);
+  EXPECT_EQ(report.num_equal_elements, 1U);  // a step
   EXPECT_EQ(report.num_sources, 7U);
   EXPECT_EQ(report.num_targets, 3U);
 }
@@ -477,6 +481,85 @@ TEST(RecipeTest, HugeSizesAreRefused) {
                 HasSubstr("rule 1, "))
         << ops;
   }
+}
+
+/// A tensor that counts the bytes of its reads and keeps the largest.
+class CountingSource final : public CheckpointReader {
+ public:
+  CountingSource() {
+    contents_.tensors.push_back({.meta = {"w", DType::float32, {kRows, kColumns}},
+                                 .pieces = {{whole_box(Shape{kRows, kColumns}), 0}}});
+  }
+  static constexpr std::int64_t kRows = 4096;
+  static constexpr std::int64_t kColumns = 8192;  // 128 MiB
+
+  formats::Format format() const override { return formats::Format::native; }
+  const std::string& path() const override { return path_; }
+  const formats::CheckpointContents& contents() const override { return contents_; }
+  void read_piece(std::size_t, std::size_t, FlatRange range,
+                  std::span<std::byte> out) const override {
+    largest = std::max(largest, out.size());
+    total += out.size();
+    for (std::int64_t i = 0; i < range.numel(); ++i) {
+      const auto value = static_cast<std::uint32_t>(range.begin + i);
+      std::memcpy(out.data() + 4 * i, &value, 4);
+    }
+  }
+  Value read_value(std::size_t) const override { return {}; }
+  formats::PieceStorage piece_storage(std::size_t, std::size_t) const override { return {}; }
+  void check_files(const formats::FindingSink&) const override {}
+  std::vector<std::string> data_files() const override { return {}; }
+  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
+
+  mutable std::size_t largest = 0;
+  mutable std::size_t total = 0;
+
+ private:
+  std::string path_ = "counting";
+  formats::CheckpointContents contents_;
+};
+
+TEST(RecipeTest, ATransposedTensorIsReadInBoundedMemoryAFewTimes) {
+  auto source = std::make_unique<CountingSource>();
+  const CountingSource& counted = *source;
+  const auto reader = open_transformed(
+      std::move(source), parsed(R"({"from": "w", "to": "v", "ops": [{"transpose": [0, 1]}]})"), {});
+  constexpr std::int64_t kWindow = std::int64_t{1} << 20;
+  std::vector<std::uint32_t> window(static_cast<std::size_t>(kWindow));
+  constexpr std::int64_t kNumel = CountingSource::kRows * CountingSource::kColumns;
+  for (std::int64_t begin = 0; begin < kNumel; begin += kWindow) {
+    reader->read_piece(0, 0, {begin, begin + kWindow}, std::as_writable_bytes(std::span(window)));
+    for (std::int64_t i = 0; i < kWindow; i += 4099) {
+      const std::int64_t column = (begin + i) / CountingSource::kRows;
+      const std::int64_t row = (begin + i) % CountingSource::kRows;
+      ASSERT_EQ(window[static_cast<std::size_t>(i)], row * CountingSource::kColumns + column);
+    }
+  }
+  EXPECT_LE(counted.largest, std::size_t{4} << 20);
+  EXPECT_LE(counted.total, static_cast<std::size_t>(kNumel) * 4 * 4);
+}
+
+TEST(RecipeTest, TheCheckOfManyNamesTakesLittleTime) {
+  MemoryCheckpoint source;
+  formats::CheckpointContents& contents = source.contents_for_change();
+  for (int layer = 0; layer < 100; ++layer) {
+    for (int expert = 0; expert < 1000; ++expert) {
+      contents.tensors.push_back(
+          {.meta = {"l." + std::to_string(layer) + ".e." + std::to_string(expert),
+                    DType::bfloat16,
+                    {64, 64}}});
+    }
+  }
+  std::ranges::sort(contents.tensors, {}, [](const auto& each) { return each.meta.fqn; });
+  const auto start = std::chrono::steady_clock::now();
+  const RecipeReport report = check_recipe(
+      parsed(R"({"from": "l.{L}.e.{E}", "to": "l.{L}.experts", "ops": [{"stack": "E"}]})"),
+      contents, {});
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_TRUE(report.is_invertible);
+  EXPECT_LT(taken.count(), 10) << "a second or two";
+  RecordProperty("seconds", std::to_string(taken.count()));
+  std::printf("100,000 names: %.2f s\n", taken.count());
 }
 
 }  // namespace

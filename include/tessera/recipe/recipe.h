@@ -86,7 +86,8 @@ struct RecipeReport {
   std::uint64_t num_source_elements = 0;
   std::uint64_t num_placed_elements = 0;  ///< of the source, each at one place or more
   std::uint64_t num_dropped_elements =
-      0;                       ///< of the source, in slices, paddings and dropped tensors
+      0;                                 ///< of the source, in slices, paddings and dropped tensors
+  std::uint64_t num_equal_elements = 0;  ///< of the source, left out because they must equal others
   bool is_invertible = false;  ///< the way back gives the source again, but what is dropped
   formats::CheckpointContents targets{};  ///< names, shapes and kinds; without pieces
 };
