@@ -9,6 +9,7 @@
 
 #include "recipe/state_names.h"
 #include "reshard/optimizer_rules.h"
+#include "reshard/state_key.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -51,6 +52,17 @@ std::int64_t to_number(const std::string& digits) {
   std::int64_t number = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), number);
   return number;
+}
+
+/// Whether an optimizer may have named something. Without one, no names of parameters are needed.
+bool has_optimizer(const CheckpointContents& contents) {
+  const auto is_of_one = [](const std::string& name) {
+    return reshard::behind_state(name) || name.find("param_groups") != std::string::npos;
+  };
+  return std::ranges::any_of(
+             contents.tensors, is_of_one,
+             [](const TensorEntry& tensor) -> const std::string& { return tensor.meta.fqn; }) ||
+         std::ranges::any_of(contents.values, is_of_one, &formats::ValueEntry::name);
 }
 
 bool is_scalar(StateKind kind) {
@@ -132,6 +144,7 @@ class Transformer {
   std::map<std::size_t, std::size_t> input_of_tensor_;  // of tensors that are inputs
   std::map<std::size_t, std::vector<State>> states_;    // by the tensor that is the parameter
   std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
+  std::vector<std::vector<std::string>> shared_;  // by rule: captures of both sides
   std::vector<std::optional<std::size_t>> rule_of_input_;
   std::map<std::size_t, std::vector<std::string>> targets_of_;  // tensor: new names; empty: dropped
   std::map<std::string, std::size_t> value_of_name_;
@@ -143,7 +156,7 @@ class Transformer {
 void Transformer::find_inputs() {
   const std::vector<reshard::StateRole> roles = reshard::classify_state(contents_);
   std::vector<std::size_t> parameters;
-  for (std::size_t i = 0; i < roles.size(); ++i) {
+  for (std::size_t i = 0; has_optimizer(contents_) && i < roles.size(); ++i) {
     if (!roles[i].parameter_index) parameters.push_back(i);
   }
   state_names_.emplace(contents_, parameters);
@@ -171,7 +184,10 @@ void Transformer::find_inputs() {
   }
   rule_of_input_.resize(inputs_.size());
   instances_.resize(rules_.rules.size());
-  for (const Rule& rule : rules_.rules) result_.uses.push_back({rule.number, 0, 0});
+  for (const Rule& rule : rules_.rules) {
+    result_.uses.push_back({rule.number, 0, 0});
+    shared_.push_back(rule.shared_captures());
+  }
 }
 
 /// Finds the rule that names something. Reports a problem if two rules do.
@@ -230,7 +246,7 @@ void Transformer::drop(std::size_t input) {
 
 void Transformer::add_to_instance(std::size_t input, Match match) {
   const Rule& rule = rules_.rules[match.rule];
-  const std::vector<std::string> shared = rule.shared_captures();
+  const std::vector<std::string>& shared = shared_[match.rule];
   const std::vector<std::string>& captures = rule.from[match.stream].captures();
   std::vector<std::string> key;
   std::vector<std::int64_t> stacked;

@@ -87,11 +87,12 @@ class Reader {
   Reader(const std::string& path, const formats::OpenOptions& options,
          const std::string& recipe_path, bool inverse, const std::vector<std::string>& settings) {
     const nb::gil_scoped_release without_gil;
-    reader_ = formats::open_checkpoint(FileSystem::posix(), path, options);
-    formats::require_classes_found(options.as_dict, {&contents()}, "as_dict");
+    auto opened = formats::open_checkpoint(FileSystem::posix(), path, options);
+    formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
     if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
-      reader_ = recipe::open_transformed(std::move(reader_), recipe->recipe, recipe->options);
+      opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);
     }
+    reader_ = std::move(opened);
   }
 
   std::string_view format() const { return reader_->format().name(); }
