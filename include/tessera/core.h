@@ -12,5 +12,6 @@
 #include "tessera/inspect/tensor_reader.h"
 #include "tessera/inspect/verify.h"
 #include "tessera/layout/table_planner.h"
+#include "tessera/recipe/recipe.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/journaled_options.h"

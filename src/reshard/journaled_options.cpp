@@ -93,6 +93,9 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_file("flat-layout", given.flat_layout);
   explanation.add_list("as-dict", given.as_dict);
   explanation.add_file_or_word("optimizer-params", given.optimizer_params, kAutomaticParams);
+  explanation.add_file("recipe", given.recipe);
+  explanation.add_flag("inverse", given.inverse);
+  explanation.add_list("set", given.set);
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);

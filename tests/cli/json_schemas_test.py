@@ -156,6 +156,13 @@ class JsonSchemasTest(unittest.TestCase):
             document = self.check("ckpt-inspect scan", "ckpt-inspect", "scan", "--json", scanned / name)
             self.assertEqual(document["clean"], name == "harmless")
 
+    def test_recipe(self):
+        recipes = OPTIONS.fixtures / "recipes"
+        for name in ("stacked.json", "wrong_sizes.json"):
+            document = self.check("ckpt-inspect recipe", "ckpt-inspect", "recipe", "--json", "check", recipes / name,
+                                  OPTIONS.fixtures / "dcp/valid/fsdp2_adamw", "--set", "prefix=model.")
+            self.assertEqual(document["fits"], name == "stacked.json")
+
     def test_hash_check(self):
         valid = OPTIONS.fixtures / "dcp"
         manifest = pathlib.Path(self.folder.name) / "manifest"

@@ -46,6 +46,7 @@ def command_line() -> set[str]:
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_run_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_flat_layout_option(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
+    body += function("tools/cli/recipe_option.cpp", "void add_recipe_options(")
     return set(re.findall(r'(?:option|choice|flag)\(\s*"--([\w-]+)"', body))
 
 

@@ -127,6 +127,8 @@ def seeds(fixtures: Path):
         yield "json", file.read_bytes()
         if file.name.endswith("flat-layout.json"):
             yield "flat_layout", file.read_bytes()
+    for file in sorted([*(fixtures / "recipes").glob("*.json"), *(fixtures.parent / "recipes").glob("*.json")]):
+        yield "recipe", file.read_bytes()
     for content in native_indexes(fixtures):
         yield "native_index", content
     for content in shards(fixtures):

@@ -151,6 +151,7 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
       .option("--flat-layout-b", "FILE", options.flat_layout_path_b,
               "The same for the flat vectors of B");
   add_as_dict_option(command, options.as_dict);
+  add_recipe_options(command, options.recipe);
   add_work_options(command, options.work);
   command
       .example("diff step-1000 step-1000.8",
@@ -171,9 +172,9 @@ inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::C
 }
 
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
-  const auto [a, b] =
-      open_two_sources({options.path_a, {}, options.flat_layout_path_a, options.as_dict},
-                       {options.path_b, {}, options.flat_layout_path_b, options.as_dict}, terminal);
+  const auto [a, b] = open_two_sources(
+      {options.path_a, {}, options.flat_layout_path_a, options.as_dict, options.recipe},
+      {options.path_b, {}, options.flat_layout_path_b, options.as_dict}, terminal);
   inspect::DiffOptions diff_options;
   diff_options.rtol = options.rtol;
   diff_options.atol = options.atol;

@@ -16,6 +16,7 @@ struct DiffCommandOptions {
   std::string flat_layout_path_a;
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;
+  RecipeArguments recipe;
   std::optional<double> rtol{};
   std::optional<double> atol{};
   bool ignore_dtype = false;

@@ -110,6 +110,7 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
+  add_recipe_options(command, options.source.recipe);
   add_work_options(command, options.work);
   command.example("hash step-1000 > step-1000.hash", "Save the digests")
       .example("hash step-1000.safetensors --check step-1000.hash model",

@@ -253,6 +253,7 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
       .flag("--json", options.json, "Print JSON, with the region of every piece");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
+  add_recipe_options(command, options.source.recipe);
   command.example("layout step-1000 model", "Show which rank holds which parameters of the model");
 }
 

@@ -149,6 +149,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
       .flag("--json", options.json, "Print JSON, including all values");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
+  add_recipe_options(command, options.source.recipe);
   add_work_options(command, options.work);
   command.example("ls step-1000", "List all tensors")
       .example("ls step-1000 model '!*.bias'", "List the tensors of the model, without biases")

@@ -3,6 +3,7 @@
 #include "ckpt-inspect/layout_command.h"
 #include "ckpt-inspect/ls_command.h"
 #include "ckpt-inspect/plan_command.h"
+#include "ckpt-inspect/recipe_command.h"
 #include "ckpt-inspect/report_command.h"
 #include "ckpt-inspect/scan_command.h"
 #include "ckpt-inspect/show_command.h"
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
     PlanCommandOptions plan;
     DiffCommandOptions diff;
     HashOptions hash;
+    RecipeCommandOptions recipe;
     ReportOptions report;
     VerifyCommandOptions verify;
     ScanCommandOptions scan;
@@ -36,6 +38,7 @@ int main(int argc, char** argv) {
     add_diff_command(line, diff, terminal);
     add_hash_command(line, hash, terminal);
     add_verify_command(line, verify, terminal);
+    add_recipe_command(line, recipe, terminal);
     add_scan_command(line, scan, terminal);
     add_report_command(line, report, terminal);
     line.add_section("Formats", format_rows());

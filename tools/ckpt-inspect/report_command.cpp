@@ -222,8 +222,8 @@ void write_page(const JsonOutput::TextSink& write, WriteData write_data) {
 
 std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSink& write,
                           Terminal& terminal) {
-  const auto* const reader =
-      open_source({options.path, {}, options.flat_layout_path, options.as_dict}, terminal);
+  const auto* const reader = open_source(
+      {options.path, {}, options.flat_layout_path, options.as_dict, options.recipe}, terminal);
   const inspect::Selection selection =
       inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
@@ -235,7 +235,7 @@ std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSi
 std::string report_on_two(const ReportOptions& options, const JsonOutput::TextSink& write,
                           Terminal& terminal) {
   const auto [a, b] = open_two_sources(
-      {options.path, {}, options.flat_layout_path, options.as_dict},
+      {options.path, {}, options.flat_layout_path, options.as_dict, options.recipe},
       {options.other_paths.front(), {}, options.flat_layout_path_b, options.as_dict}, terminal);
   inspect::DiffOptions diff_options{
       .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
@@ -278,6 +278,7 @@ void add_report_command(CommandLine& line, ReportOptions& options, Terminal& ter
       .option("--flat-layout-b", "FILE", options.flat_layout_path_b,
               "The same for the flat vectors of B");
   add_as_dict_option(command, options.as_dict);
+  add_recipe_options(command, options.recipe);
   add_work_options(command, options.work);
   command.example("report step-1000 -o report.html", "Show a whole checkpoint")
       .example("report step-1000 step-2000 -o changes.html --only model --rtol 1e-3",

@@ -15,6 +15,7 @@ struct ReportOptions {
   std::string flat_layout_path;
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;
+  RecipeArguments recipe;
   std::optional<double> rtol{};
   std::optional<double> atol{};
   bool ignore_dtype = false;

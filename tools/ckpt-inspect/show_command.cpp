@@ -240,6 +240,7 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
       .option("--flat-layout", "FILE", options.flat_layout_path,
               "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");
   add_as_dict_option(command, options.as_dict);
+  add_recipe_options(command, options.recipe);
   add_work_options(command, options.work);
   command.example("show step-1000 model.emb.weight", "Show one tensor")
       .example("show step-1000 'optim.*.emb.weight.*'",
@@ -247,7 +248,8 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
 }
 
 ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
-  SourceOptions source{options.path, {options.name}, options.flat_layout_path, options.as_dict};
+  SourceOptions source{
+      options.path, {options.name}, options.flat_layout_path, options.as_dict, options.recipe};
   source.patterns.insert(source.patterns.end(), options.more_names.begin(),
                          options.more_names.end());
   const auto* const reader = open_source(source, terminal);

@@ -11,6 +11,7 @@ struct ShowOptions {
   std::vector<std::string> more_names;
   std::string flat_layout_path;
   std::vector<std::string> as_dict;
+  RecipeArguments recipe;
   WorkOptions work;
   int num_bins = 10;
   bool json = false;

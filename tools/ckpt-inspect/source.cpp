@@ -64,7 +64,7 @@ const formats::CheckpointReader* open_kept(const SourceOptions& options) {
   // Readers are never destroyed, because the process ends with its command. To free the objects of
   // a large index takes a quarter of the time that listing the index takes.
   static auto& kept = *new std::vector<std::unique_ptr<formats::CheckpointReader>>;
-  return kept.emplace_back(open_reader(options)).get();
+  return kept.emplace_back(apply_recipe(open_reader(options), options.recipe, options.path)).get();
 }
 
 void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {

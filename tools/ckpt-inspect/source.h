@@ -11,6 +11,7 @@
 #include "cli/command_line.h"
 #include "cli/json_output.h"
 #include "cli/progress.h"
+#include "cli/recipe_option.h"
 #include "cli/stop_signals.h"
 #include "formats/extra_entries.h"
 #include "inspect/summary.h"
@@ -35,6 +36,7 @@ struct SourceOptions {
   std::vector<std::string> patterns;   // empty: all
   std::string flat_layout_path{};      // empty: not given
   std::vector<std::string> as_dict{};  // classes whose objects are read as dicts
+  RecipeArguments recipe{};
 };
 
 /// The options of a command that reads tensors' bytes.

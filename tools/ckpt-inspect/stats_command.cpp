@@ -104,6 +104,7 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
       .flag("--json", options.json, "Print JSON, with exact numbers");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
+  add_recipe_options(command, options.source.recipe);
   add_work_options(command, options.work);
   command.example("stats step-1000 model", "Print a line for each tensor of the model")
       .example("stats step-1000 --depth 1",

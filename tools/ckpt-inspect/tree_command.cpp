@@ -156,6 +156,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
+  add_recipe_options(command, options.source.recipe);
   command.example("tree step-1000 --depth 2", "Show the two topmost levels")
       .example("step-1000 optim", "Show the optimizer state; you may leave out the verb");
 }

@@ -52,6 +52,7 @@ void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Termin
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
+  add_recipe_options(command, options.source.recipe);
   add_work_options(command, options.work);
   command.example("verify step-1000 --values",
                   "Check a checkpoint before training resumes from it");

@@ -76,15 +76,19 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
 }
 
-/// Opens the source, with names for an optimizer's numbers if the user asks for them. What a merge
-/// collides in is reported first.
+/// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
+/// them. What a merge collides in is reported first.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
-                       const NameSelection& only, const std::function<MoveSource()>& open) {
+                       const std::vector<std::string>& paths, const NameSelection& only,
+                       const std::function<MoveSource()>& open) {
   MoveSource source = open();
   formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
   if (!options.optimizer_params.empty() && source.problems.empty()) {
     source.reader =
         reshard::name_optimizer_params(std::move(source.reader), files.optimizer_params, only);
+  }
+  if (source.problems.empty()) {
+    source.reader = apply_recipe(std::move(source.reader), options.recipe, paths.front());
   }
   source.prefixes.check_used(source.reader->contents(), "--prefix");
   return source;
@@ -141,13 +145,13 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   }
   FileSystem& fs = FileSystem::posix();
   check_paths(options, paths, nullptr);
-  const OptionFiles files(options);
+  const OptionFiles files(options, paths.front());
   PlanOptions wanted = plan_options(options, files);
   if (paths.size() == 1) {
     wanted.quantization_method = formats::read_quantization_method(fs, paths.front());
   }
   StopSignals signals;
-  const MoveSource source = open_source(options, files, wanted.only, open);
+  const MoveSource source = open_source(options, files, paths, wanted.only, open);
   const CheckpointReader& reader = *source.reader;
   reshard::FileStates source_files = reshard::source_file_states(reader);
   Outcome outcome = plan_move(options, wanted, paths, source);

@@ -140,6 +140,7 @@ void add_move_options(Command& command, MoveOptions& options) {
               "Copy the other files of DIR instead of those of SRC")
       .size_option("--extra-files-limit", "SIZE", options.extra_files_nbytes,
                    "Most bytes of such files together; the largest are left (default: {})");
+  add_recipe_options(command, options.recipe);
   add_run_options(command, options);
 }
 
@@ -167,11 +168,12 @@ void check_options(const MoveOptions& options) {
   }
 }
 
-OptionFiles::OptionFiles(const MoveOptions& options)
+OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
     : table_plan(read_option_file(options.table_plan_path)),
       mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
-      flat_layout(read_option_file(options.flat_layout_path)) {
+      flat_layout(read_option_file(options.flat_layout_path)),
+      recipe(recipe_identity(options.recipe, source)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(FileSystem::posix(), options.like_path)->contents());
@@ -235,6 +237,9 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .flat_layout = files.flat_layout,
                                     .as_dict = options.as_dict,
                                     .optimizer_params = files.optimizer_params.names,
+                                    .recipe = files.recipe,
+                                    .inverse = options.recipe.inverse,
+                                    .set = options.recipe.settings,
                                     .only = options.only,
                                     .renames = parse_renames(options.renames),
                                     .prefix_removals = options.prefix_removals,

@@ -9,6 +9,7 @@
 
 #include "cli/command_line.h"
 #include "cli/progress.h"
+#include "cli/recipe_option.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
@@ -41,6 +42,7 @@ struct MoveOptions {
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
   bool drop_optimizer = false;
   std::string optimizer_params;  // a file or `auto`; empty: not given
+  RecipeArguments recipe;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
@@ -73,7 +75,8 @@ void check_options(const MoveOptions& options);
 /// The contents of the files and of the checkpoint that options name; empty for options that are
 /// not given.
 struct OptionFiles {
-  explicit OptionFiles(const MoveOptions& options);
+  /// `source` is the path of the checkpoint, or of the first of several.
+  OptionFiles(const MoveOptions& options, const std::string& source);
 
   std::string table_plan;
   std::string mesh;
@@ -81,6 +84,7 @@ struct OptionFiles {
   std::string units;
   std::string flat_layout;
   reshard::OptimizerParams optimizer_params;
+  std::string recipe;  // with the source's config.json
 };
 
 // What the options mean to the core. Throws: UsageError that names the option.

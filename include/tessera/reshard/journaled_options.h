@@ -23,6 +23,9 @@ struct JournaledOptions {
   std::string flat_layout{};                   // the content of the file; empty: not given
   std::vector<std::string> as_dict{};          // classes
   std::string optimizer_params{};              // `auto`, or the content of the file
+  std::string recipe{};                        // the content of the file; empty: not given
+  bool inverse = false;                        // of the recipe
+  std::vector<std::string> set{};              // values of the recipe's variables
   std::vector<std::string> only{};             // globs
   std::vector<Rename> renames{};               // in the order given
   std::vector<Rename> prefix_removals{};       // of a split: the prefixes that names lose

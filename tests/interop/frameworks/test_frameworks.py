@@ -270,3 +270,59 @@ def test_objects_of_deepspeed_are_objects_again(zero, tmp_path):
         assert ("loss_scaler" in found) == (expected is not None)
         if expected is not None:
             assert type(found["loss_scaler"]) is type(expected) and vars(found["loss_scaler"]) == vars(expected)
+
+
+def hugging_face(kind, folder):
+    """Saves a model of transformers with Adam's state after two steps, and its logits."""
+    import megatron_logits as sizes
+    import transformers
+
+    options = {"vocab_size": sizes.VOCABULARY, "hidden_size": sizes.HIDDEN, "num_hidden_layers": sizes.LAYERS,
+               "num_attention_heads": sizes.HEADS, "num_key_value_heads": sizes.KV_HEADS, "head_dim": sizes.HEAD_DIM,
+               "intermediate_size": sizes.FEED_FORWARD, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    torch.manual_seed(5)
+    if kind == "dense":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options))
+    else:
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            **options, num_experts=sizes.EXPERTS, num_experts_per_tok=sizes.CHOSEN_EXPERTS, norm_topk_prob=True,
+            moe_intermediate_size=sizes.EXPERT_FEED_FORWARD, decoder_sparse_step=1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    ids = sizes.token_ids()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        for parameter in model.parameters():
+            if parameter.grad is None:  # of an expert that no token chose
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    folder.mkdir()
+    names = [name for name, _ in model.named_parameters()]
+    state = {names[number]: of for number, of in optimizer.state_dict()["state"].items()}
+    torch.save({"model": model.state_dict(), "optim": {"state": state}}, folder / "step.pt")
+    model.config.save_pretrained(folder)
+    with torch.no_grad():
+        torch.save(model.eval()(ids).logits, folder / "logits")
+    return folder / "step.pt"
+
+
+@pytest.mark.parametrize("kind, recipe", [("dense", "hf-to-megatron-llama"), ("experts", "hf-to-megatron-qwen3-moe")])
+def test_megatron_computes_what_hugging_face_does_by_a_recipe(tmp_path, kind, recipe):
+    """Moments go along, and everything comes back to the bit. A swapped K and V is what `diff` names."""
+    recipe = HERE.parents[2] / "recipes" / f"{recipe}.json"
+    step = hugging_face(kind, tmp_path / "hf")
+    there = ["--recipe", str(recipe), "--set", "prefix=model."]
+    assert "proved" in succeed("ckpt-inspect", "recipe", "check", str(recipe), step, "--set", "prefix=model.")
+    moved = reshard(step, tmp_path / "megatron.pt", *there)
+    torch.save(torch.load(moved)["model"], tmp_path / "weights.pt")
+    program = [sys.executable, "-B", HERE / "megatron_logits.py", kind, tmp_path / "weights.pt", step.parent / "logits"]
+    computed = subprocess.run(program, capture_output=True, text=True)
+    assert computed.returncode == 0, computed.stderr
+    values = [f"--set={name}={value}" for name, value in (("heads", 4), ("kv_heads", 2), ("head_dim", 16))]
+    back = reshard(moved, tmp_path / "back.pt", *there, "--inverse", *values)
+    assert "equal" in succeed("ckpt-inspect", "diff", step, back)
+    swapped = tmp_path / "swapped.json"
+    swapped.write_text(recipe.read_text().replace("q|k|v", "q|v|k"))
+    wrong = reshard(step, tmp_path / "wrong.pt", "--recipe", str(swapped), "--set", "prefix=model.")
+    differs = run("ckpt-inspect", "diff", step, wrong, *there)
+    assert differs.returncode == 1 and "model.decoder.layers.0.self_attention.linear_qkv.weight" in differs.stdout

@@ -55,8 +55,8 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources) {
           {}};
 }
 
-/// Opens the source, with names for an optimizer's numbers if the user asks for them. What a merge
-/// collides in is reported first.
+/// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
+/// them. What a merge collides in is reported first.
 formats::MergedCheckpoint open(const MoveRequest& request) {
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources);
@@ -64,6 +64,10 @@ formats::MergedCheckpoint open(const MoveRequest& request) {
   if (sources.optimizer_params && source.collisions.empty()) {
     source.reader = reshard::name_optimizer_params(std::move(source.reader),
                                                    *sources.optimizer_params, request.plan.only);
+  }
+  if (sources.recipe && source.collisions.empty()) {
+    source.reader = recipe::open_transformed(std::move(source.reader), sources.recipe->recipe,
+                                             sources.recipe->options);
   }
   sources.prefixes.check_used(source.reader->contents(), "prefix");
   return source;
@@ -277,6 +281,9 @@ MoveOptions move_options(const nb::dict& given) {
   members.read_bytes("rename", options.renames);
   members.read("drop_optimizer", options.drop_optimizer);
   members.read_bytes("optimizer_params", options.optimizer_params);
+  members.read_bytes("recipe", options.recipe_path);
+  members.read("inverse", options.inverse);
+  members.read_bytes("set", options.settings);
   members.read("optimizer_names", options.optimizer_names);
   members.read("cast", options.cast);
   members.read("on_overflow", options.on_overflow);

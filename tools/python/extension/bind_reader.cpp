@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "move_request.h"
 #include "python_value.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
@@ -83,10 +84,15 @@ class TensorSource {
 /// An open checkpoint. Immutable.
 class Reader {
  public:
-  Reader(const std::string& path, const formats::OpenOptions& options) {
+  Reader(const std::string& path, const formats::OpenOptions& options,
+         const std::string& recipe_path, bool inverse, const std::vector<std::string>& settings) {
     const nb::gil_scoped_release without_gil;
-    reader_ = formats::open_checkpoint(FileSystem::posix(), path, options);
-    formats::require_classes_found(options.as_dict, {&contents()}, "as_dict");
+    auto opened = formats::open_checkpoint(FileSystem::posix(), path, options);
+    formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
+    if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
+      opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);
+    }
+    reader_ = std::move(opened);
   }
 
   std::string_view format() const { return reader_->format().name(); }
@@ -178,11 +184,15 @@ void bind_reader(nb::module_& module) {
       .def(
           "__init__",
           [](Reader* self, const nb::bytes& path, const nb::bytes& flat_layout,
-             const std::vector<nb::bytes>& as_dict) {
-            new (self) Reader(string_of(path), {.flat_layout_path = string_of(flat_layout),
-                                                .as_dict = strings_of(as_dict)});
+             const std::vector<nb::bytes>& as_dict, const nb::bytes& recipe, bool inverse,
+             const std::vector<nb::bytes>& settings) {
+            new (self)
+                Reader(string_of(path),
+                       {.flat_layout_path = string_of(flat_layout), .as_dict = strings_of(as_dict)},
+                       string_of(recipe), inverse, strings_of(settings));
           },
-          nb::arg("path"), nb::arg("flat_layout"), nb::arg("as_dict"))
+          nb::arg("path"), nb::arg("flat_layout"), nb::arg("as_dict"), nb::arg("recipe"),
+          nb::arg("inverse"), nb::arg("set"))
       .def_prop_ro("format", &Reader::format)
       .def_prop_ro("world_size", &Reader::world_size)
       .def("tensors", &Reader::tensors)

@@ -127,6 +127,11 @@ JournaledOptions journaled_options(const MoveOptions& options, const Sources& so
   given.flat_layout = read_option_file(options.flat_layout_path);
   given.as_dict = options.as_dict;
   if (sources.optimizer_params) given.optimizer_params = sources.optimizer_params->names;
+  if (sources.recipe) {
+    given.recipe = recipe::identity_text(sources.recipe->recipe, sources.recipe->options);
+  }
+  given.inverse = options.inverse;
+  given.set = options.settings;
   given.only = options.only;
   append(given.only, prefixes.patterns());
   given.renames = options.renames;
@@ -185,6 +190,21 @@ std::optional<formats::JournalOptions> journal_options(const MoveOptions& option
 
 }  // namespace
 
+std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
+                                         const std::vector<std::string>& settings,
+                                         const std::string& checkpoint) {
+  if (path.empty()) {
+    if (inverse || !settings.empty())
+      refuse(inverse ? "inverse" : "set", "recipe=FILE with it", "");
+    return std::nullopt;
+  }
+  RecipeRequest request{recipe::Recipe::read(FileSystem::posix(), path), {}};
+  if (inverse) request.options.direction = recipe::Direction::inverse;
+  for (const std::string& setting : settings) recipe::add_setting(request.options, setting);
+  recipe::read_config(FileSystem::posix(), checkpoint, request.options);
+  return request;
+}
+
 MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::string destination,
                               const MoveOptions& options) {
   MoveRequest request{.sources = {.paths = std::move(sources),
@@ -200,6 +220,8 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
     request.sources.optimizer_params =
         reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
   }
+  request.sources.recipe = read_recipe(options.recipe_path, options.inverse, options.settings,
+                                       request.sources.paths.front().path);
   if (!options.like_path.empty()) {
     request.sources.like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(FileSystem::posix(), options.like_path)->contents());

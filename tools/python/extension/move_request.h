@@ -8,6 +8,7 @@
 
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
+#include "tessera/recipe/recipe.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
@@ -34,7 +35,10 @@ struct MoveOptions {
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
-  std::string optimizer_params;  // a file or "auto"; empty: not given
+  std::string optimizer_params;       // a file or "auto"; empty: not given
+  std::string recipe_path;            // empty: not given
+  bool inverse = false;               // of the recipe
+  std::vector<std::string> settings;  // of the recipe: NAME=VALUE
   std::string optimizer_names;
   std::optional<std::string> cast;
   std::string on_overflow;
@@ -53,6 +57,18 @@ struct MoveOptions {
   bool discard = false;
 };
 
+/// A recipe to apply to a checkpoint.
+struct RecipeRequest {
+  recipe::Recipe recipe;
+  recipe::RecipeOptions options;
+};
+
+/// Reads the recipe at `path`, and config.json beside the checkpoint; nothing if `path` is empty.
+/// Throws: Error(invalid_argument) if the other arguments need a recipe.
+std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
+                                         const std::vector<std::string>& settings,
+                                         const std::string& checkpoint);
+
 /// The checkpoints to move: one, or several to merge.
 struct Sources {
   std::vector<formats::MergePath> paths;
@@ -62,6 +78,7 @@ struct Sources {
   reshard::NamePrefixes prefixes{};  // names must exist under each of them
   /// Names for the numbers of an optimizer's parameters; none: numbers stay.
   std::optional<reshard::OptimizerParams> optimizer_params{};
+  std::optional<RecipeRequest> recipe{};
   /// A checkpoint whose pieces the destination gets; null: not given.
   std::shared_ptr<const formats::CheckpointContents> like{};
 };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from . import _core
@@ -56,6 +56,15 @@ def names_bytes(name: str, values: str | Iterable[str]) -> list[bytes]:
     if isinstance(values, bytes) or not isinstance(values, Iterable):
         refuse_type(name, "a str or several", values)
     return [name_bytes(name, value) for value in values]
+
+
+def settings(name: str, values: Mapping[str, int | str] | None) -> list[bytes]:
+    """Takes the values of a recipe's variables. Returns NAME=VALUE for each."""
+    if values is None:
+        return []
+    if not isinstance(values, Mapping):
+        refuse_type(name, "a mapping of names to numbers", values)
+    return [name_bytes(name, f"{variable}={value}") for variable, value in values.items()]
 
 
 def flag(name: str, value: bool) -> bool:

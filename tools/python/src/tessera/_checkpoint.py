@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _core
-from ._arguments import PathLike, names_bytes, optional_path_bytes, path_bytes
+from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, path_bytes, settings
 from ._errors import Error, MissingName, Refused
 from ._tensor import Tensor, TensorMeta
 
@@ -20,10 +20,12 @@ class Checkpoint(Mapping[str, Any]):
     nothing uses it any more.
     """
 
-    def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = ()):
+    def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
+                 recipe: PathLike | None = None, inverse: bool = False, set: Mapping[str, int | str] | None = None):
         encoded = path_bytes("path", path)
         self.path: str = os.fsdecode(encoded)
-        reader = _core.Reader(encoded, optional_path_bytes("flat_layout", flat_layout), names_bytes("as_dict", as_dict))
+        reader = _core.Reader(encoded, optional_path_bytes("flat_layout", flat_layout), names_bytes("as_dict", as_dict),
+                              optional_path_bytes("recipe", recipe), flag("inverse", inverse), settings("set", set))
         self.format: str = reader.format
         self.world_size: int = reader.world_size
         self.aliases: dict[str, str] = dict(reader.aliases())
@@ -136,12 +138,15 @@ class _Values(ValuesView[Any]):
         return any(found is value or found == value for found in self)
 
 
-def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = ()) -> Checkpoint:
+def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
+         recipe: PathLike | None = None, inverse: bool = False,
+         set: Mapping[str, int | str] | None = None) -> Checkpoint:
     """Opens a checkpoint of any format: native, safetensors, PyTorch DCP or a `torch.save` file.
 
     Reads what describes it and no tensor. `flat_layout` is a JSON file that says what the flat vectors of FSDP1 are
     made of. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
-    names are compared as text, and nothing is imported. Raises Error where there is no checkpoint, or one that cannot
+    names are compared as text, and nothing is imported. `recipe` is a JSON file with rules that give the tensors other
+    names and shapes, `inverse` applies it the other way, and `set` gives values to its variables. Raises Error where there is no checkpoint, or one that cannot
     be read.
     """
-    return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict)
+    return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict, recipe=recipe, inverse=inverse, set=set)

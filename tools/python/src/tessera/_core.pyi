@@ -51,6 +51,9 @@ class _MoveOptions(TypedDict):
     rename: Sequence[tuple[bytes, bytes]]
     drop_optimizer: bool
     optimizer_params: bytes
+    recipe: bytes
+    inverse: bool
+    set: Sequence[bytes]
     optimizer_names: str
     cast: str | None
     on_overflow: str
@@ -72,7 +75,8 @@ class TensorSource:
     def read(self, offsets: Sequence[int], sizes: Sequence[int], buffer: Any) -> None: ...
 
 class Reader:
-    def __init__(self, path: bytes, flat_layout: bytes, as_dict: Sequence[bytes]) -> None: ...
+    def __init__(self, path: bytes, flat_layout: bytes, as_dict: Sequence[bytes], recipe: bytes, inverse: bool,
+                 set: Sequence[bytes]) -> None: ...
     @property
     def format(self) -> str: ...
     @property

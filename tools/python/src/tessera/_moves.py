@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from . import _core
 from ._arguments import (PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
-                         optional_path_bytes, optional_text, path_bytes, refuse_type, text)
+                         optional_path_bytes, optional_text, path_bytes, refuse_type, settings, text)
 from ._errors import Error, Problem
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class MoveOptions(TypedDict, total=False):
     drop_optimizer: bool
     optimizer_params: PathLike | None
     optimizer_names: str
+    recipe: PathLike | None
+    inverse: bool
+    set: Mapping[str, int | str] | None
     cast: Any
     on_overflow: str
     max_shard_size: int | str | None
@@ -117,7 +120,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             compress: str = "none",
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_params: PathLike | None = None,
-            optimizer_names: str = "as-stored", cast: Any = None,
+            optimizer_names: str = "as-stored", recipe: PathLike | None = None, inverse: bool = False,
+            set: Mapping[str, int | str] | None = None, cast: Any = None,
             on_overflow: str = "refuse", max_shard_size: int | str | None = None,
             allow_missing: bool = False, allow_lossy: bool = False, as_is: bool = False, extra_files: str = "carry",
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
@@ -146,6 +150,9 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     optimizer_params: name the state that an optimizer of PyTorch keeps under numbers: a JSON file that lists the names
         of its parameters in its order, or "auto", which finds them by order and shapes (a path, "./auto" is a file).
     optimizer_names: "as-stored", "canonical" or "torchrec".
+    recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
+    inverse: apply the recipe from its targets to its sources.
+    set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT} if all names begin with TEXT.
     cast: the dtype (torch's, or its name) for floating-point tensors, except scalar optimizer state.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
@@ -299,6 +306,9 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "drop_optimizer": flag,
     "optimizer_params": optional_path_bytes,
     "optimizer_names": text,
+    "recipe": optional_path_bytes,
+    "inverse": flag,
+    "set": settings,
     "cast": _dtype_name,
     "on_overflow": text,
     "max_shard_size": _optional_nbytes,

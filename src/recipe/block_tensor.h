@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/shape.h"
+#include "tessera/layout/region.h"
+
+// [Note: Blocks] A tensor that a recipe makes is a list of blocks. A block is a box of the tensor
+// whose elements all come from one tensor of the source, in equal steps: element `i` of the box
+// (coordinates within the box) is element `offset + sum(i[d] * strides[d])` of the source tensor in
+// row-major order. Every operation on shapes maps blocks to blocks exactly, so operations follow
+// one another without tensors in between.
+
+namespace tessera::recipe {
+
+/// The source of a block that has one constant in all its elements.
+inline constexpr std::uint32_t kConstant = std::numeric_limits<std::uint32_t>::max();
+
+/// See [Note: Blocks]. Units: elements. Steps are not negative.
+struct Block {
+  Box box;                   // of the tensor that has the block; never empty
+  std::uint32_t source = 0;  // index of a tensor of the source, or kConstant
+  std::int64_t offset = 0;
+  Shape strides{};   // one for each dimension of the box; of no meaning where the box has size 1
+  double added = 0;  // to every element of the source; of a constant, its value
+};
+
+/// A tensor as blocks that cover it once. A tensor without elements has none.
+struct BlockTensor {
+  DType dtype = DType::float32;
+  Shape shape{};
+  std::vector<Block> blocks{};
+};
+
+/// What an operation cannot do with a tensor.
+struct ShapeProblem : std::runtime_error {
+  ShapeProblem(std::string expected_text, std::string found_text)
+      : std::runtime_error(expected_text + "; " + found_text),
+        expected(std::move(expected_text)),
+        found(std::move(found_text)) {}
+  std::string expected;
+  std::string found;
+};
+
+/// The most blocks of one tensor: what a reshape of a transposed tensor may cut it into.
+inline constexpr std::size_t kMaxBlocks = std::size_t{1} << 18;
+
+/// Returns the tensor that is all of tensor `source`.
+BlockTensor whole_tensor_of(std::uint32_t source, DType dtype, const Shape& shape);
+
+/// Returns the tensor of this shape that has `value` in all elements.
+BlockTensor constant_tensor(DType dtype, const Shape& shape, double value);
+
+// The operations. Requires: dimensions exist, unless said otherwise. Throws: ShapeProblem.
+
+/// Returns `dim` counted from the front; one below 0 counts from the back.
+std::size_t dim_of(std::int64_t dim, std::size_t num_dims);
+
+/// Cuts a tensor along a dimension into parts of these sizes. Requires: sizes add up to its size.
+std::vector<BlockTensor> cut(const BlockTensor& tensor, std::size_t dim,
+                             std::span<const std::int64_t> sizes);
+/// Cuts a tensor into slices of size 1 along a dimension, which the slices no longer have.
+std::vector<BlockTensor> cut_slices(const BlockTensor& tensor, std::size_t dim);
+/// Puts tensors behind one another along a dimension. Requires: at least one.
+BlockTensor concat(std::vector<BlockTensor> tensors, std::size_t dim);
+/// Puts tensors of one shape beside one another along a new dimension. `dim` may be their number of
+/// dimensions. Requires: at least one.
+BlockTensor stack(std::vector<BlockTensor> tensors, std::size_t dim);
+/// Dimension `d` of the result is dimension `order[d]` of the tensor. Requires: a permutation.
+BlockTensor permute(BlockTensor tensor, std::span<const std::size_t> order);
+/// Replaces a dimension by several. Requires: sizes of 0 or more, whose product is its size.
+BlockTensor unflatten(BlockTensor tensor, std::size_t dim, std::span<const std::int64_t> sizes);
+/// Replaces `num_dims` dimensions from `dim` on by one.
+BlockTensor flatten(BlockTensor tensor, std::size_t dim, std::size_t num_dims);
+/// Gives a tensor another shape of as many elements, as torch.reshape does.
+BlockTensor reshape(BlockTensor tensor, const Shape& shape);
+
+/// Whether the tensor is all of one tensor of the source, of this shape, unchanged.
+bool is_whole(const BlockTensor& tensor, std::uint32_t source, const Shape& shape);
+
+/// Whether two tensors have the same elements whatever the source's elements are. False also if
+/// they have, but in other blocks. `same` maps a source to the first source that equals it.
+bool have_same_blocks(const BlockTensor& a, const BlockTensor& b);
+
+}  // namespace tessera::recipe

@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "recipe/element_reader.h"
+#include "recipe/rules.h"
+#include "recipe/transformation.h"
+#include "tessera/base/error.h"
+#include "tessera/recipe/recipe.h"
+
+namespace tessera::recipe {
+namespace {
+
+using formats::CheckpointContents;
+using formats::Finding;
+
+Finding finding(const Rules& rules, std::string rule, std::string fqn, std::string expected,
+                std::string found) {
+  return {.severity = Finding::Severity::error,
+          .rule = std::move(rule),
+          .where = {.path = rules.path, .fqn = std::move(fqn)},
+          .expected = std::move(expected),
+          .found = std::move(found)};
+}
+
+/// Tensors of the source that a recipe needs to be equal: each stands for the first of them.
+class EqualSources {
+ public:
+  explicit EqualSources(const Transformation& made) {
+    for (const TargetRequirement& each : made.requirements) {
+      const auto& a = each.requirement.tensor.blocks;
+      const auto& b = each.requirement.expected.blocks;
+      if (a.size() != 1 || b.size() != 1 || a[0].source == kConstant || b[0].source == kConstant) {
+        continue;
+      }
+      first_[find(std::max(a[0].source, b[0].source))] = find(std::min(a[0].source, b[0].source));
+    }
+  }
+  std::uint32_t find(std::uint32_t source) const {
+    for (auto next = first_.find(source); next != first_.end() && next->second != source;
+         next = first_.find(source)) {
+      source = next->second;
+    }
+    return source;
+  }
+
+ private:
+  std::map<std::uint32_t, std::uint32_t> first_;
+};
+
+/// Proves one application of rules.
+class Proof {
+ public:
+  Proof(const Rules& rules, const CheckpointContents& contents, const std::string& prefix)
+      : rules_(rules), contents_(contents), prefix_(prefix) {}
+
+  RecipeReport run() {
+    Transformation made = transform(rules_, contents_, whole_tensors_of(contents_), prefix_);
+    report_.problems = std::move(made.problems);
+    report_.rules = made.uses;
+    report_.dropped = made.dropped;
+    report_.num_dropped_elements = made.num_dropped_elements;
+    count_sources();
+    for (const Target& target : made.targets) check_target(target);
+    take_targets(made);
+    if (!report_.problems.empty()) return std::move(report_);
+    check_placed(made);
+    go_back(std::move(made));
+    return std::move(report_);
+  }
+
+ private:
+  void count_sources() {
+    report_.num_sources = contents_.tensors.size();
+    placed_.resize(contents_.tensors.size());
+    for (const formats::TensorEntry& tensor : contents_.tensors) {
+      report_.num_source_elements += static_cast<std::uint64_t>(tensor.meta.numel());
+    }
+  }
+
+  /// Checks that blocks cover a target once, and counts what they take of the source.
+  void check_target(const Target& target) {
+    ++(target.rule == 0 ? report_.num_kept : report_.num_targets);
+    std::vector<Region> boxes;
+    for (const Block& block : target.tensor.blocks) {
+      boxes.emplace_back(block.box);
+      if (block.source != kConstant) placed_[block.source] += block.box.numel();
+      is_exact_ = is_exact_ && (block.source == kConstant || block.added == 0);
+      if (block.source == kConstant && !bytes_of_number(block.added, target.tensor.dtype)) {
+        report_.problems.push_back(
+            finding(rules_, "rule " + std::to_string(target.rule), target.entry.meta.fqn,
+                    "a padding that " + std::string(dtype_name(target.tensor.dtype)) + " has",
+                    std::to_string(block.added)));
+      }
+    }
+    for (const CoverageProblem& wrong : check_coverage(boxes, target.tensor.shape)) {
+      report_.problems.push_back(
+          finding(rules_, "coverage", target.entry.meta.fqn, "each element once", wrong.detail));
+    }
+  }
+
+  /// Notes tensors of the source of which something is left out or is there several times.
+  void check_placed(const Transformation& made) {
+    const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
+    std::set<std::uint32_t> merged;
+    for (const TargetRequirement& each : made.requirements) {
+      for (const Block& block : each.requirement.tensor.blocks) {
+        if (block.source == kConstant) continue;
+        merged.insert(block.source);
+        report_.num_equal_elements += static_cast<std::uint64_t>(block.box.numel());
+      }
+    }
+    for (std::size_t i = 0; i < placed_.size(); ++i) {
+      const TensorMeta& meta = contents_.tensors[i].meta;
+      report_.num_placed_elements += static_cast<std::uint64_t>(std::min(placed_[i], meta.numel()));
+      if (placed_[i] == meta.numel() || dropped.contains(meta.fqn)) continue;
+      if (placed_[i] > meta.numel() || merged.contains(static_cast<std::uint32_t>(i))) continue;
+      report_.notes.push_back(
+          {.severity = Finding::Severity::note,
+           .rule = "dropped",
+           .where = {.path = rules_.path, .fqn = meta.fqn},
+           .expected = "all " + std::to_string(meta.numel()) + " elements",
+           .found = std::to_string(placed_[i]) + "; the recipe drops the others"});
+    }
+    if (is_exact_) return;
+    report_.notes.push_back({.severity = Finding::Severity::note,
+                             .rule = "add",
+                             .where = {.path = rules_.path},
+                             .expected = "the same numbers after the way back",
+                             .found = "additions, which round: the last bits may change"});
+  }
+
+  void take_targets(const Transformation& made) {
+    report_.targets.world_size = contents_.world_size;
+    for (const Target& target : made.targets) report_.targets.tensors.push_back(target.entry);
+    report_.targets.aliases = made.aliases;
+    for (const ValueTarget& value : made.values) report_.targets.values.push_back(value.entry);
+  }
+
+  /// Applies the way back to the targets, and compares with the source.
+  void go_back(Transformation made) {
+    Rules back;
+    try {
+      back = inverse_of(rules_);
+    } catch (const Error& error) {
+      report_.notes.push_back({.severity = Finding::Severity::note,
+                               .rule = "inverse",
+                               .where = error.where(),
+                               .expected = "a way back",
+                               .found = std::string(error.reason())});
+      return;
+    }
+    const EqualSources equal(made);
+    const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
+    std::vector<BlockTensor> elements;
+    for (Target& target : made.targets) elements.push_back(std::move(target.tensor));
+    // A rule that is optional, or finds values alone, may have nothing to go back from.
+    for (Rule& rule : back.rules) rule.is_optional = true;
+    const Transformation again = transform(back, report_.targets, std::move(elements), prefix_);
+    std::vector<Finding> problems;
+    for (Finding wrong : again.problems) {
+      wrong.rule = "inverse, " + wrong.rule;
+      problems.push_back(std::move(wrong));
+    }
+    compare(again, equal, dropped, problems);
+    report_.is_invertible = problems.empty();
+    report_.problems.insert(report_.problems.end(), problems.begin(), problems.end());
+  }
+
+  void compare(const Transformation& again, const EqualSources& equal,
+               const std::set<std::string_view>& dropped, std::vector<Finding>& problems) {
+    std::map<std::string_view, const Target*> by_name;
+    for (const Target& target : again.targets) by_name.emplace(target.entry.meta.fqn, &target);
+    std::map<std::string_view, const std::string*> aliases;
+    for (const formats::Alias& alias : again.aliases) aliases.emplace(alias.fqn, &alias.target);
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      const TensorMeta& meta = contents_.tensors[i].meta;
+      if (dropped.contains(meta.fqn)) continue;
+      const auto found = by_name.find(meta.fqn);
+      if (found == by_name.end()) {
+        problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor", "none"));
+        continue;
+      }
+      if (placed_[i] < meta.numel()) {  // what is dropped does not come back
+        if (found->second->tensor.shape == meta.shape) continue;
+      }
+      BlockTensor tensor = found->second->tensor;
+      for (Block& block : tensor.blocks) {
+        if (block.source != kConstant) block.source = equal.find(block.source);
+      }
+      const std::uint32_t expected = equal.find(static_cast<std::uint32_t>(i));
+      if (is_whole(tensor, expected, meta.shape) && tensor.dtype == meta.dtype) continue;
+      problems.push_back(
+          finding(rules_, "inverse", meta.fqn, "the tensor again, " + shape_to_string(meta.shape),
+                  tensor.shape == meta.shape ? "other elements" : shape_to_string(tensor.shape)));
+    }
+  }
+
+  const Rules& rules_;
+  const CheckpointContents& contents_;
+  const std::string& prefix_;
+  RecipeReport report_;
+  std::vector<std::int64_t> placed_;  // elements, by tensor of the source
+  bool is_exact_ = true;
+};
+
+}  // namespace
+
+RecipeReport check_recipe(const Recipe& recipe, const CheckpointContents& contents,
+                          const RecipeOptions& options) {
+  const Rules rules = rules_of(recipe, options);
+  return Proof(rules, contents, options.prefix).run();
+}
+
+}  // namespace tessera::recipe

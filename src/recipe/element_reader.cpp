@@ -1,0 +1,378 @@
+#include "recipe/element_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/cast.h"
+#include "formats/gatherer.h"
+#include "tessera/base/error.h"
+
+namespace tessera::recipe {
+namespace {
+
+using tessera::detail::ByteBuffer;
+
+/// Up to this gap between elements, one read of them and of the gap is cheaper than two reads.
+constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
+
+std::uint64_t nbytes(std::int64_t numel, std::uint64_t itemsize) {
+  return static_cast<std::uint64_t>(numel) * itemsize;
+}
+
+std::int64_t flat_index(std::span<const std::int64_t> offsets,
+                        std::span<const std::int64_t> strides) {
+  std::int64_t index = 0;
+  for (std::size_t d = 0; d < offsets.size(); ++d) index += offsets[d] * strides[d];
+  return index;
+}
+
+FlatRange bounds_of(const Block& block, std::span<const std::int64_t> strides) {
+  const std::int64_t begin = flat_index(block.box.offsets, strides);
+  std::int64_t last = begin;
+  for (std::size_t d = 0; d < strides.size(); ++d) last += (block.box.sizes[d] - 1) * strides[d];
+  return {begin, last + 1};
+}
+
+/// Counts through the positions of some sizes, the last one fastest.
+class Odometer {
+ public:
+  explicit Odometer(Shape sizes) : sizes_(std::move(sizes)), at_(sizes_.size()) {}
+  const Shape& at() const { return at_; }
+  bool next() {
+    for (std::size_t d = sizes_.size(); d-- > 0;) {
+      if (++at_[d] < sizes_[d]) return true;
+      at_[d] = 0;
+    }
+    return false;
+  }
+
+ private:
+  Shape sizes_;
+  Shape at_;
+};
+
+/// Two dimensions of elements at equal steps. Units: bytes.
+struct Plane {
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t row_from, row_to;
+  std::int64_t column_from, column_to;
+};
+
+/// Copies in tiles that fit the cache, whichever side has the larger steps.
+template <std::size_t kItemsize>
+void copy_plane(const Plane& plane, const std::byte* from, std::byte* to) {
+  constexpr std::int64_t kTile = 32;
+  for (std::int64_t r0 = 0; r0 < plane.rows; r0 += kTile) {
+    const std::int64_t r1 = std::min(r0 + kTile, plane.rows);
+    for (std::int64_t c0 = 0; c0 < plane.columns; c0 += kTile) {
+      const std::int64_t c1 = std::min(c0 + kTile, plane.columns);
+      for (std::int64_t r = r0; r < r1; ++r) {
+        const std::byte* source = from + r * plane.row_from + c0 * plane.column_from;
+        std::byte* target = to + r * plane.row_to + c0 * plane.column_to;
+        for (std::int64_t c = c0; c < c1; ++c) {
+          std::memcpy(target, source, kItemsize);
+          source += plane.column_from;
+          target += plane.column_to;
+        }
+      }
+    }
+  }
+}
+
+void copy_plane(const Plane& plane, std::uint64_t itemsize, const std::byte* from, std::byte* to) {
+  switch (itemsize) {
+    case 1:
+      return copy_plane<1>(plane, from, to);
+    case 2:
+      return copy_plane<2>(plane, from, to);
+    case 4:
+      return copy_plane<4>(plane, from, to);
+    case 8:
+      return copy_plane<8>(plane, from, to);
+    default:
+      TESSERA_CHECK(itemsize == 16);
+      return copy_plane<16>(plane, from, to);
+  }
+}
+
+/// Adds a number to elements, in float64, and rounds once.
+void add_to(std::span<std::byte> elements, DType dtype, double added) {
+  constexpr std::size_t kAtOnce = 4096;
+  const std::uint64_t size = itemsize(dtype);
+  std::array<double, kAtOnce> wide;
+  for (std::size_t at = 0; at < elements.size(); at += kAtOnce * size) {
+    const auto part =
+        elements.subspan(at, std::min<std::size_t>(kAtOnce * size, elements.size() - at));
+    const std::span<double> numbers(wide.data(), part.size() / size);
+    cast_elements(dtype, part, DType::float64, std::as_writable_bytes(numbers));
+    for (double& number : numbers) number += added;
+    cast_elements(DType::float64, std::as_bytes(numbers), dtype, part);
+  }
+}
+
+}  // namespace
+
+IndexedBlocks::IndexedBlocks(BlockTensor tensor) : tensor_(std::move(tensor)) {
+  const Shape strides = row_major_strides(tensor_.shape);
+  std::ranges::sort(tensor_.blocks, {},
+                    [&](const Block& block) { return flat_index(block.box.offsets, strides); });
+  for (const Block& block : tensor_.blocks) {
+    bounds_.push_back(bounds_of(block, strides));
+    longest_ = std::max(longest_, bounds_.back().numel());
+  }
+}
+
+std::size_t IndexedBlocks::first_in(std::int64_t begin) const {
+  const auto first = std::ranges::lower_bound(bounds_, begin - longest_, {}, &FlatRange::begin);
+  return static_cast<std::size_t>(first - bounds_.begin());
+}
+
+std::unique_ptr<ByteBuffer> ElementReader::ScratchPool::take() {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) return std::make_unique<ByteBuffer>();
+  auto buffer = std::move(free_.back());
+  free_.pop_back();
+  return buffer;
+}
+
+void ElementReader::ScratchPool::give_back(std::unique_ptr<ByteBuffer> buffer) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(buffer));
+}
+
+ElementReader::ElementReader(const formats::TensorSource& source) : source_(source) {
+  for (const formats::TensorEntry& tensor : source.contents().tensors) {
+    const bool is_whole =
+        !tensor.pieces.empty() && numel_of(tensor.pieces.front().region) == tensor.meta.numel();
+    pieces_.push_back(is_whole ? nullptr : std::make_unique<reshard::PieceIndex>(tensor));
+  }
+}
+
+/// One read of a window.
+struct ElementReader::Work {
+  std::size_t tensor;  // of the source, or kConstant
+  double added;
+  DType dtype;
+  std::uint64_t itemsize;
+  std::span<std::byte> out;
+  ByteBuffer& scratch;
+};
+
+void ElementReader::read(const IndexedBlocks& indexed, FlatRange window,
+                         std::span<std::byte> out) const {
+  const BlockTensor& tensor = indexed.tensor();
+  const Shape strides = row_major_strides(tensor.shape);
+  const std::vector<Box> boxes = boxes_of(window, tensor.shape);
+  std::unique_ptr<ByteBuffer> scratch = pool_.take();
+  indexed.for_each_in(window, [&](const Block& block) {
+    const Work work{block.source, block.added, tensor.dtype, itemsize(tensor.dtype), out, *scratch};
+    for (const Box& box : boxes) {
+      const auto common = intersect(box, block.box);
+      if (!common) continue;
+      Copy copy{common->sizes, block.strides, strides, block.offset, -window.begin};
+      for (std::size_t d = 0; d < strides.size(); ++d) {
+        copy.source_offset += (common->offsets[d] - block.box.offsets[d]) * block.strides[d];
+        copy.target_offset += common->offsets[d] * strides[d];
+      }
+      simplify(copy);
+      read_copy(work, std::move(copy));
+    }
+  });
+  pool_.give_back(std::move(scratch));
+}
+
+/// Leaves out dimensions of size 1, and joins dimensions that are one in the source and in the
+/// window.
+void ElementReader::simplify(Copy& copy) {
+  Copy simple{{}, {}, {}, copy.source_offset, copy.target_offset};
+  for (std::size_t d = 0; d < copy.sizes.size(); ++d) {
+    if (copy.sizes[d] == 1) continue;
+    if (!simple.sizes.empty() && simple.from.back() == copy.from[d] * copy.sizes[d] &&
+        simple.to.back() == copy.to[d] * copy.sizes[d]) {
+      simple.sizes.back() *= copy.sizes[d];
+      simple.from.back() = copy.from[d];
+      simple.to.back() = copy.to[d];
+      continue;
+    }
+    simple.sizes.push_back(copy.sizes[d]);
+    simple.from.push_back(copy.from[d]);
+    simple.to.push_back(copy.to[d]);
+  }
+  copy = std::move(simple);
+}
+
+void ElementReader::read_copy(const Work& work, Copy copy) const {
+  if (work.tensor == kConstant) return fill(work, copy);
+  std::vector<std::size_t> order(copy.sizes.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(
+      order, [&](std::size_t a, std::size_t b) { return copy.from[a] > copy.from[b]; });
+  // The innermost dimensions, by their steps in the source, are read at once.
+  std::size_t first = order.size();
+  std::int64_t span = 1;
+  std::int64_t chunk = 1;  // of the dimension outside of these, at once
+  const auto limit = static_cast<std::int64_t>(kScratchNbytes / work.itemsize);
+  for (; first > 0; --first) {
+    const std::size_t d = order[first - 1];
+    const std::int64_t gap = copy.from[d] - span;
+    const bool is_near = gap <= 0 || nbytes(gap, work.itemsize) <= kMaxGapNbytes;
+    if (!is_near) break;
+    const bool is_direct = first == order.size() && copy.from[d] == 1 && copy.to[d] == 1;
+    const std::int64_t fits = 1 + (limit - span) / std::max<std::int64_t>(copy.from[d], 1);
+    if (!is_direct && fits < copy.sizes[d]) {
+      chunk = std::max<std::int64_t>(fits, 1);
+      break;
+    }
+    span += (copy.sizes[d] - 1) * copy.from[d];
+    if (is_direct && span > limit) {
+      --first;
+      break;
+    }
+  }
+  Copy inner;
+  const bool has_chunks = chunk > 1;
+  for (std::size_t i = has_chunks ? first - 1 : first; i < order.size(); ++i) {
+    inner.sizes.push_back(copy.sizes[order[i]]);
+    inner.from.push_back(copy.from[order[i]]);
+    inner.to.push_back(copy.to[order[i]]);
+  }
+  Shape outer;
+  for (std::size_t i = 0; i < first; ++i) {
+    const std::int64_t size = copy.sizes[order[i]];
+    outer.push_back(has_chunks && i + 1 == first ? (size + chunk - 1) / chunk : size);
+  }
+  Odometer odometer(outer);
+  do {
+    inner.source_offset = copy.source_offset;
+    inner.target_offset = copy.target_offset;
+    for (std::size_t i = 0; i < first; ++i) {
+      const bool is_chunk = has_chunks && i + 1 == first;
+      const std::int64_t at = odometer.at()[i] * (is_chunk ? chunk : 1);
+      inner.source_offset += at * copy.from[order[i]];
+      inner.target_offset += at * copy.to[order[i]];
+      if (is_chunk) inner.sizes[0] = std::min(chunk, copy.sizes[order[i]] - at);
+    }
+    read_inner(work, inner);
+  } while (odometer.next());
+}
+
+/// Reads elements that are near one another in the source. Dimensions are sorted by their steps in
+/// the source.
+void ElementReader::read_inner(const Work& work, const Copy& inner) const {
+  std::int64_t span = 1;
+  for (std::size_t d = 0; d < inner.sizes.size(); ++d) {
+    span += (inner.sizes[d] - 1) * inner.from[d];
+  }
+  const FlatRange range{inner.source_offset, inner.source_offset + span};
+  const std::size_t num_dims = inner.sizes.size();
+  const auto at_target = static_cast<std::size_t>(nbytes(inner.target_offset, work.itemsize));
+  const bool is_run = num_dims == 0 || (num_dims == 1 && inner.from[0] == 1 && inner.to[0] == 1);
+  if (is_run) {
+    const auto out = work.out.subspan(at_target, nbytes(span, work.itemsize));
+    read_source(work, range, out);
+    if (work.added != 0) add_to(out, work.dtype, work.added);
+    return;
+  }
+  const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
+  read_source(work, range, elements);
+  if (work.added != 0) add_to(elements, work.dtype, work.added);
+  // Columns have the smallest steps in the target, rows the smallest of the others in the source.
+  const auto column =
+      static_cast<std::size_t>(std::ranges::min_element(inner.to) - inner.to.begin());
+  std::size_t row = num_dims;
+  for (std::size_t d = num_dims; d-- > 0;) {
+    if (d != column && (row == num_dims || inner.from[d] < inner.from[row])) row = d;
+  }
+  const auto step = [&](const Shape& steps, std::size_t d) {
+    return d == num_dims ? 0 : steps[d] * static_cast<std::int64_t>(work.itemsize);
+  };
+  const Plane plane{row == num_dims ? 1 : inner.sizes[row],
+                    inner.sizes[column],
+                    step(inner.from, row),
+                    step(inner.to, row),
+                    step(inner.from, column),
+                    step(inner.to, column)};
+  const bool has_runs = inner.from[column] == 1 && inner.to[column] == 1;
+  Shape others;
+  for (std::size_t d = 0; d < num_dims; ++d) {
+    others.push_back(d == column || d == row ? 1 : inner.sizes[d]);
+  }
+  Odometer odometer(others);
+  do {
+    const std::byte* from =
+        elements.data() + nbytes(flat_index(odometer.at(), inner.from), work.itemsize);
+    std::byte* to =
+        work.out.data() + at_target + nbytes(flat_index(odometer.at(), inner.to), work.itemsize);
+    if (!has_runs) {
+      copy_plane(plane, work.itemsize, from, to);
+      continue;
+    }
+    for (std::int64_t r = 0; r < plane.rows; ++r) {
+      std::memcpy(to + r * plane.row_to, from + r * plane.row_from,
+                  nbytes(plane.columns, work.itemsize));
+    }
+  } while (odometer.next());
+}
+
+void ElementReader::fill(const Work& work, const Copy& copy) const {
+  const auto element = bytes_of_number(work.added, work.dtype);
+  TESSERA_CHECK(element.has_value());  // checked when the recipe was applied
+  Odometer odometer(copy.sizes);
+  do {
+    const std::int64_t at = copy.target_offset + flat_index(odometer.at(), copy.to);
+    std::memcpy(work.out.data() + nbytes(at, work.itemsize), element->data(), element->size());
+  } while (odometer.next());
+}
+
+void ElementReader::read_source(const Work& work, FlatRange range, std::span<std::byte> out) const {
+  const auto& index = pieces_[work.tensor];
+  if (!index) return source_.read_piece(work.tensor, 0, range, out);
+  std::unique_ptr<ByteBuffer> scratch = pool_.take();
+  const std::vector<std::uint32_t> pieces = index->pieces_sharing(range, 0);
+  formats::detail::Gatherer(source_, work.tensor, *scratch)
+      .gather(pieces, range, {0, range.numel()}, out);
+  pool_.give_back(std::move(scratch));
+}
+
+bool ElementReader::is_permuted(const BlockTensor& tensor) {
+  constexpr std::uint64_t kSmallNbytes = std::uint64_t{64} << 10;
+  const Shape strides = row_major_strides(tensor.shape);
+  return std::ranges::any_of(tensor.blocks, [&](const Block& block) {
+    if (block.source == kConstant ||
+        nbytes(block.box.numel(), itemsize(tensor.dtype)) <= kSmallNbytes)
+      return false;
+    Copy copy{block.box.sizes, block.strides, strides, 0, 0};
+    simplify(copy);
+    return !copy.from.empty() &&
+           (copy.from.back() != 1 || !std::ranges::is_sorted(copy.from, std::greater()));
+  });
+}
+
+std::optional<std::vector<std::byte>> bytes_of_number(double number, DType dtype) {
+  std::vector<std::byte> bytes(itemsize(dtype));
+  if (number == 0 && !std::signbit(number)) return bytes;
+  if (is_floating_point(dtype)) {
+    if (!can_cast(DType::float64, dtype)) return std::nullopt;
+    double back = 0;
+    cast_elements(DType::float64, std::as_bytes(std::span(&number, 1)), dtype, bytes);
+    cast_elements(dtype, bytes, DType::float64, std::as_writable_bytes(std::span(&back, 1)));
+    return back == number ? std::optional(bytes) : std::nullopt;
+  }
+  constexpr double kMaxExact = 9007199254740992.0;
+  if (is_complex(dtype) || number != std::trunc(number) || std::abs(number) > kMaxExact) {
+    return std::nullopt;
+  }
+  const auto whole = static_cast<std::int64_t>(number);
+  std::memcpy(bytes.data(), &whole, bytes.size());
+  double back = 0;
+  if (!can_cast(dtype, DType::float64)) return std::nullopt;
+  cast_elements(dtype, bytes, DType::float64, std::as_writable_bytes(std::span(&back, 1)));
+  return back == number ? std::optional(bytes) : std::nullopt;
+}
+
+}  // namespace tessera::recipe

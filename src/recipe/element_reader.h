@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/byte_buffer.h"
+#include "recipe/block_tensor.h"
+#include "reshard/piece_index.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::recipe {
+
+/// The blocks of a tensor, in an order in which a window of the tensor finds its own.
+class IndexedBlocks {
+ public:
+  explicit IndexedBlocks(BlockTensor tensor);
+
+  const BlockTensor& tensor() const { return tensor_; }
+  /// Calls `visit` for each block that may have elements in `[begin, end)` of the tensor's
+  /// row-major order.
+  template <class Visit>
+  void for_each_in(FlatRange window, Visit visit) const {
+    for (std::size_t i = first_in(window.begin); i < bounds_.size(); ++i) {
+      if (bounds_[i].begin >= window.end) break;
+      if (bounds_[i].end > window.begin) visit(tensor_.blocks[i]);
+    }
+  }
+
+ private:
+  std::size_t first_in(std::int64_t begin) const;
+
+  BlockTensor tensor_;             // blocks by their first element
+  std::vector<FlatRange> bounds_;  // parallel: from a block's first element to its last
+  std::int64_t longest_ = 0;
+};
+
+/// Reads elements of tensors that consist of blocks from the source's pieces. Uses at most
+/// `kScratchNbytes` of memory for each thread that reads. Thread-safe. Keeps a reference to
+/// `source`.
+class ElementReader {
+ public:
+  static constexpr std::uint64_t kScratchNbytes = std::uint64_t{4} << 20;
+
+  explicit ElementReader(const formats::TensorSource& source);
+
+  /// Fills `out` with the elements `window` of a tensor, in row-major order.
+  void read(const IndexedBlocks& tensor, FlatRange window, std::span<std::byte> out) const;
+
+  /// Whether the tensor's elements are in another order than the source's, so that a window of it
+  /// needs elements from all over the source.
+  static bool is_permuted(const BlockTensor& tensor);
+
+ private:
+  /// Elements at equal steps, in the source and in the window of a read.
+  struct Copy {
+    Shape sizes;
+    Shape from;  // steps in the source
+    Shape to;    // steps in the window
+    std::int64_t source_offset = 0;
+    std::int64_t target_offset = 0;
+  };
+  struct Work;
+
+  static void simplify(Copy& copy);
+  void read_copy(const Work& work, Copy copy) const;
+  void read_inner(const Work& work, const Copy& inner) const;
+  void fill(const Work& work, const Copy& copy) const;
+  void read_source(const Work& work, FlatRange range, std::span<std::byte> out) const;
+
+  class ScratchPool {
+   public:
+    std::unique_ptr<tessera::detail::ByteBuffer> take();
+    void give_back(std::unique_ptr<tessera::detail::ByteBuffer> buffer);
+
+   private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<tessera::detail::ByteBuffer>> free_;
+  };
+
+  const formats::TensorSource& source_;
+  /// Parallel to the source's tensors; null for a tensor whose first piece is all of it.
+  std::vector<std::unique_ptr<reshard::PieceIndex>> pieces_;
+  mutable ScratchPool pool_;
+};
+
+/// Returns the bytes of a number in a dtype, or nothing if the dtype does not have the number.
+std::optional<std::vector<std::byte>> bytes_of_number(double number, DType dtype);
+
+}  // namespace tessera::recipe

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/value.h"
+
+namespace tessera::recipe {
+
+/// A number of a recipe, as text: `128`, `kv_heads`, `hidden / heads`, `(q + 2) * d`.
+struct Expression {
+  std::string text;
+  std::string where;  // in the recipe, for errors: `rule 3, split.sizes`
+};
+
+/// Where a variable of a recipe gets its value from.
+struct VariableRule {
+  std::vector<std::string> config_keys{};  // of config.json, the first that is there; with dots
+  std::optional<Expression> expression{};  // if config.json has none of them
+};
+
+/// The values of variables and expressions. Not thread-safe.
+class Variables {
+ public:
+  /// `config` is None if there is no config.json; `config_path` is for errors.
+  /// Throws: Error(invalid_argument) if `given` has a name that is in no rule.
+  Variables(std::string path, std::map<std::string, VariableRule> rules,
+            std::map<std::string, std::int64_t> given, Value config, std::string config_path);
+
+  /// Returns the value of an expression. A quotient must be whole.
+  /// Throws: Error(mismatch) naming the place in the recipe and the variable.
+  std::int64_t evaluate(const Expression& expression);
+
+ private:
+  std::int64_t value_of(const std::string& name, const std::string& where);
+  std::optional<std::int64_t> from_config(const VariableRule& rule, const std::string& name) const;
+
+  std::string path_;
+  std::map<std::string, VariableRule> rules_;
+  std::map<std::string, std::int64_t> known_;
+  std::set<std::string> open_;  // variables that are being evaluated
+  Value config_;
+  std::string config_path_;
+};
+
+/// Returns the names in an expression. Throws: Error(corruption) naming `path` if the text is none.
+std::set<std::string> check_expression(const Expression& expression, const std::string& path);
+
+}  // namespace tessera::recipe

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace tessera::recipe {
+
+/// What a capture stands for in a name.
+enum class CaptureKind {
+  number,        // `{L}`: a decimal number; its name begins with a capital letter
+  text,          // `{name}`: one or more characters, no dot
+  any,           // `{x:*}`: any characters, also none
+  alternatives,  // `{p:q|k|v}`: one of the words
+};
+
+/// A capture as a name template spells it.
+struct Capture {
+  std::string name;
+  CaptureKind kind = CaptureKind::number;
+  std::int64_t added = 0;            // `{L+4}`: the name has the number plus 4
+  std::vector<std::string> words{};  // of alternatives
+  bool has_kind = false;             // false: spelled as `{p}`, without its kind
+  friend bool operator==(const Capture&, const Capture&) = default;
+};
+
+/// A name with captures: `model.layers.{L}.mlp.{p:gate|up}_proj.weight`. Matches names, and makes
+/// names out of the captures' values. Immutable; thread-safe.
+///
+/// The value of a number is its digits (without what the template adds), the value of alternatives
+/// is the position of the word, the value of a text is the text.
+class NameTemplate {
+ public:
+  /// A broken rule of a template, in words.
+  struct Problem {
+    std::string expected;
+    std::string found;
+  };
+  using Parts = std::vector<std::variant<std::string, Capture>>;
+
+  /// Parses `text`. Returns the problem if it is no template.
+  static std::variant<NameTemplate, Problem> parse(std::string_view text);
+
+  /// Returns the names of the captures, each once, sorted.
+  const std::vector<std::string>& captures() const { return captures_; }
+  const Parts& parts() const { return parts_; }
+  const std::string& text() const { return text_; }
+
+  /// Returns the capture of that name, as its first spelling with a kind has it; nullptr if there
+  /// is none.
+  const Capture* find(std::string_view name) const;
+
+  /// Returns a template in which `{name}` has this kind. Requires: `captures()` has it.
+  NameTemplate with_kind(const Capture& of) const;
+  /// Returns a template in which the alternatives of `name` are replaced by one of its words.
+  NameTemplate with_word(std::string_view name, std::size_t word) const;
+
+  /// Returns the problem if a name could be read in two ways for sure: two captures with nothing
+  /// between them, or a capture twice that is no number.
+  std::optional<Problem> ambiguity() const;
+
+  /// Returns the values of the captures, parallel to `captures()`, or nothing if `name` has another
+  /// form. A text takes as few characters as possible.
+  /// Cost: O(parts * name^2), and O(name) if there is no text in the template.
+  std::optional<std::vector<std::string>> match(std::string_view name) const;
+
+  /// Returns the name for the values of captures.
+  std::string format(const std::function<const std::string&(const std::string&)>& value_of) const;
+
+  /// The longest name that `match` accepts.
+  static constexpr std::size_t kMaxNameNbytes = 2048;
+
+ private:
+  class Matcher;
+
+  void index();
+
+  std::string text_;
+  Parts parts_;
+  std::vector<std::string> captures_;
+  std::vector<std::size_t> slots_;  // parallel to parts_: of captures, the place in captures_
+};
+
+}  // namespace tessera::recipe

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "recipe/block_tensor.h"
+
+namespace tessera::recipe {
+
+/// Several tensors behind one another along `dim`. Without `sizes`, all have the same size.
+struct Concat {
+  std::int64_t dim = 0;
+  std::vector<std::int64_t> sizes{};
+  std::size_t num_parts = 0;
+};
+struct Split {
+  std::int64_t dim = 0;
+  std::vector<std::int64_t> sizes{};
+  std::size_t num_parts = 0;
+};
+/// The same in each of `groups` equal groups of `dim`, as grouped-query attention stores Q, K and
+/// V. `sizes` are those of the parts outside of the groups.
+struct ConcatGrouped {
+  std::int64_t dim = 0;
+  std::int64_t groups = 1;
+  std::vector<std::int64_t> sizes{};
+  std::size_t num_parts = 0;
+};
+struct SplitGrouped {
+  std::int64_t dim = 0;
+  std::int64_t groups = 1;
+  std::vector<std::int64_t> sizes{};
+  std::size_t num_parts = 0;
+};
+/// The tensors of all values of a capture (0, 1, …) along a new dimension.
+struct Stack {
+  std::string capture;
+  std::int64_t dim = 0;
+};
+struct Unstack {
+  std::string capture;
+  std::int64_t dim = 0;
+};
+/// One size may be -1.
+struct Reshape {
+  std::vector<std::int64_t> from{};
+  std::vector<std::int64_t> to{};
+};
+/// One dimension as several. One size may be -1.
+struct Unflatten {
+  std::int64_t dim = 0;
+  std::vector<std::int64_t> sizes{};
+};
+struct Flatten {
+  std::int64_t dim = 0;
+  std::vector<std::int64_t> sizes{};
+};
+/// Dimension `d` of the result is dimension `order[d]`.
+struct Permute {
+  std::vector<std::int64_t> order{};
+};
+struct Transpose {
+  std::int64_t first = 0;
+  std::int64_t second = 1;
+};
+/// Elements `[begin, end)` along `dim`. The others are dropped, so it cannot be undone.
+struct Slice {
+  std::int64_t dim = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+/// What is behind the `from` elements along `dim`.
+struct Filling {
+  double value = 0;
+  bool is_any = false;  // on the way back, the elements may have any value; on the way there, 0
+};
+struct Pad {
+  std::int64_t dim = 0;
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  Filling filling{};
+};
+/// The way back: `to` elements along `dim` become `from`.
+struct Unpad {
+  std::int64_t dim = 0;
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  Filling filling{};
+};
+/// One tensor as several equal ones.
+struct Duplicate {
+  std::size_t num_parts = 0;
+};
+struct MergeEqual {
+  std::size_t num_parts = 0;
+};
+/// A number added to each element, rounded to the dtype.
+struct Add {
+  double value = 0;
+};
+
+using Operation =
+    std::variant<Concat, Split, ConcatGrouped, SplitGrouped, Stack, Unstack, Reshape, Unflatten,
+                 Flatten, Permute, Transpose, Slice, Pad, Unpad, Duplicate, MergeEqual, Add>;
+
+/// Returns the word of an operation in a recipe: `split_grouped`.
+std::string_view operation_name(const Operation& operation);
+
+/// Returns the operation that undoes this one. Throws: ShapeProblem for a slice.
+Operation inverse_of(const Operation& operation);
+
+/// The tensors of one name template of a rule, by the values of the captures that are stacked.
+struct Stream {
+  std::vector<std::string> captures{};                         // sorted
+  std::map<std::vector<std::int64_t>, BlockTensor> tensors{};  // by values, parallel to captures
+};
+
+/// Two tensors whose elements must be equal, or the recipe would lose something.
+struct Requirement {
+  BlockTensor tensor;
+  BlockTensor expected;
+};
+
+/// What a tensor is to its parameter decides what some operations do with it.
+enum class Subject {
+  parameter,
+  pointwise_state,  // `add` does not change it, and it is padded with zeros
+};
+
+/// What `apply` found on the way.
+struct Applied {
+  std::vector<Requirement> requirements{};
+  std::int64_t num_dropped = 0;  // elements of slices, and of paddings of any value
+};
+
+/// Applies an operation to the streams of a rule. Throws: ShapeProblem.
+void apply(const Operation& operation, Subject subject, std::vector<Stream>& streams,
+           Applied& applied);
+
+}  // namespace tessera::recipe

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recipe/expression.h"
+#include "recipe/name_template.h"
+#include "recipe/operation.h"
+#include "tessera/base/value.h"
+#include "tessera/recipe/recipe.h"
+
+namespace tessera::recipe {
+
+/// A rule whose numbers are known.
+struct Rule {
+  std::size_t number = 0;            // from 1
+  std::vector<NameTemplate> from{};  // all with the same captures
+  std::vector<NameTemplate> to{};    // all with the same captures; empty: a rule that drops
+  std::vector<Operation> operations{};
+  bool is_optional = false;  // may match nothing
+
+  bool drops() const { return to.empty(); }
+  /// Returns the captures that both sides have, sorted: one group of tensors for each value.
+  std::vector<std::string> shared_captures() const;
+};
+
+/// What happens to tensors that no rule names.
+enum class Rest { refuse, keep };
+
+/// A recipe whose numbers are known, in one direction.
+struct Rules {
+  std::string path;
+  std::vector<Rule> rules{};
+  Rest rest = Rest::refuse;
+};
+
+/// What a recipe's file says.
+struct Recipe::Parsed {
+  std::string text;
+  std::string path;
+  std::map<std::string, VariableRule> variables{};
+  Rest rest = Rest::refuse;
+  Value::List rules{};
+};
+
+/// Lets the files of this folder see what a Recipe has.
+class RecipeAccess {
+ public:
+  static const Recipe::Parsed& parsed(const Recipe& recipe) { return *recipe.parsed_; }
+  static Recipe make(Recipe::Parsed parsed);
+};
+
+/// Evaluates all numbers of a recipe, and turns it round if the options say so.
+/// Throws: Error(mismatch) naming the rule.
+Rules rules_of(const Recipe& recipe, const RecipeOptions& options);
+
+/// Returns the rules of the way back. Throws: Error(mismatch) naming the rule that has none.
+Rules inverse_of(const Rules& rules);
+
+/// Returns `text` with comments (`// …` and `/* … */`) replaced by spaces.
+std::string without_comments(std::string_view text);
+
+}  // namespace tessera::recipe

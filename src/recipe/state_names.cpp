@@ -1,0 +1,133 @@
+#include "recipe/state_names.h"
+
+#include <algorithm>
+
+#include "reshard/state_key.h"
+
+namespace tessera::recipe {
+namespace {
+
+using formats::KeyPath;
+
+/// Returns how many bytes of a name are before each of its suffixes of whole components.
+std::vector<std::size_t> suffix_begins(std::string_view name) {
+  std::vector<std::size_t> begins{0};
+  for (std::size_t dot = name.find('.'); dot != std::string_view::npos;
+       dot = name.find('.', dot + 1)) {
+    begins.push_back(dot + 1);
+  }
+  return begins;
+}
+
+/// What an optimizer keeps below `state.` or `param_groups.`.
+std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
+  if (const auto rest = reshard::behind_state(name)) return rest;
+  constexpr std::string_view kGroups = "param_groups";
+  const auto root = reshard::before_component(name, kGroups);
+  if (!root || name.size() <= root->size() + kGroups.size()) return std::nullopt;
+  return name.substr(root->size() + kGroups.size() + 1);
+}
+
+}  // namespace
+
+StateNames::StateNames(const formats::CheckpointContents& contents,
+                       const std::vector<std::size_t>& parameters)
+    : contents_(contents) {
+  constexpr std::size_t kMaxRemoved = 4;
+  const auto add = [&](std::string_view name, std::size_t tensor) {
+    names_[tensor].push_back(name);
+    const std::vector<std::size_t> begins = suffix_begins(name);
+    for (std::size_t i = 0; i < std::min(begins.size(), kMaxRemoved); ++i) {
+      by_suffix_[name.substr(begins[i])].push_back(tensor);
+    }
+  };
+  std::unordered_map<std::string_view, std::size_t> index;
+  for (const std::size_t tensor : parameters) {
+    add(contents.tensors[tensor].meta.fqn, tensor);
+    index.emplace(contents.tensors[tensor].meta.fqn, tensor);
+  }
+  for (const formats::Alias& alias : contents.aliases) {
+    const auto target = index.find(alias.target);
+    if (target != index.end()) add(alias.fqn, target->second);
+  }
+}
+
+std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t parameter) const {
+  const auto rest = behind_optimizer_key(fqn);
+  const auto names = names_.find(parameter);
+  if (!rest || names == names_.end()) return std::nullopt;
+  for (const std::string_view name : names->second) {
+    for (const std::size_t begin : suffix_begins(name)) {
+      const std::string_view suffix = name.substr(begin);
+      if (!rest->starts_with(suffix) || rest->size() <= suffix.size() ||
+          (*rest)[suffix.size()] != '.') {
+        continue;
+      }
+      return StateName{std::string(fqn.substr(0, fqn.size() - rest->size())), std::string(suffix),
+                       begin, std::string(rest->substr(suffix.size()))};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
+  const auto rest = behind_optimizer_key(name);
+  if (!rest) return std::nullopt;
+  for (std::size_t dot = rest->rfind('.'); dot != std::string_view::npos && dot != 0;
+       dot = rest->rfind('.', dot - 1)) {
+    const auto found = find_parameter(rest->substr(0, dot));
+    if (!found) continue;
+    auto split_name = split(name, found->parameter);
+    if (!split_name) continue;
+    return Found{*std::move(split_name), found->parameter};
+  }
+  return std::nullopt;
+}
+
+std::optional<StateNames::Found> StateNames::find_parameter(std::string_view name) const {
+  const auto found = by_suffix_.find(name);
+  if (found == by_suffix_.end()) return std::nullopt;
+  std::size_t chosen = found->second.front();
+  for (const std::size_t tensor : found->second) {
+    const auto& names = names_.at(tensor);
+    if (std::ranges::find(names, name) != names.end()) chosen = tensor;
+  }
+  for (const std::string_view own : names_.at(chosen)) {
+    if (!own.ends_with(name)) continue;
+    return Found{StateName{"", std::string(name), own.size() - name.size(), ""}, chosen};
+  }
+  return std::nullopt;
+}
+
+std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
+                              const StateName& name) {
+  const std::string_view removed = std::string_view(old_fqn).substr(0, name.removed_nbytes);
+  if (!fqn.starts_with(removed)) return fqn;
+  return fqn.substr(removed.size());
+}
+
+KeyPath path_of_new_name(const KeyPath& path, const std::string& old_name,
+                         const std::string& new_name) {
+  if (path.empty() || formats::spell(path) != old_name) return {};
+  if (old_name == new_name) return path;
+  KeyPath result;
+  std::string spelled;
+  for (std::size_t i = 0; i + 1 < path.size(); ++i) {
+    const std::string next = spelled + formats::spell({path[i]}) + ".";
+    if (!std::holds_alternative<std::string>(path[i]) || !new_name.starts_with(next)) break;
+    result.push_back(path[i]);
+    spelled = next;
+  }
+  result.emplace_back(new_name.substr(spelled.size()));
+  return result;
+}
+
+KeyPath path_of_state(const KeyPath& path, const StateName& name,
+                      const std::string& new_parameter) {
+  if (path.size() < 2 || formats::spell({path[path.size() - 2]}) != name.parameter) return {};
+  KeyPath result = path;
+  result[path.size() - 2] = new_parameter;
+  return result;
+}
+
+}  // namespace tessera::recipe

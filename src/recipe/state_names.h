@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::recipe {
+
+/// The parts of a name that an optimizer gave: `optim.state.layers.0.weight.exp_avg`.
+struct StateName {
+  std::string root;                // `optim.state.`
+  std::string parameter;           // `layers.0.weight`, as the optimizer calls it
+  std::size_t removed_nbytes = 0;  // what the parameter's name in the checkpoint has before that
+  std::string rest;                // `.exp_avg`
+};
+
+/// Finds the parameters that optimizers name, as `optim.state.<name>.<key>` and
+/// `optim.param_groups.<name>.<key>` do. Keeps views of the names in `contents`.
+class StateNames {
+ public:
+  /// `parameters` are the indices of tensors that may be parameters.
+  StateNames(const formats::CheckpointContents& contents,
+             const std::vector<std::size_t>& parameters);
+
+  /// Splits the name of a tensor of this parameter. Returns nothing if the name does not have it.
+  std::optional<StateName> split(std::string_view fqn, std::size_t parameter) const;
+
+  /// A name of an optimizer, with the tensor that is the parameter.
+  struct Found {
+    StateName name;
+    std::size_t parameter;
+  };
+  /// Splits the name of a value below a `state` or a `param_groups`.
+  std::optional<Found> find(std::string_view name) const;
+
+  /// Returns the tensor that an optimizer calls by this name, and what its name has before it.
+  std::optional<Found> find_parameter(std::string_view name) const;
+
+ private:
+  const formats::CheckpointContents& contents_;
+  std::unordered_map<std::string_view, std::vector<std::size_t>> by_suffix_;
+  std::unordered_map<std::size_t, std::vector<std::string_view>> names_;  // a tensor's own, aliases
+};
+
+/// Returns what an optimizer calls the parameter `fqn`, if `old_fqn` was called `name.parameter`.
+std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
+                              const StateName& name);
+
+/// Returns the key path of a tensor or value under its new name: the outer keys that both names
+/// begin with stay, the others become one.
+formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
+                                  const std::string& new_name);
+
+/// Does the same for optimizer state, whose last keys are the parameter and what is behind it.
+formats::KeyPath path_of_state(const formats::KeyPath& path, const StateName& name,
+                               const std::string& new_parameter);
+
+}  // namespace tessera::recipe

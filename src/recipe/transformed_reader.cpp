@@ -1,0 +1,408 @@
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "recipe/element_reader.h"
+#include "recipe/placed_pieces.h"
+#include "recipe/rules.h"
+#include "recipe/state_names.h"
+#include "recipe/tile_cache.h"
+#include "recipe/transformation.h"
+#include "tessera/base/error.h"
+#include "tessera/recipe/recipe.h"
+
+namespace tessera::recipe {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::Finding;
+using formats::TensorEntry;
+
+/// Throws an error that lists the first problems, if there are any.
+void require_no_problems(const std::vector<Finding>& problems, const std::string& path) {
+  constexpr std::size_t kMaxListed = 20;
+  if (problems.empty()) return;
+  if (problems.size() == 1) throw finding_to_error(problems.front());
+  std::string list;
+  for (std::size_t i = 0; i < std::min(problems.size(), kMaxListed); ++i) {
+    Finding finding = problems[i];
+    finding.where.path.clear();
+    list += (i == 0 ? "" : "\n") + finding_to_string(finding);
+  }
+  if (problems.size() > kMaxListed) {
+    list += "\nand " + std::to_string(problems.size() - kMaxListed) + " more";
+  }
+  throw Error::listing(ErrorKind::mismatch, {.path = path},
+                       std::to_string(problems.size()) + " problems:", list);
+}
+
+/// Throws if a tensor that is needed has holes or overlaps.
+void require_whole_sources(const Transformation& transformation, const CheckpointContents& source,
+                           const std::string& path) {
+  std::set<std::uint32_t> needed;
+  for (const Target& target : transformation.targets) {
+    for (const Block& block : target.tensor.blocks) needed.insert(block.source);
+  }
+  needed.erase(kConstant);
+  for (const std::uint32_t index : needed) {
+    const TensorEntry& tensor = source.tensors[index];
+    std::vector<Region> regions;
+    for (const formats::Piece& piece : tensor.pieces) regions.push_back(piece.region);
+    const auto problems = check_coverage(regions, tensor.meta.shape);
+    if (problems.empty()) continue;
+    throw Error::expected(ErrorKind::mismatch, {.path = path, .fqn = tensor.meta.fqn}, "recipe",
+                          "pieces that cover the tensor once", problems.front().detail);
+  }
+}
+
+/// The lists of an optimizer's parameters, in values such as `optim.param_groups.0.params`.
+class GroupNames {
+ public:
+  GroupNames(const CheckpointContents& contents, const Transformation& transformation)
+      : contents_(contents), transformation_(transformation) {
+    std::vector<std::size_t> parameters;
+    for (const auto& [tensor, targets] : transformation.targets_of) parameters.push_back(tensor);
+    names_.emplace(contents, parameters);
+  }
+
+  static bool may_list(std::string_view name) {
+    return name.find("param_groups") != std::string_view::npos;
+  }
+
+  /// Returns a value with the new names of parameters. `groups` collects where each new name is.
+  Value renamed(Value value, std::string_view key,
+                std::map<std::string, std::size_t>* groups) const {
+    const auto ends_with = [&](std::string_view word) { return key.ends_with(word); };
+    auto* list = value.get_if<Value::List>();
+    if (list != nullptr && ends_with("param_groups")) {
+      for (Value& group : *list) group = renamed_group(std::move(group), groups);
+    } else if (list != nullptr && (ends_with(".params") || ends_with(".param_names"))) {
+      *list = renamed_list(std::move(*list), ends_with(".params") ? groups : nullptr);
+    }
+    return value;
+  }
+
+ private:
+  Value renamed_group(Value group, std::map<std::string, std::size_t>* groups) const {
+    auto* dict = group.get_if<Value::Dict>();
+    if (dict == nullptr) return group;
+    for (auto& [key, member] : *dict) {
+      const bool is_params = key == Value("params");
+      auto* list = member.get_if<Value::List>();
+      if (list == nullptr || (!is_params && key != Value("param_names"))) continue;
+      *list = renamed_list(std::move(*list), is_params ? groups : nullptr);
+    }
+    return group;
+  }
+
+  Value::List renamed_list(Value::List list, std::map<std::string, std::size_t>* groups) const {
+    Value::List result;
+    std::set<std::string> seen;
+    const std::size_t group = groups == nullptr ? 0 : groups->size();
+    for (Value& item : list) {
+      const auto* name = item.get_if<std::string>();
+      const auto found = name == nullptr ? std::nullopt : names_->find_parameter(*name);
+      if (!found) {
+        result.push_back(std::move(item));
+        continue;
+      }
+      const std::string& old = contents_.tensors[found->parameter].meta.fqn;
+      for (const std::string& target : transformation_.targets_of.at(found->parameter)) {
+        std::string called = optimizer_name_of(target, old, found->name);
+        if (groups != nullptr) note_group(called, group, *groups);
+        if (seen.insert(called).second) result.emplace_back(std::move(called));
+      }
+    }
+    return result;
+  }
+
+  static void note_group(const std::string& name, std::size_t group,
+                         std::map<std::string, std::size_t>& groups) {
+    const auto [known, is_new] = groups.emplace(name, group);
+    if (is_new || known->second == group) return;
+    throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "param_groups",
+                          "parameters that become one tensor in one group", "them in two");
+  }
+
+  const CheckpointContents& contents_;
+  const Transformation& transformation_;
+  std::optional<StateNames> names_;
+};
+
+/// Elements that must be equal before a target may be read, checked once.
+struct Condition {
+  std::size_t rule;
+  IndexedBlocks tensor;
+  IndexedBlocks expected;
+};
+
+class TransformedReader final : public CheckpointReader {
+ public:
+  TransformedReader(std::unique_ptr<CheckpointReader> source, const Rules& rules,
+                    const std::string& prefix)
+      : source_(std::move(source)),
+        recipe_path_(rules.path),
+        made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix)),
+        elements_(*source_),
+        groups_(source_->contents(), made_) {
+    require_no_problems(made_.problems, rules.path);
+    require_whole_sources(made_, source_->contents(), source_->path());
+    take_tensors();
+    take_conditions();
+    contents_.aliases = made_.aliases;
+    take_values();
+    take_rest();
+  }
+
+  formats::Format format() const override { return source_->format(); }
+  const std::string& path() const override { return source_->path(); }
+  const CheckpointContents& contents() const override { return contents_; }
+  std::vector<std::vector<std::string>> dict_orders() const override;
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override;
+  Value read_value(std::size_t value_index) const override;
+  formats::PieceStorage piece_storage(std::size_t tensor_index,
+                                      std::size_t piece_index) const override;
+  std::vector<std::string> data_files() const override { return source_->data_files(); }
+  formats::MissingData find_missing_data() const override;
+  void check_files(const formats::FindingSink& sink) const override { source_->check_files(sink); }
+  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
+              int num_threads) const override {
+    source_->verify(sink, progress, num_threads);
+  }
+
+ private:
+  /// The elements of one piece.
+  struct Elements {
+    IndexedBlocks blocks;
+    bool is_permuted;
+  };
+  struct Conditions {
+    std::once_flag checked;
+    std::vector<Condition> list;
+  };
+
+  void take_tensors();
+  void take_conditions();
+  void take_values();
+  void take_rest();
+  void check(const Condition& condition, std::size_t tensor_index) const;
+
+  std::unique_ptr<CheckpointReader> source_;
+  std::string recipe_path_;
+  Transformation made_;  // its targets lose their elements to pieces_
+  ElementReader elements_;
+  GroupNames groups_;
+  CheckpointContents contents_;
+  std::vector<std::vector<Elements>> pieces_;  // parallel to contents_.tensors and their pieces
+  mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
+  mutable TileCache tiles_;
+};
+
+void TransformedReader::take_tensors() {
+  for (Target& target : made_.targets) {
+    TensorEntry entry = std::move(target.entry);
+    std::vector<Elements>& pieces = pieces_.emplace_back();
+    for (const Block& block : target.tensor.blocks) {
+      if (block.source != kConstant || bytes_of_number(block.added, target.tensor.dtype)) continue;
+      throw Error::expected(
+          ErrorKind::mismatch, {.path = recipe_path_, .fqn = entry.meta.fqn},
+          "rule " + std::to_string(target.rule),
+          "a padding that " + std::string(dtype_name(target.tensor.dtype)) + " has",
+          std::to_string(block.added));
+    }
+    for (PlacedPiece& placed : place_pieces(std::move(target.tensor), source_->contents())) {
+      entry.pieces.push_back(std::move(placed.piece));
+      const bool is_permuted = ElementReader::is_permuted(placed.tensor);
+      pieces.push_back({IndexedBlocks(std::move(placed.tensor)), is_permuted});
+    }
+    contents_.tensors.push_back(std::move(entry));
+  }
+  made_.targets.clear();
+}
+
+void TransformedReader::take_conditions() {
+  for (TargetRequirement& each : made_.requirements) {
+    const TensorEntry* target = contents_.find_tensor(each.target);
+    TESSERA_CHECK(target != nullptr);
+    const auto index = static_cast<std::size_t>(target - contents_.tensors.data());
+    conditions_[index].list.push_back({each.rule, IndexedBlocks(std::move(each.requirement.tensor)),
+                                       IndexedBlocks(std::move(each.requirement.expected))});
+  }
+  made_.requirements.clear();
+}
+
+void TransformedReader::take_values() {
+  std::map<std::string, std::size_t> groups;
+  for (const ValueTarget& value : made_.values) {
+    contents_.values.push_back(value.entry);
+    if (GroupNames::may_list(value.entry.name)) {
+      groups_.renamed(source_->read_value(value.sources.front()), value.entry.name, &groups);
+    }
+    for (std::size_t i = 1; i < value.sources.size(); ++i) {
+      if (source_->read_value(value.sources[i]) == source_->read_value(value.sources[0])) continue;
+      const auto& names = source_->contents().values;
+      throw Error::expected(
+          ErrorKind::mismatch, {.path = source_->path(), .fqn = names[value.sources[i]].name},
+          "recipe",
+          "the value of " + names[value.sources[0]].name + ", as both become " + value.entry.name,
+          "another one");
+    }
+  }
+}
+
+void TransformedReader::take_rest() {
+  const CheckpointContents& below = source_->contents();
+  contents_.world_size = below.world_size;
+  contents_.annotations = below.annotations;
+  contents_.missing_files = below.missing_files;
+  contents_.opened_classes = below.opened_classes;
+  contents_.part = below.part;
+  contents_.opening_findings = below.opening_findings;
+  for (const formats::Simplification& simplified : below.simplifications) {
+    const auto renamed = made_.new_names.find(simplified.name);
+    if (renamed == made_.new_names.end()) {
+      contents_.simplifications.push_back(simplified);
+      continue;
+    }
+    for (const std::string& name : renamed->second) {
+      contents_.simplifications.push_back({simplified.kind, name, simplified.what});
+    }
+  }
+  for (const FlatUnit& unit : below.units) {
+    const bool is_kept = std::ranges::all_of(unit.parameters, [&](const FlatUnitParameter& each) {
+      return contents_.find_tensor(each.fqn) != nullptr && !made_.new_names.contains(each.fqn);
+    });
+    if (is_kept) contents_.units.push_back(unit);
+  }
+}
+
+std::vector<std::vector<std::string>> TransformedReader::dict_orders() const {
+  std::vector<std::vector<std::string>> orders;
+  for (const std::vector<std::string>& order : source_->dict_orders()) {
+    std::vector<std::string>& names = orders.emplace_back();
+    std::set<std::string> seen;
+    for (const std::string& name : order) {
+      const auto renamed = made_.new_names.find(name);
+      if (renamed == made_.new_names.end()) {
+        if (contents_.find_tensor(name) != nullptr && seen.insert(name).second)
+          names.push_back(name);
+        continue;
+      }
+      for (const std::string& each : renamed->second) {
+        if (seen.insert(each).second) names.push_back(each);
+      }
+    }
+  }
+  return orders;
+}
+
+/// Compares elements in bounded memory.
+void TransformedReader::check(const Condition& condition, std::size_t tensor_index) const {
+  constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
+  const BlockTensor& tensor = condition.tensor.tensor();
+  const std::uint64_t size = itemsize(tensor.dtype);
+  const std::int64_t numel = numel_of(tensor.shape);
+  const auto at_once = static_cast<std::int64_t>(kWindowNbytes / size);
+  std::vector<std::byte> found;
+  std::vector<std::byte> expected;
+  for (std::int64_t at = 0; at < numel; at += at_once) {
+    const FlatRange window{at, std::min(at + at_once, numel)};
+    found.resize(static_cast<std::size_t>(window.numel()) * size);
+    expected.resize(found.size());
+    elements_.read(condition.tensor, window, found);
+    elements_.read(condition.expected, window, expected);
+    if (found == expected) continue;
+    const auto differs = std::ranges::mismatch(found, expected).in1 - found.begin();
+    throw Error::expected(
+        ErrorKind::mismatch, {.path = path(), .fqn = contents_.tensors[tensor_index].meta.fqn},
+        "rule " + std::to_string(condition.rule),
+        condition.expected.tensor().blocks.front().source == kConstant
+            ? "the recipe's value in all of the padding, which is left out"
+            : "equal elements in the tensors that become one",
+        "another one at element " + std::to_string(at + differs / static_cast<std::int64_t>(size)) +
+            " of " + std::to_string(numel));
+  }
+}
+
+void TransformedReader::read_piece(std::size_t tensor_index, std::size_t piece_index,
+                                   FlatRange range, std::span<std::byte> out) const {
+  if (const auto conditions = conditions_.find(tensor_index); conditions != conditions_.end()) {
+    std::call_once(conditions->second.checked, [&] {
+      for (const Condition& condition : conditions->second.list) check(condition, tensor_index);
+    });
+  }
+  const Elements& elements = pieces_[tensor_index][piece_index];
+  const BlockTensor& tensor = elements.blocks.tensor();
+  const std::int64_t numel = numel_of(tensor.shape);
+  if (!elements.is_permuted || range.numel() == numel) {
+    return elements_.read(elements.blocks, range, out);
+  }
+  tiles_.read(
+      tensor_index, piece_index, numel, itemsize(tensor.dtype), range,
+      [&](FlatRange tile, std::span<std::byte> room) {
+        elements_.read(elements.blocks, tile, room);
+      },
+      out);
+}
+
+Value TransformedReader::read_value(std::size_t value_index) const {
+  const ValueTarget& value = made_.values[value_index];
+  Value read = source_->read_value(value.sources.front());
+  if (!GroupNames::may_list(value.entry.name)) return read;
+  return groups_.renamed(std::move(read), value.entry.name, nullptr);
+}
+
+formats::PieceStorage TransformedReader::piece_storage(std::size_t tensor_index,
+                                                       std::size_t piece_index) const {
+  const BlockTensor& tensor = pieces_[tensor_index][piece_index].blocks.tensor();
+  const auto from_source = std::ranges::find_if(
+      tensor.blocks, [](const Block& block) { return block.source != kConstant; });
+  formats::PieceStorage storage{.file = {}, .byte_range = {}, .encoding = "recipe"};
+  storage.stored_nbytes =
+      static_cast<std::uint64_t>(numel_of(tensor.shape)) * itemsize(tensor.dtype);
+  if (from_source == tensor.blocks.end()) return storage;
+  const std::uint32_t source = from_source->source;
+  const TensorEntry& below = source_->contents().tensors[source];
+  if (below.pieces.empty()) return storage;
+  formats::PieceStorage stored = source_->piece_storage(source, 0);
+  if (below.pieces.size() == 1 && is_whole(tensor, source, below.meta.shape)) return stored;
+  storage.file = std::move(stored.file);
+  return storage;
+}
+
+formats::MissingData TransformedReader::find_missing_data() const {
+  const formats::MissingData below = source_->find_missing_data();
+  formats::MissingData missing;
+  if (below.pieces.empty() && below.values.empty()) return missing;
+  for (std::size_t t = 0; t < pieces_.size(); ++t) {
+    for (std::size_t p = 0; p < pieces_[t].size(); ++p) {
+      for (const Block& block : pieces_[t][p].blocks.tensor().blocks) {
+        const auto lost = below.pieces.find(block.source);
+        if (lost == below.pieces.end()) continue;
+        missing.pieces[t].emplace(p, lost->second.begin()->second);
+        break;
+      }
+    }
+  }
+  for (std::size_t v = 0; v < made_.values.size(); ++v) {
+    const auto lost = below.values.find(made_.values[v].sources.front());
+    if (lost != below.values.end()) missing.values.emplace(v, lost->second);
+  }
+  return missing;
+}
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointReader> reader,
+                                                   const Recipe& recipe,
+                                                   const RecipeOptions& options) {
+  return std::make_unique<TransformedReader>(std::move(reader), rules_of(recipe, options),
+                                             options.prefix);
+}
+
+}  // namespace tessera::recipe

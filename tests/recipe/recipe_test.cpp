@@ -1,0 +1,566 @@
+#include "tessera/recipe/recipe.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "support/error_matchers.h"
+#include "support/memory_checkpoint.h"
+#include "tessera/base/error.h"
+
+namespace tessera::recipe {
+namespace {
+
+using formats::CheckpointReader;
+using formats::StateKind;
+using test::Bytes;
+using test::bytes_of;
+using test::MemoryCheckpoint;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+/// Numbers from `first` on.
+Bytes numbers(std::int64_t numel, float first = 0) {
+  std::vector<float> values(static_cast<std::size_t>(numel));
+  std::iota(values.begin(), values.end(), first);
+  return bytes_of(values);
+}
+
+Recipe parsed(const std::string& rules, const std::string& more = "") {
+  return Recipe::parse("{\"schema\": 1, " + more + "\"rules\": [" + rules + "]}", "r.json");
+}
+
+std::unique_ptr<CheckpointReader> applied(MemoryCheckpoint source, const Recipe& recipe,
+                                          RecipeOptions options = {}) {
+  return open_transformed(std::make_unique<MemoryCheckpoint>(std::move(source)), recipe, options);
+}
+
+std::vector<float> floats(const CheckpointReader& reader, const std::string& fqn) {
+  const formats::TensorEntry* tensor = reader.contents().find_tensor(fqn);
+  if (tensor == nullptr) throw std::runtime_error("no " + fqn);
+  const Bytes bytes = test::whole_tensor(
+      reader, static_cast<std::size_t>(tensor - reader.contents().tensors.data()));
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+std::vector<std::string> names(const CheckpointReader& reader) {
+  std::vector<std::string> all;
+  for (const auto& tensor : reader.contents().tensors) {
+    all.push_back(tensor.meta.fqn + " " + shape_to_string(tensor.meta.shape));
+  }
+  return all;
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(RecipeTest, RenamesWithCaptures) {
+  MemoryCheckpoint source;
+  source.add({"h.0.w", DType::float32, {2}}, numbers(2));
+  source.add({"h.11.w", DType::float32, {2}}, numbers(2, 10));
+  const auto reader =
+      applied(source, parsed(R"({"from": "h.{L}.w", "to": "layers.{L+1}.weight"})"));
+  EXPECT_THAT(names(*reader), ElementsAre("layers.1.weight [2]", "layers.12.weight [2]"));
+  EXPECT_THAT(floats(*reader, "layers.12.weight"), ElementsAre(10, 11));
+}
+
+TEST(RecipeTest, ConcatenatesAndSplits) {
+  MemoryCheckpoint source;
+  source.add({"q", DType::float32, {2, 2}}, numbers(4));
+  source.add({"k", DType::float32, {1, 2}}, numbers(2, 10));
+  const auto reader = applied(
+      source,
+      parsed(R"({"from": ["q", "k"], "to": "qk", "ops": [{"concat": {"sizes": [2, 1]}}]})"));
+  EXPECT_THAT(floats(*reader, "qk"), ElementsAre(0, 1, 2, 3, 10, 11));
+
+  MemoryCheckpoint columns;
+  columns.add({"ab", DType::float32, {2, 4}}, numbers(8));
+  const auto split = applied(
+      columns,
+      parsed(
+          R"({"from": "ab", "to": ["a", "b"], "ops": [{"split": {"dim": -1, "sizes": [1, 3]}}]})"));
+  EXPECT_THAT(floats(*split, "a"), ElementsAre(0, 4));
+  EXPECT_THAT(floats(*split, "b"), ElementsAre(1, 2, 3, 5, 6, 7));
+}
+
+// Two groups: of each, the two heads of Q, then K, then V, as Megatron stores them.
+TEST(RecipeTest, GroupsHeadsAsGroupedQueryAttentionDoes) {
+  MemoryCheckpoint source;
+  source.add({"q", DType::float32, {4, 1}}, numbers(4));
+  source.add({"k", DType::float32, {2, 1}}, numbers(2, 10));
+  source.add({"v", DType::float32, {2, 1}}, numbers(2, 20));
+  const auto reader = applied(source, parsed(R"({"from": "{p:q|k|v}", "to": "qkv",
+      "ops": [{"concat_grouped": {"groups": 2, "sizes": [4, 2, 2]}}]})"));
+  EXPECT_THAT(floats(*reader, "qkv"), ElementsAre(0, 1, 10, 20, 2, 3, 11, 21));
+}
+
+TEST(RecipeTest, StacksOverCaptures) {
+  MemoryCheckpoint source;
+  for (const int layer : {0, 1}) {
+    for (const int expert : {0, 1, 2}) {
+      source.add(
+          {"l." + std::to_string(layer) + ".e." + std::to_string(expert), DType::float32, {1}},
+          numbers(1, static_cast<float>(10 * layer + expert)));
+    }
+  }
+  const auto reader = applied(
+      source,
+      parsed(R"({"from": "l.{L}.e.{E}", "to": "all", "ops": [{"stack": "E"}, {"stack": "L"}]})"));
+  EXPECT_THAT(names(*reader), ElementsAre("all [2, 3, 1]"));
+  EXPECT_THAT(floats(*reader, "all"), ElementsAre(0, 1, 2, 10, 11, 12));
+  const auto by_layer =
+      applied(source, parsed(R"({"from": "l.{L}.e.{E}", "to": "l.{L}", "ops": [{"stack": "E"}]})"));
+  EXPECT_THAT(floats(*by_layer, "l.1"), ElementsAre(10, 11, 12));
+}
+
+TEST(RecipeTest, RearrangesElements) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {2, 3}}, numbers(6));
+  const auto ops = [&](const std::string& list) {
+    return floats(*applied(source, parsed(R"({"from": "w", "to": "v", "ops": [)" + list + "]}")),
+                  "v");
+  };
+  EXPECT_THAT(ops(R"({"transpose": [0, 1]})"), ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(ops(R"({"permute": [1, 0]}, {"reshape": {"from": [3, 2], "to": [-1]}})"),
+              ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(ops(R"({"slice": {"dim": 1, "begin": 1, "end": 3}})"), ElementsAre(1, 2, 4, 5));
+  EXPECT_THAT(ops(R"({"pad": {"dim": 1, "from": 3, "to": 4, "value": 7}})"),
+              ElementsAre(0, 1, 2, 7, 3, 4, 5, 7));
+  EXPECT_THAT(
+      ops(R"({"unflatten": {"dim": 1, "sizes": [3, 1]}}, {"flatten": {"dim": 0, "sizes": [2, 3]}})"),
+      ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(ops(R"({"add": 1})"), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST(RecipeTest, DuplicatesAndMergesEqualTensors) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {2}}, numbers(2));
+  const Recipe recipe = parsed(R"({"from": "w", "to": ["a", "b"], "ops": [{"duplicate": 2}]})");
+  auto reader = applied(source, recipe);
+  EXPECT_THAT(floats(*reader, "b"), ElementsAre(0, 1));
+  const auto back = open_transformed(std::move(reader), recipe, {.direction = Direction::inverse});
+  EXPECT_THAT(floats(*back, "w"), ElementsAre(0, 1));
+
+  MemoryCheckpoint unequal;
+  unequal.add({"a", DType::float32, {2}}, numbers(2));
+  unequal.add({"b", DType::float32, {2}}, numbers(2, 1));
+  const auto merged = applied(unequal, recipe, {.direction = Direction::inverse});
+  EXPECT_THAT(message_of([&] { floats(*merged, "w"); }),
+              HasSubstr("w: rule 1: expected equal elements in the tensors that become one, found "
+                        "another one at element 0 of 2"));
+}
+
+TEST(RecipeTest, PaddingMustHaveTheValueOnTheWayBack) {
+  const Recipe recipe =
+      parsed(R"({"from": "w", "to": "v", "ops": [{"pad": {"from": 2, "to": 4, "value": 0}}]})");
+  MemoryCheckpoint source;
+  source.add({"v", DType::float32, {4}}, bytes_of<float>({1, 2, 0, 3}));
+  const auto reader = applied(source, recipe, {.direction = Direction::inverse});
+  EXPECT_THAT(message_of([&] { floats(*reader, "w"); }),
+              HasSubstr("rule 1: expected the recipe's value in all of the padding, which is left "
+                        "out, found another one at element 1 of 2"));
+  const Recipe any =
+      parsed(R"({"from": "w", "to": "v", "ops": [{"pad": {"from": 2, "to": 4, "value": "any"}}]})");
+  EXPECT_THAT(floats(*applied(source, any, {.direction = Direction::inverse}), "w"),
+              ElementsAre(1, 2));
+}
+
+MemoryCheckpoint with_adam(const std::vector<float>& steps) {
+  MemoryCheckpoint source;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::string name(1, static_cast<char>('a' + i));
+    const auto first = static_cast<float>(100 * i);
+    source.add({"model." + name, DType::float32, {2}}, numbers(2, first));
+    source.add({"optim.state." + name + ".exp_avg", DType::float32, {2}}, numbers(2, first + 10));
+    source.add({"optim.state." + name + ".step", DType::float32, {}}, bytes_of<float>({steps[i]}));
+  }
+  return source;
+}
+
+RecipeOptions with_prefix() {
+  RecipeOptions options;
+  add_setting(options, "prefix=model.");
+  return options;
+}
+
+TEST(RecipeTest, OptimizerStateFollowsItsParameter) {
+  const Recipe recipe =
+      parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}, {"add": 1}]})");
+  const auto reader = applied(with_adam({7, 7}), recipe, with_prefix());
+  EXPECT_THAT(names(*reader),
+              ElementsAre("model.ab [4]", "optim.state.ab.exp_avg [4]", "optim.state.ab.step []"));
+  EXPECT_THAT(floats(*reader, "model.ab"), ElementsAre(1, 2, 101, 102));
+  EXPECT_THAT(floats(*reader, "optim.state.ab.exp_avg"), ElementsAre(10, 11, 110, 111));
+  EXPECT_THAT(floats(*reader, "optim.state.ab.step"), ElementsAre(7));
+  const auto* state = reader->contents().find_tensor("optim.state.ab.exp_avg");
+  EXPECT_EQ(state->kind, StateKind::pointwise);
+  EXPECT_EQ(state->parameter, "model.ab");
+}
+
+TEST(RecipeTest, RefusesStateThatDisagrees) {
+  const Recipe recipe = parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})");
+  const auto reader = applied(with_adam({7, 8}), recipe, with_prefix());
+  EXPECT_THAT(message_of([&] { floats(*reader, "optim.state.ab.step"); }),
+              HasSubstr("optim.state.ab.step: rule 1: expected equal elements"));
+}
+
+TEST(RecipeTest, RefusesStateThatSomeParametersLack) {
+  MemoryCheckpoint source = with_adam({7, 7});
+  source.add({"model.c", DType::float32, {2}}, numbers(2));
+  const Recipe recipe = parsed(R"({"from": ["a", "b", "c"], "to": "abc", "ops": [{"concat": 0}]})");
+  EXPECT_THAT(message_of([&] { applied(source, recipe, with_prefix()); }),
+              HasSubstr("none for model.c"));
+}
+
+TEST(RecipeTest, RefusesRowWiseStateBelowOperations) {
+  MemoryCheckpoint source;
+  source.add({"t", DType::float32, {2, 3}}, numbers(6));
+  auto& state = source.add({"optim.state.t.row_sum", DType::float32, {2}}, numbers(2));
+  state.kind = StateKind::row_wise;
+  state.parameter = "t";
+  EXPECT_THAT(
+      message_of([&] {
+        applied(source, parsed(R"({"from": "t", "to": "u", "ops": [{"transpose": [0, 1]}]})"));
+      }),
+      HasSubstr("optim.state.t.row_sum: rule 1: expected state with one element for each of its "
+                "parameter, found row_wise state"));
+  EXPECT_THAT(names(*applied(source, parsed(R"({"from": "t", "to": "u"})"))),
+              ElementsAre("optim.state.u.row_sum [2]", "u [2, 3]"));
+}
+
+TEST(RecipeTest, RenamesParametersInGroups) {
+  MemoryCheckpoint source = with_adam({7, 7});
+  source.add_value("optim.param_groups.0.params", Value::List{"a", "b"});
+  const Recipe recipe = parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})");
+  EXPECT_EQ(applied(source, recipe, with_prefix())->read_value(0), Value(Value::List{"ab"}));
+
+  MemoryCheckpoint apart = with_adam({7, 7});
+  apart.add_value("optim.param_groups.0.params", Value::List{"a"});
+  apart.add_value("optim.param_groups.1.params", Value::List{"b"});
+  EXPECT_THAT(
+      message_of([&] { applied(apart, recipe, with_prefix()); }),
+      HasSubstr("ab: param_groups: expected parameters that become one tensor in one group"));
+}
+
+TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {1}}, numbers(1));
+  source.add({"other", DType::float32, {1}}, numbers(1));
+  EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
+              HasSubstr("other: rest: expected a rule that names it"));
+  EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"})", R"("rest": "keep", )"))),
+              ElementsAre("b [1]", "other [1]"));
+  EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"}, {"from": "other"})"))),
+              ElementsAre("b [1]"));
+}
+
+TEST(RecipeTest, TiedTensorsStayTied) {
+  MemoryCheckpoint source;
+  source.add({"embed", DType::float32, {2}}, numbers(2));
+  source.add_alias("head", "embed");
+  const auto reader =
+      applied(source, parsed(R"({"from": "embed", "to": "e"}, {"from": "head", "to": "h"})"));
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "h");
+  EXPECT_EQ(reader->contents().aliases[0].target, "e");
+}
+
+TEST(RecipeTest, ReadsSourcesInPieces) {
+  MemoryCheckpoint source("memory", 2);
+  const std::vector<formats::Piece> by_column = {{Box{{0, 0}, {4, 3}}, 0},
+                                                 {Box{{0, 3}, {4, 3}}, 1}};
+  source.add({"w", DType::float32, {4, 6}}, numbers(24), by_column);
+  const std::vector<formats::Piece> flat = {{FlatRange{0, 5}, 0}, {FlatRange{5, 24}, 1}};
+  source.add({"x", DType::float32, {4, 6}}, numbers(24, 100), flat);
+  const auto reader = applied(
+      source,
+      parsed(R"({"from": "{n:w|x}", "to": "v", "ops": [{"concat": 0}, {"transpose": [0, 1]}]})"));
+  const std::vector<float> found = floats(*reader, "v");
+  ASSERT_EQ(found.size(), 48U);
+  for (std::size_t c = 0; c < 6; ++c) {
+    for (std::size_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(found[c * 8 + r], static_cast<float>(r * 6 + c));
+      EXPECT_EQ(found[c * 8 + 4 + r], static_cast<float>(100 + r * 6 + c));
+    }
+  }
+  std::set<int> ranks;
+  for (const auto& piece : reader->contents().tensors[0].pieces) ranks.insert(piece.rank);
+  EXPECT_THAT(ranks, ElementsAre(0, 1));
+}
+
+TEST(RecipeTest, TheFormIsChecked) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"from": "a", "to": "b", "op": []})", "rule 1: expected a member of from, to, ops"},
+      {R"({"to": "b"})", "rule 1: expected a member \"from\""},
+      {R"({"from": ["a", "b"], "to": "c"})", "as many names in \"to\" as the operations leave, 2"},
+      {R"({"from": "a.{L}", "to": "b"})",
+       "the captures that \"from\" and the operations leave: {L}"},
+      {R"({"from": "a.{L}", "to": "b.{E}"})", "leave: {L}, found {E}"},
+      {R"({"from": "a.{L}", "to": "b.{L}", "ops": [{"stack": "L"}]})",
+       "a number in \"from\" alone"},
+      {R"({"from": "a", "to": "b", "ops": [{"melt": 1}]})", "rule 1: expected concat, split"},
+      {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "n", "to": 2}}]})",
+       "a name that \"variables\" has, found 'n'"},
+      {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "(1", "to": 2}}]})", "a ')'"},
+      {R"({"from": "{a}{b}", "to": "b"})", "something between '{a}'"},
+      {R"({"from": "a", "to": ["b", "c"], "ops": [{"split": {"sizes": [1]}}]})", "leave, 1"},
+  };
+  for (const auto& [rule, expected] : cases) {
+    EXPECT_THAT(message_of([&] { parsed(rule); }), HasSubstr(expected)) << rule;
+  }
+}
+
+TEST(RecipeTest, CommentsAreAllowed) {
+  EXPECT_NO_THROW(
+      Recipe::parse("// one\n{\"schema\": 1, /* two */ \"note\": \"// no \\\" comment\", "
+                    "\"rules\": []} // end",
+                    "r.json"));
+}
+
+TEST(RecipeTest, VariablesComeFromTheConfigOrTheUser) {
+  const Recipe recipe = parsed(
+      R"({"from": "w", "to": ["a", "b"], "ops": [{"split": {"sizes": ["n * 2", "n"]}}]})",
+      R"("variables": {"n": {"config": ["text.heads", "heads"], "else": "m / 2"}, "m": {}}, )");
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {6}}, numbers(6));
+  const auto sizes_with = [&](RecipeOptions options) {
+    return names(*applied(source, recipe, options));
+  };
+  EXPECT_THAT(sizes_with({.variables = {{"n", 2}}}), ElementsAre("a [4]", "b [2]"));
+  EXPECT_THAT(sizes_with({.variables = {{"m", 4}}}), ElementsAre("a [4]", "b [2]"));
+  EXPECT_THAT(sizes_with({.config = Value::Dict{{"heads", 2}}}), ElementsAre("a [4]", "b [2]"));
+  EXPECT_THAT(message_of([&] { sizes_with({}); }), HasSubstr("variable m: expected a value"));
+  EXPECT_THAT(message_of([&] {
+                sizes_with({.variables = {{"m", 5}}});
+              }),
+              HasSubstr("a whole quotient in 'm / 2', found 5 / 2"));
+  EXPECT_THAT(message_of([&] {
+                sizes_with({.variables = {{"x", 5}}});
+              }),
+              HasSubstr("variable: expected one of m, n, found 'x'"));
+  EXPECT_THAT(message_of([&] {
+                sizes_with({.variables = {{"n", 3}}});
+              }),
+              HasSubstr("w: rule 1, split: expected sizes that add up to 6, found [6, 3]"));
+}
+
+TEST(RecipeTest, VariablesMustNotDependOnThemselves) {
+  const Recipe recipe = parsed(R"({"from": "w", "to": "v", "ops": [{"slice": {"end": "a"}}]})",
+                               R"("variables": {"a": "b", "b": "a + 1"}, )");
+  EXPECT_THAT(message_of([&] { applied(MemoryCheckpoint(), recipe); }), HasSubstr("found a cycle"));
+}
+
+TEST(RecipeTest, EachNameHasOneRuleAndOneTensor) {
+  MemoryCheckpoint source;
+  source.add({"a.0", DType::float32, {1}}, numbers(1));
+  source.add({"a.1", DType::float32, {1}}, numbers(1));
+  EXPECT_THAT(message_of([&] {
+                applied(source,
+                        parsed(R"({"from": "a.{L}", "to": "b.{L}"}, {"from": "a.0", "to": "c"})"));
+              }),
+              HasSubstr("a.0: rule 2: expected one rule that names it, found also rule 1"));
+  EXPECT_THAT(message_of([&] {
+                applied(source,
+                        parsed(R"({"from": "a.0", "to": "b"}, {"from": "a.1", "to": "b"})"));
+              }),
+              HasSubstr("b: names: expected one tensor or value of that name, found two"));
+}
+
+TEST(RecipeTest, ARuleThatFindsNothingIsRefused) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {1}}, numbers(1));
+  EXPECT_THAT(message_of([&] {
+                applied(source, parsed(R"({"from": "a", "to": "b"}, {"from": "c", "to": "d"})"));
+              }),
+              HasSubstr("c: rule 2: expected a tensor of that name, or \"optional\": true"));
+  EXPECT_NO_THROW(applied(
+      source, parsed(R"({"from": "a", "to": "b"}, {"from": "c", "to": "d", "optional": true})")));
+}
+
+TEST(RecipeTest, MissingTensorsAreNamed) {
+  MemoryCheckpoint source;
+  source.add({"l.0.q", DType::float32, {1}}, numbers(1));
+  source.add({"l.0.k", DType::float32, {1}}, numbers(1));
+  source.add({"l.1.q", DType::float32, {1}}, numbers(1));
+  EXPECT_THAT(
+      message_of([&] {
+        applied(source,
+                parsed(R"({"from": "l.{L}.{p:q|k}", "to": "l.{L}.qk", "ops": [{"concat": 0}]})"));
+      }),
+      HasSubstr("l.1.k: rule 1: expected a tensor, as there is l.1.q, found none"));
+}
+
+TEST(RecipeTest, AStackHasNoGaps) {
+  MemoryCheckpoint source;
+  source.add({"e.0", DType::float32, {1}}, numbers(1));
+  source.add({"e.2", DType::float32, {1}}, numbers(1));
+  EXPECT_THAT(
+      message_of([&] {
+        applied(source, parsed(R"({"from": "e.{E}", "to": "e", "ops": [{"stack": "E"}]})"));
+      }),
+      HasSubstr("e.0: rule 1, stack: expected {E} from 0 without a gap, found 2 in place of 1"));
+}
+
+// Check
+
+TEST(RecipeTest, TheCheckProvesTheWayBack) {
+  MemoryCheckpoint source = with_adam({7, 7});
+  source.add({"model.gone", DType::float32, {3}}, numbers(3));
+  const RecipeReport report = check_recipe(
+      parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]}, {"from": "gone"})"),
+      source.contents(), with_prefix());
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_TRUE(report.is_invertible);
+  EXPECT_THAT(report.dropped, ElementsAre("model.gone"));
+  EXPECT_EQ(report.num_dropped_elements, 3U);
+  EXPECT_EQ(report.num_placed_elements, 9U);
+  EXPECT_EQ(report.num_equal_elements, 1U);  // a step
+  EXPECT_EQ(report.num_sources, 7U);
+  EXPECT_EQ(report.num_targets, 3U);
+}
+
+TEST(RecipeTest, TheCheckFindsThatNamesDoNotComeBack) {
+  MemoryCheckpoint source;
+  source.add({"a.x.b.y", DType::float32, {1}}, numbers(1));
+  // The way back reads the shortest first text.
+  const RecipeReport report = check_recipe(
+      parsed(R"({"from": "a.{x:*}.b.{y:*}", "to": "{x:*}.{y:*}"})"), source.contents(), {});
+  EXPECT_TRUE(report.is_invertible);
+  MemoryCheckpoint dotted;
+  dotted.add({"a.x.z.b.y", DType::float32, {1}}, numbers(1));
+  const RecipeReport wrong = check_recipe(
+      parsed(R"({"from": "a.{x:*}.b.{y:*}", "to": "{x:*}.{y:*}"})"), dotted.contents(), {});
+  EXPECT_FALSE(wrong.is_invertible);
+  ASSERT_FALSE(wrong.problems.empty());
+  EXPECT_EQ(wrong.problems[0].where.fqn, "a.x.z.b.y");
+}
+
+TEST(RecipeTest, ASliceHasNoWayBack) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {4}}, numbers(4));
+  const Recipe recipe = parsed(R"({"from": "w", "to": "v", "ops": [{"slice": {"end": 3}}]})");
+  const RecipeReport report = check_recipe(recipe, source.contents(), {});
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_FALSE(report.is_invertible);
+  EXPECT_EQ(report.num_dropped_elements, 1U);
+  EXPECT_THAT(message_of([&] { applied(source, recipe, {.direction = Direction::inverse}); }),
+              HasSubstr("rule 1, slice: expected an operation that can be undone"));
+}
+
+TEST(RecipeTest, HugeSizesAreRefused) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {4}}, numbers(4));
+  for (const char* ops :
+       {R"([{"pad": {"from": 4, "to": 9223372036854775807}}, {"unflatten": {"sizes": [4, -1]}}])",
+        R"([{"unflatten": {"sizes": [4611686018427387904, 4]}}])",
+        R"([{"unflatten": {"sizes": [-5, -1]}}])",
+        R"([{"split": {"sizes": [9223372036854775807, 5]}}])",
+        R"([{"slice": {"begin": -1, "end": 2}}])", R"([{"permute": [1]}])",
+        R"([{"transpose": [0, 3]}])", R"([{"concat_grouped": {"groups": 0, "sizes": [4]}}])"}) {
+    const std::string to =
+        std::string(ops).find("split") == std::string::npos ? R"("v")" : R"(["v", "u"])";
+    EXPECT_THAT(message_of([&] {
+                  applied(source,
+                          parsed(R"({"from": "w", "to": )" + to + R"(, "ops": )" + ops + "}"));
+                }),
+                HasSubstr("rule 1, "))
+        << ops;
+  }
+}
+
+/// A tensor that counts the bytes of its reads and keeps the largest.
+class CountingSource final : public CheckpointReader {
+ public:
+  CountingSource() {
+    contents_.tensors.push_back({.meta = {"w", DType::float32, {kRows, kColumns}},
+                                 .pieces = {{whole_box(Shape{kRows, kColumns}), 0}}});
+  }
+  static constexpr std::int64_t kRows = 4096;
+  static constexpr std::int64_t kColumns = 8192;  // 128 MiB
+
+  formats::Format format() const override { return formats::Format::native; }
+  const std::string& path() const override { return path_; }
+  const formats::CheckpointContents& contents() const override { return contents_; }
+  void read_piece(std::size_t, std::size_t, FlatRange range,
+                  std::span<std::byte> out) const override {
+    largest = std::max(largest, out.size());
+    total += out.size();
+    for (std::int64_t i = 0; i < range.numel(); ++i) {
+      const auto value = static_cast<std::uint32_t>(range.begin + i);
+      std::memcpy(out.data() + 4 * i, &value, 4);
+    }
+  }
+  Value read_value(std::size_t) const override { return {}; }
+  formats::PieceStorage piece_storage(std::size_t, std::size_t) const override { return {}; }
+  void check_files(const formats::FindingSink&) const override {}
+  std::vector<std::string> data_files() const override { return {}; }
+  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
+
+  mutable std::size_t largest = 0;
+  mutable std::size_t total = 0;
+
+ private:
+  std::string path_ = "counting";
+  formats::CheckpointContents contents_;
+};
+
+TEST(RecipeTest, ATransposedTensorIsReadInBoundedMemoryAFewTimes) {
+  auto source = std::make_unique<CountingSource>();
+  const CountingSource& counted = *source;
+  const auto reader = open_transformed(
+      std::move(source), parsed(R"({"from": "w", "to": "v", "ops": [{"transpose": [0, 1]}]})"), {});
+  constexpr std::int64_t kWindow = std::int64_t{1} << 20;
+  std::vector<std::uint32_t> window(static_cast<std::size_t>(kWindow));
+  constexpr std::int64_t kNumel = CountingSource::kRows * CountingSource::kColumns;
+  for (std::int64_t begin = 0; begin < kNumel; begin += kWindow) {
+    reader->read_piece(0, 0, {begin, begin + kWindow}, std::as_writable_bytes(std::span(window)));
+    for (std::int64_t i = 0; i < kWindow; i += 4099) {
+      const std::int64_t column = (begin + i) / CountingSource::kRows;
+      const std::int64_t row = (begin + i) % CountingSource::kRows;
+      ASSERT_EQ(window[static_cast<std::size_t>(i)], row * CountingSource::kColumns + column);
+    }
+  }
+  EXPECT_LE(counted.largest, std::size_t{4} << 20);
+  EXPECT_LE(counted.total, static_cast<std::size_t>(kNumel) * 4 * 4);
+}
+
+TEST(RecipeTest, TheCheckOfManyNamesTakesLittleTime) {
+  MemoryCheckpoint source;
+  formats::CheckpointContents& contents = source.contents_for_change();
+  for (int layer = 0; layer < 100; ++layer) {
+    for (int expert = 0; expert < 1000; ++expert) {
+      contents.tensors.push_back(
+          {.meta = {"l." + std::to_string(layer) + ".e." + std::to_string(expert),
+                    DType::bfloat16,
+                    {64, 64}}});
+    }
+  }
+  std::ranges::sort(contents.tensors, {}, [](const auto& each) { return each.meta.fqn; });
+  const auto start = std::chrono::steady_clock::now();
+  const RecipeReport report = check_recipe(
+      parsed(R"({"from": "l.{L}.e.{E}", "to": "l.{L}.experts", "ops": [{"stack": "E"}]})"),
+      contents, {});
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_TRUE(report.is_invertible);
+  EXPECT_LT(taken.count(), 10) << "a second or two";
+  RecordProperty("seconds", std::to_string(taken.count()));
+  std::printf("100,000 names: %.2f s\n", taken.count());
+}
+
+}  // namespace
+}  // namespace tessera::recipe

@@ -1,0 +1,122 @@
+#include "ckpt-inspect/recipe_command.h"
+
+#include "ckpt-inspect/json_members.h"
+#include "cli/command_line_remedies.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/size_text.h"
+
+namespace tessera::cli {
+namespace {
+
+using recipe::RecipeReport;
+
+std::string totals_in_words(const RecipeReport& report) {
+  return counted(report.num_sources, "tensor") + ": " + counted(report.num_targets, "new tensor") +
+         ", " + std::to_string(report.num_kept) + " kept as they are; " +
+         std::to_string(report.num_placed_elements) + " of " +
+         std::to_string(report.num_source_elements) + " elements placed, " +
+         std::to_string(report.num_dropped_elements) + " dropped, " +
+         std::to_string(report.num_equal_elements) + " equal to others";
+}
+
+std::string verdict(const RecipeReport& report) {
+  if (!report.problems.empty()) return counted(report.problems.size(), "problem");
+  if (!report.is_invertible) return "the recipe fits, but has no way back";
+  return "proved: each element is placed, and the way back gives the source again";
+}
+
+void print_text(const RecipeReport& report, Terminal& terminal) {
+  const auto print = [&](const std::string& line) { terminal.print(line + "\n"); };
+  for (const formats::Finding& problem : report.problems) print(finding_line(problem));
+  for (const formats::Finding& note : report.notes) print("note: " + finding_line(note));
+  for (const std::string& name : report.dropped) print("dropped: " + printable(name));
+  for (const recipe::RuleUse& use : report.rules) {
+    print("rule " + std::to_string(use.rule) + ": " + counted(use.num_sources, "source") + ", " +
+          counted(use.num_targets, "target"));
+  }
+  print(totals_in_words(report));
+  print(verdict(report));
+}
+
+void write_findings(JsonOutput& json, std::string_view key,
+                    const std::vector<formats::Finding>& findings) {
+  json.key(key).begin_array();
+  for (const formats::Finding& finding : findings) {
+    json.begin_object().member("rule", finding.rule).member("name", finding.where.fqn);
+    json.member("expected", finding.expected).member("found", finding.found).end_object();
+  }
+  json.end_array();
+}
+
+void print_json(const RecipeReport& report, Terminal& terminal) {
+  JsonOutput json(terminal, kInspectJsonSchema);
+  json.member("fits", report.problems.empty()).member("invertible", report.is_invertible);
+  json.member("sources", std::uint64_t{report.num_sources});
+  json.member("targets", std::uint64_t{report.num_targets});
+  json.member("kept", std::uint64_t{report.num_kept});
+  json.member("elements", report.num_source_elements);
+  json.member("placed_elements", report.num_placed_elements);
+  json.member("dropped_elements", report.num_dropped_elements);
+  json.member("equal_elements", report.num_equal_elements);
+  json.key("rules").begin_array();
+  for (const recipe::RuleUse& use : report.rules) {
+    json.begin_object().member("rule", std::uint64_t{use.rule});
+    json.member("sources", std::uint64_t{use.num_sources});
+    json.member("targets", std::uint64_t{use.num_targets}).end_object();
+  }
+  json.end_array();
+  json.key("dropped").begin_array();
+  for (const std::string& name : report.dropped) json.value(name);
+  json.end_array();
+  write_findings(json, "problems", report.problems);
+  write_findings(json, "notes", report.notes);
+  json.finish();
+}
+
+}  // namespace
+
+void add_recipe_command(CommandLine& line, RecipeCommandOptions& options, Terminal& terminal) {
+  Command& command =
+      line.add_command("recipe", "Proves a recipe on a checkpoint's names and shapes",
+                       [&] { return run_recipe(options, terminal); });
+  command
+      .describe(
+          "Applies the rules to names and shapes, without reading a tensor. Checks that each "
+          "element is placed once or dropped by a rule, and that the way back gives the source "
+          "again. The exit code is 1 if it finds a problem.")
+      .argument("ACTION", options.action, "check")
+      .argument("FILE", options.source.recipe.path, "The recipe, a JSON file (docs/recipes.md)")
+      .argument("SRC", options.source.path, "The checkpoint to which the recipe is to be applied")
+      .flag("--inverse", options.source.recipe.inverse,
+            "Apply the recipe from its targets to its sources")
+      .option("--set", "NAME=VALUE", options.source.recipe.settings,
+              "Value of a variable of the recipe; prefix=TEXT: all names begin with TEXT. "
+              "Repeatable");
+  add_flat_layout_option(command, options.source);
+  add_as_dict_option(command, options.source.as_dict);
+  command.flag("--json", options.json, "Print JSON")
+      .example("recipe check recipes/hf-to-megatron-llama.json Llama-3.1-8B",
+               "Prove a recipe before anything is written");
+}
+
+ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal) {
+  if (options.action != "check") {
+    throw UsageError("ACTION: expected 'check', found '" + printable(options.action) + "'",
+                     "ckpt-inspect recipe --help");
+  }
+  const RecipeArguments& arguments = options.source.recipe;
+  const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
+  SourceOptions source = options.source;
+  source.recipe = {};
+  const formats::CheckpointReader* reader = open_source(source, terminal);
+  const RecipeReport report =
+      recipe::check_recipe(recipe, reader->contents(), recipe_options(arguments, source.path));
+  if (options.json) {
+    print_json(report, terminal);
+  } else {
+    print_text(report, terminal);
+  }
+  return report.problems.empty() ? ExitCode::done : ExitCode::findings;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct RecipeCommandOptions {
+  std::string action;  // `check`
+  SourceOptions source;
+  bool json = false;
+};
+
+void add_recipe_command(CommandLine& line, RecipeCommandOptions& options, Terminal& terminal);
+
+/// Proves a recipe on the names and shapes of a checkpoint. Returns ExitCode::findings if it does
+/// not fit, or its way back does not give the checkpoint again.
+ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli

@@ -1,0 +1,47 @@
+#include "cli/recipe_option.h"
+
+#include <utility>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::cli {
+
+void add_recipe_options(Command& command, RecipeArguments& arguments) {
+  command
+      .option("--recipe", "FILE", arguments.path,
+              "JSON file: rules that give the tensors other names and shapes (docs/recipes.md)")
+      .flag("--inverse", arguments.inverse, "Apply the recipe from its targets to its sources")
+      .option("--set", "NAME=VALUE", arguments.settings,
+              "Value of a variable of the recipe; prefix=TEXT: all names begin with TEXT. "
+              "Repeatable");
+}
+
+recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
+                                     const std::string& checkpoint) {
+  recipe::RecipeOptions options;
+  if (arguments.inverse) options.direction = recipe::Direction::inverse;
+  for (const std::string& setting : arguments.settings) recipe::add_setting(options, setting);
+  if (checkpoint != "-") recipe::read_config(FileSystem::posix(), checkpoint, options);
+  return options;
+}
+
+std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint) {
+  if (arguments.path.empty()) return {};
+  return recipe::identity_text(recipe::Recipe::read(FileSystem::posix(), arguments.path),
+                               recipe_options(arguments, checkpoint));
+}
+
+std::unique_ptr<formats::CheckpointReader> apply_recipe(
+    std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
+    const std::string& checkpoint) {
+  if (arguments.path.empty()) {
+    if (!arguments.inverse && arguments.settings.empty()) return reader;
+    throw Error::expected(ErrorKind::invalid_argument, {},
+                          arguments.inverse ? "--inverse" : "--set", "--recipe FILE with it",
+                          "none");
+  }
+  const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
+  return recipe::open_transformed(std::move(reader), recipe, recipe_options(arguments, checkpoint));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/command_line.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/recipe/recipe.h"
+
+namespace tessera::cli {
+
+/// `--recipe FILE`, `--inverse` and `--set NAME=VALUE`, as given.
+struct RecipeArguments {
+  std::string path{};  // empty: not given
+  bool inverse = false;
+  std::vector<std::string> settings{};
+};
+
+void add_recipe_options(Command& command, RecipeArguments& arguments);
+
+/// Returns the options of a recipe for the checkpoint at `checkpoint`, whose config.json is read.
+/// Throws: Error as recipe::add_setting and recipe::read_config.
+recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
+                                     const std::string& checkpoint);
+
+/// Returns what decides what the recipe does to the checkpoint, as text; empty if none is given.
+std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint);
+
+/// Returns the reader as the recipe shows it; unchanged if no recipe is given.
+/// `checkpoint` is the path of what it reads.
+std::unique_ptr<formats::CheckpointReader> apply_recipe(
+    std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
+    const std::string& checkpoint);
+
+}  // namespace tessera::cli
