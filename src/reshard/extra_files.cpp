@@ -262,10 +262,13 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     sorter.leave_all(others, "another folder is given");
   }
   ExtraFilesPlan files = sorter.take();
-  files.is_base_model = std::ranges::any_of(reader.data_files(), [](const std::string& path) {
-    const std::string name = path.substr(path.rfind('/') + 1);
-    return name.starts_with("model") || name.starts_with("pytorch_model");
-  });
+  // A checkpoint of another kind, such as DCP, has no such names: there the configuration counts.
+  const bool has_names_of_models =
+      formats::traits_of(reader.format()).pieces == formats::FormatTraits::Pieces::whole_tensors;
+  files.is_base_model =
+      has_names_of_models && std::ranges::none_of(reader.data_files(), [](const std::string& path) {
+        return path.substr(path.rfind('/') + 1).starts_with("adapter");
+      });
   if (const auto cast = dtypes_of_cast(plan, reader)) edit_config(fs, *cast, files);
   return files;
 }
