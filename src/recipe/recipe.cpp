@@ -295,6 +295,16 @@ std::set<std::string> captures_of(const std::vector<NameTemplate>& names) {
   return captures;
 }
 
+/// Checks that a capture has this kind wherever a name has it, and as many words.
+void require_kind(const RecipeJson& json, const NameTemplate& name, const Capture& kind) {
+  for (const auto& part : name.parts()) {
+    const auto* capture = std::get_if<Capture>(&part);
+    if (capture == nullptr || capture->name != kind.name) continue;
+    if (capture->kind == kind.kind && capture->words.size() == kind.words.size()) continue;
+    json.refuse("{" + kind.name + "} of one kind in all names, with as many words", "two kinds");
+  }
+}
+
 /// Gives captures without a kind, such as `{p}`, the kind that they have elsewhere in the rule.
 /// Alternatives that only one side has become several names.
 void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
@@ -305,6 +315,7 @@ void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
     const Capture kind = !own->has_kind && opposite != nullptr ? *opposite : *own;
     for (NameTemplate& name : side) {
       if (name.find(capture) != nullptr) name = name.with_kind(kind);
+      require_kind(json, name, kind);
     }
     if (kind.kind != CaptureKind::alternatives || opposite != nullptr) continue;
     std::vector<NameTemplate> expanded;
@@ -323,6 +334,21 @@ void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
   }
 }
 
+/// Checks that a capture is of one kind in all names of a rule, with as many alternatives.
+void check_kinds(const RecipeJson& json, const Rule& rule, const NameTemplate& name) {
+  for (const std::string& capture : name.captures()) {
+    const Capture* here = name.find(capture);
+    for (const auto* side : {&rule.from, &rule.to}) {
+      for (const NameTemplate& other : *side) {
+        const Capture* there = other.find(capture);
+        if (there == nullptr) continue;
+        if (there->kind == here->kind && there->words.size() == here->words.size()) continue;
+        json.refuse("{" + capture + "} of one kind in all names, with as many words", "two kinds");
+      }
+    }
+  }
+}
+
 /// Checks that a rule's names can be read back, and that both sides' captures fit.
 void check_names(const RecipeJson& json, const Rule& rule) {
   for (const auto* side : {&rule.from, &rule.to}) {
@@ -336,11 +362,8 @@ void check_names(const RecipeJson& json, const Rule& rule) {
     }
   }
   if (rule.drops()) return;
-  for (const std::string& capture : rule.shared_captures()) {
-    const Capture* from = find_capture(rule.from, capture);
-    const Capture* to = find_capture(rule.to, capture);
-    if (from->kind == to->kind && from->words.size() == to->words.size()) continue;
-    json.refuse("{" + capture + "} of one kind on both sides", "two kinds");
+  for (const auto* side : {&rule.from, &rule.to}) {
+    for (const NameTemplate& name : *side) check_kinds(json, rule, name);
   }
 }
 
@@ -467,18 +490,20 @@ std::string without_comments(std::string_view text) {
     }
     in_text = result[i] == '"';
     if (result[i] != '/' || i + 1 == result.size()) continue;
-    std::size_t end = i;
+    std::size_t end = 0;
     if (result[i + 1] == '/') {
       end = std::min(result.find('\n', i), result.size());
     } else if (result[i + 1] == '*') {
       const std::size_t close = result.find("*/", i + 2);
       if (close == std::string::npos) return result;  // the JSON parser refuses the '/'
       end = close + 2;
+    } else {
+      continue;  // as above
     }
     for (; i < end; ++i) {
       if (result[i] != '\n') result[i] = ' ';
     }
-    if (end > 0 && i > 0) --i;
+    --i;
   }
   return result;
 }

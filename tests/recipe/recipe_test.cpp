@@ -317,6 +317,8 @@ TEST(RecipeTest, TheFormIsChecked) {
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "n", "to": 2}}]})",
        "a name that \"variables\" has, found 'n'"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "(1", "to": 2}}]})", "a ')'"},
+      {R"({"from": ["{p:q|k}.a", "{p:x|y|z}.b"], "to": "{p}", "ops": [{"concat": 0}]})",
+       "{p} of one kind in all names"},
       {R"({"from": "{a}{b}", "to": "b"})", "something between '{a}'"},
       {R"({"from": "a", "to": ["b", "c"], "ops": [{"split": {"sizes": [1]}}]})", "leave, 1"},
   };
@@ -330,6 +332,14 @@ TEST(RecipeTest, CommentsAreAllowed) {
       Recipe::parse("// one\n{\"schema\": 1, /* two */ \"note\": \"// no \\\" comment\", "
                     "\"rules\": []} // end",
                     "r.json"));
+}
+
+TEST(RecipeTest, ASlashAloneIsRefused) {
+  for (const char* text : {"{\"schema\": 1 / 2}", "/", "/*", "{} /", "/*/"}) {
+    EXPECT_THAT([&] { Recipe::parse(text, "r.json"); },
+                testing::Throws<Error>(testing::Property(&Error::kind, ErrorKind::corruption)))
+        << text;
+  }
 }
 
 TEST(RecipeTest, VariablesComeFromTheConfigOrTheUser) {
