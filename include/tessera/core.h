@@ -14,3 +14,4 @@
 #include "tessera/layout/table_planner.h"
 #include "tessera/recipe/recipe.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/journaled_options.h"

@@ -3,11 +3,11 @@
 #include <memory>
 #include <utility>
 
-#include "reshard/journaled_options.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/reshard/journaled_options.h"
 
 namespace tessera::python {
 namespace {
