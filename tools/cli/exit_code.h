@@ -14,7 +14,7 @@ class Terminal;
 /// (docs/cli/exit-codes.md); never renumber.
 enum class ExitCode : int {
   done = 0,
-  findings = 1,        // diff or hash --check found differences, verify damage, scan danger, recipe problems
+  findings = 1,        // differences, damage, danger, or a recipe that does not fit
   usage = 2,           // wrong command line, or the destination exists
   bad_input = 3,       // unreadable, corrupt or mismatching input
   io = 4,              // a read, a write or an allocation failed
