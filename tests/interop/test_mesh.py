@@ -96,6 +96,6 @@ def test_a_rule_for_each_name(tmp_path):
     """Shows E14, E4."""
     rules = write_mesh(tmp_path / "mesh.json", [2, 2], RULES[:2])
     process = run("ckpt-reshard", FSDP2_TP, tmp_path / "dcp", "--mesh", rules)
-    assert process.returncode == 2
+    assert process.returncode == 3
     assert "rules of the mesh: expected a rule whose names match, found none" in process.stderr
     assert not (tmp_path / "dcp").exists()
