@@ -129,7 +129,7 @@ TEST(HostileTablesTest, ARefusedInputIsRefusedEachTime) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     DistributedInput input = tables->distribute(ids_of({1, 1, mesh.rank() == 0 ? 99 : 1, 1}));
-    const std::string expected = mesh.rank() == 0 ? "found 99" : "an invalid batch on rank 0";
+    const std::string expected = mesh.rank() == 0 ? "found id 99" : "an invalid batch on rank 0";
     EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
     EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
     EXPECT_THAT(refusal_of([&] { tables->forward(input); }), HasSubstr(expected));

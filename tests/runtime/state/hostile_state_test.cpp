@@ -394,7 +394,7 @@ TEST(HostileStateTest, ValuesThatNobodyCouldReadAreRefusedWhenSaved) {
     for (const auto format : {formats::Format::dcp, formats::Format::torch_zip}) {
       EXPECT_THAT(
           test::error_of([&] { save(state, directory.path() + "/a.pt", {.format = format}); }),
-          HasSubstr("cannot be pickled"));
+          ::testing::AnyOf(HasSubstr("cannot be pickled"), HasSubstr("that Python can hash")));
     }
     save(state, directory.path() + "/native", {.overwrite = OverwritePolicy::replace});
     const Value saved = std::exchange(value, Value());
