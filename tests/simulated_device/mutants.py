@@ -23,7 +23,6 @@ FUNCTION = re.compile(r"^[\w:<>&*,~ ]*?(\w+::\w+|\w+)\([^;]*$", re.MULTILINE)
 
 # Calls that no test needs, and why they stay. A call that is found is to be taken out of this list.
 EXPECTED_TO_PASS = {
-    "CollectiveRunner::all_or_none: all_reduce(...).wait()": "not reached by a test on a device",
     "FlatParamGather::abort: pending_.wait()": "after a failure: the tensors are dropped",
     "FlatParamReduction::abort: pending_.wait()": "after a failure: the tensors are dropped",
     "FlatParamGather::join: all_gather(...).wait()": "c10d asks for it; the backend keeps the tensors until it is done",
