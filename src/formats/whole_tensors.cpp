@@ -1,5 +1,6 @@
 #include "formats/whole_tensors.h"
 
+#include "formats/key_paths.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/region.h"
 
@@ -23,6 +24,19 @@ void require_whole_tensors(const CheckpointContents& contents, const std::string
         "one piece, the whole tensor", std::to_string(tensor.pieces.size()) + " pieces",
         std::string(format) + " is written unsharded");
   }
+}
+
+CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination,
+                               std::string_view format) {
+  require_whole_tensors(contents, destination, format);
+  check_key_paths(contents, destination);
+  contents.world_size = 1;
+  contents.units.clear();
+  contents.annotations.clear();
+  for (TensorEntry& tensor : contents.tensors) {
+    tensor.pieces = {{.region = whole_box(tensor.meta.shape), .rank = 0}};
+  }
+  return contents;
 }
 
 }  // namespace tessera::formats

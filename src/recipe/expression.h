@@ -49,7 +49,8 @@ class Variables {
   std::string config_path_;
 };
 
-/// Returns the names in an expression. Throws: Error(corruption) naming `path` if the text is none.
+/// Returns the names in an expression. Throws: Error(corruption) naming `path` if the text is not
+/// an expression.
 std::set<std::string> check_expression(const Expression& expression, const std::string& path);
 
 }  // namespace tessera::recipe

@@ -50,8 +50,8 @@ class NameTemplate {
   const Parts& parts() const { return parts_; }
   const std::string& text() const { return text_; }
 
-  /// Returns the capture of that name, as its first spelling with a kind has it; nullptr if there
-  /// is none.
+  /// Returns the capture of that name, with the kind of its first spelling that has one; nullptr if
+  /// the template has no such capture.
   const Capture* find(std::string_view name) const;
 
   /// Returns a template in which `{name}` has this kind. Requires: `captures()` has it.

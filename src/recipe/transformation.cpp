@@ -100,6 +100,9 @@ class Transformer {
                                 .expected = std::move(expected),
                                 .found = std::move(found)});
   }
+  std::size_t index_of(const Rule& rule) const {
+    return static_cast<std::size_t>(&rule - rules_.rules.data());
+  }
   static std::string rule_name(const Rule& rule) { return "rule " + std::to_string(rule.number); }
 
   void find_inputs();
@@ -156,8 +159,10 @@ class Transformer {
 void Transformer::find_inputs() {
   const std::vector<reshard::StateRole> roles = reshard::classify_state(contents_);
   std::vector<std::size_t> parameters;
-  for (std::size_t i = 0; has_optimizer(contents_) && i < roles.size(); ++i) {
-    if (!roles[i].parameter_index) parameters.push_back(i);
+  if (has_optimizer(contents_)) {
+    for (std::size_t i = 0; i < roles.size(); ++i) {
+      if (!roles[i].parameter_index) parameters.push_back(i);
+    }
   }
   state_names_.emplace(contents_, parameters);
   for (std::size_t i = 0; i < roles.size(); ++i) {
@@ -299,7 +304,7 @@ void Transformer::apply_rule(std::size_t r) {
 bool Transformer::is_complete(const Rule& rule, const Instance& instance) {
   std::map<std::vector<std::int64_t>, std::size_t> all;
   for (const auto& stream : instance.streams) all.insert(stream.begin(), stream.end());
-  const std::vector<std::string> shared = rule.shared_captures();
+  const std::vector<std::string>& shared = shared_[index_of(rule)];
   bool is_complete = true;
   for (std::size_t s = 0; s < instance.streams.size(); ++s) {
     for (const auto& [stacked, input] : all) {
@@ -328,7 +333,7 @@ bool Transformer::is_complete(const Rule& rule, const Instance& instance) {
 std::optional<std::vector<Made>> Transformer::make(
     const Rule& rule, const Instance& instance, Subject subject,
     const std::function<BlockTensor(std::size_t)>& tensor_of) {
-  const std::vector<std::string> shared = rule.shared_captures();
+  const std::vector<std::string>& shared = shared_[index_of(rule)];
   std::vector<Stream> streams(instance.streams.size());
   std::size_t first = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
@@ -393,7 +398,7 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
     }
     result_.targets.push_back(std::move(target));
   }
-  result_.uses[static_cast<std::size_t>(&rule - rules_.rules.data())].num_targets += targets.size();
+  result_.uses[index_of(rule)].num_targets += targets.size();
   bool has_tensor = false;
   for (const std::size_t input : inputs) {
     std::vector<std::string>& names = result_.new_names[*inputs_[input].name];

@@ -739,7 +739,8 @@ TEST_P(DirectoryResumableMoveTest, WhatSomebodyHasPutIntoWorkStaysIfNoWorkIsKept
   }
 }
 
-/// Returns the path of the first file in a directory or, if there is none, in its folders.
+/// Returns the path of the first file in a directory. If the directory has only folders, returns
+/// the first file in them.
 std::string first_file_in(const std::string& directory) {
   std::vector<std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {

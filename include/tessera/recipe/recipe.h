@@ -51,9 +51,9 @@ enum class Direction {
 struct RecipeOptions {
   Direction direction = Direction::forward;         ///< which way
   std::map<std::string, std::int64_t> variables{};  ///< values given by the user
-  Value config{};                                   ///< config.json; None: there is none
-  std::string config_path{};                        ///< of config.json, for messages
-  std::string prefix{};  ///< what all names of the recipe have before them in the checkpoint
+  Value config{};             ///< content of config.json; None without such a file
+  std::string config_path{};  ///< of config.json, for messages
+  std::string prefix{};       ///< what all names of the recipe have before them in the checkpoint
 };
 
 /// Parses what the user sets: `NAME=NUMBER` for a variable, `prefix=TEXT` for the prefix.

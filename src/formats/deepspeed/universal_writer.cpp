@@ -9,14 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/checked_math.h"
 #include "base/digest.h"
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/universal_files.h"
 #include "formats/drivers.h"
-#include "formats/key_paths.h"
 #include "formats/paged_data.h"
 #include "formats/staging/staged_work.h"
+#include "formats/torch_zip/storage_blocks.h"
 #include "formats/whole_tensors.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -25,20 +24,9 @@ namespace tessera::formats {
 namespace {
 
 using deepspeed::UniversalFiles;
+using torch_zip::StorageBlocks;
 
-constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
-
-CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination) {
-  require_whole_tensors(contents, destination, "a universal checkpoint");
-  check_key_paths(contents, destination);
-  contents.world_size = 1;
-  contents.units.clear();
-  contents.annotations.clear();
-  for (TensorEntry& tensor : contents.tensors) {
-    tensor.pieces = {{.region = whole_box(tensor.meta.shape), .rank = 0}};
-  }
-  return contents;
-}
+constexpr std::string_view kFormat = "a universal checkpoint";
 
 std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
@@ -52,13 +40,13 @@ class UniversalWriter final : public CheckpointWriter {
   UniversalWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
                   const std::vector<Value>& values, const WorkOptions& work)
       : fs_(fs),
-        contents_(on_one_rank(std::move(contents), destination)),
+        contents_(on_one_rank(std::move(contents), destination, kFormat)),
+        blocks_(contents_),
         files_(contents_, values, destination),
         states_(files_.num_files()),
         work_(fs, std::move(destination), DestinationKind::directory, work) {
     work_.set_file_names(files_.paths());
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      block_crcs_.emplace_back(ceil_div(tensor_nbytes(i), kBlockNbytes));
       for (const UniversalFiles::Place& place : files_.places_of(i)) {
         states_[place.file].unwritten_nbytes += tensor_nbytes(i);
       }
@@ -71,22 +59,12 @@ class UniversalWriter final : public CheckpointWriter {
 
   const CheckpointContents& contents() const override { return contents_; }
 
-  std::vector<PieceId> write_order() const override {
-    std::vector<PieceId> order;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      if (tensor_nbytes(i) > 0) order.push_back({i, 0});
-    }
-    return order;
-  }
-
-  std::int64_t block_numel(PieceId piece) const override {
-    return static_cast<std::int64_t>(kBlockNbytes /
-                                     itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
-  }
+  std::vector<PieceId> write_order() const override { return blocks_.write_order(); }
+  std::int64_t block_numel(PieceId piece) const override { return blocks_.numel(piece); }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     const std::size_t i = piece.tensor_index;
-    const std::uint64_t begin_byte = begin_byte_of(piece, begin, bytes.size());
+    const std::uint64_t begin_byte = blocks_.begin_byte(piece, begin, bytes.size());
     const std::uint32_t crc = crc32(0, bytes);
     const auto& places = files_.places_of(i);
     for (const UniversalFiles::Place& place : places) {
@@ -101,7 +79,7 @@ class UniversalWriter final : public CheckpointWriter {
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
     const std::size_t i = piece.tensor_index;
-    const std::uint64_t begin_byte = begin_byte_of(piece, begin, room.size());
+    const std::uint64_t begin_byte = blocks_.begin_byte(piece, begin, room.size());
     const auto& places = files_.places_of(i);
     const auto checksum =
         read_plain_block(work_.journal(), {piece, begin}, path_of(places.front().file),
@@ -147,17 +125,6 @@ class UniversalWriter final : public CheckpointWriter {
     return join_path(work_.staging_path(), files_.path(file));
   }
 
-  /// Returns where the block begins in the tensor.
-  std::uint64_t begin_byte_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
-    const std::size_t i = piece.tensor_index;
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors.at(i).meta.dtype);
-    TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kBlockNbytes == 0);
-    TESSERA_CHECK(begin_byte < tensor_nbytes(i) &&
-                  nbytes == std::min(kBlockNbytes, tensor_nbytes(i) - begin_byte));
-    return begin_byte;
-  }
-
   /// Returns the range of a block in one of its tensor's files.
   ByteRange range_of(const UniversalFiles::Place& place, std::uint64_t begin_byte,
                      std::uint64_t nbytes) const {
@@ -181,7 +148,7 @@ class UniversalWriter final : public CheckpointWriter {
 
   /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
   void count_off(std::size_t i, std::uint64_t begin_byte, std::uint32_t crc, std::uint64_t nbytes) {
-    block_crcs_[i][begin_byte / kBlockNbytes] = crc;
+    blocks_.set_crc(i, begin_byte, crc);
     for (const UniversalFiles::Place& place : files_.places_of(i)) {
       const std::uint64_t left_before = states_[place.file].unwritten_nbytes.fetch_sub(nbytes);
       TESSERA_CHECK(left_before >= nbytes);
@@ -209,7 +176,7 @@ class UniversalWriter final : public CheckpointWriter {
     std::vector<std::uint32_t> crcs;
     for (std::size_t s = 0; s < storages.size(); ++s) {
       const auto& [tensor, bytes] = storages[s];
-      crcs.push_back(tensor ? crc_of(*tensor) : crc32(0, bytes_of(bytes)));
+      crcs.push_back(tensor ? blocks_.crc_of(*tensor) : crc32(0, bytes_of(bytes)));
       if (!tensor) opened.write_at(layout->storage_range(s).begin, bytes_of(bytes));
     }
     for (const auto& [begin, bytes] : layout->segments_around_storages(crcs)) {
@@ -220,23 +187,12 @@ class UniversalWriter final : public CheckpointWriter {
     states_[file].file.reset();
   }
 
-  std::uint32_t crc_of(std::size_t i) const {
-    std::uint64_t left = tensor_nbytes(i);
-    std::uint32_t crc = 0;
-    for (const std::uint32_t block_crc : block_crcs_[i]) {
-      const std::uint64_t block_nbytes = std::min(kBlockNbytes, left);
-      crc = crc32_combine(crc, block_crc, block_nbytes);
-      left -= block_nbytes;
-    }
-    return crc;
-  }
-
   FileSystem& fs_;
   const CheckpointContents contents_;
+  StorageBlocks blocks_;
   const UniversalFiles files_;
   std::vector<FileState> states_;  // by file
   StagedWork work_;
-  std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; each block has its own slot
 };
 
 class DeepSpeedFormatWriter final : public FormatWriter {
@@ -252,7 +208,7 @@ class DeepSpeedFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    const CheckpointContents written = on_one_rank(contents, destination);
+    const CheckpointContents written = on_one_rank(contents, destination, kFormat);
     const UniversalFiles files(written, values, destination);
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
                       files.paths());

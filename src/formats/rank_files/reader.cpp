@@ -14,6 +14,7 @@
 #include "formats/rank_files/file_names.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {
@@ -452,8 +453,7 @@ class RankFilesReader final : public CheckpointReader {
     }
     const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
                             const std::string& name) {
-      return std::to_string(count) + " " + things + (count == 1 ? "" : "s") + " " + what +
-             ", such as '" + printable(name) + "'";
+      return counted(count, things) + " " + what + ", such as '" + printable(name) + "'";
     };
     if (!untied_.empty()) {
       note("the same tied tensors on all ranks",

@@ -113,6 +113,12 @@ std::vector<std::string> list_files_within(const FileSystem& fs, const std::stri
   return files;
 }
 
+bool has_file_in(const std::set<std::string>& paths, const std::string& folder) {
+  const std::string prefix = folder + "/";
+  const auto next = paths.lower_bound(prefix);
+  return next != paths.end() && next->starts_with(prefix);
+}
+
 bool is_plain_file(const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   return mode && S_ISREG(*mode);

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,12 @@ bool is_plain_folder(const std::string& path);
 /// returned as their folder.
 std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory);
 
-/// Returns the first name in a directory that does not belong to a checkpoint, or the first path of
-/// a file within a folder of a checkpoint that does not; nothing if there is none. `is_extra`, if
-/// given, accepts further names.
+/// Whether any of the paths is of a file in the folder `folder`.
+bool has_file_in(const std::set<std::string>& paths, const std::string& folder);
+
+/// Returns the first entry of a directory that does not belong to a checkpoint: a name, or the path
+/// of a file in a folder that a checkpoint may have. Returns nothing if all belong to one.
+/// `is_extra`, if given, accepts further names.
 std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra = {});

@@ -431,7 +431,7 @@ void StagedDestination::remove_quietly() noexcept {
 bool StagedDestination::is_own_entry(const std::string& name) const {
   const std::string path = join_path(staging_path_, name);
   if (file_names_ && is_plain_folder(path)) {
-    if (!has_named_folder(name)) return false;
+    if (!has_file_in(*file_names_, name)) return false;
     return std::ranges::all_of(list_files_within(fs_, path), [&](const std::string& file) {
       return file_names_->contains(join_path(name, file)) && is_plain_file(join_path(path, file));
     });
@@ -439,13 +439,6 @@ bool StagedDestination::is_own_entry(const std::string& name) const {
   const bool is_named = extra_names_.contains(name) || (file_names_ && file_names_->contains(name));
   if (is_named) return is_plain_file(path);
   return !file_names_ && is_file_of_our_writers(fs_, staging_path_, name);
-}
-
-/// Whether the writer names a file in the folder `name`.
-bool StagedDestination::has_named_folder(const std::string& name) const {
-  const std::string prefix = name + "/";
-  const auto next = file_names_->lower_bound(prefix);
-  return next != file_names_->end() && next->starts_with(prefix);
 }
 
 /// Throws if the staging directory holds a file that the writer did not make: publishing would make

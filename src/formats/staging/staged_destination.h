@@ -147,7 +147,6 @@ class StagedDestination {
   void require_replaceable() const;
   void require_no_foreign_files() const;
   bool is_own_entry(const std::string& name) const;
-  bool has_named_folder(const std::string& name) const;
   void require_own_entries() const;
   void remove_own_files();
   void remove_quietly() noexcept;

@@ -96,20 +96,13 @@ void require_own_file(FileSystem& fs, const std::string& directory, const std::s
   require_writable(fs, path);
 }
 
-/// Whether a file in the folder is among the names.
-bool has_folder(const std::set<std::string>& names, const std::string& folder) {
-  const std::string prefix = folder + "/";
-  const auto next = names.lower_bound(prefix);
-  return next != names.end() && next->starts_with(prefix);
-}
-
 /// `folder`: within the directory; empty: the directory itself.
 void require_own_files(FileSystem& fs, const std::string& directory,
                        const std::set<std::string>& names, const std::string& folder = {}) {
   const std::string listed = folder.empty() ? directory : join_path(directory, folder);
   for (const std::string& name : fs.list_directory(listed)) {
     const std::string path = folder.empty() ? name : join_path(folder, name);
-    if (has_folder(names, path) && is_plain_folder(join_path(directory, path))) {
+    if (has_file_in(names, path) && is_plain_folder(join_path(directory, path))) {
       require_own_files(fs, directory, names, path);
     } else {
       require_own_file(fs, directory, path, names);

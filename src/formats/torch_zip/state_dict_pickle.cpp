@@ -107,7 +107,7 @@ class StateDictPickler {
     pickler_.build();
   }
 
-  /// Returns the object whose path is the first `depth` keys; null if there is none.
+  /// Returns the object whose path is the first `depth` keys; null if no object has this path.
   const PickledObject* object_at(const KeyPath& path, std::size_t depth) const {
     const auto front = std::span(path).first(depth);
     const auto found = std::ranges::find_if(objects_, [&](const PickledObject& object) {

@@ -8,14 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/checked_math.h"
 #include "base/digest.h"
 #include "formats/drivers.h"
-#include "formats/key_paths.h"
 #include "formats/paged_data.h"
 #include "formats/staging/staged_work.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/state_dict_pickle.h"
+#include "formats/torch_zip/storage_blocks.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/unwritten_file.h"
 #include "formats/whole_tensors.h"
@@ -25,21 +24,10 @@
 namespace tessera::formats {
 namespace {
 
+using torch_zip::StorageBlocks;
 using torch_zip::TorchSaveLayout;
 
-constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
-
-CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination) {
-  require_whole_tensors(contents, destination, "torch.save");
-  check_key_paths(contents, destination);
-  contents.world_size = 1;
-  contents.units.clear();
-  contents.annotations.clear();
-  for (TensorEntry& tensor : contents.tensors) {
-    tensor.pieces = {{.region = whole_box(tensor.meta.shape), .rank = 0}};
-  }
-  return contents;
-}
+constexpr std::string_view kFormat = "torch.save";
 
 TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Value>& values,
                         const std::string& destination) {
@@ -57,32 +45,20 @@ class TorchZipWriter final : public CheckpointWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
                  const std::vector<Value>& values, const WorkOptions& work)
-      : contents_(on_one_rank(std::move(contents), destination)),
+      : contents_(on_one_rank(std::move(contents), destination, kFormat)),
+        blocks_(contents_),
         layout_(lay_out(contents_, values, destination)),
         work_(fs, std::move(destination), DestinationKind::file, work),
         file_(fs.open_for_update(work_.staging_path())) {
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      block_crcs_.emplace_back(ceil_div(tensor_nbytes(i), kBlockNbytes));
-      unwritten_nbytes_ += tensor_nbytes(i);
-    }
+    for (const TensorEntry& tensor : contents_.tensors) unwritten_nbytes_ += tensor.meta.nbytes();
     file_->resize(layout_.nbytes());
     if (layout_.nbytes() >= kMinUncachedFileNbytes) file_->bypass_cache();
   }
 
   const CheckpointContents& contents() const override { return contents_; }
 
-  std::vector<PieceId> write_order() const override {
-    std::vector<PieceId> order;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      if (tensor_nbytes(i) > 0) order.push_back({i, 0});
-    }
-    return order;
-  }
-
-  std::int64_t block_numel(PieceId piece) const override {
-    return static_cast<std::int64_t>(kBlockNbytes /
-                                     itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
-  }
+  std::vector<PieceId> write_order() const override { return blocks_.write_order(); }
+  std::int64_t block_numel(PieceId piece) const override { return blocks_.numel(piece); }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     const ByteRange range = range_of(piece, begin, bytes.size());
@@ -120,49 +96,30 @@ class TorchZipWriter final : public CheckpointWriter {
   }
 
  private:
-  std::uint64_t tensor_nbytes(std::size_t i) const { return contents_.tensors[i].meta.nbytes(); }
-
   /// Returns the range of the block in the file.
   ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
-    const std::size_t i = piece.tensor_index;
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors.at(i).meta.dtype);
-    TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kBlockNbytes == 0);
-    TESSERA_CHECK(begin_byte < tensor_nbytes(i) &&
-                  nbytes == std::min(kBlockNbytes, tensor_nbytes(i) - begin_byte));
-    const std::uint64_t first = layout_.storage_range(i).begin + begin_byte;
+    const std::uint64_t first =
+        layout_.storage_range(piece.tensor_index).begin + blocks_.begin_byte(piece, begin, nbytes);
     return {first, first + nbytes};
   }
 
   /// Counts a written block, and keeps its CRC for `commit`.
   void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t nbytes) {
-    const std::size_t i = piece.tensor_index;
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors[i].meta.dtype);
-    block_crcs_[i][begin_byte / kBlockNbytes] = crc;
+    blocks_.set_crc(piece.tensor_index, blocks_.begin_byte(piece, begin, nbytes), crc);
     unwritten_nbytes_ -= nbytes;
   }
 
   std::vector<std::uint32_t> storage_crcs() const {
     std::vector<std::uint32_t> crcs;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      std::uint64_t left = tensor_nbytes(i);
-      std::uint32_t crc = 0;
-      for (const std::uint32_t block_crc : block_crcs_[i]) {
-        const std::uint64_t block_nbytes = std::min(kBlockNbytes, left);
-        crc = crc32_combine(crc, block_crc, block_nbytes);
-        left -= block_nbytes;
-      }
-      crcs.push_back(crc);
-    }
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) crcs.push_back(blocks_.crc_of(i));
     return crcs;
   }
 
   const CheckpointContents contents_;
+  StorageBlocks blocks_;
   const TorchSaveLayout layout_;
   StagedWork work_;
   std::unique_ptr<WritableFile> file_;
-  std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; each block has its own slot
   std::atomic<std::uint64_t> unwritten_nbytes_ = 0;
 };
 
@@ -179,7 +136,7 @@ class TorchZipFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    lay_out(on_one_rank(contents, destination), values, destination);
+    lay_out(on_one_rank(contents, destination, kFormat), values, destination);
     StagedWork::check(fs, destination, DestinationKind::file, work_options(options));
   }
 };

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::torch_zip {
+
+/// The blocks in which the bytes of whole tensors are written into storages of torch.save files,
+/// and their CRCs. Threads may set the CRCs of different blocks at once.
+class StorageBlocks {
+ public:
+  using PieceId = CheckpointWriter::PieceId;
+  static constexpr std::uint64_t kNbytes = std::uint64_t{4} << 20;  // of all but a last one
+
+  /// Keeps a view of `contents`, which must outlive this. Requires: each tensor is one piece.
+  explicit StorageBlocks(const CheckpointContents& contents);
+
+  /// Returns the pieces with elements, in the order of the tensors.
+  std::vector<PieceId> write_order() const;
+  /// Returns the number of elements in a block of the piece.
+  std::int64_t numel(PieceId piece) const;
+  /// Returns the byte of the tensor with which a block begins. `begin`: the block's first element.
+  std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const;
+
+  void set_crc(std::size_t tensor, std::uint64_t begin_byte, std::uint32_t crc);
+  /// Returns the CRC-32 of the tensor's bytes. Requires: all of its blocks have a CRC.
+  std::uint32_t crc_of(std::size_t tensor) const;
+
+ private:
+  const CheckpointContents& contents_;
+  std::vector<std::vector<std::uint32_t>> crcs_;  // by tensor; each block has its own slot
+};
+
+}  // namespace tessera::formats::torch_zip
