@@ -85,7 +85,6 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     std::int64_t numel = 0;
     at::TensorOptions tensor_options{};  // of its parameters when replicate was called
     std::size_t num_ready = 0;           // in this backward
-    bool has_room = false;               // for gradients without sync, in this backward
     Tensor flat;                         // [numel + flags]
     dist::Pending pending;
   };
@@ -102,7 +101,6 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   at::TensorOptions options_of(const Bucket& bucket) const;
   void allocate(Bucket& bucket) const;
   void make_room(Bucket& bucket) const;
-  void keep_in_bucket(const Parameter& parameter);
   void move(Parameter& parameter) const;
   void send(Bucket& bucket);
   void show(Bucket& bucket, const std::vector<bool>& is_used);
@@ -231,7 +229,6 @@ void Reducer::check_tree(Module& module) const {
 // Within recomputation a backward may run inside another backward; both end with the outer one.
 void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
-  for (Bucket& bucket : buckets_) bucket.has_room = false;
   if (syncs() && !buckets_.empty()) begin();
 }
 
@@ -246,7 +243,7 @@ void Reducer::gradient_ready(std::size_t index) {
   const std::lock_guard lock(mutex_);
   Parameter& parameter = parameters_[index];
   parameter.is_pending = true;
-  if (!syncs()) return keep_in_bucket(parameter);
+  if (!syncs()) return;
   const Tensor tensor = parameter.tensor.lock();
   if (tensor.numel() != parameter.numel) {
     throw Error::expected(
@@ -329,25 +326,6 @@ void Reducer::make_room(Bucket& bucket) const {
     }
   }
   if (bucket.flat.storage().use_count() != num_known) allocate(bucket);
-}
-
-/// Moves a gradient that is not averaged yet into its bucket, where later backwards add to it. So
-/// the steps use the same memory, and not new pages each.
-void Reducer::keep_in_bucket(const Parameter& parameter) {
-  const at::NoGradGuard no_grad;
-  const Tensor tensor = parameter.tensor.lock();
-  const Tensor gradient = tensor.grad();
-  Bucket& bucket = buckets_[parameter.bucket];
-  if (tensor.numel() != parameter.numel || gradient.layout() != at::kStrided ||
-      gradient.requires_grad()) {
-    return;
-  }
-  if (bucket.flat.defined() && gradient.is_alias_of(bucket.flat)) return;
-  if (!std::exchange(bucket.has_room, true)) make_room(bucket);
-  Tensor slot = slot_of(parameter, tensor);
-  if (!gradient.is_same_size(slot) || !gradient.options().type_equal(slot.options())) return;
-  slot.copy_(gradient);
-  tensor.mutable_grad() = slot;
 }
 
 /// Adds this rank's share of the average to the bucket, and frees the gradient's own memory.
