@@ -1,4 +1,4 @@
-#include "tessera/runtime/dist/nccl.h"
+#include "tessera/runtime/dist/mesh.h"
 
 #include <c10/cuda/CUDAFunctions.h>
 

@@ -4,7 +4,7 @@
 
 #include "device.h"
 #include "tessera/runtime/dist/launch.h"
-#include "tessera/runtime/dist/nccl.h"
+#include "tessera/runtime/dist/mesh.h"
 #ifdef TESSERA_HAS_CUDA_TABLES
 #include "tessera/runtime/embedding/shard.h"
 #endif

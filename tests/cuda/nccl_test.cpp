@@ -1,4 +1,4 @@
-#include "tessera/runtime/dist/nccl.h"
+#include "tessera/runtime/dist/mesh.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -32,6 +33,12 @@ struct Transport {
 /// host. `interface`: the network interface to bind to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME,
 /// else the interface of the host's name, else loopback.
 Transport gloo(const std::string& interface = {});
+
+/// Returns NCCL through c10d, for CUDA tensors. In the target `tessera::nccl`, which is built if
+/// torch has CUDA. `device_index`: this rank's GPU. Default: the local rank that the launcher
+/// reports (see launch.h), else 0. The GPU becomes the current device of the calling thread.
+/// Throws: Error(unsupported) if there is no such GPU.
+Transport nccl(std::optional<int> device_index = std::nullopt);
 
 /// The ranks of a job as a grid with named axes, row-major: in a mesh of shape (A, B), rank =
 /// a * B + b. Copies share their groups. What PyTorch calls DeviceMesh.
@@ -69,7 +76,7 @@ struct MeshOptions {
   /// How long a rank waits for another rank, in a collective or while connecting. `connect` also
   /// sets this time-out on the store.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// What sends the tensors: `gloo()`, or `nccl()` of nccl.h.
+  /// What sends the tensors: `gloo()` or `nccl()`.
   Transport transport = gloo();
 };
 
