@@ -14,4 +14,5 @@
 #include "tessera/layout/table_planner.h"
 #include "tessera/recipe/recipe.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/job_state.h"
 #include "tessera/reshard/journaled_options.h"

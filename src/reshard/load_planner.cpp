@@ -1,4 +1,4 @@
-#include "reshard/load_planner.h"
+#include "tessera/reshard/job_state.h"
 
 #include <algorithm>
 #include <map>

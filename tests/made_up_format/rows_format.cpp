@@ -9,7 +9,7 @@
 #include <cstring>
 #include <map>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/format_driver.h"
 
 namespace {

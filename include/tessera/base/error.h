@@ -7,9 +7,17 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/byte_range.h"
-
 namespace tessera {
+
+/// A half-open range of bytes `[begin, end)` within a file or buffer.
+struct ByteRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  constexpr std::uint64_t nbytes() const { return end - begin; }
+  constexpr bool empty() const { return begin == end; }
+  friend constexpr bool operator==(const ByteRange&, const ByteRange&) = default;
+};
 
 /// The kind of failure, by which a caller can choose an exit code or decide to retry.
 enum class ErrorKind {

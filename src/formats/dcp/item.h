@@ -5,7 +5,7 @@
 #include <string>
 
 #include "formats/torch_zip/torch_archive.h"
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::formats::dcp {

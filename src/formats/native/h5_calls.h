@@ -11,7 +11,7 @@
 
 #include "formats/native/h5_file_driver.h"
 #include "formats/native/h5_handle.h"
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/shape.h"
 #include "tessera/layout/region.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "formats/native/file_header.h"
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::native {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/shape.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/create.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 
 namespace tessera::formats::torch_zip {
 

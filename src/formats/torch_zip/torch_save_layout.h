@@ -9,7 +9,7 @@
 
 #include "formats/pickle/pickler.h"
 #include "formats/zip/zip_layout.h"
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/value.h"

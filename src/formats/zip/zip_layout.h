@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 
 namespace tessera::formats::zip {
 

@@ -12,7 +12,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/base/byte_range.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::inspect {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::inspect {

@@ -9,6 +9,7 @@
 
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/reshard/job_state.h"
 #include "tessera/reshard/planner.h"
 #include "tessera/runtime/registry/state_dict.h"
 

@@ -75,14 +75,15 @@ class TrainState::Impl {
 
   // --- saving
   struct SaveMessage;
-  SaveMessage prepare_save(state::SaveJob& job, StateDict& all, SaveReport& report);
+  SaveMessage prepare_save(reshard::RankSave& save, const SaveOptions& options, StateDict& all,
+                           SaveReport& report);
   StateDict tensors_and_fields(const SaveOptions& options) const;
   bool plan_if_changed(const StateDict& all, formats::Format format_of_parts);
-  void stage(state::SaveJob& job);
+  std::string stage(reshard::RankSave& save);
   std::string names_of_values() const;
   std::string values_to_json() const;
-  void add_values(const std::vector<SaveMessage>& by_rank, state::SaveJob& job,
-                  StateDict& all) const;
+  void add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
+                  formats::CheckpointContents& contents, std::vector<Value>& its_values) const;
 
   // --- loading
   class Load;

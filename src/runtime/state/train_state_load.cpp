@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/json.h"
-#include "reshard/load_planner.h"
 #include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
@@ -20,6 +19,7 @@
 #include "tessera/base/name_rules.h"
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/job_state.h"
 
 namespace tessera {
 namespace {

@@ -112,9 +112,10 @@ std::string TrainState::Impl::values_to_json() const {
   return value_to_json(said);
 }
 
-/// Adds the values of all ranks to the job's contents.
-void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJob& job,
-                                  StateDict& all) const {
+/// Adds the values of all ranks to the contents; `its_values` becomes parallel to them.
+void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
+                                  formats::CheckpointContents& contents,
+                                  std::vector<Value>& its_values) const {
   ValueTree tree;
   for (StateDict::Item& item : all) {
     if (auto* value = std::get_if<Value>(&item.entry)) {
@@ -135,8 +136,8 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJ
     tree.add_leaf({value.name, "ranks"}, std::move(list));
   }
   for (auto& [name, leaf] : tree.leaves()) {
-    job.contents.values.push_back({name, leaf.path});
-    job.values.push_back(leaf.value);
+    contents.values.push_back({name, leaf.path});
+    its_values.push_back(leaf.value);
   }
 }
 
@@ -154,43 +155,40 @@ bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format for
   return true;
 }
 
-/// Locks the directory of checkpoints and begins the staging directory. For rank 0.
-void TrainState::Impl::stage(SaveJob& job) {
-  const SaveOptions& options = job.options;
+/// Locks the directory of checkpoints, begins the staging directory and returns its path. For rank
+/// 0.
+std::string TrainState::Impl::stage(reshard::RankSave& save) {
+  const reshard::RankSaveOptions& options = save.options();
   if (options.overwrite == OverwritePolicy::replace) {
-    formats::check_replaceable(*options.file_system, job.path, "OverwritePolicy::replace");
+    formats::check_replaceable(*options.file_system, save.path(), "OverwritePolicy::replace");
   }
-  if (const std::string parent = directory_of(job.path); parent != locked_directory_) {
+  if (const std::string parent = directory_of(save.path()); parent != locked_directory_) {
     lock_.reset();
     lock_ = std::make_unique<formats::DirectoryLock>(parent);
     locked_directory_ = parent;
   }
-  const bool is_of_parts = state::format_of_parts(options.format) == options.format;
-  job.staged = std::make_unique<formats::StagedDestination>(
-      *options.file_system, is_of_parts ? job.path : job.path + ".parts",
-      DestinationKind::directory, options.overwrite);
+  return save.stage();
 }
 
 /// Takes the state, plans how to write it and, on rank 0, begins the staging directory. Returns
 /// what the other ranks must know. Not collective.
-TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(SaveJob& job, StateDict& all,
-                                                             SaveReport& report) {
-  const SaveOptions& options = job.options;
+TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(reshard::RankSave& save,
+                                                             const SaveOptions& options,
+                                                             StateDict& all, SaveReport& report) {
   if (options.timeout) rendezvous_.set_timeout(*options.timeout);
   state::check_file_system(options.file_system);
   check_mesh();
   all = tensors_and_fields(options);
-  report.has_planned = plan_if_changed(all, state::format_of_parts(options.format));
+  report.has_planned = plan_if_changed(all, reshard::format_of_parts(options.format));
   if (options.keep_last < 0) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "keep_last", "0 or more",
                           std::to_string(options.keep_last));
   }
-  if (mesh_.rank() == 0) stage(job);
   return {.digest = digest_,
-          .directory = job.staged ? job.staged->staging_path() : std::string(),
+          .directory = mesh_.rank() == 0 ? stage(save) : std::string(),
           .values = values_to_json(),
           .value_names = names_of_values(),
-          .checkpoint = last_component(job.path),
+          .checkpoint = last_component(save.path()),
           .format = std::string(options.format.name())};
 }
 
@@ -199,13 +197,20 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   const std::string path = without_trailing_slashes(path_given);
   background_save_.wait();
   SaveReport report;
-  auto job = std::make_shared<SaveJob>();
-  job->options = options;
-  job->path = path;
+  const auto job =
+      std::shared_ptr<SaveJob>(new SaveJob{.save = {path,
+                                                    mesh_.rank(),
+                                                    {.format = options.format,
+                                                     .overwrite = options.overwrite,
+                                                     .native = options.native,
+                                                     .keep_last = options.keep_last,
+                                                     .memory_nbytes = options.memory_nbytes,
+                                                     .file_system = options.file_system}}});
+  reshard::RankSave& save = job->save;
   StateDict all;
   SaveMessage own;
   const auto texts = rendezvous_.all_gather("saving " + path, [&] {
-    own = prepare_save(*job, all, report);
+    own = prepare_save(save, options, all, report);
     return own.to_json();
   });
   std::vector<SaveMessage> by_rank;
@@ -214,18 +219,19 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
     by_rank.push_back(SaveMessage::from_json(text));
     own.check_same_save(mesh_.rank(), by_rank.back(), rank, path);
   }
-  job->directory = by_rank.front().directory;
   job->live = live_;
   job->plan = plan_;
   job->hold_failure([&] {
     job->held = state::held_by(all, live_->contents);
-    job->contents = live_->contents;
-    add_values(by_rank, *job, all);
+    formats::CheckpointContents contents = live_->contents;
+    std::vector<Value> values;
+    add_values(by_rank, all, contents, values);
+    save.set_contents(by_rank.front().directory, std::move(contents), std::move(values));
   });
-  if (state::format_of_parts(options.format) != options.format) {
+  if (reshard::format_of_parts(options.format) != options.format) {
     rendezvous_.all_gather("saving " + path, [&] {
       job->raise_failure();
-      if (mesh_.rank() == 0) job->start_one_file();
+      if (mesh_.rank() == 0) save.start_one_file();
       return std::string();
     });
   }

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "reshard/load_planner.h"
+#include "tessera/reshard/job_state.h"
 #include "runtime/embedding/tables.h"
 #include "runtime/state/saved_states.h"
 #include "support/temporary_directory.h"

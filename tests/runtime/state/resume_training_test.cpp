@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "formats/dcp.h"
-#include "reshard/load_planner.h"
+#include "tessera/reshard/job_state.h"
 #include "runtime/state/saved_states.h"
 #include "runtime/support/processes.h"
 #include "support/temporary_directory.h"

@@ -13,4 +13,7 @@ void bind_scan(nanobind::module_& module);
 /// Adds `move`, which moves a checkpoint, a subset of one, or several merged into one.
 void bind_move(nanobind::module_& module);
 
+/// Adds `Job`, `SavePlan`, `Save` and `Load`, which save and load the state of a running job.
+void bind_job(nanobind::module_& module);
+
 }  // namespace tessera::python

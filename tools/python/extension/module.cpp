@@ -28,4 +28,5 @@ NB_MODULE(_core, module) {
   tessera::python::bind_verify(module);
   tessera::python::bind_scan(module);
   tessera::python::bind_move(module);
+  tessera::python::bind_job(module);
 }

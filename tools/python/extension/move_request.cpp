@@ -39,24 +39,6 @@ void append(std::vector<T>& items, const std::vector<T>& more) {
   items.insert(items.end(), more.begin(), more.end());
 }
 
-Format parse_format(const std::optional<std::string>& name, const std::string& destination) {
-  if (!name) return formats::format_for_destination(destination);
-  const auto format = formats::parse_format(*name);
-  if (!format || !formats::traits_of(*format).can_be_written)
-    refuse("to", formats::writable_formats_in_words(), *name);
-  return *format;
-}
-
-formats::NativeWriteOptions parse_compression(const std::string& text, Format format) {
-  const auto options = formats::parse_compression(text);
-  if (!options) refuse("compress", std::string(formats::kCompressions), text);
-  if (options->compression != formats::NativeWriteOptions::Compression::none &&
-      !formats::traits_of(format).has_compression) {
-    refuse("compress", "none, as only the native format is compressed", text);
-  }
-  return *options;
-}
-
 std::optional<DType> parse_cast(const std::optional<std::string>& name) {
   if (!name) return std::nullopt;
   const auto dtype = parse_dtype(*name);
@@ -99,7 +81,7 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
   CreateOptions create;
   create.format = format;
   create.overwrite = options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
-  create.native = parse_compression(options.compress, format);
+  create.native = compression_to_write(options.compress, format);
   if (options.max_shard_nbytes == 0) return create;
   if (!formats::traits_of(format).has_several_files) {
     refuse("max_shard_size",
@@ -190,6 +172,25 @@ std::optional<formats::JournalOptions> journal_options(const MoveOptions& option
 
 }  // namespace
 
+formats::Format format_to_write(const std::optional<std::string>& name,
+                                const std::string& destination) {
+  if (!name) return formats::format_for_destination(destination);
+  const auto format = formats::parse_format(*name);
+  if (!format || !formats::traits_of(*format).can_be_written)
+    refuse("to", formats::writable_formats_in_words(), *name);
+  return *format;
+}
+
+formats::NativeWriteOptions compression_to_write(const std::string& text, formats::Format format) {
+  const auto options = formats::parse_compression(text);
+  if (!options) refuse("compress", std::string(formats::kCompressions), text);
+  if (options->compression != formats::NativeWriteOptions::Compression::none &&
+      !formats::traits_of(format).has_compression) {
+    refuse("compress", "none, as only the native format is compressed", text);
+  }
+  return *options;
+}
+
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
                                          const std::string& checkpoint) {
@@ -214,7 +215,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                                   .prefixes = reshard::NamePrefixes(options.prefixes)},
                       .destination = std::move(destination),
                       .dry_run = options.dry_run};
-  const Format format = parse_format(options.to, request.destination);
+  const Format format = format_to_write(options.to, request.destination);
   request.create = create_options(options, format);
   if (!options.optimizer_params.empty()) {
     request.sources.optimizer_params =

@@ -100,4 +100,12 @@ struct MoveRequest {
 MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::string destination,
                               const MoveOptions& options);
 
+/// Returns the format of that name; nothing: as the destination's name suggests. Throws:
+/// Error(invalid_argument) listing the formats that can be written.
+formats::Format format_to_write(const std::optional<std::string>& name,
+                                const std::string& destination);
+
+/// Returns what `compress` means for that format. Throws: Error(invalid_argument).
+formats::NativeWriteOptions compression_to_write(const std::string& text, formats::Format format);
+
 }  // namespace tessera::python

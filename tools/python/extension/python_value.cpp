@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <variant>
 
+#include "tessera/base/error.h"
+
 namespace tessera::python {
 namespace {
 
@@ -94,6 +96,91 @@ class ToPython {
   Place place_;
 };
 
+/// A nesting deeper than this is a structure that contains itself.
+constexpr int kMaxDepth = 200;
+
+class FromPython {
+ public:
+  explicit FromPython(const std::string& name) : name_(name) {}
+
+  Value convert(nb::handle object, int depth = 0) const {
+    if (depth > kMaxDepth) {
+      throw Error::expected(ErrorKind::unsupported, {.fqn = name_}, "nesting of a value",
+                            "at most " + std::to_string(kMaxDepth) + " levels", "more");
+    }
+    PyObject* const it = object.ptr();
+    if (object.is_none()) return {};
+    if (PyBool_Check(it)) return it == Py_True;
+    if (PyLong_Check(it)) return integer_of(object);
+    if (PyFloat_Check(it)) return PyFloat_AS_DOUBLE(it);
+    if (PyComplex_Check(it)) return complex_of(PyComplex_AsCComplex(it));
+    if (PyUnicode_Check(it)) {
+      std::string text = text_of(object);
+      if (nb::isinstance(object, nb::module_::import_("tessera._symbol").attr("Symbol"))) {
+        return Value::Symbol{std::move(text)};
+      }
+      return text;
+    }
+    if (PyBytes_Check(it)) {
+      return Value::Bytes{{PyBytes_AS_STRING(it), static_cast<std::size_t>(PyBytes_GET_SIZE(it))}};
+    }
+    if (PyByteArray_Check(it)) {
+      return Value::Bytes{
+          {PyByteArray_AS_STRING(it), static_cast<std::size_t>(PyByteArray_GET_SIZE(it))}};
+    }
+    if (PyTuple_Check(it)) return Value::Tuple{items_of(object, depth)};
+    if (PyList_Check(it)) return items_of(object, depth);
+    if (PyAnySet_Check(it)) return Value::Set{items_of(object, depth)};
+    if (PyDict_Check(it)) {
+      Value::Dict dict;
+      for (const auto [key, value] : nb::borrow<nb::dict>(object)) {
+        dict.emplace_back(convert(key, depth + 1), convert(value, depth + 1));
+      }
+      return dict;
+    }
+    const std::string type = type_of(object);
+    if (type == "torch.dtype") return Value::Symbol{text_of(nb::str(object))};
+    if (type == "torch.device") {
+      return Value::Symbol{"device:" + text_of(nb::str(object))};
+    }
+    throw Error::expected(ErrorKind::unsupported, {.fqn = name_}, "value",
+                          "None, a number, str, bytes, list, tuple, set, dict, or a tensor",
+                          "an object of class " + type);
+  }
+
+ private:
+  std::vector<Value> items_of(nb::handle iterable, int depth) const {
+    std::vector<Value> items;
+    for (const nb::handle item : nb::iter(iterable)) items.push_back(convert(item, depth + 1));
+    return items;
+  }
+
+  static Value integer_of(nb::handle object) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
+    if (overflow == 0) return static_cast<std::int64_t>(number);
+    return Value::BigInt{text_of(stolen(PyNumber_ToBase(object.ptr(), 10)))};
+  }
+
+  static std::string text_of(nb::handle object) {
+    const nb::object utf8 =
+        stolen(PyUnicode_AsEncodedString(object.ptr(), "utf-8", "surrogatepass"));
+    return {PyBytes_AS_STRING(utf8.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(utf8.ptr()))};
+  }
+
+  static Value complex_of(Py_complex number) {
+    const auto text = [](double part) { return text_of(nb::repr(nb::float_(part))); };
+    return Value::Symbol{"complex:" + text(number.real) + "," + text(number.imag)};
+  }
+
+  static std::string type_of(nb::handle object) {
+    const nb::handle type = object.type();
+    return text_of(type.attr("__module__")) + "." + text_of(type.attr("__qualname__"));
+  }
+
+  const std::string& name_;
+};
+
 }  // namespace
 
 nb::object text_to_python(std::string_view text) {
@@ -128,6 +215,10 @@ nb::object byte_range_or_none(const std::optional<ByteRange>& range) {
 
 nb::object value_to_python(const Value& value) {
   return std::visit(ToPython(Place::anywhere), value.storage());
+}
+
+Value value_from_python(nb::handle object, const std::string& name) {
+  return FromPython(name).convert(object);
 }
 
 }  // namespace tessera::python

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
 #include "tessera/base/value.h"
 
 namespace nb = nanobind;
@@ -30,5 +30,11 @@ nb::object byte_range_or_none(const std::optional<ByteRange>& range);
 
 /// Returns the Python object that a value stands for; a Symbol is a `tessera.Symbol`.
 nb::object value_to_python(const Value& value);
+
+/// Undoes value_to_python. Takes None, bool, int, float, complex, str, bytes, list, tuple, set,
+/// dict, torch.dtype, torch.device, torch.Size and tessera.Symbol; a subclass of int, float, list
+/// or dict becomes a plain one. `name` is for errors.
+/// Throws: Error(unsupported) naming the type of any other object.
+Value value_from_python(nb::handle object, const std::string& name);
 
 }  // namespace tessera::python

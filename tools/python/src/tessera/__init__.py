@@ -1,5 +1,7 @@
-"""Opens, checks and moves the checkpoints of distributed training, whatever format and sharding they have.
+"""Saves, loads, opens, checks and moves the checkpoints of training, whatever format and sharding they have.
 
+    tessera.save(state_dict, "step-1000")                     # on all ranks; tessera.async_save in the background
+    tessera.load(state_dict, "step-1000")                     # in place, on any number of ranks
     with tessera.open("step-1000") as checkpoint:
         checkpoint["model.embedding.weight"][10:20].torch()   # reads these rows alone
     tessera.verify("step-1000")                               # a list of what is wrong
@@ -11,12 +13,14 @@ from . import _interface  # first: the others take the extension as it should be
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
 from ._errors import Error, MissingName, Problem, Refused
+from ._load import Loaded, load
 from ._moves import ExtraFile, LeftFile, Overflow, RankShare, Resharded, merge, reshard, split
+from ._save import Saved, async_save, save
 from ._scan import Scanned, ScannedName, ScannedPlace, ScanProblem, scan
 from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "ExtraFile", "LeftFile", "MissingName", "Overflow", "Problem", "RankShare", "Refused",
-           "Resharded", "ScanProblem", "Scanned", "ScannedName", "ScannedPlace", "Symbol", "Tensor", "__version__", "merge", "open",
-           "reshard", "scan", "split", "verify"]
+__all__ = ["Checkpoint", "Error", "ExtraFile", "LeftFile", "Loaded", "MissingName", "Overflow", "Problem", "RankShare", "Refused",
+           "Resharded", "Saved", "ScanProblem", "Scanned", "ScannedName", "ScannedPlace", "Symbol", "Tensor", "__version__",
+           "async_save", "load", "merge", "open", "reshard", "save", "scan", "split", "verify"]

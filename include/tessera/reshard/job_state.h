@@ -1,0 +1,182 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/base/name_rules.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/checkpoint_series.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/layout/strategy.h"
+#include "tessera/reshard/planner.h"
+
+// How the ranks of a running job save and load together, without libtorch. The job describes its
+// tensors; the bytes are in its memory, and how the ranks exchange messages is its own affair. The
+// C++ runtime (TrainState) and the Python package are built on this.
+
+namespace tessera::reshard {
+
+/// A tensor of a job, as every rank knows it.
+struct JobTensor {
+  TensorMeta meta{};
+  formats::KeyPath key_path{};  // empty: the fqn is a top-level key
+  formats::StateKind kind = formats::StateKind::plain;
+  std::string parameter{};  // of optimizer state: the fqn of its parameter; else empty
+  std::vector<Shard>
+      layout{};  // which ranks hold which regions; empty: every rank holds everything
+};
+
+/// All tensors of a job, in any order. Equal on all ranks. No name occurs twice.
+struct JobState {
+  int world_size = 1;
+  std::vector<JobTensor> tensors{};
+  std::vector<formats::Alias> aliases{};  // of `tensors`
+  std::vector<FlatUnit> units{};          // the flat parameters that hold the tensors
+  /// Whether the kinds of optimizer state follow from the names, as for a checkpoint that records
+  /// none; else JobTensor::kind and JobTensor::parameter are used.
+  bool has_kinds_by_name = false;
+};
+
+/// Distributes the writing of a job's tensors over its ranks: returns the contents of the
+/// checkpoint, in which exactly one rank writes each piece. Among the ranks that hold a region, the
+/// one with the least to write is chosen. Regions are cut into pieces that the format can hold. If
+/// the format has no aliases, they become tensors.
+formats::CheckpointContents share_out(const JobState& state, const formats::FormatTraits& traits);
+
+/// Returns a SHA-256, in hex digits, of all that `share_out` looks at, with the format. Ranks
+/// compare it instead of the state.
+std::string layout_digest(const JobState& state, formats::Format format);
+
+/// Returns `contents` with the regions that `rank` holds as pieces. `held` is parallel to
+/// `contents.tensors`.
+formats::CheckpointContents held_contents(const formats::CheckpointContents& contents,
+                                          const std::vector<std::vector<Region>>& held, int rank);
+
+/// Returns a plan that writes the pieces of `rank` from the regions that it holds. The source of
+/// the plan has the contents that `held_contents` returns. Throws: Error(mismatch) naming the
+/// tensor if no held region has all of a piece.
+Plan plan_save(const formats::CheckpointContents& contents,
+               const std::vector<std::vector<Region>>& held, int rank);
+
+/// Returns a source that reads a rank's memory. `contents` comes from `held_contents`; `data` has
+/// for each of its pieces the address of the first element. Elements are contiguous, in the
+/// region's own row-major order. The memory must outlive the source.
+std::unique_ptr<formats::TensorSource> memory_source(
+    formats::CheckpointContents contents, std::vector<std::vector<const std::byte*>> data);
+
+/// Returns a writer that copies tensors into a rank's memory, with `contents` and `data` as for
+/// `memory_source`. `commit` does nothing.
+std::unique_ptr<formats::CheckpointWriter> memory_writer(formats::CheckpointContents contents,
+                                                         std::vector<std::vector<std::byte*>> data);
+
+/// What a load accepts beyond an exact fit (default: nothing).
+struct LoadPlanOptions {
+  Relaxation missing = Relaxation::refuse;     // what the checkpoint lacks keeps its value
+  Relaxation unexpected = Relaxation::refuse;  // skip what the checkpoint has and nobody wants
+  Relaxation cast = Relaxation::refuse;        // between floating dtypes
+  Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
+  NameSelection only{};  // of the wanted names; others keep their values, and are not unexpected
+  std::vector<Rename> renames{};  // from the checkpoint's names to the wanted ones
+};
+
+/// Plans to fill the tensors that `rank` holds. `wanted` lists all tensors of the job, each with
+/// the pieces that this rank holds (any number, also none; they may overlap). It also has the kinds
+/// and parameters of optimizer state, the aliases and the names of values, as the job has them.
+///
+/// The plan's destination has the wanted tensors and values that are loaded, for a writer that
+/// copies into memory. The checkpoint must have every wanted name, as a tensor or as an alias. If
+/// it has a tensor only under a tied name, that tensor is loaded, and the other name is missing.
+///
+/// State under torchrec's names fills wanted tensors with canonical names (torchrec_names.h),
+/// unless torchrec's name itself is wanted.
+///
+/// `problems` lists everything that does not fit: one part of a checkpoint (PartOfWhole), missing
+/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the needed elements,
+/// bare flat vectors. `problems` is the same on every rank, with one exception: if the columns of a
+/// table are cut differently (row_wise_per_shard), only the ranks that hold a shard of the table
+/// report this.
+/// Requires: names sorted and unique, pieces within their tensors, `rank` below the world size.
+/// Throws: Error(invalid_argument) if a pattern or a rename matches no name.
+/// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
+Plan plan_load(const formats::CheckpointContents& source, const std::string& source_path,
+               const formats::CheckpointContents& wanted, int rank, const LoadPlanOptions& options);
+
+/// Returns one line per problem, `<where>: <rule>: expected <x>, found <y>`. After `max_lines`
+/// lines, one more line says how many problems are left. The last line has no line feed.
+std::string problems_to_string(const std::vector<formats::Finding>& problems,
+                               std::size_t max_lines);
+
+/// Returns the format in which the ranks write their parts: `format`, or native if a single process
+/// must write `format`.
+formats::Format format_of_parts(formats::Format format);
+
+/// How all ranks of a job save. Equal on all ranks, except memory and file system.
+struct RankSaveOptions {
+  formats::Format format{};
+  /// What to do if the path has a checkpoint. Both policies refuse to replace other files.
+  OverwritePolicy overwrite = OverwritePolicy::refuse;
+  formats::NativeWriteOptions native{};  // for native only
+  int keep_last = 0;                     // as SaveOptions::keep_last of the runtime
+  std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // for this rank's buffers
+  FileSystem* file_system = &FileSystem::posix();         // must outlive the save
+};
+
+/// One rank's side of a save by all ranks of a job ([Note: Parts] in parts.h). Nothing appears at
+/// the path before the checkpoint is whole.
+///
+///     rank 0      stage; tells the directory to the others
+///     all ranks   set_contents
+///     rank 0      start_one_file
+///     all ranks   write
+///     rank 0      join; tells the token to the others
+///     all ranks   seal
+///     rank 0      finish
+///
+/// A step begins when all ranks have ended the step before. If a step throws on a rank, no rank may
+/// take the next one; the destructor on rank 0 then removes all that was written. A step may run on
+/// any thread, but no two at once.
+class RankSave {
+ public:
+  /// `path`: of the checkpoint; trailing slashes are ignored.
+  RankSave(std::string path, int rank, RankSaveOptions options);
+  ~RankSave();
+  RankSave(const RankSave&) = delete;
+  RankSave& operator=(const RankSave&) = delete;
+
+  const std::string& path() const;
+  const RankSaveOptions& options() const;
+
+  /// Begins the staging directory, and returns its path. Throws: Error(already_exists) if the path
+  /// may not be replaced; Error(invalid_argument) if it holds something else than a checkpoint;
+  /// Error(io).
+  std::string stage();
+  /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
+  /// parallel to `contents.values`.
+  void set_contents(std::string directory, formats::CheckpointContents contents,
+                    std::vector<Value> values);
+  /// Begins the file if a single process must write the format; else does nothing. Throws:
+  /// Error(mismatch) if the format cannot hold the contents.
+  void start_one_file();
+  /// Writes this rank's part. `plan` comes from `plan_save`, `source` from `memory_source` or
+  /// another source with equal contents. Throws: what `execute` and the format's writer throw.
+  void write(const Plan& plan, const formats::TensorSource& source);
+  /// Checks that all parts exist. Returns the token that `seal` needs.
+  std::uint64_t join();
+  /// Marks this rank's part as part of the checkpoint.
+  void seal(std::uint64_t token);
+  /// Makes the checkpoint appear at the path, then removes older ones as `keep_last` says. If the
+  /// removal fails, the error says that the new checkpoint is complete.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tessera::reshard

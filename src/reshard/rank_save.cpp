@@ -1,0 +1,144 @@
+#include <optional>
+#include <utility>
+
+#include "formats/staging/staged_destination.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/checkpoint_series.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/parts.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/job_state.h"
+
+namespace tessera::reshard {
+namespace {
+
+constexpr std::size_t kMaxListed = 100;  // problems in an error
+
+/// Removes older checkpoints. If that fails, the error says that the new one is complete.
+void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
+  try {
+    formats::keep_last(fs, directory_of(path), num_kept, last_component(path));
+  } catch (const Error& error) {
+    throw Error(error.kind(), error.where(),
+                std::string(error.reason()) + " (the new checkpoint " + path +
+                    " is complete; older ones could not be removed)");
+  }
+}
+
+}  // namespace
+
+formats::Format format_of_parts(formats::Format format) {
+  return formats::traits_of(format).is_written_in_parts ? format : formats::Format();
+}
+
+struct RankSave::State {
+  /// How rank 0 writes the single file, if the format needs a single writer.
+  struct OneFile {
+    Plan plan;
+    std::unique_ptr<formats::CheckpointWriter> writer;
+  };
+
+  std::string path;
+  int rank;
+  RankSaveOptions options;
+  std::string directory;  // where parts are written
+  formats::CheckpointContents contents{};
+  std::vector<Value> values{};
+  std::unique_ptr<formats::StagedDestination> staged{};  // on rank 0; removes all unless committed
+  std::optional<OneFile> one_file{};                     // on rank 0
+
+  bool is_one_file() const { return format_of_parts(options.format) != options.format; }
+  formats::PartOptions part_options() const {
+    return {format_of_parts(options.format), options.native};
+  }
+};
+
+RankSave::RankSave(std::string path, int rank, RankSaveOptions options)
+    : state_(new State{.path = without_trailing_slashes(std::move(path)),
+                       .rank = rank,
+                       .options = std::move(options),
+                       .directory = {}}) {}
+
+RankSave::~RankSave() = default;
+
+const std::string& RankSave::path() const {
+  return state_->path;
+}
+const RankSaveOptions& RankSave::options() const {
+  return state_->options;
+}
+
+std::string RankSave::stage() {
+  FileSystem& fs = *state_->options.file_system;
+  state_->staged = std::make_unique<formats::StagedDestination>(
+      fs, state_->is_one_file() ? state_->path + ".parts" : state_->path,
+      DestinationKind::directory, state_->options.overwrite);
+  return state_->staged->staging_path();
+}
+
+void RankSave::set_contents(std::string directory, formats::CheckpointContents contents,
+                            std::vector<Value> values) {
+  state_->directory = std::move(directory);
+  state_->contents = std::move(contents);
+  state_->values = std::move(values);
+}
+
+void RankSave::start_one_file() {
+  if (!state_->is_one_file()) return;
+  const RankSaveOptions& options = state_->options;
+  State::OneFile file;
+  file.plan = plan_reshard(state_->contents, state_->path, {.format = options.format});
+  if (const auto& problems = file.plan.problems; !problems.empty()) {
+    throw Error::listing(
+        ErrorKind::mismatch, {.path = state_->path},
+        "the format " + std::string(options.format.name()) + " cannot hold this state",
+        problems_to_string(problems, kMaxListed));
+  }
+  std::vector<Value> moved;
+  for (const std::size_t i : file.plan.value_sources) moved.push_back(state_->values[i]);
+  file.writer = formats::create_checkpoint(
+      *options.file_system, state_->path, file.plan.destination, std::move(moved),
+      {.format = options.format, .overwrite = options.overwrite});
+  state_->one_file = std::move(file);
+}
+
+void RankSave::write(const Plan& plan, const formats::TensorSource& source) {
+  const auto writer =
+      formats::create_part(*state_->options.file_system, state_->directory, state_->contents,
+                           state_->values, state_->rank, state_->part_options());
+  execute(plan, source, *writer, {.memory_nbytes = state_->options.memory_nbytes});
+  writer->commit();
+}
+
+std::uint64_t RankSave::join() {
+  return formats::join_parts(*state_->options.file_system, state_->directory, state_->contents,
+                             state_->values, state_->part_options());
+}
+
+void RankSave::seal(std::uint64_t token) {
+  formats::seal_part(*state_->options.file_system, state_->directory, state_->rank, token,
+                     state_->part_options());
+}
+
+void RankSave::finish() {
+  FileSystem& fs = *state_->options.file_system;
+  // The next two variables are destroyed when this call ends, so that errors are reported after the
+  // destination is restored.
+  const std::unique_ptr<formats::StagedDestination> staging = std::move(state_->staged);
+  const std::optional<State::OneFile> file = std::exchange(state_->one_file, std::nullopt);
+  formats::finish_parts(fs, state_->directory, state_->contents, state_->values,
+                        state_->part_options());
+  if (file) {
+    const auto reader = formats::open_checkpoint(fs, state_->directory);
+    execute(file->plan, *reader, *file->writer, {.memory_nbytes = state_->options.memory_nbytes});
+    file->writer->commit();
+  } else {
+    staging->commit();
+  }
+  if (state_->options.keep_last > 0) {
+    remove_older(fs, state_->path, state_->options.keep_last);
+  }
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,433 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind_jobs.h"
+#include "findings.h"
+#include "move_request.h"
+#include "python_value.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/native.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/job_state.h"
+#include "watched_work.h"
+
+// Saving and loading the state of a running job. src/tessera/_job.py has the other half: it knows
+// torch's tensors and exchanges messages between ranks.
+
+namespace tessera::python {
+namespace {
+
+using formats::CheckpointContents;
+using formats::KeyPath;
+using reshard::JobState;
+
+// As Python gives them. A key in a path is the key of a dict, or a tuple of one int: a position in
+// a list.
+using PythonPath = std::vector<nb::object>;
+using PythonBox = std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>;
+using PythonShard =
+    std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<int>>;
+using PythonTensor =
+    std::tuple<PythonPath, std::string, std::vector<std::int64_t>, std::vector<PythonShard>>;
+using PythonValue = std::pair<PythonPath, nb::object>;
+/// By name: the boxes of a tensor that this rank holds. Has the names of tied tensors too.
+using HeldBoxes = std::map<std::string, std::vector<PythonBox>>;
+/// By name: the address of the first element of each box, parallel to HeldBoxes.
+using Addresses = std::map<std::string, std::vector<std::uintptr_t>>;
+
+KeyPath key_path_of(const PythonPath& path) {
+  KeyPath keys;
+  for (const nb::object& key : path) {
+    if (nb::isinstance<nb::tuple>(key) && nb::len(key) == 1 && nb::isinstance<nb::int_>(key[0])) {
+      keys.emplace_back(nb::cast<std::int64_t>(key[0]));
+      continue;
+    }
+    const Value value = value_from_python(key, "a key of the state dict");
+    const std::optional<formats::Key> of_dict = formats::dict_key(value);
+    if (!of_dict) {
+      throw Error::expected(ErrorKind::unsupported, {}, "key of a dict", "a str or a number",
+                            value_to_string(value));
+    }
+    keys.push_back(*of_dict);
+  }
+  return keys;
+}
+
+DType dtype_of(const std::string& name, const std::string& fqn) {
+  const auto dtype = parse_dtype(name);
+  if (!dtype) {
+    throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "dtype", "one that Tessera has",
+                          name);
+  }
+  return *dtype;
+}
+
+/// Returns a path with one key only if the name differs from the key; else nothing: the name says
+/// it.
+KeyPath stored_path(KeyPath path) {
+  if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) return {};
+  return path;
+}
+
+/// The tensors of a job, as all ranks know them.
+class Job {
+ public:
+  Job(int world_size, const std::vector<PythonTensor>& tensors,
+      const std::vector<std::pair<PythonPath, std::string>>& aliases) {
+    state_.world_size = world_size;
+    state_.has_kinds_by_name = true;
+    for (const auto& [path, dtype, shape, layout] : tensors) {
+      reshard::JobTensor& tensor = state_.tensors.emplace_back();
+      tensor.key_path = key_path_of(path);
+      const std::string fqn = formats::spell(tensor.key_path);
+      tensor.key_path = stored_path(std::move(tensor.key_path));
+      tensor.meta = {fqn, dtype_of(dtype, fqn), shape};
+      for (const auto& [offsets, sizes, ranks] : layout) {
+        tensor.layout.push_back({Box{offsets, sizes}, ranks});
+      }
+    }
+    for (const auto& [path, target] : aliases) {
+      KeyPath keys = key_path_of(path);
+      std::string fqn = formats::spell(keys);
+      state_.aliases.push_back({std::move(fqn), target, stored_path(std::move(keys))});
+    }
+  }
+
+  const JobState& state() const { return state_; }
+  std::string digest(const std::string& format) const {
+    return reshard::layout_digest(state_, reshard::format_of_parts(format_to_write(format, {})));
+  }
+
+ private:
+  JobState state_;
+};
+
+std::vector<std::vector<Region>> regions_of(const CheckpointContents& contents,
+                                            const HeldBoxes& held) {
+  std::vector<std::vector<Region>> regions;
+  for (const formats::TensorEntry& tensor : contents.tensors) {
+    std::vector<Region>& of_tensor = regions.emplace_back();
+    const auto found = held.find(tensor.meta.fqn);
+    if (found == held.end()) continue;
+    for (const auto& [offsets, sizes] : found->second) of_tensor.push_back(Box{offsets, sizes});
+  }
+  return regions;
+}
+
+/// Returns the addresses parallel to the tensors of `contents`.
+template <class Byte>
+std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
+                                        const Addresses& addresses) {
+  std::vector<std::vector<Byte*>> data;
+  for (const formats::TensorEntry& tensor : contents.tensors) {
+    std::vector<Byte*>& of_tensor = data.emplace_back();
+    const auto found = addresses.find(tensor.meta.fqn);
+    if (found == addresses.end()) continue;
+    TESSERA_CHECK(found->second.size() == tensor.pieces.size());
+    for (const std::uintptr_t address : found->second) {
+      of_tensor.push_back(reinterpret_cast<Byte*>(address));
+    }
+  }
+  return data;
+}
+
+/// What this rank writes of a job. Can be used for any number of saves of the same layout.
+class SavePlan {
+ public:
+  SavePlan(const Job& job, const std::string& format, int rank, const HeldBoxes& held) {
+    const formats::Format of_parts = reshard::format_of_parts(format_to_write(format, {}));
+    contents_ = reshard::share_out(job.state(), formats::traits_of(of_parts));
+    const auto regions = regions_of(contents_, held);
+    plan_ = reshard::plan_save(contents_, regions, rank);
+    held_contents_ = reshard::held_contents(contents_, regions, rank);
+  }
+
+  std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
+
+  /// Returns, by the name of a tensor, which of its boxes are read, in order.
+  std::map<std::string, std::vector<std::uint32_t>> boxes_read() const {
+    std::map<std::string, std::vector<std::uint32_t>> read;
+    for (std::size_t t = 0; t < plan_.copies.size(); ++t) {
+      const std::string& name = contents_.tensors[t].meta.fqn;
+      for (const auto& sources : plan_.copies[t].source_pieces) {
+        for (const std::uint32_t box : sources) {
+          auto& boxes = read[name];
+          if (std::ranges::find(boxes, box) == boxes.end()) boxes.push_back(box);
+        }
+      }
+    }
+    return read;
+  }
+
+  const CheckpointContents& contents() const { return contents_; }
+  const reshard::Plan& plan() const { return plan_; }
+  std::unique_ptr<formats::TensorSource> source(const Addresses& addresses) const {
+    return reshard::memory_source(held_contents_,
+                                  data_of<const std::byte>(held_contents_, addresses));
+  }
+
+ private:
+  CheckpointContents contents_;       // of the checkpoint
+  CheckpointContents held_contents_;  // of this rank's memory
+  reshard::Plan plan_;
+};
+
+/// This rank's side of one save (RankSave).
+class Save {
+ public:
+  Save(const nb::bytes& path, const std::string& format, int rank, bool overwrite, int keep_last,
+       const std::string& compress, std::uint64_t memory)
+      : save_(string_of(path), rank,
+              {.format = format_to_write(format, {}),
+               .overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
+               .native = compression_to_write(compress, format_to_write(format, {})),
+               .keep_last = keep_last,
+               .memory_nbytes = memory}) {}
+
+  nb::bytes stage() {
+    std::string directory;
+    {
+      const nb::gil_scoped_release without_gil;
+      const reshard::RankSaveOptions& options = save_.options();
+      if (options.overwrite == OverwritePolicy::replace) {
+        formats::check_replaceable(*options.file_system, save_.path(), "overwrite=True");
+      }
+      lock_ = std::make_unique<formats::DirectoryLock>(directory_of(save_.path()));
+      directory = save_.stage();
+    }
+    return nb::bytes(directory.data(), directory.size());
+  }
+
+  void set_contents(const SavePlan& plan, const nb::bytes& directory,
+                    const std::vector<PythonValue>& values) {
+    CheckpointContents contents = plan.contents();
+    std::map<std::string, std::pair<KeyPath, Value>> by_name;
+    for (const auto& [path, object] : values) {
+      KeyPath keys = key_path_of(path);
+      std::string name = formats::spell(keys);
+      Value value = value_from_python(object, name);
+      by_name.insert_or_assign(std::move(name),
+                               std::pair(stored_path(std::move(keys)), std::move(value)));
+    }
+    std::vector<Value> stored;
+    for (auto& [name, entry] : by_name) {
+      contents.values.push_back({name, std::move(entry.first)});
+      stored.push_back(std::move(entry.second));
+    }
+    const std::string where = string_of(directory);
+    const nb::gil_scoped_release without_gil;
+    save_.set_contents(where, std::move(contents), std::move(stored));
+  }
+
+  void start_one_file() {
+    const nb::gil_scoped_release without_gil;
+    save_.start_one_file();
+  }
+  void write(const SavePlan& plan, const Addresses& addresses) {
+    const nb::gil_scoped_release without_gil;
+    save_.write(plan.plan(), *plan.source(addresses));
+  }
+  std::uint64_t join() {
+    const nb::gil_scoped_release without_gil;
+    return save_.join();
+  }
+  void seal(std::uint64_t token) {
+    const nb::gil_scoped_release without_gil;
+    save_.seal(token);
+  }
+  void finish() {
+    const nb::gil_scoped_release without_gil;
+    save_.finish();
+    lock_.reset();
+  }
+
+ private:
+  reshard::RankSave save_;
+  std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
+};
+
+/// An open checkpoint, and how this rank loads from it.
+class Load {
+ public:
+  explicit Load(const nb::bytes& path) {
+    const std::string opened = string_of(path);
+    const nb::gil_scoped_release without_gil;
+    reader_ = formats::open_checkpoint(FileSystem::posix(), opened);
+  }
+
+  std::string_view format() const { return reader_->format().name(); }
+  int world_size() const { return reader_->contents().world_size; }
+  std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
+
+  /// Returns `(name, path)` of each value, with paths as Python gives them.
+  nb::list values() const {
+    nb::list list;
+    for (const formats::ValueEntry& value : reader_->contents().values) {
+      nb::list path;
+      for (const formats::Key& key : value.key_path) {
+        if (const auto* text = std::get_if<std::string>(&key)) {
+          path.append(text_to_python(*text));
+        } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
+          path.append(nb::make_tuple(*position));
+        } else {
+          path.append(
+              value_to_python(formats::dict_key_value(std::get<formats::NonStringKey>(key))));
+        }
+      }
+      if (value.key_path.empty()) path.append(text_to_python(value.name));
+      list.append(nb::make_tuple(text_to_python(value.name), path));
+    }
+    return list;
+  }
+  nb::object read_value(std::size_t value_index) const {
+    Value value;
+    {
+      const nb::gil_scoped_release without_gil;
+      value = reader_->read_value(value_index);
+    }
+    return value_to_python(value);
+  }
+
+  /// Plans the load of a job's tensors and of the values with these names. Returns the problems and
+  /// the notes.
+  nb::list plan(const Job& job, int rank, const HeldBoxes& held,
+                const std::vector<nb::bytes>& value_names, bool allow_missing,
+                bool allow_unexpected, bool allow_cast, const std::vector<nb::bytes>& only,
+                const std::vector<std::pair<nb::bytes, nb::bytes>>& renames) {
+    std::vector<std::string> names = strings_of(value_names);
+    std::ranges::sort(names);
+    reshard::LoadPlanOptions options;
+    const auto allow = [](bool allowed) {
+      return allowed ? reshard::Relaxation::allow : reshard::Relaxation::refuse;
+    };
+    options.missing = allow(allow_missing);
+    options.unexpected = allow(allow_unexpected);
+    options.cast = allow(allow_cast);
+    options.only = NameSelection(strings_of(only));
+    for (const auto& [from, to] : renames) {
+      options.renames.push_back({string_of(from), string_of(to)});
+    }
+    {
+      const nb::gil_scoped_release without_gil;
+      const CheckpointContents contents = reshard::share_out(job.state(), {});
+      CheckpointContents wanted =
+          reshard::held_contents(contents, regions_of(contents, held), rank);
+      for (std::string& name : names) wanted.values.push_back({std::move(name), {}});
+      plan_ = reshard::plan_load(reader_->contents(), reader_->path(), wanted, rank, options);
+      for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
+    }
+    nb::list found = findings_to_python(plan_.problems);
+    found.extend(findings_to_python(plan_.notes));
+    return found;
+  }
+
+  /// Returns the names of the tensors that are loaded.
+  nb::list loaded() const {
+    nb::list names;
+    for (const auto& tensor : plan_.destination.tensors) {
+      names.append(text_to_python(tensor.meta.fqn));
+    }
+    return names;
+  }
+
+  void read(const Addresses& addresses, std::uint64_t memory, int num_threads,
+            nb::handle progress) const {
+    const auto writer =
+        reshard::memory_writer(plan_.destination, data_of<std::byte>(plan_.destination, addresses));
+    run_watched(progress, [&](Watch& watch) {
+      watch.set_total(plan_.nbytes_to_write);
+      reshard::execute(plan_, *reader_, *writer,
+                       {.memory_nbytes = memory,
+                        .num_threads = num_threads,
+                        .stop = watch.token(),
+                        .progress = watch.sink()});
+    });
+  }
+
+ private:
+  std::unique_ptr<formats::CheckpointReader> reader_;
+  reshard::Plan plan_;
+};
+
+}  // namespace
+
+void bind_job(nb::module_& module) {
+  nb::class_<Job>(module, "Job")
+      .def(nb::init<int, const std::vector<PythonTensor>&,
+                    const std::vector<std::pair<PythonPath, std::string>>&>(),
+           nb::arg("world_size"), nb::arg("tensors"), nb::arg("aliases"))
+      .def("digest", &Job::digest, nb::arg("format"));
+  nb::class_<SavePlan>(module, "SavePlan")
+      .def(nb::init<const Job&, const std::string&, int, const HeldBoxes&>(), nb::arg("job"),
+           nb::arg("format"), nb::arg("rank"), nb::arg("held"))
+      .def_prop_ro("nbytes", &SavePlan::nbytes)
+      .def("boxes_read", &SavePlan::boxes_read);
+  nb::class_<Save>(module, "Save")
+      .def(nb::init<const nb::bytes&, const std::string&, int, bool, int, const std::string&,
+                    std::uint64_t>(),
+           nb::arg("path"), nb::arg("format"), nb::arg("rank"), nb::arg("overwrite"),
+           nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"))
+      .def("stage", &Save::stage)
+      .def("set_contents", &Save::set_contents, nb::arg("plan"), nb::arg("directory"),
+           nb::arg("values"))
+      .def("start_one_file", &Save::start_one_file)
+      .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"))
+      .def("join", &Save::join)
+      .def("seal", &Save::seal, nb::arg("token"))
+      .def("finish", &Save::finish);
+  nb::class_<Load>(module, "Load")
+      .def(nb::init<const nb::bytes&>(), nb::arg("path"))
+      .def_prop_ro("format", &Load::format)
+      .def_prop_ro("world_size", &Load::world_size)
+      .def_prop_ro("nbytes", &Load::nbytes)
+      .def("values", &Load::values)
+      .def("read_value", &Load::read_value, nb::arg("value_index"))
+      .def("plan", &Load::plan, nb::arg("job"), nb::arg("rank"), nb::arg("held"),
+           nb::arg("value_names"), nb::arg("allow_missing"), nb::arg("allow_unexpected"),
+           nb::arg("allow_cast"), nb::arg("only"), nb::arg("rename"))
+      .def("loaded", &Load::loaded)
+      .def("read", &Load::read, nb::arg("addresses"), nb::arg("memory"), nb::arg("threads"),
+           nb::arg("progress").none());
+  nb::class_<NameSelection>(module, "Selection")
+      .def(
+          "__init__",
+          [](NameSelection* self, const std::vector<nb::bytes>& patterns) {
+            new (self) NameSelection(strings_of(patterns));
+          },
+          nb::arg("patterns"))
+      .def(
+          "selects",
+          [](const NameSelection& self, const nb::bytes& name) {
+            return self.selects(string_of(name));
+          },
+          nb::arg("name"));
+  module.def(
+      "spell_path",
+      [](const PythonPath& path) { return text_to_python(formats::spell(key_path_of(path))); },
+      nb::arg("path"));
+  module.def(
+      "check_value",
+      [](const PythonPath& path, const nb::object& value) {
+        (void)value_from_python(value, formats::spell(key_path_of(path)));
+      },
+      nb::arg("path"), nb::arg("value").none());
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,140 @@
+"""A nested state dict as a flat list of tensors and values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Union
+
+from . import _core
+from ._errors import Error
+from ._job_tensors import Box, JobTensor, describe
+from ._ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+# A key is the key of a dict, or a tuple of one int: a position in a list.
+Key = Union[str, int, tuple[int]]
+Path = tuple[Any, ...]
+
+
+class JobState:
+    """The entries of a state dict, by their flattened names: keys joined by dots, as DCP joins them."""
+
+    def __init__(self, state_dict: Mapping[Any, Any], ranks: Ranks):
+        import torch
+
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict: expected a dict, found {type(state_dict).__name__}")
+        self._tensor_type = torch.Tensor
+        self._ranks = ranks
+        self._shared: dict[Any, str] = {}
+        self.paths: dict[str, Path] = {}  # of all entries
+        self.tensors: dict[str, JobTensor] = {}
+        self.aliases: dict[str, str] = {}  # other names of tensors, and which tensor
+        self.values: dict[str, Any] = {}
+        self.objects: list[tuple[Path, Any, Any]] = []  # with load_state_dict: path, object, its state dict
+        self.root = self._visit_dict((), state_dict)
+
+    def _visit(self, path: Path, value: Any) -> Any:
+        """Takes an entry, or what is below it. Returns what stands for it in `root`."""
+        if isinstance(value, self._tensor_type):
+            self._add_tensor(path, value)
+            return value
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            state = self._visit_dict(path, value.state_dict())
+            self.objects.append((path, value, state))
+            return state
+        if isinstance(value, Mapping) and value:
+            return self._visit_dict(path, value)
+        if isinstance(value, (list, tuple)) and any(_has_entries(item, self._tensor_type) for item in value):
+            items = [self._visit((*path, (i,)), item) for i, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        self.values[self._name(path)] = value
+        return value
+
+    def _visit_dict(self, path: Path, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: self._visit((*path, key), value) for key, value in mapping.items()}
+
+    def _name(self, path: Path) -> str:
+        name = _core.spell_path(list(path))
+        if name in self.paths:
+            raise Error(f"{name}: name: expected one entry of this name, found two", kind="invalid_argument", tensor=name)
+        self.paths[name] = path
+        return name
+
+    def _add_tensor(self, path: Path, tensor: torch.Tensor) -> None:
+        name = self._name(path)
+        found = describe(name, tensor, self._ranks)
+        same = _identity(found)
+        if same is not None:
+            first = self._shared.setdefault(same, name)
+            if first != name:
+                self.aliases[name] = first
+                return
+        self.tensors[name] = found
+
+    def local_of_names(self) -> dict[str, list[tuple[Box, torch.Tensor]]]:
+        """Returns what this rank holds of each tensor, also under the other names of tied ones."""
+        return {**{name: tensor.local for name, tensor in self.tensors.items()},
+                **{alias: self.tensors[name].local for alias, name in self.aliases.items()}}
+
+    def replace(self, values: dict[str, Any]) -> None:
+        """Puts values into `root`, in place of those of these names."""
+        for name, value in values.items():
+            self.root = _replaced(self.root, self.paths[name], value)
+
+    def at(self, path: Path) -> Any:
+        value = self.root
+        for key in path:
+            value = value[key[0] if isinstance(key, tuple) else key]
+        return value
+
+
+def _has_entries(value: Any, tensor_type: type) -> bool:
+    """Says whether a list with this item is taken apart, as DCP takes it apart."""
+    if isinstance(value, (list, tuple)):
+        return any(_has_entries(item, tensor_type) for item in value)
+    return isinstance(value, (Mapping, tensor_type))
+
+
+def _identity(tensor: JobTensor) -> Any:
+    """Returns what tied tensors have in common; None if this cannot be known, as for tensors without elements."""
+    if len(tensor.local) != 1:
+        return None
+    box, local = tensor.local[0]
+    layout = None if tensor.layout is None else tuple(map(repr, tensor.layout))
+    return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), box, layout)
+
+
+def _replaced(container: Any, path: Path, value: Any) -> Any:
+    if not path:
+        return value
+    key = path[0]
+    if isinstance(container, tuple):
+        items = list(container)
+        items[key[0]] = _replaced(items[key[0]], path[1:], value)
+        return tuple(items)
+    at = key[0] if isinstance(key, tuple) else key
+    container[at] = _replaced(container[at], path[1:], value)
+    return container
+
+
+def put_back(given: Any, loaded: Any) -> Any:
+    """Writes loaded values into the caller's own dicts and lists. Returns what stands in place of `given`."""
+    if isinstance(given, Mapping) and isinstance(loaded, dict):
+        for key, value in loaded.items():
+            if key in given:
+                new = put_back(given[key], value)
+                if new is not given[key]:
+                    given[key] = new  # type: ignore[index]
+        return given
+    if isinstance(given, list) and isinstance(loaded, list) and len(given) == len(loaded):
+        given[:] = [put_back(one, other) for one, other in zip(given, loaded, strict=True)]
+        return given
+    if isinstance(given, tuple) and isinstance(loaded, tuple) and len(given) == len(loaded):
+        new = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
+        return given if all(a is b for a, b in zip(new, given, strict=True)) else new
+    if hasattr(given, "state_dict") and hasattr(given, "load_state_dict"):
+        return given
+    return loaded

@@ -1,0 +1,180 @@
+"""The tensors of a running job: which ranks hold which boxes of each, and where they are in this rank's memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ._errors import Error
+from ._ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
+Shard = tuple[list[int], list[int], list[int]]  # offsets, sizes, and the ranks that hold the box
+
+
+class JobTensor(NamedTuple):
+    """A tensor as all ranks know it, and what this rank holds of it."""
+
+    dtype: str
+    shape: list[int]
+    layout: list[Shard] | None  # None: a plain tensor, which every rank holds
+    local: list[tuple[Box, torch.Tensor]]  # boxes with elements
+
+
+def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
+    """Describes a plain tensor, a DTensor or a ShardedTensor. Raises Error naming the tensor for other kinds."""
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    if isinstance(tensor, ShardedTensor):
+        return _of_sharded_tensor(name, tensor, ranks)
+    placements = getattr(tensor, "placements", None)
+    if placements is not None and hasattr(tensor, "device_mesh"):
+        return _of_dtensor(name, tensor, tuple(placements), ranks)
+    _check_plain(name, tensor)
+    shape = list(tensor.shape)
+    local = [(_whole(shape), tensor.detach())] if tensor.numel() else []
+    return JobTensor(_dtype_name(tensor), shape, None, local)
+
+
+def _dtype_name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _whole(shape: Sequence[int]) -> Box:
+    return (0,) * len(shape), tuple(shape)
+
+
+def _refuse(name: str, expected: str, found: str) -> Error:
+    return Error(f"{name}: tensor: expected {expected}, found {found}", kind="unsupported", tensor=name)
+
+
+def _check_plain(name: str, tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise _refuse(name, "a dense tensor", f"one of layout {tensor.layout}")
+    if tensor.is_quantized:
+        raise _refuse(name, "a tensor of numbers", "a quantized tensor")
+    if tensor.device.type == "meta":
+        raise _refuse(name, "a tensor with elements", "one on the meta device (call to_empty first)")
+    plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
+    if type(tensor) not in plain and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise _refuse(name, "torch.Tensor, DTensor or ShardedTensor", kind)
+
+
+def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Ranks) -> JobTensor:
+    mesh = tensor.device_mesh
+    shape = list(tensor.shape)
+    layout = _shards(name, shape, mesh, placements, ranks)
+    local = tensor.to_local().detach()
+    if hasattr(local, "wait"):  # a collective that is under way
+        local = local.wait()
+    _check_plain(name, local)
+    held: list[tuple[Box, torch.Tensor]] = []
+    for offsets, sizes, holders in layout:
+        if ranks.rank in holders:
+            if list(local.shape) != sizes:
+                raise _refuse(name, f"a local shape of {sizes} for {_placements_text(placements)}", str(list(local.shape)))
+            held.append(((tuple(offsets), tuple(sizes)), local))
+    if not held and local.numel() and mesh.get_coordinate() is not None:
+        raise _refuse(name, f"no elements on rank {ranks.rank} for {_placements_text(placements)}",
+                      f"a local shape of {list(local.shape)}")
+    return JobTensor(_dtype_name(tensor), shape, layout, held)
+
+
+def _placements_text(placements: tuple[Any, ...]) -> str:
+    return "(" + ", ".join(repr(placement) for placement in placements) + ")"
+
+
+def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...], ranks: Ranks) -> list[Shard]:
+    """Returns the boxes with elements, in order, with the ranks that hold each."""
+    cuts: list[tuple[int, int]] = []  # dimension and split factor by axis of the mesh; dimension -1: replicated
+    for placement in placements:
+        if placement.is_partial():
+            raise _refuse(name, "Shard or Replicate", f"the placement {placement!r} (call redistribute first)")
+        factor = getattr(placement, "split_factor", 1)
+        dim = getattr(placement, "dim", -1)
+        if dim < 0 and not placement.is_replicate():
+            raise _refuse(name, "Shard or Replicate", f"the placement {placement!r}")
+        cuts.append((dim, factor))
+    mesh_shape = tuple(mesh.mesh.shape)
+    boxes = _boxes(tuple(shape), mesh_shape, tuple(cuts))
+    if boxes is None:
+        raise _refuse(name, "placements that give each rank one box", _placements_text(placements))
+    shards: dict[Box, list[int]] = {}
+    for box, global_rank in zip(boxes, mesh.mesh.flatten().tolist(), strict=True):
+        if global_rank not in ranks.rank_of:
+            raise _refuse(name, "a mesh of ranks of the process group", f"rank {global_rank} in the mesh")
+        if 0 not in box[1]:
+            shards.setdefault(box, []).append(ranks.rank_of[global_rank])
+    if not shards:  # a tensor without elements
+        return [([0] * len(shape), list(shape), sorted(ranks.rank_of[r] for r in mesh.mesh.flatten().tolist()))]
+    return [(list(box[0]), list(box[1]), sorted(holders)) for box, holders in sorted(shards.items())]
+
+
+@functools.lru_cache(maxsize=4096)
+def _boxes(shape: tuple[int, ...], mesh_shape: tuple[int, ...],
+           cuts: tuple[tuple[int, int], ...]) -> tuple[Box, ...] | None:
+    """Returns the box of each place of the mesh, row-major; None if a place has more than one box.
+
+    A split factor above 1 (`_StridedShard`) says that later axes of the mesh, with this product of sizes, cut the
+    dimension first: FSDP over tensor parallelism.
+    """
+    order: list[int] = []
+    remaining = list(range(len(cuts)))
+    while remaining:
+        for axis in remaining:
+            dim, factor = cuts[axis]
+            cut_before = math.prod(mesh_shape[other] for other in order if other > axis and cuts[other][0] == dim)
+            if dim < 0 or factor == cut_before:
+                order.append(axis)
+                remaining.remove(axis)
+                break
+        else:
+            return None
+    boxes = []
+    for place in itertools.product(*(range(size) for size in mesh_shape)):
+        offsets, sizes = [0] * len(shape), list(shape)
+        for axis in order:
+            dim = cuts[axis][0]
+            if dim < 0:
+                continue
+            chunk = -(-sizes[dim] // mesh_shape[axis])  # as torch.chunk cuts
+            begin = min(place[axis] * chunk, sizes[dim])
+            end = min(begin + chunk, sizes[dim])
+            offsets[dim] += begin
+            sizes[dim] = end - begin
+        boxes.append((tuple(offsets), tuple(sizes)))
+    return tuple(boxes)
+
+
+def _of_sharded_tensor(name: str, tensor: Any, ranks: Ranks) -> JobTensor:
+    metadata = tensor.metadata()
+    shape = list(metadata.size)
+    shards: dict[Box, list[int]] = {}
+    for shard in metadata.shards_metadata:
+        rank = shard.placement.rank()
+        if rank not in ranks.rank_of:
+            raise _refuse(name, "shards on ranks of the process group", f"a shard on rank {rank}")
+        box = (tuple(shard.shard_offsets), tuple(shard.shard_sizes))
+        if 0 not in box[1]:
+            shards.setdefault(box, []).append(ranks.rank_of[rank])
+    held: list[tuple[Box, torch.Tensor]] = []
+    for shard in tensor.local_shards():
+        _check_plain(name, shard.tensor)
+        box = (tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes))
+        if ranks.rank not in shards.get(box, []) and shard.tensor.numel():
+            raise _refuse(name, f"the shards that its metadata gives to rank {ranks.rank}", f"a shard at {box[0]}")
+        if shard.tensor.numel():
+            held.append((box, shard.tensor.detach().reshape(box[1])))
+    layout: list[Shard] = [(list(box[0]), list(box[1]), sorted(holders)) for box, holders in sorted(shards.items())]
+    if not layout:
+        layout = [([0] * len(shape), shape, [0])]
+    return JobTensor(str(metadata.tensor_properties.dtype).removeprefix("torch."), shape, layout, held)

@@ -1,0 +1,221 @@
+"""Loads a checkpoint of any format and sharding into the state of a running job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _core
+from ._arguments import PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes, path_bytes
+from ._errors import Error, Problem
+from ._job_state import JobState, put_back
+from ._ranks import Ranks
+from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
+
+
+class Loaded(NamedTuple):
+    """What a load did on this rank."""
+
+    path: str
+    format: str
+    world_size: int  # of the ranks that saved
+    nbytes: int  # of tensors, read by this rank
+    missing: list[str]  # names that the checkpoint lacks: they keep their values (strict=False)
+    unexpected: list[str]  # names that the state dict lacks: they were not read (strict=False)
+
+
+def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
+         allow_cast: bool = False, only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
+         memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
+         progress: Callable[[int, int], object] | None = None) -> Loaded:
+    """Loads a checkpoint into a state dict, in place: fills its tensors and replaces its values. Collective.
+
+    Reads every format that Tessera reads, saved by any number of ranks in any layout. Each rank reads only what it
+    holds, and checks it against the checksums. Objects with load_state_dict() get it called with their state.
+
+    state_dict: as for `save`: it says which names to load, and how they are laid out on the ranks.
+    process_group: the ranks that load; None: all.
+    strict: every name of the state dict must be in the checkpoint, and the other way round.
+    allow_cast: cast floating-point tensors to the dtype of the state dict.
+    only: a glob of names to load, or several; the others keep their values.
+    rename: {FROM: TO} replaces FROM at the start of the checkpoint's names by TO.
+    memory: bytes for the buffers of all threads of this rank.
+    threads: the number of threads; None: the number of cores.
+    progress: called with the bytes read on this rank and the total.
+
+    Raises Error on all ranks if anything does not fit, before anything is read; `problems` lists all of it.
+    """
+    ranks = Ranks.of(process_group)
+    _Background.wait(ranks)
+    load = _Load(ranks)
+    what = f"loading {path!r}"
+    digests = ranks.gather(what, lambda: load.describe(state_dict, path))
+    described = ranks.gather(what, load.description) if len(set(digests)) > 1 else None
+    ranks.gather(what,
+                 lambda: load.plan(described, flag("strict", strict), flag("allow_cast", allow_cast),
+                                   names_bytes("only", only), rename))
+    ranks.gather(what,
+                 lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
+                                   callback("progress", progress)))
+    load.put_back(state_dict)
+    return load.report()
+
+
+class _Load:
+    """One load, on this rank."""
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+
+    def describe(self, state_dict: MutableMapping[Any, Any], path: PathLike) -> tuple[str, str]:
+        """Returns digests of what this rank's state dict has."""
+        self.encoded = path_bytes("path", path)
+        self.path = os.fsdecode(self.encoded)
+        self.state = JobState(state_dict, self.ranks)
+        return tensor_digest(self.state), names_digest(self.state)
+
+    def description(self) -> tuple[Description, list[str]]:
+        return describe_job(self.state), list(self.state.values)
+
+    def plan(self, described: list[tuple[Description, list[str]]] | None, strict: bool, allow_cast: bool,
+             only: list[bytes], rename: Mapping[str, str] | None) -> None:
+        """`described`: what each rank has, if not all have the same."""
+        tensors = describe_job(self.state)
+        names = set(self.state.values)
+        if described is not None:
+            tensors = merged(self.path, [of_rank for of_rank, _ in described])
+            names = names.union(*(of_rank for _, of_rank in described))
+        self.load = _core.Load(self.encoded)
+        renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in (rename or {}).items()]
+        self.saved = _SavedValues(self.load, rename or {}, names)
+        rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
+                              [name_bytes("name", name) for name in self.saved.wanted], not strict, not strict,
+                              allow_cast, only, renames)
+        problems = [Problem(*row) for row in rows]
+        selection = _core.Selection(only)
+        self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
+        problems += [_missing_value(name, strict) for name in self.selected if name not in self.saved.found]
+        errors = tuple(problem for problem in problems if problem.severity == "error")
+        if errors:
+            raise _refused(self.path, errors)
+        self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
+        self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
+
+    def read(self, memory: int, threads: int, progress: Callable[[int, int], object] | None) -> None:
+        self.values = {name: self.saved.value(name) for name in self.selected if name in self.saved.found}
+        addresses: dict[str, list[int]] = {}
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # where to, from where
+        local = self.state.local_of_names()
+        for name in self.load.loaded():
+            addresses[name] = [self._address(tensor, copies) for _, tensor in local.get(name, [])]
+        self.load.read(addresses, memory, threads, progress)
+        for to, copy in copies:
+            to.copy_(copy)
+
+    @staticmethod
+    def _address(tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
+        import torch
+
+        if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+            return tensor.data_ptr()
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copies.append((tensor, copy))
+        return copy.data_ptr()
+
+    def put_back(self, state_dict: MutableMapping[Any, Any]) -> None:
+        self.state.replace(self.values)
+        put_back(state_dict, self.state.root)
+        for path, found, _ in self.state.objects:
+            found.load_state_dict(self.state.at(path))
+
+    def report(self) -> Loaded:
+        return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected)
+
+
+class _SavedValues:
+    """The values of a checkpoint, by the names of a state dict, even if one of them cuts a list finer."""
+
+    def __init__(self, load: _core.Load, rename: Mapping[str, str], names: set[str]):
+        self._load = load
+        self._index: dict[str, int] = {}
+        self._paths: dict[str, list[Any]] = {}
+        self._below: dict[str, list[str]] = {}  # names of the checkpoint below a name of the state
+        self.wanted: list[str] = []  # names of the checkpoint that the state dict has a place for
+        self.found: set[str] = set()
+        for i, (name, path) in enumerate(load.values()):
+            new = next((to + name[len(at):] for at, to in rename.items() if name.startswith(at)), name)
+            self._index[new] = i
+            self._paths[new] = path
+            above = self._ancestor(new, names)
+            if new in names:
+                self.found.add(new)
+            elif above is not None:
+                self._below.setdefault(above, []).append(new)
+                self.found.add(above)
+            else:
+                continue
+            self.wanted.append(new)
+
+    @staticmethod
+    def _ancestor(name: str, names: set[str]) -> str | None:
+        end = name.rfind(".")
+        while end > 0:
+            if name[:end] in names:
+                return name[:end]
+            end = name.rfind(".", 0, end)
+        return None
+
+    def value(self, name: str) -> Any:
+        if name in self._index:
+            return self._load.read_value(self._index[name])
+        keys = {each: self._keys_below(each, name) for each in self._below[name]}
+        root: Any = [] if all(isinstance(path[0], tuple) for path in keys.values()) else {}
+        for each, path in keys.items():
+            _put(root, path, self._load.read_value(self._index[each]))
+        return root
+
+    def _keys_below(self, each: str, name: str) -> list[Any]:
+        path = self._paths[each]
+        for i in range(1, len(path)):
+            if _core.spell_path(path[:i]) == name:
+                return path[i:]
+        return [each[len(name) + 1:]]
+
+
+def _put(container: Any, keys: list[Any], value: Any) -> None:
+    for i, key in enumerate(keys):
+        at = key[0] if isinstance(key, tuple) else key
+        is_last = i + 1 == len(keys)
+        below: Any = value if is_last else ([] if isinstance(keys[i + 1], tuple) else {})
+        if isinstance(container, list):
+            while len(container) <= at:
+                container.append(None)
+            if is_last or container[at] is None:
+                container[at] = below
+        elif is_last or at not in container:
+            container[at] = below
+        container = container[at]
+
+
+def _missing_value(name: str, is_error: bool) -> Problem:
+    expected, found = "a value of that name", "none"
+    return Problem("error" if is_error else "note", "missing", None, name, None, expected, found,
+                   f"{name}: missing: expected {expected}, found {found}")
+
+
+def _refused(path: str, problems: tuple[Problem, ...]) -> Error:
+    lines = [str(problem) for problem in problems[:MAX_LISTED]]
+    if len(problems) > MAX_LISTED:
+        lines.append(f"and {len(problems) - MAX_LISTED} more")
+    first = problems[0] if len(problems) == 1 else None
+    message = f"{path}: {lines[0]}" if first else "\n  ".join(
+        [f"{path}: {len(problems)} things do not fit the state dict:", *lines])
+    return Error(message, kind="mismatch", path=path, tensor=first.tensor if first else None, problems=problems)

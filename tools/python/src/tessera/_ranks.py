@@ -1,0 +1,91 @@
+"""Messages between the ranks of a job, through torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ._errors import Error
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of a process group, seen from one of them. A job without torch.distributed is one rank.
+
+    Has a Gloo group of its own, so that messages of a save in the background and collectives of the trainer do not
+    mix. Making it is collective.
+    """
+
+    _by_group: dict[Any, Ranks] = {}
+    _alone: Ranks | None = None
+
+    @classmethod
+    def of(cls, process_group: Any) -> Ranks:
+        """Returns the ranks of a process group; None: of the default group. Collective when first called."""
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            if process_group is not None:
+                raise ValueError("process_group: expected None, as torch.distributed is not initialized, found a group")
+            if cls._alone is None:
+                cls._alone = cls(None)
+            return cls._alone
+        group = dist.group.WORLD if process_group is None else process_group
+        if group not in cls._by_group:
+            cls._by_group[group] = cls(group)
+        return cls._by_group[group]
+
+    def __init__(self, group: Any):
+        self.global_ranks: list[int] = [0]  # by rank of the group
+        self.rank = 0
+        self._group = None
+        if group is not None:
+            import torch.distributed as dist
+
+            self.global_ranks = dist.get_process_group_ranks(group)
+            self.rank = dist.get_rank(group)
+            if self.rank < 0:
+                raise ValueError("process_group: expected a group that has this rank, found another one")
+            if self.size > 1:
+                self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
+        self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}
+
+    @property
+    def size(self) -> int:
+        return len(self.global_ranks)
+
+    def gather(self, what: str, body: Callable[[], T]) -> list[T]:
+        """Calls `body` on every rank and returns all results, by rank. Collective.
+
+        If a body raises, all ranks raise: that rank its own exception, the others an Error that names the rank.
+        """
+        own: tuple[bool, Any]
+        raised: BaseException | None = None
+        try:
+            own = (True, body())
+        except BaseException as error:
+            raised = error
+            own = (False, (getattr(error, "kind", "io"), f"{error}" or type(error).__name__))
+        results = [own]
+        if self._group is not None:
+            results = self._exchange(what, own, raised)
+        if raised is not None:
+            raise raised
+        for rank, (is_good, result) in enumerate(results):
+            if not is_good:
+                kind, text = result
+                raise Error(f"rank {rank}: {text}", kind=kind)
+        return [result for _, result in results]
+
+    def _exchange(self, what: str, own: Any, raised: BaseException | None) -> list[Any]:
+        import torch.distributed as dist
+
+        results: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(results, own, group=self._group)
+        except RuntimeError as error:
+            if raised is not None:
+                raise raised from None
+            raise Error(f"{what}: rank {self.rank} got no answer from the other ranks: {error}", kind="io") from error
+        return results

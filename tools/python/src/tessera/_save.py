@@ -1,0 +1,389 @@
+"""Saves the state of a running job: all ranks write one checkpoint together."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _core
+from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, path_bytes, text
+from ._errors import Error
+from ._job_state import JobState
+from ._job_tensors import JobTensor
+from ._ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_BUFFERS_NBYTES = 64 << 20
+MAX_PLANS = 4  # kept, one for each layout that was saved
+
+
+class Saved(NamedTuple):
+    """What a save did on this rank."""
+
+    path: str
+    format: str
+    nbytes: int  # of tensors, written by this rank
+    has_planned: bool  # False: the layout is that of an earlier save, whose plan was used again
+    stalled: float  # seconds for which the trainer waited
+
+
+def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
+         overwrite: bool = False, keep_last: int | None = None, compress: str = "none",
+         memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Saved:
+    """Saves a state dict; all ranks write one checkpoint together, which appears when it is complete. Collective.
+
+    state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
+    are plain ones, DTensors or ShardedTensors, on any device. Of a tensor or value that several ranks hold, one copy
+    is saved: of values rank 0's. A name may be missing on some ranks.
+    path: of the checkpoint. Its folder must exist; all ranks see it.
+    process_group: the ranks that save; None: all.
+    format: "native", "dcp" (what torch.distributed.checkpoint writes), "safetensors" or "torch". All ranks write the
+    first two at once; the others are written by rank 0, from parts beside the destination.
+    overwrite: replace a checkpoint at the path, in one step.
+    keep_last: how many checkpoints to keep, this one included: the newest whose names differ only in the last number.
+    compress: "none", "zstd" or "zstd:LEVEL"; native format only.
+    memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
+
+    Raises Error on all ranks if one fails; nothing then appears at the path. Raises first what an earlier async_save
+    raised, if nobody has asked for its result.
+    """
+    begin = time.monotonic()
+    job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
+    job.run()
+    return job.report(begin)
+
+
+def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
+               overwrite: bool = False, keep_last: int | None = None, compress: str = "none",
+               memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Future[Saved]:
+    """Saves as `save` does, but returns when the state is copied, and writes in the background. Collective.
+
+    The trainer may change its tensors at once. The copy takes the memory of what this rank writes; the next save uses
+    it again. One save runs at a time: the next one waits. `result()` of the future returns what `save` returns, or
+    raises its errors; an error that nobody has asked for is raised by the next save of these ranks, or printed at exit.
+    """
+    begin = time.monotonic()
+    job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
+    job.copy_tensors()
+    return _Background.start(job, job.report(begin))
+
+
+class _Planned(NamedTuple):
+    job: _core.Job
+    plan: _core.SavePlan
+
+
+class _Job:
+    """One save, on this rank."""
+
+    _plans: dict[Any, _Planned] = {}
+    _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
+
+    @classmethod
+    def start(cls, state_dict: Mapping[Any, Any], path: PathLike, process_group: Any, format: str, overwrite: bool,
+              keep_last: int | None, compress: str, memory: int | str) -> _Job:
+        ranks = Ranks.of(process_group)
+        _Background.wait(ranks)
+        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, memory)
+
+    def __init__(self, ranks: Ranks, state_dict: Mapping[Any, Any], path: PathLike, format: str, overwrite: bool,
+                 keep_last: int | None, compress: str, memory: int | str):
+        self.ranks = ranks
+        self.failure: BaseException | None = None  # of this rank; not yet told to the others
+        self.has_planned = False
+        self.path = ""
+        self.what = "saving"
+        self._core_job: _core.Job | None = None
+
+        def begin() -> dict[str, Any]:
+            encoded = path_bytes("path", path)
+            self.path = os.fsdecode(encoded)
+            self.format = text("format", format)
+            self.state = JobState(state_dict, ranks)
+            for name, value in self.state.values.items():
+                _core.check_value(list(self.state.paths[name]), value)
+            self.save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
+                                   at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
+                                   nbytes("memory", memory))
+            own = tensor_digest(self.state)
+            return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
+                    "format": format, "values": self._values() if ranks.rank == 0 else None,
+                    "directory": self.save.stage() if ranks.rank == 0 else None}
+
+        by_rank = ranks.gather(f"saving {path!r}", begin)
+        self.what = f"saving {self.path}"
+        first = by_rank[0]
+        for rank, other in enumerate(by_rank):
+            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint")):
+                if other[key] != first[key]:
+                    raise Error(f"{what}: expected {first[key]!r}, as on rank 0, found {other[key]!r} on rank {rank}",
+                                kind="mismatch", path=self.path)
+        digests = tuple(message["tensors"] for message in by_rank)
+        descriptions = None
+        if len(set(digests)) > 1 and self._cache_key(digests) not in self._plans:
+            descriptions = ranks.gather(self.what, lambda: describe_job(self.state))
+        elif len(set(digests)) > 1:
+            ranks.gather(self.what, lambda: None)
+        values = first["values"]
+        if len({message["names"] for message in by_rank}) > 1:
+            values = _merged_values(ranks.gather(self.what, self._values))
+        try:
+            self.plan = self._plan(digests, descriptions)
+            self.boxes = self._boxes()
+            self.save.set_contents(self.plan, first["directory"], values)
+        except BaseException as error:
+            self.failure = error
+        if self.format in ("native", "dcp"):
+            return
+        ranks.gather(self.what, self._start_one_file)
+
+    def _values(self) -> list[tuple[list[Any], Any]]:
+        return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
+
+    def _cache_key(self, digests: tuple[str, ...]) -> Any:
+        return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests)
+
+    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> _core.SavePlan:
+        key = self._cache_key(digests)
+        found = self._plans.get(key)
+        if found is None:
+            self.has_planned = True
+            described = merged(self.path, descriptions) if descriptions else describe_job(self.state)
+            job = core_job(self.ranks, described)
+            found = _Planned(job, _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)))
+            while len(self._plans) >= MAX_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = found
+        return found.plan
+
+    def _boxes(self) -> dict[str, list[torch.Tensor | None]]:
+        """Returns, by tensor, what to write of each of its boxes; None: nothing."""
+        read = self.plan.boxes_read()
+        return {name: [local if i in read.get(name, ()) else None for i, (_, local) in enumerate(tensors)]
+                for name, tensors in self.state.local_of_names().items()}
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _start_one_file(self) -> None:
+        self._raise_failure()
+        if self.ranks.rank == 0:
+            self.save.start_one_file()
+
+    def copy_tensors(self) -> None:
+        """Replaces what this rank writes by copies, so that the trainer may go on."""
+        if self.failure is not None:
+            return
+        try:
+            self._copy_tensors()
+        except BaseException as error:
+            self.failure = error
+
+    def _copy_tensors(self) -> None:
+        import torch
+
+        old = self._copies.setdefault(self.ranks, {})
+        new: dict[tuple[str, int], torch.Tensor] = {}
+        by_device: dict[Any, Any] = {}
+        with torch.no_grad():
+            for name, boxes in self.boxes.items():
+                for i, tensor in enumerate(boxes):
+                    if tensor is None:
+                        continue
+                    copy = old.pop((name, i), None)
+                    if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                    if tensor.is_cuda:
+                        self._copy_on_side_stream(copy, tensor, by_device)
+                    else:
+                        copy.copy_(tensor)
+                    boxes[i] = new[name, i] = copy
+            for stream in by_device.values():
+                stream.synchronize()
+        self._copies[self.ranks] = new
+
+    @staticmethod
+    def _copy_on_side_stream(copy: torch.Tensor, tensor: torch.Tensor, by_device: dict[Any, Any]) -> None:
+        import torch
+
+        if tensor.device not in by_device:
+            by_device[tensor.device] = torch.cuda.Stream(tensor.device)
+            by_device[tensor.device].wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(by_device[tensor.device]):
+            copy.copy_(tensor, non_blocking=True)
+
+    def run(self) -> None:
+        """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
+        first = self.ranks.rank == 0
+        self.ranks.gather(self.what, self._write)
+        tokens = self.ranks.gather(self.what, lambda: self.save.join() if first else 0)
+        self.ranks.gather(self.what, lambda: self.save.seal(tokens[0]))
+        self.ranks.gather(self.what, lambda: self.save.finish() if first else None)
+
+    def _write(self) -> None:
+        self._raise_failure()
+        kept = []  # what the addresses point to
+        addresses: dict[str, list[int]] = {}
+        for name, boxes in self.boxes.items():
+            in_memory = [None if box is None else box.detach().cpu().resolve_conj().resolve_neg().contiguous()
+                         for box in boxes]
+            kept.append(in_memory)
+            addresses[name] = [0 if box is None else box.data_ptr() for box in in_memory]
+        self.save.write(self.plan, addresses)
+
+    def report(self, begin: float) -> Saved:
+        written = self.plan.nbytes if self.failure is None else 0
+        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin)
+
+
+class _Background:
+    """The save that runs in the background, by ranks."""
+
+    _running: dict[Any, _Background] = {}
+
+    @classmethod
+    def start(cls, job: _Job, report: Saved) -> Future[Saved]:
+        it = cls._running[job.ranks] = cls(job, report)
+        return it.future
+
+    @classmethod
+    def wait(cls, ranks: Ranks) -> None:
+        """Waits for the save of these ranks, and raises its error if nobody has asked for it."""
+        it = cls._running.pop(ranks, None)
+        if it is None:
+            return
+        it.thread.join()
+        if not it.future.was_asked:
+            it.future.result()
+
+    @classmethod
+    def wait_for_all(cls) -> None:
+        for ranks in list(cls._running):
+            try:
+                cls.wait(ranks)
+            except BaseException as error:
+                print(f"tessera: a save in the background failed, and nothing asked for its result: {error}",
+                      file=sys.stderr)
+
+    def __init__(self, job: _Job, report: Saved):
+        self.future = _SaveFuture()
+        self.future.set_running_or_notify_cancel()
+        self.thread = threading.Thread(target=self._run, args=(job, report), name="tessera save", daemon=True)
+        self.thread.start()
+
+    def _run(self, job: _Job, report: Saved) -> None:
+        try:
+            job.run()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(report)
+
+
+class _SaveFuture(Future[Saved]):
+    """Remembers whether somebody asked for the outcome."""
+
+    was_asked = False
+
+    def result(self, timeout: float | None = None) -> Saved:
+        outcome = super().exception(timeout)
+        self.was_asked = True
+        if outcome is not None:
+            raise outcome
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        outcome = super().exception(timeout)
+        self.was_asked = True
+        return outcome
+
+
+atexit.register(_Background.wait_for_all)
+
+# What a rank says of its tensors: by name the path, dtype, shape and layout; aliases with their targets.
+Description = tuple[dict[str, tuple[list[Any], str, list[int], Any]], dict[str, tuple[list[Any], str]]]
+
+
+def describe_job(state: JobState) -> Description:
+    tensors = {name: (list(state.paths[name]), tensor.dtype, tensor.shape, tensor.layout)
+               for name, tensor in state.tensors.items()}
+    return tensors, {alias: (list(state.paths[alias]), name) for alias, name in state.aliases.items()}
+
+
+def tensor_digest(state: JobState) -> str:
+    tensors, aliases = describe_job(state)
+    digest = hashlib.sha256()
+    for name, (path, dtype, shape, layout) in sorted(tensors.items()):
+        digest.update(repr((name, len(path), dtype, shape, layout)).encode("utf-8", "surrogatepass"))
+    digest.update(repr(sorted(aliases.items())).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def names_digest(state: JobState) -> str:
+    return hashlib.sha256("\n".join(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def core_job(ranks: Ranks, described: Description) -> _core.Job:
+    tensors, aliases = described
+    return _core.Job(ranks.size, [(path, dtype, shape, layout or []) for path, dtype, shape, layout in tensors.values()],
+                     list(aliases.values()))
+
+
+def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:
+    return {name: [(list(offsets), list(sizes)) for (offsets, sizes), _ in local]
+            for name, local in state.local_of_names().items()}
+
+
+def merged(path: str, by_rank: list[Description]) -> Description:
+    """Returns what the ranks hold together. Raises Error naming each tensor that does not fit."""
+    names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
+    tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
+    problems: list[str] = []
+    for name in names:
+        found: list[tuple[int, Any]] = []
+        for rank, (tensors, aliases) in enumerate(by_rank):
+            if name in tensors:
+                found.append((rank, tensors[name]))
+            elif name in aliases:
+                its_path, target = aliases[name]
+                found.append((rank, (its_path, *tensors[target][1:])))
+        first_rank, first = found[0]
+        for rank, other in found[1:]:
+            if other[1:] != first[1:]:
+                problems.append(f"{name}: expected {_in_words(first)}, as on rank {first_rank}, found "
+                                f"{_in_words(other)} on rank {rank}")
+                break
+        its_path, dtype, shape, layout = first
+        if layout is None and len(found) < len(by_rank):
+            layout = [([0] * len(shape), shape, [rank for rank, _ in found])]
+        tensors_of_all[name] = (its_path, dtype, shape, layout)
+    if problems:
+        raise Error("\n  ".join([f"{path}: the ranks hold different tensors under {len(problems)} "
+                                 f"{'name' if len(problems) == 1 else 'names'}:", *problems[:100]]), kind="mismatch", path=path)
+    return tensors_of_all, {}
+
+
+def _in_words(description: Any) -> str:
+    _, dtype, shape, layout = description
+    if layout is None:
+        return f"{dtype} {shape}, whole"
+    return f"{dtype} {shape} in {len(layout)} pieces"
+
+
+def _merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
+    """Returns the values of all ranks; of several of one name that of the lowest rank."""
+    merged: dict[str, tuple[list[Any], Any]] = {}
+    for values in by_rank:
+        for path, value in values:
+            merged.setdefault(_core.spell_path(path), (path, value))
+    return list(merged.values())
