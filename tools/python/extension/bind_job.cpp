@@ -194,23 +194,27 @@ class Save {
  public:
   Save(const nb::bytes& path, const std::string& format, int rank, bool overwrite, int keep_last,
        const std::string& compress, std::uint64_t memory)
-      : save_(string_of(path), rank,
-              {.format = format_to_write(format, {}),
-               .overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
-               .native = compression_to_write(compress, format_to_write(format, {})),
-               .keep_last = keep_last,
-               .memory_nbytes = memory}) {}
+      : save_(std::in_place, string_of(path), rank,
+              reshard::RankSaveOptions{
+                  .format = format_to_write(format, {}),
+                  .overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
+                  .native = compression_to_write(compress, format_to_write(format, {})),
+                  .keep_last = keep_last,
+                  .memory_nbytes = memory}) {}
 
   nb::bytes stage() {
     std::string directory;
     {
       const nb::gil_scoped_release without_gil;
-      const reshard::RankSaveOptions& options = save_.options();
+      const reshard::RankSaveOptions& options = save_->options();
       if (options.overwrite == OverwritePolicy::replace) {
-        formats::check_replaceable(*options.file_system, save_.path(), "overwrite=True");
+        formats::check_replaceable(*options.file_system, save_->path(), "overwrite=True");
+      } else if (options.file_system->kind_of(save_->path())) {
+        throw Error(ErrorKind::already_exists, {.path = save_->path()},
+                    "the destination exists (overwrite=True replaces it)");
       }
-      lock_ = std::make_unique<formats::DirectoryLock>(directory_of(save_.path()));
-      directory = save_.stage();
+      lock_ = std::make_unique<formats::DirectoryLock>(directory_of(save_->path()));
+      directory = save_->stage();
     }
     return nb::bytes(directory.data(), directory.size());
   }
@@ -233,33 +237,40 @@ class Save {
     }
     const std::string where = string_of(directory);
     const nb::gil_scoped_release without_gil;
-    save_.set_contents(where, std::move(contents), std::move(stored));
+    save_->set_contents(where, std::move(contents), std::move(stored));
+  }
+
+  /// Removes what was written, and ends the lock. The save cannot go on.
+  void abandon() {
+    const nb::gil_scoped_release without_gil;
+    save_.reset();
+    lock_.reset();
   }
 
   void start_one_file() {
     const nb::gil_scoped_release without_gil;
-    save_.start_one_file();
+    save_->start_one_file();
   }
   void write(const SavePlan& plan, const Addresses& addresses) {
     const nb::gil_scoped_release without_gil;
-    save_.write(plan.plan(), *plan.source(addresses));
+    save_->write(plan.plan(), *plan.source(addresses));
   }
   std::uint64_t join() {
     const nb::gil_scoped_release without_gil;
-    return save_.join();
+    return save_->join();
   }
   void seal(std::uint64_t token) {
     const nb::gil_scoped_release without_gil;
-    save_.seal(token);
+    save_->seal(token);
   }
   void finish() {
     const nb::gil_scoped_release without_gil;
-    save_.finish();
+    save_->finish();
     lock_.reset();
   }
 
  private:
-  reshard::RankSave save_;
+  std::optional<reshard::RankSave> save_;         // empty after `abandon`
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
 };
 
@@ -391,7 +402,8 @@ void bind_job(nb::module_& module) {
       .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"))
       .def("join", &Save::join)
       .def("seal", &Save::seal, nb::arg("token"))
-      .def("finish", &Save::finish);
+      .def("finish", &Save::finish)
+      .def("abandon", &Save::abandon);
   nb::class_<Load>(module, "Load")
       .def(nb::init<const nb::bytes&>(), nb::arg("path"))
       .def_prop_ro("format", &Load::format)

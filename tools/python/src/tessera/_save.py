@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
 from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, path_bytes, text
@@ -21,6 +21,8 @@ from ._ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 DEFAULT_BUFFERS_NBYTES = 64 << 20
 MAX_PLANS = 4  # kept, one for each layout that was saved
@@ -101,8 +103,8 @@ class _Job:
         self.failure: BaseException | None = None  # of this rank; not yet told to the others
         self.has_planned = False
         self.path = ""
-        self.what = "saving"
-        self._core_job: _core.Job | None = None
+        self.what = f"saving {path!r}"
+        self.save: _core.Save | None = None
 
         def begin() -> dict[str, Any]:
             encoded = path_bytes("path", path)
@@ -119,23 +121,23 @@ class _Job:
                     "format": format, "values": self._values() if ranks.rank == 0 else None,
                     "directory": self.save.stage() if ranks.rank == 0 else None}
 
-        by_rank = ranks.gather(f"saving {path!r}", begin)
-        self.what = f"saving {self.path}"
+        by_rank = self._together(begin)
         first = by_rank[0]
         for rank, other in enumerate(by_rank):
             for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint")):
                 if other[key] != first[key]:
+                    self._abandon()
                     raise Error(f"{what}: expected {first[key]!r}, as on rank 0, found {other[key]!r} on rank {rank}",
                                 kind="mismatch", path=self.path)
         digests = tuple(message["tensors"] for message in by_rank)
         descriptions = None
         if len(set(digests)) > 1 and self._cache_key(digests) not in self._plans:
-            descriptions = ranks.gather(self.what, lambda: describe_job(self.state))
+            descriptions = self._together(lambda: describe_job(self.state))
         elif len(set(digests)) > 1:
-            ranks.gather(self.what, lambda: None)
+            self._together(lambda: None)
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
-            values = _merged_values(ranks.gather(self.what, self._values))
+            values = _merged_values(self._together(self._values))
         try:
             self.plan = self._plan(digests, descriptions)
             self.boxes = self._boxes()
@@ -144,7 +146,19 @@ class _Job:
             self.failure = error
         if self.format in ("native", "dcp"):
             return
-        ranks.gather(self.what, self._start_one_file)
+        self._together(self._start_one_file)
+
+    def _together(self, body: Callable[[], T]) -> list[T]:
+        """Calls `body` on every rank. If it fails on one, the save ends on all."""
+        try:
+            return self.ranks.gather(self.what, body)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        if self.save is not None:
+            self.save.abandon()
 
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
@@ -225,10 +239,10 @@ class _Job:
     def run(self) -> None:
         """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
         first = self.ranks.rank == 0
-        self.ranks.gather(self.what, self._write)
-        tokens = self.ranks.gather(self.what, lambda: self.save.join() if first else 0)
-        self.ranks.gather(self.what, lambda: self.save.seal(tokens[0]))
-        self.ranks.gather(self.what, lambda: self.save.finish() if first else None)
+        self._together(self._write)
+        tokens = self._together(lambda: self.save.join() if first else 0)
+        self._together(lambda: self.save.seal(tokens[0]))
+        self._together(lambda: self.save.finish() if first else None)
 
     def _write(self) -> None:
         self._raise_failure()

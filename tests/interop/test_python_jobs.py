@@ -1,0 +1,374 @@
+"""Saving and loading the state of Python jobs: tessera.save, async_save and load, on several ranks and beside PyTorch."""
+
+import copy
+import itertools
+import math
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from on_ranks import run_function
+from python_package import tessera
+
+SUFFIX = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
+
+
+def everything():
+    """Every kind of entry that a state dict of one rank may have."""
+    weight = torch.randn(5, 7)
+    return {"model": {"a.weight": weight, "tied": weight, "transposed": torch.arange(6).reshape(2, 3).t(),
+                      "empty": torch.empty(0, 3), "scalar": torch.tensor(3.5, dtype=torch.bfloat16),
+                      "fp8": torch.arange(4.0).to(torch.float8_e4m3fn), "complex": torch.randn(3, dtype=torch.complex64).conj()},
+            "optim": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(5, 7)}},
+                      "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0], "foreach": None}]},
+            "list": [torch.ones(2), {"in": torch.zeros(1)}, 5],
+            "step": 7, "big": -(2**80), "complex": 1 + 2j, "bytes": b"abc\0", "none": None, "dtype": torch.bfloat16,
+            "nan": math.inf, "numbers": [1, 2, 3], "no keys": {}, "no items": [], "set": {1, 2}, "tuple": (1, "x", [2.5]),
+            "device": torch.device("cuda:1"), "text": "\ud800é", "true": True}
+
+
+def zeroed(value):
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value.clone())
+    if isinstance(value, dict):
+        return {key: zeroed(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(zeroed(item) for item in value)
+    return None
+
+
+def assert_equal(one, other, where=""):
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and one.shape == other.shape, where
+        assert one.resolve_conj().contiguous().reshape(-1).view(torch.uint8).equal(
+            other.resolve_conj().contiguous().reshape(-1).view(torch.uint8)), where
+    elif isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert type(one) is type(other) and len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other)):
+            assert_equal(a, b, f"{where}[{i}]")
+    else:
+        assert type(one) is type(other) and one == other, f"{where}: {one!r}, {other!r}"
+
+
+@pytest.mark.parametrize("format", SUFFIX)
+def test_one_rank_gets_everything_back(tmp_path, format):
+    state = everything()
+    path = tmp_path / f"state{SUFFIX[format]}"
+    saved = tessera.save(state, path, format=format)
+    assert (saved.path, saved.format) == (str(path), format) and saved.nbytes > 0
+    into = zeroed(state)
+    loaded = tessera.load(into, path)
+    assert loaded.format == format and loaded.missing == [] == loaded.unexpected
+    assert_equal(state, into)
+
+
+def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):
+    class Counter:
+        def __init__(self, count):
+            self.count = count
+
+        def state_dict(self):
+            return {"count": self.count, "seen": torch.full((2,), self.count)}
+
+        def load_state_dict(self, state):
+            self.count = state["count"] + int(state["seen"][0])
+
+    model = torch.nn.Linear(3, 2)
+    tessera.save({"model": model, "counter": Counter(4), "last": {"x": 1}}, tmp_path / "s")
+    other, counter, last = torch.nn.Linear(3, 2), Counter(0), {"x": 0}
+    weight = other.weight
+    memory = other.weight.data_ptr()
+    tessera.load({"model": other, "counter": counter, "last": last}, tmp_path / "s")
+    assert other.weight is weight and weight.data_ptr() == memory
+    assert torch.equal(other.weight, model.weight) and torch.equal(other.bias, model.bias)
+    assert counter.count == 8 and last == {"x": 1}
+
+
+def test_what_torch_wrote_is_loaded_and_torch_loads_what_is_written(tmp_path):
+    state = {"w": torch.randn(4, 3), "deep": {"list": [1, {"x": torch.ones(2)}], "lr": 0.5}}
+    dcp.save(state, checkpoint_id=tmp_path / "of_torch")
+    torch.save(state, tmp_path / "of_torch.pt")
+    tessera.save(state, tmp_path / "ours", format="dcp")
+    for path in ("of_torch", "of_torch.pt", "ours"):
+        into = zeroed(state)
+        tessera.load(into, tmp_path / path)
+        assert_equal(state, into)
+    into = zeroed(state)
+    dcp.load(into, checkpoint_id=tmp_path / "ours")
+    assert_equal(state, into)
+
+
+def test_all_that_does_not_fit_is_told_before_anything_is_read(tmp_path):
+    tessera.save({"a": torch.ones(2), "b": torch.ones(3), "old": torch.ones(1), "step": 1, "more": 2}, tmp_path / "s")
+    into = {"a": torch.zeros(2), "b": torch.zeros(4), "new": torch.zeros(1), "step": 0, "lr": 0.1}
+    with pytest.raises(tessera.Error) as caught:
+        tessera.load(into, tmp_path / "s")
+    assert caught.value.kind == "mismatch"
+    assert {(problem.tensor, problem.rule) for problem in caught.value.problems} == {
+        ("b", "shape"), ("new", "missing"), ("old", "unexpected"), ("lr", "missing"), ("more", "unexpected")}
+    assert into["a"].sum() == 0 and into["step"] == 0
+    del into["b"]
+    loaded = tessera.load(into, tmp_path / "s", strict=False)
+    assert loaded.missing == ["new", "lr"] and loaded.unexpected == ["b", "more", "old"]
+    assert into["a"].sum() == 2 and into["step"] == 1 and into["lr"] == 0.1
+    with pytest.raises(tessera.Error, match="dtype"):
+        tessera.load({"a": torch.zeros(2, dtype=torch.float16)}, tmp_path / "s", strict=False)
+    half = {"a": torch.zeros(2, dtype=torch.float16)}
+    tessera.load(half, tmp_path / "s", strict=False, allow_cast=True)
+    assert half["a"].sum() == 2
+    some = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    tessera.load(some, tmp_path / "s", only="a")
+    assert some["a"].sum() == 2 and some["b"].sum() == 0
+    renamed = {"z": torch.zeros(2)}
+    tessera.load(renamed, tmp_path / "s", rename={"a": "z"}, only="z")
+    assert renamed["z"].sum() == 2
+
+
+class Odd:
+    """An object that no value can stand for."""
+
+
+@pytest.mark.parametrize("state, told", [
+    ({"w": torch.empty(2, device="meta")}, "w: tensor: expected a tensor with elements, found one on the meta device"),
+    ({"w": torch.eye(2).to_sparse()}, "w: tensor: expected a dense tensor, found one of layout torch.sparse_coo"),
+    ({"deep": {"x": Odd()}}, "deep.x: value: expected .*, found an object of class .*Odd"),
+    ({"a.b": 1, "a": {"b": 2}}, "a.b: name: expected one entry of this name, found two"),
+    ({"w": torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)}, "w: tensor: expected .*quantized"),
+])
+def test_bad_state_is_refused_by_name(tmp_path, state, told):
+    with pytest.raises(tessera.Error, match=told):
+        tessera.save(state, tmp_path / "s")
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_arguments_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="state_dict: expected a dict, found list"):
+        tessera.save([1], tmp_path / "s")
+    with pytest.raises(ValueError, match="process_group"):
+        tessera.save({}, tmp_path / "s", process_group=object())
+    with pytest.raises(tessera.Error, match="format|to"):
+        tessera.save({"x": 1}, tmp_path / "s", format="gguf")
+    with pytest.raises(tessera.Error):
+        tessera.save({"x": 1}, tmp_path / "no folder" / "s")
+    tessera.save({"x": 1}, tmp_path / "s")
+    with pytest.raises(tessera.Error) as caught:
+        tessera.save({"x": 1}, tmp_path / "s")
+    assert caught.value.kind == "already_exists"
+    tessera.save({"x": 2}, tmp_path / "s", overwrite=True)
+    assert tessera.open(tmp_path / "s")["x"] == 2
+
+
+def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path):
+    state = {"w": torch.zeros(1 << 20), "step": 1}
+    for step in range(1, 5):
+        state["w"].fill_(step)
+        state["step"] = step
+        future = tessera.async_save(state, tmp_path / f"step-{step}", keep_last=2)
+        state["w"].fill_(-1)
+        state["step"] = -1
+    assert future.result().nbytes == 4 << 20
+    assert sorted(os.listdir(tmp_path)) == ["step-3", "step-4"]
+    assert tessera.open(tmp_path / "step-4")["step"] == 4
+    assert tessera.open(tmp_path / "step-4")["w"].numpy().min() == 4
+
+    os.rename(tmp_path / "step-3", tmp_path / "elsewhere")
+    failing = tessera.async_save({"w": torch.zeros(1)}, tmp_path / "x.safetensors", format="safetensors")
+    failing.result()
+    lost = tessera.async_save({"w": torch.zeros(8 << 20)}, tmp_path / "lost")
+    # Another program takes the destination while the save runs: it may not be replaced.
+    (tmp_path / "lost").mkdir(exist_ok=True)
+    (tmp_path / "lost" / "theirs").write_text("theirs")
+    with pytest.raises(tessera.Error):
+        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises what nobody asked for
+    assert lost.done()
+    tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
+
+
+# --- several ranks
+
+def start():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+def whole_weights():
+    return {"w": torch.arange(77.0).reshape(11, 7), "v": torch.arange(13.0), "e": torch.arange(48.0).reshape(2, 4, 6)}
+
+
+def layouts(size):
+    """Returns, by name, how to lay out a tensor on this many ranks."""
+    mesh = init_device_mesh("cpu", (size,))
+    found = {"whole": lambda t: t.clone(), "replicate": lambda t: distribute_tensor(t, mesh, [Replicate()]),
+             "rows": lambda t: distribute_tensor(t, mesh, [Shard(0)]),
+             "columns": lambda t: distribute_tensor(t, mesh, [Shard(t.dim() - 1)])}
+    if size == 4:
+        grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        found["hybrid"] = lambda t: distribute_tensor(t, grid, [Replicate(), Shard(0)])
+        found["twice"] = lambda t: distribute_tensor(t, grid, [Shard(0), Shard(0)])
+        found["both"] = lambda t: distribute_tensor(t, grid, [Shard(0), Shard(t.dim() - 1)])
+    return found
+
+
+def assert_holds(laid_out, whole, where):
+    full = laid_out.full_tensor() if isinstance(laid_out, DTensor) else laid_out
+    assert torch.equal(full, whole), where
+
+
+def save_layouts(root, format):
+    start()
+    for name, layout in layouts(dist.get_world_size()).items():
+        state = {key: layout(tensor) for key, tensor in whole_weights().items()}
+        tessera.save({"model": state, "step": 3}, f"{root}/{name}", format=format)
+    dist.destroy_process_group()
+
+
+def load_layouts(root):
+    start()
+    for (name, layout), saved in itertools.product(layouts(dist.get_world_size()).items(), sorted(os.listdir(root))):
+        state = {key: layout(torch.zeros_like(tensor)) for key, tensor in whole_weights().items()}
+        outer = {"model": state, "step": 0}
+        tessera.load(outer, f"{root}/{saved}")
+        assert outer["step"] == 3
+        for key, tensor in whole_weights().items():
+            assert_holds(state[key], tensor, f"{key} of {saved} as {name}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("format", ["native", "dcp"])
+def test_every_layout_loads_into_every_other(tmp_path, format):
+    for ranks in (3, 4):
+        root = tmp_path / str(ranks)
+        root.mkdir()
+        run_function(save_layouts, ranks, str(root), format)
+        run_function(load_layouts, 7 - ranks, str(root))
+        for path in root.iterdir():
+            assert tessera.verify(path) == []
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(6, 10)
+        self.down = torch.nn.Linear(10, 6)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+
+def make_trainer(kind):
+    torch.manual_seed(1)
+    net = Net()
+    size = dist.get_world_size()
+    if kind == "fsdp1":
+        net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)
+        FullyShardedDataParallel.set_state_dict_type(
+            net, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(_use_dtensor=False))
+    elif kind == "fsdp2":
+        mesh = init_device_mesh("cpu", (size,))
+        fully_shard(net.up, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    elif kind == "hsdp":
+        fully_shard(net, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicas", "shards")))
+    elif kind == "tp_and_fsdp2":
+        grid = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(net, grid["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(net, mesh=grid["dp"])
+    elif kind == "ddp":
+        net = torch.nn.parallel.DistributedDataParallel(net)
+    return net, torch.optim.AdamW(net.parameters(), lr=0.01)
+
+
+def step(net, optimizer, i):
+    torch.manual_seed(100 + i)
+    loss = net(torch.randn(4, 6)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def train_and_save(kind, path, losses):
+    start()
+    net, optimizer = make_trainer(kind)
+    for i in range(3):
+        step(net, optimizer, i)
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    state = {"model": model_state, "optim": optimizer_state}
+    tessera.async_save(state, path).result()
+    later = [step(net, optimizer, i) for i in range(3, 6)]
+    if dist.get_rank() == 0:
+        torch.save(later, losses)
+    dist.destroy_process_group()
+
+
+def load_and_train(kind, path, losses):
+    start()
+    net, optimizer = make_trainer(kind)
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    state = {"model": model_state, "optim": optimizer_state}
+    tessera.load(state, path)
+    set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    later = [step(net, optimizer, i) for i in range(3, 6)]
+    torch.testing.assert_close(later, torch.load(losses), rtol=1e-5, atol=1e-6)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("saved, loaded", [(("fsdp2", 2), ("hsdp", 4)), (("hsdp", 4), ("fsdp2", 3)),
+                                           (("tp_and_fsdp2", 4), ("fsdp2", 2)), (("fsdp2", 3), ("tp_and_fsdp2", 4)),
+                                           (("ddp", 2), ("fsdp2", 1)), (("fsdp1", 2), ("fsdp2", 3)), (("fsdp2", 2), ("fsdp1", 4))])
+def test_training_goes_on_in_another_form(tmp_path, saved, loaded):
+    path, losses = str(tmp_path / "state"), str(tmp_path / "losses.pt")
+    run_function(train_and_save, saved[1], saved[0], path, losses)
+    run_function(load_and_train, loaded[1], loaded[0], path, losses)
+
+
+def ranks_that_differ(root):
+    start()
+    rank = dist.get_rank()
+    own = torch.full((3,), float(rank))
+    state = {"shared": torch.ones(2), f"stage.{rank}": own, f"loader.{rank}": {"seen": rank}, "step": 5}
+    first = tessera.save(state, f"{root}/stages")
+    again = tessera.save(state, f"{root}/stages", overwrite=True)
+    assert first.has_planned and not again.has_planned
+    into = {"shared": torch.zeros(2), f"stage.{rank}": torch.zeros(3), f"loader.{rank}": {"seen": -1}, "step": 0}
+    tessera.load(into, f"{root}/stages")
+    assert_equal(state, into)
+
+    for bad in ({"w": torch.ones(2 + rank)}, {"w": torch.ones(2) if rank else DTensor.from_local(
+            torch.ones(1), init_device_mesh("cpu", (2,)), [Shard(0)])}):
+        with pytest.raises(tessera.Error, match="w: expected float32 .* as on rank 0, found float32"):
+            tessera.save(bad, f"{root}/bad")
+    with pytest.raises(tessera.Error, match="checkpoint to save: expected 'x0', as on rank 0, found 'x1' on rank 1"):
+        tessera.save(state, f"{root}/x{rank}")
+    partial = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()])
+    with pytest.raises(tessera.Error, match="w: tensor: expected Shard or Replicate, found the placement Partial"):
+        tessera.save({"w": partial}, f"{root}/bad")
+    with pytest.raises(tessera.Error, match=("rank 1: " if rank == 0 else "^") + "w: value: expected"):
+        tessera.save({"w": Odd() if rank else 1}, f"{root}/bad")
+    with pytest.raises(tessera.Error, match="new: missing"):
+        tessera.load({"new": torch.zeros(2)} if rank else dict(into), f"{root}/stages")
+    dist.barrier()
+    assert os.listdir(root) == ["stages"]
+    half = dist.new_group([1])
+    if rank == 1:
+        tessera.save({"x": torch.ones(2)}, f"{root}/one", process_group=half)
+        assert tessera.open(f"{root}/one").world_size == 1
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ranks_that_hold_different_things(tmp_path):
+    run_function(ranks_that_differ, 2, str(tmp_path))
