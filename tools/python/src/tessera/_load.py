@@ -11,8 +11,8 @@ from ._arguments import PathLike, at_least_one, callback, flag, name_bytes, name
 from ._errors import Error, Problem
 from ._job_state import JobState, put_back
 from ._ranks import Ranks
-from ._symbol import Symbol
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
+from ._symbol import with_constants
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +184,7 @@ class _SavedValues:
         return root
 
     def _read(self, name: str) -> Any:
-        return _with_constants(self._load.read_value(self._index[name]))
+        return with_constants(self._load.read_value(self._index[name]))
 
     def _keys_below(self, each: str, name: str) -> list[Any]:
         path = self._paths[each]
@@ -192,17 +192,6 @@ class _SavedValues:
             if _core.spell_path(path[:i]) == name:
                 return path[i:]
         return [each[len(name) + 1:]]
-
-
-def _with_constants(value: Any) -> Any:
-    """Returns a value with torch's own constants in place of their names."""
-    if isinstance(value, Symbol):
-        return value.torch()
-    if isinstance(value, dict):
-        return {_with_constants(key): _with_constants(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value)(_with_constants(item) for item in value)
-    return value
 
 
 def _put(container: Any, keys: list[Any], value: Any) -> None:

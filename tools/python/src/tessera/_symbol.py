@@ -25,3 +25,14 @@ class Symbol(str):
         if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
             raise ValueError(f"{self}: expected the name of a dtype, layout, memory format or device of torch")
         return found
+
+
+def with_constants(value: Any) -> Any:
+    """Returns a value with torch's own constants in place of their names."""
+    if isinstance(value, Symbol):
+        return value.torch()
+    if isinstance(value, dict):
+        return {with_constants(key): with_constants(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(with_constants(item) for item in value)
+    return value
