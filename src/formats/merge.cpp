@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/value_bits.h"
 #include "formats/opened_classes.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
@@ -241,7 +242,10 @@ class MergedReader final : public CheckpointReader {
         tensors.push_back({&reader_of(entry.origin), tensor_of(entry)});
       }
     }
-    if (values.empty()) return compare_tensors(tensors);
+    if (values.empty()) {
+      return compare_tensors(tensors, preference_ == MergePreference::none ? ComparedBytes::first
+                                                                           : ComparedBytes::all);
+    }
     const bool are_equal = tensors.empty() && std::ranges::all_of(values, [&](const Named* value) {
                              return have_equal_values(*value, *values.front());
                            });
@@ -262,8 +266,8 @@ class MergedReader final : public CheckpointReader {
   bool have_equal_values(const Named& a, const Named& b) const {
     if (&a == &b) return true;
     try {
-      return reader_of(a.origin).read_value(a.origin.index) ==
-             reader_of(b.origin).read_value(b.origin.index);
+      return tessera::detail::have_equal_bits(reader_of(a.origin).read_value(a.origin.index),
+                                              reader_of(b.origin).read_value(b.origin.index));
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::io) throw;
       return false;
