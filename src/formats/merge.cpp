@@ -274,19 +274,22 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
+  /// Adds a finding about the names that the preference chose in one way; none without names.
+  void note(const std::vector<std::string>& names, const std::string& found,
+            const std::string& expected = "equal tensors and values under one name") {
+    if (names.empty()) return;
+    const std::string others =
+        names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = "merge",
+         .where = {.path = path_},
+         .expected = expected,
+         .found = found + ": '" + printable(names.front()) + "'" + others});
+  }
+
   /// Adds at most one finding of each kind about what the preference chose from.
   void note_preferred() {
-    const auto note = [&](const std::vector<std::string>& names, const std::string& found) {
-      if (names.empty()) return;
-      const std::string others =
-          names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
-      contents_.opening_findings.push_back(
-          {.severity = Finding::Severity::note,
-           .rule = "merge",
-           .where = {.path = path_},
-           .expected = "equal tensors and values under one name",
-           .found = found + ": '" + printable(names.front()) + "'" + others});
-    };
     note(
         parts_,
         "what looks like the parts of one tensor, of which only one is taken; the others are lost");
@@ -404,18 +407,27 @@ class MergedReader final : public CheckpointReader {
   }
 
   void add_annotations() {
+    std::map<std::string, const std::string*> origins;  // by key: the path of the source
+    std::set<std::string> different;
     for (const MergeSource& source : sources_) {
+      const std::string& path = source.reader->path();
       for (const auto& [key, text] : contents_of(source).annotations) {
         const auto [known, is_new] = contents_.annotations.emplace(key, text);
-        if (is_new || known->second == text || preference_ == MergePreference::first) continue;
-        if (preference_ == MergePreference::last) {
-          known->second = text;
-        } else {
+        if (is_new) origins.emplace(key, &path);
+        if (is_new || known->second == text) continue;
+        if (preference_ == MergePreference::none) {
           collide(key, "the same annotation in all sources",
-                  "'" + printable(known->second) + "' and '" + printable(text) + "'");
+                  "'" + printable(known->second) + "' in " + printable(*origins[key]) + ", '" +
+                      printable(text) + "' in " + printable(path),
+                  {Remedy::Action::prefer_source});
+          continue;
         }
+        different.insert(key);
+        if (preference_ == MergePreference::last) known->second = text;
       }
     }
+    note({different.begin(), different.end()}, "different texts; one of them is taken",
+         "equal texts under one key");
   }
 
   std::vector<MergeSource> sources_;

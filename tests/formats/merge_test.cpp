@@ -154,7 +154,8 @@ TEST(MergeTest, EveryCollisionIsListedWithItsSources) {
   }
   EXPECT_THAT(found, ElementsAre("a.b: model, patch", "epoch: model, patch",
                                  testing::StartsWith("w: model, patch: the parts"),
-                                 "format: 'pt' and 'np'"));
+                                 "format: 'pt' in model, 'np' in patch"));
+  EXPECT_EQ(remedy_to_string(collisions.back().remedy), "MergePreference takes one of them");
 }
 
 /// What one rank saved of a model: a shard of `w`.
@@ -265,6 +266,17 @@ TEST(MergeTest, APreferenceComparesAllBytesInAnyPieces) {
   EXPECT_TRUE(is_told(large(0.0F, 50000), large(-0.0F, 20000)));
   EXPECT_TRUE(is_told(large(2, 30000), large(3, 20000)));
   EXPECT_FALSE(is_told(large(2, 30000), large(2, 20000)));
+}
+
+TEST(MergeTest, APreferenceTellsOfTextsThatDiffer) {
+  for (const MergePreference preference : {MergePreference::first, MergePreference::last}) {
+    std::vector<std::string> found;
+    const auto preferred = merged({{"a", model()}, {"b", patch()}, {"c", patch()}}, preference);
+    for (const Finding& finding : preferred.reader->contents().opening_findings) {
+      found.push_back(finding.found);
+    }
+    EXPECT_THAT(found, ElementsAre("different texts; one of them is taken: 'format'"));
+  }
 }
 
 TEST(MergeTest, APreferenceTakesNamesFromOneSource) {
