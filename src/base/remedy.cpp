@@ -38,6 +38,8 @@ std::string remedy_to_string(const Remedy& remedy) {
       return "PlanOptions::part = Relaxation::allow moves what is in it";
     case Remedy::Action::name_params:
       return "give the names with OptimizerParams::names";
+    case Remedy::Action::prefer_source:
+      return "MergePreference takes one of them";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

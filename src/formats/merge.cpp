@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/value_bits.h"
 #include "formats/opened_classes.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
@@ -241,7 +242,10 @@ class MergedReader final : public CheckpointReader {
         tensors.push_back({&reader_of(entry.origin), tensor_of(entry)});
       }
     }
-    if (values.empty()) return compare_tensors(tensors);
+    if (values.empty()) {
+      return compare_tensors(tensors, preference_ == MergePreference::none ? ComparedBytes::first
+                                                                           : ComparedBytes::all);
+    }
     const bool are_equal = tensors.empty() && std::ranges::all_of(values, [&](const Named* value) {
                              return have_equal_values(*value, *values.front());
                            });
@@ -262,27 +266,30 @@ class MergedReader final : public CheckpointReader {
   bool have_equal_values(const Named& a, const Named& b) const {
     if (&a == &b) return true;
     try {
-      return reader_of(a.origin).read_value(a.origin.index) ==
-             reader_of(b.origin).read_value(b.origin.index);
+      return tessera::detail::have_equal_bits(reader_of(a.origin).read_value(a.origin.index),
+                                              reader_of(b.origin).read_value(b.origin.index));
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::io) throw;
       return false;
     }
   }
 
+  /// Adds a finding about the names that the preference chose in one way; none without names.
+  void note(const std::vector<std::string>& names, const std::string& found,
+            const std::string& expected = "equal tensors and values under one name") {
+    if (names.empty()) return;
+    const std::string others =
+        names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = "merge",
+         .where = {.path = path_},
+         .expected = expected,
+         .found = found + ": '" + printable(names.front()) + "'" + others});
+  }
+
   /// Adds at most one finding of each kind about what the preference chose from.
   void note_preferred() {
-    const auto note = [&](const std::vector<std::string>& names, const std::string& found) {
-      if (names.empty()) return;
-      const std::string others =
-          names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
-      contents_.opening_findings.push_back(
-          {.severity = Finding::Severity::note,
-           .rule = "merge",
-           .where = {.path = path_},
-           .expected = "equal tensors and values under one name",
-           .found = found + ": '" + printable(names.front()) + "'" + others});
-    };
     note(
         parts_,
         "what looks like the parts of one tensor, of which only one is taken; the others are lost");
@@ -400,18 +407,27 @@ class MergedReader final : public CheckpointReader {
   }
 
   void add_annotations() {
+    std::map<std::string, const std::string*> origins;  // by key: the path of the source
+    std::set<std::string> different;
     for (const MergeSource& source : sources_) {
+      const std::string& path = source.reader->path();
       for (const auto& [key, text] : contents_of(source).annotations) {
         const auto [known, is_new] = contents_.annotations.emplace(key, text);
-        if (is_new || known->second == text || preference_ == MergePreference::first) continue;
-        if (preference_ == MergePreference::last) {
-          known->second = text;
-        } else {
+        if (is_new) origins.emplace(key, &path);
+        if (is_new || known->second == text) continue;
+        if (preference_ == MergePreference::none) {
           collide(key, "the same annotation in all sources",
-                  "'" + printable(known->second) + "' and '" + printable(text) + "'");
+                  "'" + printable(known->second) + "' in " + printable(*origins[key]) + ", '" +
+                      printable(text) + "' in " + printable(path),
+                  {Remedy::Action::prefer_source});
+          continue;
         }
+        different.insert(key);
+        if (preference_ == MergePreference::last) known->second = text;
       }
     }
+    note({different.begin(), different.end()}, "different texts; one of them is taken",
+         "equal texts under one key");
   }
 
   std::vector<MergeSource> sources_;

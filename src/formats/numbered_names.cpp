@@ -23,6 +23,9 @@ struct Mark {
 constexpr std::array kMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
                             Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
 
+/// Only models have such names, so a file of a later rank is a part even if it is alone.
+constexpr std::string_view kSeriesOfMeta = "consolidated.#.pth";
+
 bool is_separator(char c) {
   return kSeparators.find(c) != std::string_view::npos;
 }
@@ -103,6 +106,12 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
     is_padded = is_padded || sibling->is_padded;
   }
   const auto num_parts = num_parts_of(numbers, is_padded || own->count);
+  if (!num_parts && own->is_padded && own->number > 0 && own->series == kSeriesOfMeta) {
+    return PartOfWhole{.unit = own->unit,
+                       .form = "rank " + std::to_string(own->number) + ", as its name says",
+                       .series = join_path(directory, own->series),
+                       .number = own->number};
+  }
   if (!num_parts) return std::nullopt;
   const std::string unit = own->unit == Unit::rank ? "rank " : "file ";
   return PartOfWhole{.unit = own->unit,

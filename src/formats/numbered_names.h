@@ -25,8 +25,9 @@ std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is, if the names of other files beside it
 /// differ only in this number. Otherwise looks at the name of its folder, and the folders beside
-/// that. Nothing if there are none beside it, or if their numbers are not those of ranks or parts:
-/// neither padded with zeros, nor without a gap from 0 or 1 (the 8 and 16 of `lora_rank_8.pt`).
+/// that. A `consolidated.01.pth` is a part even if it is alone. Nothing if there are none beside
+/// it, or if their numbers are not those of ranks or parts: neither padded with zeros, nor without
+/// a gap from 0 or 1 (the 8 and 16 of `lora_rank_8.pt`).
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

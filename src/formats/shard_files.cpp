@@ -28,6 +28,33 @@ std::map<std::string, std::string> texts_of(const Value& index) {
   return texts;
 }
 
+ShardIndex::Rest rest_of(const Value& index) {
+  ShardIndex::Rest rest;
+  const Value* metadata = index.find("metadata");
+  if (metadata != nullptr && !metadata->is<Value::Dict>()) {
+    rest.unknown.push_back("'metadata', which is no object");
+  }
+  if (const Value* size = metadata == nullptr ? nullptr : metadata->find("total_size")) {
+    rest.total_size = *size;
+  }
+  for (const auto& [key, item] : *index.get_if<Value::Dict>()) {
+    const auto& name = *key.get_if<std::string>();
+    if (name != "metadata" && name != "weight_map") {
+      rest.unknown.push_back("'" + printable(name) + "'");
+    }
+  }
+  return rest;
+}
+
+/// Whether a number in JSON, an integer or a float, is `nbytes`.
+bool is_number(const Value& value, std::uint64_t nbytes) {
+  if (const auto* integer = value.get_if<std::int64_t>()) {
+    return *integer >= 0 && static_cast<std::uint64_t>(*integer) == nbytes;
+  }
+  const auto* real = value.get_if<double>();
+  return real != nullptr && *real == static_cast<double>(nbytes);
+}
+
 }  // namespace
 
 std::optional<PlaceInSeries> place_in_series(std::string_view name, std::string_view suffix) {
@@ -137,6 +164,7 @@ ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
     index.names.push_back(*file);
   }
   index.texts = texts_of(index.whole);
+  index.rest = rest_of(index.whole);
   std::ranges::sort(index.names);
   index.names.erase(std::unique(index.names.begin(), index.names.end()), index.names.end());
   for (const std::string& name : index.names) {
@@ -147,6 +175,50 @@ ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
     require_in_checkpoint(fs, directory, name);
   }
   return index;
+}
+
+std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::string& index_path,
+                                   const std::unordered_map<std::string, std::string>& weight_map,
+                                   const CheckpointContents& contents) {
+  std::vector<Finding> notes;
+  const auto note = [&](std::string expected, std::string found) {
+    notes.push_back({.severity = Finding::Severity::note,
+                     .rule = "structure",
+                     .where = {.path = index_path},
+                     .expected = std::move(expected),
+                     .found = std::move(found)});
+  };
+  if (!rest.unknown.empty()) {
+    constexpr std::size_t kMaxNamed = 8;
+    std::string found;
+    for (std::size_t i = 0; i < std::min(rest.unknown.size(), kMaxNamed); ++i) {
+      found += (i > 0 ? ", " : "") + rest.unknown[i];
+    }
+    if (rest.unknown.size() > kMaxNamed) {
+      found += " and " + std::to_string(rest.unknown.size() - kMaxNamed) + " more";
+    }
+    note("only an object 'metadata' and 'weight_map'",
+         found + " (not read, and left out by a move)");
+  }
+  if (!rest.total_size) return notes;
+  // Programs count a tied tensor once, or once for each of its names.
+  std::uint64_t all = 0;
+  std::uint64_t listed = 0;
+  std::uint64_t of_aliases = 0;
+  for (const TensorEntry& tensor : contents.tensors) {
+    all += tensor.meta.nbytes();
+    if (weight_map.contains(tensor.meta.fqn)) listed += tensor.meta.nbytes();
+  }
+  for (const Alias& alias : contents.aliases) {
+    const TensorEntry* const target = contents.find_tensor(alias.target);
+    if (target != nullptr) of_aliases += target->meta.nbytes();
+  }
+  for (const std::uint64_t nbytes : {all, listed, all + of_aliases, listed + of_aliases}) {
+    if (is_number(*rest.total_size, nbytes)) return notes;
+  }
+  note("a total_size of " + std::to_string(listed) + " bytes, as the tensors have",
+       value_to_string(*rest.total_size, 40));
+  return notes;
 }
 
 }  // namespace tessera::formats::detail

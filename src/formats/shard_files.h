@@ -12,6 +12,7 @@
 
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
 
 // Shared by the formats whose checkpoints are several files and an index, as Hugging Face writes
 // them.
@@ -68,11 +69,22 @@ struct ShardIndex {
   /// is here as JSON.
   std::map<std::string, std::string> texts{};
   Value whole{};  // the JSON document
+  /// What the index has beside `weight_map` and the texts.
+  struct Rest {
+    std::optional<Value> total_size{};   // of `metadata`
+    std::vector<std::string> unknown{};  // members that Tessera does not know, in words
+  } rest{};
 };
 
 /// Reads an index, and checks that all files that it names exist in `directory`.
 /// Throws: Error(corruption) naming the tensor, or the missing file; Error(io).
 ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index_path);
+
+/// Returns notes for everybody who opens the checkpoint: members of an index that are read by
+/// nobody, and a `total_size` that is not that of the tensors. `contents`: all tensors and aliases.
+std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::string& index_path,
+                                   const std::unordered_map<std::string, std::string>& weight_map,
+                                   const CheckpointContents& contents);
 
 }  // namespace tessera::formats::detail

@@ -1,10 +1,14 @@
 #include "formats/tensor_collision.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/byte_buffer.h"
+#include "formats/gatherer.h"
 #include "formats/numbered_names.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -52,10 +56,57 @@ std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) 
   return bytes;
 }
 
-bool are_equal(const TensorOfSource& a, const TensorOfSource& b) {
+/// Reads windows of a whole tensor, in any pieces. Elements that no piece holds are zero.
+class WholeReader {
+ public:
+  explicit WholeReader(const TensorOfSource& tensor)
+      : entry_(entry_of(tensor)),
+        whole_(whole_box(entry_.meta.shape)),
+        gatherer_(*tensor.reader, tensor.tensor_index, scratch_),
+        pieces_(entry_.pieces.size()) {
+    std::iota(pieces_.begin(), pieces_.end(), 0U);
+  }
+
+  std::span<const std::byte> read(FlatRange window) {
+    bytes_.assign(static_cast<std::size_t>(window.numel()) * itemsize(entry_.meta.dtype), {});
+    gatherer_.gather(pieces_, whole_, window, bytes_);
+    return bytes_;
+  }
+
+ private:
+  const TensorEntry& entry_;
+  const Region whole_;
+  tessera::detail::ByteBuffer scratch_;
+  detail::Gatherer gatherer_;
+  std::vector<std::uint32_t> pieces_;
+  std::vector<std::byte> bytes_;
+};
+
+/// Compares all bytes of two tensors of equal dtypes and shapes. A tensor that cannot be read is
+/// equal to none.
+bool have_equal_elements(const TensorOfSource& a, const TensorOfSource& b) {
+  constexpr std::int64_t kWindowNbytes = std::int64_t{4} << 20;
+  const TensorMeta& meta = entry_of(a).meta;
+  const std::int64_t window = kWindowNbytes / static_cast<std::int64_t>(itemsize(meta.dtype));
+  WholeReader first(a);
+  WholeReader second(b);
+  try {
+    for (std::int64_t begin = 0; begin < meta.numel(); begin += window) {
+      const FlatRange range{begin, std::min(begin + window, meta.numel())};
+      if (!std::ranges::equal(first.read(range), second.read(range))) return false;
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    return false;
+  }
+  return true;
+}
+
+bool are_equal(const TensorOfSource& a, const TensorOfSource& b, ComparedBytes compared) {
   const TensorEntry& first = entry_of(a);
   const TensorEntry& second = entry_of(b);
   if (first.meta.dtype != second.meta.dtype || first.meta.shape != second.meta.shape) return false;
+  if (compared == ComparedBytes::all) return have_equal_elements(a, b);
   if (first.pieces.empty() || second.pieces.empty()) return true;
   if (first.pieces.front().region != second.pieces.front().region) return true;  // not comparable
   const auto bytes = first_bytes(a);
@@ -64,13 +115,13 @@ bool are_equal(const TensorOfSource& a, const TensorOfSource& b) {
 
 }  // namespace
 
-TensorCollision compare_tensors(std::span<const TensorOfSource> tensors) {
+TensorCollision compare_tensors(std::span<const TensorOfSource> tensors, ComparedBytes compared) {
   TESSERA_CHECK(tensors.size() > 1);
   bool all_equal = true;
   bool all_parts = true;
   for (const TensorOfSource& other : tensors.subspan(1)) {
     const TensorOfSource& first = tensors.front();
-    const bool is_equal = are_equal(first, other);
+    const bool is_equal = are_equal(first, other, compared);
     all_equal = all_equal && is_equal;
     all_parts =
         all_parts && (differ_in_one_size(entry_of(first).meta.shape, entry_of(other).meta.shape) ||

@@ -20,8 +20,13 @@ enum class TensorCollision {
   parts,      // the parts of several ranks: the shapes, or the names of the files, say so
 };
 
-/// Compares tensors of one name. Reads at most the first 64 KiB of each.
-/// Requires: two tensors or more. Throws: Error(io).
-TensorCollision compare_tensors(std::span<const TensorOfSource> tensors);
+/// How much of each tensor is read.
+enum class ComparedBytes {
+  first,  // at most 64 KiB
+  all,    // everything, as long as no difference is found
+};
+
+/// Compares tensors of one name, bit by bit. Requires: two tensors or more. Throws: Error(io).
+TensorCollision compare_tensors(std::span<const TensorOfSource> tensors, ComparedBytes compared);
 
 }  // namespace tessera::formats

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/byte_buffer.h"
+#include "base/value_bits.h"
 #include "inspect/scan.h"
 #include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
@@ -93,6 +94,13 @@ struct Comparison {
 
 enum class ReadValues { yes, no };
 
+/// Compares values as the options say for elements; a tolerance makes 0.0 and -0.0 equal, and all
+/// NaNs, but no numbers that differ.
+bool are_equal(const Value& a, const Value& b, const DiffOptions& options) {
+  const bool is_bitwise = !options.rtol && !options.atol;
+  return is_bitwise ? tessera::detail::have_equal_bits(a, b) : a == b;
+}
+
 Comparison compare_names(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                          const DiffOptions& options, ReadValues read_values) {
   using Kind = Difference::Kind;
@@ -122,7 +130,8 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
     }
     if (a_is_value) {
       ++result.report.num_values_compared;
-      if (read_values == ReadValues::yes && a.read_value(in_a.index) != b.read_value(in_b.index)) {
+      if (read_values == ReadValues::yes &&
+          !are_equal(a.read_value(in_a.index), b.read_value(in_b.index), options)) {
         add(Kind::value, name, &in_a, &in_b);
       }
       continue;

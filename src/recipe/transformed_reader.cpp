@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/value_bits.h"
 #include "recipe/element_reader.h"
 #include "recipe/placed_pieces.h"
 #include "recipe/rules.h"
@@ -244,7 +245,10 @@ void TransformedReader::take_values() {
       groups_.renamed(source_->read_value(value.sources.front()), value.entry.name, &groups);
     }
     for (std::size_t i = 1; i < value.sources.size(); ++i) {
-      if (source_->read_value(value.sources[i]) == source_->read_value(value.sources[0])) continue;
+      if (tessera::detail::have_equal_bits(source_->read_value(value.sources[i]),
+                                           source_->read_value(value.sources[0]))) {
+        continue;
+      }
       const auto& names = source_->contents().values;
       throw Error::expected(
           ErrorKind::mismatch, {.path = source_->path(), .fqn = names[value.sources[i]].name},

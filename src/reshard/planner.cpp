@@ -9,6 +9,7 @@
 #include "reshard/format_changes.h"
 #include "reshard/moved_names.h"
 #include "reshard/plan_report.h"
+#include "reshard/quantized_names.h"
 #include "reshard/source_check.h"
 #include "reshard/source_gaps.h"
 #include "reshard/table_plan_check.h"
@@ -70,6 +71,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   check_names_are_unique(destination, options, report);
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);
+  note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
   plan.changes = count_format_changes(plan, source, moved.text_keys, options.format);
   return plan;

@@ -40,17 +40,6 @@ std::string describe(const formats::CheckpointContents& source) {
          std::to_string(source.world_size) + " ranks";
 }
 
-/// Returns in words the size of a file and the time of its last change, or that the file is
-/// missing. A missing file is allowed if nothing in it is moved.
-std::string describe_file(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT) return "not there";
-    tessera::detail::throw_system_error(errno, path, "stat");
-  }
-  return tessera::detail::state_in_words(status);
-}
-
 /// Returns the path relative to the checkpoint or to its parent folder, because somebody may move
 /// the checkpoint between two runs. Another path (of another source of a merge) is returned as it
 /// is.
@@ -63,6 +52,15 @@ std::string name_in(const std::string& checkpoint, const std::string& path) {
 }
 
 }  // namespace
+
+std::string describe_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return "not there";
+    tessera::detail::throw_system_error(errno, path, "stat");
+  }
+  return tessera::detail::state_in_words(status);
+}
 
 FileStates source_file_states(const formats::CheckpointReader& reader) {
   FileStates states;

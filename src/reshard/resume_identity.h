@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "tessera/base/value.h"
@@ -7,6 +8,10 @@
 #include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
+
+/// Returns in words the size of a file and the time of its last change, or that the file is
+/// missing. Throws: Error(io).
+std::string describe_file(const std::string& path);
 
 /// Returns what must be equal so that a later run can resume the work of this plan. It has the
 /// plan's digest, the source's contents, the destination's format and options, and the values. For

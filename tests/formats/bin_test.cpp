@@ -95,6 +95,20 @@ TEST_F(BinTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
               testing::ElementsAre(testing::Pair("note", "mine")));
 }
 
+TEST_F(BinTest, WhatAnIndexSaysWronglyOrBesideTheFilesIsTold) {
+  EXPECT_THAT(open(directory_.path())->contents().opening_findings, testing::IsEmpty());
+  std::string index = read_file(FileSystem::posix(), directory_ / kIndex, 1 << 20);
+  index.replace(index.find("344"), 3, "345");
+  index.insert(index.find("\"weight_map\""), R"("by": "me", )");
+  write(kIndex, index);
+  std::vector<std::string> found;
+  const auto reader = open(directory_.path());
+  for (const Finding& finding : reader->contents().opening_findings) {
+    found.push_back(finding.found);
+  }
+  EXPECT_THAT(found, testing::ElementsAre(testing::StartsWith("'by'"), "345"));
+}
+
 TEST_F(BinTest, AMissingFileIsNamed) {
   remove(kSecond);
   EXPECT_THAT([&] { open(directory_.path()); },

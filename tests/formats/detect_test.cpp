@@ -84,6 +84,24 @@ TEST(DetectTest, NamesTheFormOfFilesOfEachRank) {
   EXPECT_THAT(refusal(directory.path()), HasSubstr("Megatron-LM, a folder for each"));
 }
 
+TEST(DetectTest, SaysWhatFilesOfMetaAre) {
+  const TemporaryDirectory directory;
+  write(directory / "params.json", "{}");
+  write(directory / "consolidated.00.pth", "x");
+  EXPECT_THAT(refusal(directory.path()),
+              HasSubstr("found a folder with consolidated.00.pth, which alone is a whole model of "
+                        "Meta (give the path " +
+                        (directory / "consolidated.00.pth") + ")"));
+  write(directory / "consolidated.01.pth", "x");
+  EXPECT_THAT(refusal(directory.path()),
+              HasSubstr("found consolidated.00.pth to consolidated.01.pth, the parts of 2 ranks "
+                        "in tensor parallelism, as Meta saves models, which are not joined"));
+  write(directory / "consolidated.03.pth", "x");
+  EXPECT_THAT(refusal(directory.path()),
+              HasSubstr("found consolidated.00.pth to consolidated.03.pth without "
+                        "consolidated.02.pth, the parts of 4 ranks"));
+}
+
 TEST(DetectTest, PointsAtTheCheckpointWithin) {
   const TemporaryDirectory directory;
   std::filesystem::create_directory(directory / "step-100");

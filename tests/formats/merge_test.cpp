@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "support/memory_checkpoint.h"
@@ -152,7 +154,8 @@ TEST(MergeTest, EveryCollisionIsListedWithItsSources) {
   }
   EXPECT_THAT(found, ElementsAre("a.b: model, patch", "epoch: model, patch",
                                  testing::StartsWith("w: model, patch: the parts"),
-                                 "format: 'pt' and 'np'"));
+                                 "format: 'pt' in model, 'np' in patch"));
+  EXPECT_EQ(remedy_to_string(collisions.back().remedy), "MergePreference takes one of them");
 }
 
 /// What one rank saved of a model: a shard of `w`.
@@ -222,6 +225,58 @@ TEST(MergeTest, APreferenceTellsOfAliasesAndValuesThatDiffer) {
   MemoryCheckpoint of_another_kind("kind", 1);
   of_another_kind.add_value("w", 2);
   EXPECT_THAT(found_in(tied, of_another_kind), testing::HasSubstr("'w'"));
+}
+
+TEST(MergeTest, APreferenceComparesTheBitsOfNumbers) {
+  const auto is_told = [](double first, double second) {
+    const auto with = [](double number) {
+      MemoryCheckpoint checkpoint("source");
+      checkpoint.add_value("groups", Value::List{Value::Dict{{"lr", number}}});
+      return checkpoint;
+    };
+    const auto merge = merged({{"", with(first)}, {"", with(second)}}, MergePreference::last);
+    return !merge.reader->contents().opening_findings.empty();
+  };
+  EXPECT_TRUE(is_told(0.0, -0.0));
+  EXPECT_TRUE(is_told(std::nan(""), -std::nan("")));
+  EXPECT_FALSE(is_told(-0.0, -0.0));
+  EXPECT_FALSE(is_told(std::nan("1"), std::nan("1")));
+}
+
+/// A tensor of 200000 bytes, in pieces of so many elements. The last element is given.
+MemoryCheckpoint large(float last, std::int64_t piece_numel) {
+  std::vector<float> numbers(50000, 1.0F);
+  numbers.back() = last;
+  std::vector<Piece> pieces;
+  for (std::int64_t begin = 0; begin < 50000; begin += piece_numel) {
+    pieces.push_back({Box{{begin}, {std::min<std::int64_t>(piece_numel, 50000 - begin)}}, 0});
+  }
+  MemoryCheckpoint checkpoint("source");
+  checkpoint.add({"w", DType::float32, {50000}}, bytes_of<float>(numbers), std::move(pieces));
+  return checkpoint;
+}
+
+TEST(MergeTest, APreferenceComparesAllBytesInAnyPieces) {
+  const auto is_told = [](MemoryCheckpoint first, MemoryCheckpoint second) {
+    const auto merge =
+        merged({{"", std::move(first)}, {"", std::move(second)}}, MergePreference::first);
+    return !merge.reader->contents().opening_findings.empty();
+  };
+  EXPECT_TRUE(is_told(large(2, 50000), large(3, 50000)));
+  EXPECT_TRUE(is_told(large(0.0F, 50000), large(-0.0F, 20000)));
+  EXPECT_TRUE(is_told(large(2, 30000), large(3, 20000)));
+  EXPECT_FALSE(is_told(large(2, 30000), large(2, 20000)));
+}
+
+TEST(MergeTest, APreferenceTellsOfTextsThatDiffer) {
+  for (const MergePreference preference : {MergePreference::first, MergePreference::last}) {
+    std::vector<std::string> found;
+    const auto preferred = merged({{"a", model()}, {"b", patch()}, {"c", patch()}}, preference);
+    for (const Finding& finding : preferred.reader->contents().opening_findings) {
+      found.push_back(finding.found);
+    }
+    EXPECT_THAT(found, ElementsAre("different texts; one of them is taken: 'format'"));
+  }
 }
 
 TEST(MergeTest, APreferenceTakesNamesFromOneSource) {

@@ -52,6 +52,11 @@ TEST_F(NamesBesideTest, AFileIsAPartOnlyBesideOthers) {
             "one rank of 2: rank 0, as the names of the files beside it say");
 }
 
+TEST_F(NamesBesideTest, AFileOfMetaThatIsNotTheFirstIsAPartAlone) {
+  put("consolidated.01.pth");
+  EXPECT_EQ(part_of("consolidated.01.pth"), "one rank of several: rank 1, as its name says");
+}
+
 TEST_F(NamesBesideTest, TheNumbersMustBeThoseOfParts) {
   for (const std::string name : {"lora_rank_8.pt", "lora_rank_16.pt", "x-shard1.pt", "x-shard2.pt",
                                  "y_rank_01.pt", "y_rank_03.pt", "m-1-of-3.pt", "m-3-of-3.pt"}) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 
@@ -481,6 +482,40 @@ TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {
   EXPECT_THAT(
       told(*open(tmp_ / "two")),
       ElementsAre(HasSubstr("note: two: structure: 1 second copy: 'a' in two.safetensors")));
+}
+
+TEST_F(SafetensorsTest, WhatAnIndexSaysWronglyOrBesideTheFilesIsTold) {
+  std::filesystem::create_directory(tmp_ / "d");
+  put_safetensors("d/one.safetensors",
+                  R"({"__metadata__":{"format":"pt","b":"a"},)"
+                  R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                  R"("unlisted":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}})",
+                  9);
+  const auto lines = [&](const std::string& members) {
+    fs_.remove_all(tmp_ / "d/model.safetensors.index.json");
+    put("d/model.safetensors.index.json",
+        "{" + members + R"("weight_map":{"a":"one.safetensors"}})");
+    std::vector<std::string> of_verify;
+    const auto reader = open(tmp_ / "d");
+    reader->check_files([&](const Finding& finding) { of_verify.push_back(finding.found); });
+    for (const Finding& finding : reader->contents().opening_findings) {
+      EXPECT_THAT(of_verify, ::testing::Contains(finding.found));
+    }
+    return told(*reader);
+  };
+  // Of the tensor that the index names, of both, and with the second name of the first.
+  for (const std::string number : {"8", "9", "16", "17", "8.0"}) {
+    EXPECT_THAT(lines(R"("metadata":{"total_size":)" + number + "},"), ::testing::IsEmpty());
+  }
+  for (const std::string wrong : {"7", "-8", "1e30", "'8'", "null"}) {
+    std::string json = wrong;
+    std::ranges::replace(json, '\'', '"');
+    EXPECT_THAT(lines(R"("metadata":{"total_size":)" + json + "},"),
+                ElementsAre(HasSubstr("note: model.safetensors.index.json: structure: ")));
+  }
+  EXPECT_THAT(lines(R"("metadata":["x"],"by":{"x":1},"at":2,)"),
+              ElementsAre(HasSubstr("structure: 'metadata', which is no object, 'by', 'at' (not")));
+  EXPECT_THAT(lines(""), ::testing::IsEmpty());
 }
 
 TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {

@@ -100,6 +100,21 @@ TEST(DiffTest, WithoutATolerancesElementsAreComparedBitForBit) {
   EXPECT_EQ(one_nan[0].elements->max_abs_difference, std::nullopt);
 }
 
+TEST(DiffTest, WithoutATolerancesValuesAreComparedBitForBit) {
+  const auto num_differences = [](double a, double b, const DiffOptions& options) {
+    const auto with = [](double number) {
+      MemoryCheckpoint checkpoint;
+      checkpoint.add_value("lr", Value::List{number});
+      return checkpoint;
+    };
+    return diff(with(a), with(b), options).differences.size();
+  };
+  EXPECT_EQ(num_differences(0.0, -0.0, {}), 1U);
+  EXPECT_EQ(num_differences(std::nan("1"), std::nan("1"), {}), 0U);
+  EXPECT_EQ(num_differences(0.0, -0.0, {.rtol = 0, .atol = 0}), 0U);
+  EXPECT_EQ(num_differences(1.0, 2.0, {.rtol = 9, .atol = 9}), 1U);
+}
+
 TEST(DiffTest, TolerancesAreThoseOfAllclose) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::nanf("");

@@ -607,6 +607,23 @@ TEST(PlannerTest, CodesOfQuantizedWeightsAreNotCastNorAreTheirScales) {
             "scales of block-scaled fp8 (fp8 in config.json); the codes are w.weight");
 }
 
+TEST(PlannerTest, QuantizedWeightsWhosePartsAreSeparatedAreNoted) {
+  const auto notes = [](const PlanOptions& options) {
+    return lines_of(plan_reshard(block_scaled_fp8(), "src", options).notes);
+  };
+  EXPECT_THAT(notes({}), IsEmpty());
+  EXPECT_THAT(notes({.renames = {{"", "model."}}}), IsEmpty());
+  EXPECT_THAT(notes({.renames = {{"w.weight", "v"}}}), IsEmpty());  // v and v_scale_inv
+  EXPECT_THAT(notes({.renames = {{"w.weight_scale_inv", "w.scales"}}}),
+              ElementsAre(HasSubstr("found names that do not belong together: w.weight (codes of "
+                                    "block-scaled fp8) and w.scales (scales)")));
+  EXPECT_THAT(notes({.renames = {{"w.weight_", "v.weight_"}}}), SizeIs(1));
+  EXPECT_THAT(notes({.only = NameSelection({"=w.weight"})}),
+              ElementsAre(HasSubstr("found a part whose partner is left out: w.weight, codes of "
+                                    "block-scaled fp8; the scales are w.weight_scale_inv")));
+  EXPECT_THAT(notes({.only = NameSelection({"norm"})}), IsEmpty());
+}
+
 TEST(PlannerTest, QuantizedWeightsMoveAsTheyAreAndCodesWithoutScalesAreNumbers) {
   CheckpointContents contents = block_scaled_fp8();
   EXPECT_THAT(plan_reshard(contents, "src", {}).problems, IsEmpty());

@@ -64,9 +64,9 @@ ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
     paths.push_back(source.path);
     move.source_prefixes.push_back(source.prefix);
   }
-  const auto open = [&] {
-    auto [reader, collisions] = formats::open_merged(FileSystem::posix(), sources,
-                                                     options.preference, options.move.as_dict);
+  const auto open = [&](const FileSystem& fs) {
+    auto [reader, collisions] =
+        formats::open_merged(fs, sources, options.preference, options.move.as_dict);
     return MoveSource{std::move(reader), std::move(collisions)};
   };
   return run_move(move, paths, open, terminal);

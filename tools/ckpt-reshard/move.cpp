@@ -80,8 +80,9 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
 /// them. What a merge collides in is reported first.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
-                       const std::function<MoveSource()>& open) {
-  MoveSource source = open();
+                       const std::function<MoveSource(const FileSystem& fs)>& open,
+                       const FileSystem& fs) {
+  MoveSource source = open(fs);
   formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
   if (!options.optimizer_params.empty() && source.problems.empty()) {
     source.reader =
@@ -137,7 +138,7 @@ void print_complete(const MoveOptions& options, const Outcome& outcome,
 }  // namespace
 
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
-                  const std::function<MoveSource()>& open, Terminal& terminal) {
+                  const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
@@ -151,9 +152,11 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     wanted.quantization_method = formats::read_quantization_method(fs, paths.front());
   }
   StopSignals signals;
-  const MoveSource source = open_source(options, files, paths, wanted.only, open);
+  const reshard::SourceFiles source_fs;
+  const MoveSource source =
+      open_source(options, files, paths, wanted.only, open, source_fs.file_system());
   const CheckpointReader& reader = *source.reader;
-  reshard::FileStates source_files = reshard::source_file_states(reader);
+  reshard::FileStates source_files = source_fs.states_of(reader);
   Outcome outcome = plan_move(options, wanted, paths, source);
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;

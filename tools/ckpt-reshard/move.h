@@ -21,8 +21,8 @@ struct MoveSource {
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.
-/// Calls `open` after it has checked the options.
+/// Calls `open` after it has checked the options; it must open files through `fs` alone.
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
-                  const std::function<MoveSource()>& open, Terminal& terminal);
+                  const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -35,9 +35,9 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
 }
 
 ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal) {
-  const auto open = [&] {
+  const auto open = [&](const FileSystem& fs) {
     return MoveSource{formats::open_checkpoint(
-        FileSystem::posix(), options.source,
+        fs, options.source,
         {.flat_layout_path = options.move.flat_layout_path, .as_dict = options.move.as_dict})};
   };
   return run_move(options.move, {options.source}, open, terminal);

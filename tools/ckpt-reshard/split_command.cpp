@@ -41,9 +41,9 @@ ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
   if (!prefixes.empty()) move.only_option = move.only.empty() ? "--prefix" : "--prefix and --only";
   for (std::string& pattern : prefixes.patterns()) move.only.push_back(std::move(pattern));
   if (!options.keep_prefix) move.prefix_removals = prefixes.removals();
-  const auto open = [&] {
+  const auto open = [&](const FileSystem& fs) {
     auto reader = formats::open_checkpoint(
-        FileSystem::posix(), options.source,
+        fs, options.source,
         {.flat_layout_path = options.move.flat_layout_path, .as_dict = options.move.as_dict});
     return MoveSource{.reader = std::move(reader), .prefixes = prefixes};
   };

@@ -63,6 +63,8 @@ std::string command_line_remedy(const Remedy& remedy) {
       return "--as-is moves what is in it";
     case Remedy::Action::name_params:
       return "give the names with --optimizer-params FILE";
+    case Remedy::Action::prefer_source:
+      return "--prefer takes one of them";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

@@ -61,6 +61,7 @@ struct Remedy {
     leave_extra_files,  // do not copy the files beside the checkpoint
     take_as_is,         // move one part of a checkpoint as if it were whole
     name_params,        // give the names of an optimizer's parameters in a file
+    prefer_source,      // choose whose entry to take
   };
 
   Action action = Action::none;

@@ -103,6 +103,28 @@ using FileStates = std::map<std::string, std::string>;
 /// Error(io).
 FileStates source_file_states(const formats::CheckpointReader& reader);
 
+/// The operating system's files, for opening a source. Notes the state of each file before it is
+/// opened for the first time, so that a file that changes while the source is opened, which may
+/// take long, is noticed too. Thread-safe.
+class SourceFiles {
+ public:
+  SourceFiles();
+  ~SourceFiles();
+  SourceFiles(const SourceFiles&) = delete;
+  SourceFiles& operator=(const SourceFiles&) = delete;
+
+  /// Returns the files. They live as long as this object, which must outlive readers of them.
+  const FileSystem& file_system() const;
+
+  /// Returns the states of a source's data files: of a file that has been opened the state before
+  /// that, of any other the state now. Throws: Error(io).
+  FileStates states_of(const formats::CheckpointReader& reader) const;
+
+ private:
+  class Files;
+  std::unique_ptr<const Files> files_;
+};
+
 /// How to execute a plan. The written files are the same for all values.
 struct ExecuteOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
@@ -111,8 +133,8 @@ struct ExecuteOptions {
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
   formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
   std::string source_path{};         // for errors; finish_move sets it
-  /// The states of the source's files when it was opened. finish_move compares them with the states
-  /// at the end. Empty: the states when finish_move begins.
+  /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
+  /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
   /// Called at the end, in order, once for each tensor of the destination with elements that were
   /// too large. Elements in blocks that an interrupted run wrote count too.

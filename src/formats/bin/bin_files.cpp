@@ -14,6 +14,7 @@ void take_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   set.index_path = index_path;
   set.weight_map = std::move(index.weight_map);
   set.texts = std::move(index.texts);
+  set.rest = std::move(index.rest);
   set.names = std::move(index.names);
 }
 

@@ -32,6 +32,7 @@ struct FileSet {
   std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // from the index: tensor to file
   std::map<std::string, std::string> texts{};                 // from the index
+  detail::ShardIndex::Rest rest{};                            // from the index
   bool lacks_index = false;                                   // the names show a missing index
 };
 

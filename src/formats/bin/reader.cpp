@@ -33,6 +33,11 @@ class BinReader final : public CheckpointReader {
     add_entries();
     add_what_readers_found();
     contents_.annotations = set.texts;
+    for (Finding& finding :
+         detail::notes_on_rest(set.rest, set.index_path, set.weight_map, contents_)) {
+      findings_.push_back(finding);
+      contents_.opening_findings.push_back(std::move(finding));
+    }
     if (set.lacks_index) {
       note("an index next to the shards", {.path = path_}, "none");
     }

@@ -1,7 +1,6 @@
 #include "formats/rank_files/equal_bytes.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -31,29 +30,6 @@ bool are_equal(const torch_zip::TorchFileReader& a, std::size_t tensor_of_a,
     a.read_piece(tensor_of_a, 0, range, bytes);
     b.read_piece(tensor_of_b, 0, range, other_bytes);
     if (bytes != other_bytes) return false;
-  }
-  return true;
-}
-
-bool have_equal_bits(const Value& a, const Value& b) {
-  if (a != b) return false;
-  const auto are_same = [](const Value::List& left, const Value::List& right) {
-    return std::ranges::equal(left, right, have_equal_bits);
-  };
-  if (const auto* real = a.get_if<double>()) {
-    return std::bit_cast<std::uint64_t>(*real) == std::bit_cast<std::uint64_t>(*b.get_if<double>());
-  }
-  if (const auto* list = a.get_if<Value::List>()) return are_same(*list, *b.get_if<Value::List>());
-  if (const auto* tuple = a.get_if<Value::Tuple>()) {
-    return are_same(tuple->items, b.get_if<Value::Tuple>()->items);
-  }
-  if (const auto* set = a.get_if<Value::Set>()) {
-    return are_same(set->items, b.get_if<Value::Set>()->items);
-  }
-  if (const auto* dict = a.get_if<Value::Dict>()) {
-    return std::ranges::equal(*dict, *b.get_if<Value::Dict>(), [](const auto& x, const auto& y) {
-      return have_equal_bits(x.first, y.first) && have_equal_bits(x.second, y.second);
-    });
   }
   return true;
 }

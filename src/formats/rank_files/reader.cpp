@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/value_bits.h"
 #include "formats/drivers.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
@@ -361,7 +362,7 @@ class RankFilesReader final : public CheckpointReader {
     const Value value = reader_of(first).read_value(first.index);
     add_value(name, gathered.key_path, first);
     for (const Origin& origin : gathered.values) {
-      if (rank_files::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
+      if (tessera::detail::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
         continue;
       }
       add_value(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),

@@ -34,6 +34,7 @@ struct FileSet {
   std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
   std::map<std::string, std::string> texts{};                 // of the index
+  detail::ShardIndex::Rest rest{};                            // of the index
   std::string model_path{};  // the `<model>.safetensors` whose values file is sought; may be empty
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
@@ -54,6 +55,7 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   detail::ShardIndex index = detail::read_shard_index(fs, set.directory, index_path);
   set.weight_map = std::move(index.weight_map);
   set.texts = std::move(index.texts);
+  set.rest = std::move(index.rest);
   set.names = std::move(index.names);
   if (const Value* metadata = index.whole.find("metadata")) {
     const auto text = [&](std::string_view key) -> std::optional<std::string> {
@@ -247,6 +249,10 @@ class SafetensorsReader final : public CheckpointReader {
       }
     }
     finish_aliases();
+    for (Finding& finding :
+         detail::notes_on_rest(set.rest, set.index_path, set.weight_map, contents_)) {
+      tell(std::move(finding));
+    }
     contents_.annotations.merge(texts_);
     note_differing_metadata();
     note_second_copies();

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "formats/drivers.h"
 #include "formats/signatures.h"
@@ -57,6 +58,9 @@ class TorchZipDriver final : public FormatDriver {
       return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
                                  "expected a checkpoint in one file or with an index, found " +
                                      *form + " (give the path of one file to look into it)")};
+    }
+    if (auto refusal = torch_zip::refusal_of_meta(directory.path, directory.names)) {
+      return {Match::hint, std::move(refusal)};
     }
     if (std::ranges::none_of(directory.names, is_torch_save)) return {};
     return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},

@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <set>
 #include <string_view>
 #include <vector>
 
 #include "base/checked_math.h"
 #include "formats/file_names.h"
+#include "formats/numbered_names.h"
 #include "formats/shard_files.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::formats::torch_zip {
@@ -145,6 +150,13 @@ std::optional<PartOfWhole> part_of_series(const std::string& path, const std::st
   return {};
 }
 
+/// Returns the name that Meta gives to the file of a rank.
+std::string name_of_meta(std::uint64_t rank) {
+  char name[40];
+  std::snprintf(name, sizeof name, "consolidated.%02u.pth", static_cast<unsigned>(rank));
+  return name;
+}
+
 }  // namespace
 
 std::optional<PartOfWhole> find_part(Object root, std::size_t num_local_tensors,
@@ -174,6 +186,35 @@ std::optional<std::string> form_of_directory(const std::vector<std::string>& nam
     if (std::ranges::any_of(names, is_such)) return std::string(form.in_words);
   }
   return {};
+}
+
+std::optional<Error> refusal_of_meta(const std::string& directory,
+                                     const std::vector<std::string>& names) {
+  std::set<std::uint64_t> ranks;
+  for (const std::string& name : names) {
+    const auto numbered = numbered_name(name);
+    const bool is_of_meta = numbered && name == name_of_meta(numbered->number);
+    if (is_of_meta) ranks.insert(numbered->number);
+  }
+  if (ranks.empty()) return {};
+  const std::string first = name_of_meta(0);
+  const std::uint64_t last = *ranks.rbegin();
+  if (last == 0) {
+    return Error::expected(ErrorKind::unsupported, {.path = directory}, "directory", "a checkpoint",
+                           "a folder with " + first + ", which alone is a whole model of Meta",
+                           "give the path " + printable(join_path(directory, first)));
+  }
+  std::uint64_t missing = 0;
+  while (ranks.contains(missing)) ++missing;
+  return Error::expected(
+      ErrorKind::unsupported, {.path = directory}, "directory",
+      "a checkpoint in one file or with an index",
+      first + " to " + name_of_meta(last) +
+          (missing < last ? " without " + name_of_meta(missing) : std::string()) +
+          ", the parts of " + std::to_string(last + 1) +
+          " ranks in tensor parallelism, as Meta saves models, which are not joined",
+      "make one model of them first, such as with convert_llama_weights_to_hf.py of transformers; "
+      "or give the path of one file to look into it");
 }
 
 }  // namespace tessera::formats::torch_zip

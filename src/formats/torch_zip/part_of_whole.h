@@ -2,8 +2,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "formats/torch_zip/torch_archive.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::torch_zip {
@@ -18,5 +20,11 @@ std::optional<PartOfWhole> find_part(pickle::Object root, std::size_t num_local_
 /// Returns in words which form of checkpoint has parts with the `names` in a directory:
 /// `DeepSpeed's files, one for each rank`. Returns nothing if the names belong to no known form.
 std::optional<std::string> form_of_directory(const std::vector<std::string>& names);
+
+/// Returns why a directory with Meta's files is no checkpoint: `consolidated.00.pth` alone is a
+/// model in a file, and several are the tensor-parallel parts of one. Returns nothing if the
+/// `names` in the directory have no such file.
+std::optional<Error> refusal_of_meta(const std::string& directory,
+                                     const std::vector<std::string>& names);
 
 }  // namespace tessera::formats::torch_zip

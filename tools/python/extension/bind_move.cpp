@@ -43,8 +43,7 @@ struct Outcome {
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
 };
 
-formats::MergedCheckpoint open_as_stored(const Sources& sources) {
-  const FileSystem& fs = FileSystem::posix();
+formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSystem& fs) {
   const MergePath& first = sources.paths.front();
   if (sources.paths.size() > 1 || !first.prefix.empty()) {
     return formats::open_merged(fs, sources.paths, sources.preference, sources.as_dict);
@@ -57,9 +56,9 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources) {
 
 /// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
 /// them. What a merge collides in is reported first.
-formats::MergedCheckpoint open(const MoveRequest& request) {
+formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs) {
   const Sources& sources = request.sources;
-  formats::MergedCheckpoint source = open_as_stored(sources);
+  formats::MergedCheckpoint source = open_as_stored(sources, fs);
   formats::require_classes_found(sources.as_dict, {&source.reader->contents()}, "as_dict");
   if (sources.optimizer_params && source.collisions.empty()) {
     source.reader = reshard::name_optimizer_params(std::move(source.reader),
@@ -136,9 +135,10 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   check_destination(request, nullptr);
-  const formats::MergedCheckpoint source = open(request);
+  const reshard::SourceFiles files;
+  const formats::MergedCheckpoint source = open(request, files.file_system());
   const CheckpointReader& reader = *source.reader;
-  reshard::FileStates source_files = reshard::source_file_states(reader);
+  reshard::FileStates source_files = files.states_of(reader);
   Outcome outcome = plan(request, source);
   outcome.source_files = std::move(source_files);
   check_destination(request, &outcome.extra_files.carried);

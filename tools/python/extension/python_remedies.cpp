@@ -38,6 +38,8 @@ std::string python_remedy(const Remedy& remedy) {
       return "as_is=True moves what is in it";
     case Remedy::Action::name_params:
       return "give the names with optimizer_params=FILE";
+    case Remedy::Action::prefer_source:
+      return "prefer takes one of them";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};
