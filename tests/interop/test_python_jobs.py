@@ -372,3 +372,39 @@ def ranks_that_differ(root):
 
 def test_ranks_that_hold_different_things(tmp_path):
     run_function(ranks_that_differ, 2, str(tmp_path))
+
+
+# --- PyTorch's own planner over Tessera's reader
+
+def load_layouts_through_dcp(root):
+    start()
+    import tessera.dcp
+
+    for (name, layout), saved in itertools.product(layouts(dist.get_world_size()).items(), sorted(os.listdir(root))):
+        state = {key: layout(torch.zeros_like(tensor)) for key, tensor in whole_weights().items()}
+        outer = {"model": state, "step": 0}
+        dcp.load(outer, storage_reader=tessera.dcp.StorageReader(f"{root}/{saved}"))
+        assert outer["step"] == 3
+        for key, tensor in whole_weights().items():
+            assert_holds(state[key], tensor, f"{key} of {saved} as {name}")
+    dist.destroy_process_group()
+
+
+def test_dcp_loads_through_the_storage_reader(tmp_path):
+    run_function(save_layouts, 3, str(tmp_path), "native")
+    run_function(load_layouts_through_dcp, 4, str(tmp_path))
+
+
+@pytest.mark.parametrize("format", SUFFIX)
+def test_dcp_gets_everything_of_one_rank_through_the_storage_reader(tmp_path, format):
+    import tessera.dcp
+
+    state = {"w": torch.randn(3, 4), "half": torch.ones(2, dtype=torch.bfloat16), "t": torch.arange(6).reshape(2, 3).t(),
+             "empty": torch.empty(0, 2), "scalar": torch.tensor(2), "deep": {"list": [1, 2], "lr": 0.5, "none": None}}
+    path = tmp_path / f"s{SUFFIX[format]}"
+    tessera.save(state, path, format=format)
+    into = zeroed(state)
+    dcp.load(into, checkpoint_id=path, storage_reader=tessera.dcp.StorageReader())
+    assert_equal(state, into)
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load({"other": torch.ones(1)}, storage_reader=tessera.dcp.StorageReader(path))
