@@ -13,10 +13,10 @@ namespace tessera::state {
 /// What one rank does in a save, after planning.
 struct SaveJob {
   reshard::RankSave save;
-  std::shared_ptr<const LiveState> live;
-  std::shared_ptr<const reshard::Plan> plan;
-  std::vector<std::vector<LocalShard>> held;  // what to write: the trainer's memory, or a copy
-  std::exception_ptr failure;                 // of this rank; not yet reported to the others
+  std::shared_ptr<const LiveState> live{};
+  std::shared_ptr<const reshard::Plan> plan{};
+  std::vector<std::vector<LocalShard>> held{};  // what to write: the trainer's memory, or a copy
+  std::exception_ptr failure{};                 // of this rank; not yet reported to the others
 
   /// Runs code that may fail on this rank only; `raise_failure` throws its error later.
   template <class Body>
