@@ -160,6 +160,21 @@ TEST_P(DefectsTest, AWaitOfTheHostOrdersWhatFollows) {
   EXPECT_THAT(sim::take_races(), IsEmpty());
 }
 
+TEST_P(DefectsTest, AKernelThatThrowsIsReportedByTheNextWait) {
+  const at::Tensor tensor = torch::ones({4}, sim::device(0));
+  for (int i = 0; i < 100; ++i) {
+    sim::launch(side_, "throws", {}, {}, [] { throw std::runtime_error("a kernel failed"); });
+    // While the other stream may still run: either wait reports the failure, once.
+    tensor.add_(1);
+    std::string reported;
+    for (const c10::Stream& stream : {main_, side_}) {
+      const std::string error = test::error_of([&] { guard_.synchronizeStream(stream); });
+      if (error != "none") reported += error;
+    }
+    EXPECT_EQ(reported, "a kernel failed");
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules, DefectsTest,
                          ::testing::Values(Schedule::lazy, Schedule::eager, Schedule::threads),
                          test::name_of_schedule);
@@ -214,6 +229,21 @@ TEST(AllocatorTest, CountsMemoryAndReusesIt) {
   EXPECT_EQ(sim::memory_of(0).now, before);
   EXPECT_EQ(sim::memory_of(0).peak - before, 4096);
   EXPECT_EQ(torch::empty({1000}, sim::device(0)).data_ptr(), first);
+}
+
+TEST(AllocatorTest, RefusesMemoryBeyondALimit) {
+  test::restart_under(Schedule::lazy);
+  sim::limit_memory(0, sim::memory_of(0).now + 4096);
+  const auto allocated = [](std::int64_t numel) { return torch::empty({numel}, sim::device(0)); };
+  const at::Tensor kept = allocated(512);
+  EXPECT_THROW(allocated(1024), c10::OutOfMemoryError);
+  EXPECT_NO_THROW(allocated(512));
+  sim::fail_allocation_after(0, 1);
+  EXPECT_NO_THROW(allocated(8));
+  EXPECT_THROW(allocated(8), c10::OutOfMemoryError);
+  EXPECT_NO_THROW(allocated(8));
+  test::restart_under(Schedule::lazy);
+  EXPECT_NO_THROW(allocated(1024));
 }
 
 }  // namespace

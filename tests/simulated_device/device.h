@@ -51,6 +51,12 @@ struct MemoryUse {
 /// Units: bytes.
 MemoryUse memory_of(int device);
 void reset_peak(int device);
+/// Lets a device have at most `nbytes` of memory: an allocation beyond throws
+/// c10::OutOfMemoryError. `restart` takes the limit away.
+void limit_memory(int device, std::int64_t nbytes);
+/// Lets one allocation of a device throw c10::OutOfMemoryError: the one after the next
+/// `num_allocations`. -1, and `restart`: none.
+void fail_allocation_after(int device, int num_allocations);
 /// Returns how much pinned memory of the host is allocated. Units: bytes.
 std::int64_t pinned_nbytes();
 

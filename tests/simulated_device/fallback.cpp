@@ -169,6 +169,8 @@ std::optional<std::vector<IValue>> results_on_meta(const Call& call) {
     call.op.callBoxed(&stack);
     resize_outputs(call, meta_args);
     if (are_tensors(call, stack)) return stack;
+  } catch (const c10::OutOfMemoryError&) {  // for outputs that were resized
+    throw;
   } catch (const c10::Error&) {  // either it lacks the operator, or the CPU will say what is wrong
   }
   const std::lock_guard lock(without.mutex);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -35,6 +36,12 @@ struct PendingFree {
   std::vector<EventState> events;
 };
 
+/// What makes allocations of a device fail.
+struct Limit {
+  std::int64_t nbytes = std::numeric_limits<std::int64_t>::max();
+  int num_allocations = -1;  // until one fails; -1: none fails
+};
+
 struct Arena {
   char* device_base = nullptr;
   char* kernel_base = nullptr;
@@ -44,6 +51,7 @@ struct Arena {
   std::map<Stream*, std::map<std::size_t, std::vector<Block*>>> free;
   std::vector<PendingFree> pending;
   std::vector<MemoryUse> use;  // by device
+  std::vector<Limit> limits;   // by device
 };
 
 Arena& arena() {
@@ -107,6 +115,18 @@ Block* make_block(Stream& stream, std::size_t nbytes) {
   return block;
 }
 
+/// Throws if the device has no room for a block.
+void check_room(c10::DeviceIndex device, std::size_t nbytes) {
+  const auto at = static_cast<std::size_t>(device);
+  Limit& limit = arena().limits[at];
+  const std::int64_t left = limit.nbytes - arena().use[at].now;
+  const bool is_chosen = limit.num_allocations == 0;
+  if (limit.num_allocations >= 0) --limit.num_allocations;
+  TORCH_CHECK_WITH(OutOfMemoryError, !is_chosen && static_cast<std::int64_t>(nbytes) <= left,
+                   "sim: out of memory: tried to allocate ", nbytes,
+                   " bytes on sim:", static_cast<int>(device));
+}
+
 void release(void* context) {
   if (context == nullptr) return;
   Block& block = *static_cast<Block*>(context);
@@ -132,6 +152,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     const std::size_t nbytes = (n + kAlignment - 1) / kAlignment * kAlignment;
     Stream& stream = state_of(current_stream(device));
     const std::lock_guard lock(streams().mutex);
+    check_room(device, nbytes);
     collect();
     Block* block = take_free_block(stream, nbytes);
     if (block == nullptr) block = make_block(stream, nbytes);
@@ -192,6 +213,7 @@ class PinnedAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t n) override {
     if (n == 0) return {nullptr, at::Device(at::kCPU)};
     void* const p = std::aligned_alloc(kGap, (n + kGap - 1) / kGap * kGap);
+    TORCH_CHECK(p != nullptr, "sim: no pinned memory of ", n, " bytes");
     const std::lock_guard lock(pinned_memory().mutex);
     pinned_memory().ranges[static_cast<const char*>(p)] = {.nbytes = n};
     return {p, p, &PinnedAllocator::free, at::Device(at::kCPU)};
@@ -257,11 +279,15 @@ at::Tensor in_kernel(const at::Tensor& tensor) {
                        tensor.strides(), at::TensorOptions(tensor.scalar_type()));
 }
 
+void check_memory(const at::Tensor& tensor, const std::string& name) {
+  TORCH_CHECK(!is_on_device(tensor) || tensor.numel() == 0 || is_in_arena(address_of(tensor)),
+              "sim: ", name, " of a tensor without device memory");
+}
+
 void note_access(Stream& stream, const at::Tensor& tensor, AccessLog::Kind kind,
                  const std::string& name) {
   if (!is_on_device(tensor) || tensor.numel() == 0) return;
   const char* const address = address_of(tensor);
-  TORCH_CHECK(is_in_arena(address), "sim: ", name, " of a tensor without device memory");
   Block& block = *block_of(address);
   if (!block.is_allocated) report_race(name + " uses memory that has been freed");
   const auto begin = static_cast<std::size_t>(address - arena().device_base) - block.offset;
@@ -321,8 +347,23 @@ void reset_peak(int device) {
   use.peak = use.now;
 }
 
+void limit_memory(int device, std::int64_t nbytes) {
+  const std::lock_guard lock(streams().mutex);
+  arena().limits.at(static_cast<std::size_t>(device)).nbytes = nbytes;
+}
+
+void fail_allocation_after(int device, int num_allocations) {
+  const std::lock_guard lock(streams().mutex);
+  arena().limits.at(static_cast<std::size_t>(device)).num_allocations = num_allocations;
+}
+
+void forget_limits() {
+  std::ranges::fill(arena().limits, Limit{});
+}
+
 void register_memory(int num_devices) {
   arena().use.resize(static_cast<std::size_t>(num_devices));
+  arena().limits.resize(static_cast<std::size_t>(num_devices));
   const int file = memfd_create("sim", 0);
   TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(kArenaNbytes)) == 0, "sim: memfd");
   const auto map = [&](int protection) {

@@ -26,10 +26,15 @@ std::size_t extent_of(const at::Tensor& tensor);
 /// Returns where kernels find what a tensor has at a device address.
 void* kernel_address(const void* device_address);
 
+/// Throws if a tensor of a device has elements and no memory. `name`: of the operator.
+void check_memory(const at::Tensor& tensor, const std::string& name);
 /// Notes an access of the last launched job. Requires: streams().mutex is held.
 void note_access(Stream& stream, const at::Tensor& tensor, AccessLog::Kind kind,
                  const std::string& name);
 
+/// Takes away what `limit_memory` and `fail_allocation_after` set. Requires: streams().mutex is
+/// held.
+void forget_limits();
 /// Empties the logs of all blocks. Requires: streams().mutex is held.
 void forget_accesses();
 

@@ -52,7 +52,8 @@ bool is_ready(Job& job) {
   return are_all_there;
 }
 
-void run(Job& job) {
+/// Returns what the job threw.
+std::exception_ptr run(Job& job) {
   try {
     const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -65,10 +66,16 @@ void run(Job& job) {
       job.run();
     }
   } catch (...) {
-    static std::mutex mutex;
-    const std::lock_guard lock(mutex);
-    if (!streams().failure) streams().failure = std::current_exception();
+    return std::current_exception();
   }
+  return nullptr;
+}
+
+/// Notes that the first job of a stream has ended. Requires: streams().mutex is held.
+void finish(Stream& stream, std::exception_ptr failure) {
+  if (!streams().failure) streams().failure = std::move(failure);
+  ++stream.num_done;
+  streams().changed.notify_all();
 }
 
 Job take_first(Stream& stream) {
@@ -85,9 +92,7 @@ bool advance(Stream& stream, std::uint64_t number) {
   stream.is_advancing = true;
   while (stream.num_done < number && is_ready(stream.queue.front())) {
     Job job = take_first(stream);
-    run(job);
-    ++stream.num_done;
-    streams().changed.notify_all();
+    finish(stream, run(job));
   }
   stream.is_advancing = false;
   return stream.num_done >= number;
@@ -126,6 +131,7 @@ void work(Stream& stream) {
   while (true) {
     stream.has_job.wait(lock, [&] { return uses_threads() && !stream.queue.empty(); });
     all.changed.wait(lock, [&] { return is_ready(stream.queue.front()); });
+    std::exception_ptr failure;
     {
       Job job = take_first(stream);
       const int max_pause_us = all.options.max_pause_us;
@@ -135,12 +141,11 @@ void work(Stream& stream) {
         std::this_thread::sleep_for(
             std::chrono::microseconds(stream.pauses() % static_cast<unsigned>(max_pause_us)));
       }
-      run(job);
+      failure = run(job);
       job = {};
       if (is_of_one_stream) lock.lock();
     }
-    ++stream.num_done;
-    all.changed.notify_all();
+    finish(stream, std::move(failure));
   }
 }
 
@@ -282,6 +287,8 @@ void synchronize_stream(const c10::Stream& stream) {
 
 void submit(const c10::Stream& stream, Job job, const std::string& name,
             const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes) {
+  for (const at::Tensor& tensor : reads) check_memory(tensor, name);
+  for (const at::Tensor& tensor : writes) check_memory(tensor, name);
   Stream& state = state_of(stream);
   const std::lock_guard lock(streams().mutex);
   enqueue(state, std::move(job));
@@ -330,6 +337,7 @@ void restart(const Options& options) {
     // All work is done, so nothing has to be known about it.
     for (Clock& clock : streams().host_clock) clock.clear();
     forget_accesses();
+    forget_limits();
     std::ranges::fill(streams().num_taken, std::size_t{0});
   }
   forget_findings();

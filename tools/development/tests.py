@@ -32,7 +32,8 @@ SANITIZER_OPTIONS = {
 
 # libtorch itself is not instrumented; the file lists what the sanitizer ignores because of that.
 THREAD_SANITIZER_OPTIONS = {
-    "TSAN_OPTIONS": f"history_size=4:suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
+    "TSAN_OPTIONS": f"history_size=4:halt_on_error=1:allocator_may_return_null=1:"
+                    f"suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
     "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
 }
 # No threads, or memory that is counted.
@@ -183,6 +184,19 @@ def test_threads(*, torch_version: str | None) -> int:
     heading("testing under ThreadSanitizer (the core; ranks as threads)")
     selection = ["-L", "^(distributed|unit|property)$", "-E", f"{RANKS_AS_PROCESSES}|launchers|mixture_of_experts|consumer"]
     cases = run_ctest(directory, selection, THREAD_SANITIZER_OPTIONS, " (tsan)")
+    return report(cases, time.monotonic() - begin)
+
+
+def test_device_memory(*, torch_version: str | None) -> int:
+    """Runs the tests on the simulated device under AddressSanitizer and UBSan. Returns the exit code."""
+    begin = time.monotonic()
+    install_packages({"build", "python"})
+    definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
+    directory = build("asan", targets=("simulated_device_tests",), definitions=definitions)
+    heading("testing under AddressSanitizer and UBSan (the simulated device)")
+    # A null pointer for too much memory, as without the sanitizer: tests ask for more than there is.
+    options = SANITIZER_OPTIONS | {"ASAN_OPTIONS": SANITIZER_OPTIONS["ASAN_OPTIONS"] + ":allocator_may_return_null=1"}
+    cases = run_ctest(directory, ["-R", "^simulated_device", "-E", "mutants"], options, " (asan)")
     return report(cases, time.monotonic() - begin)
 
 

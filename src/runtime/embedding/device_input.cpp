@@ -213,7 +213,12 @@ void DeviceInput::unpack(const std::vector<std::int64_t>& sizes) {
       });
   const auto options = received_.options();
   const Tensor zero = torch::zeros({1}, options);
-  bags_.offsets = lengths.empty() ? zero : torch::cat({zero, torch::cat(lengths).cumsum(0)});
+  bags_.offsets = zero;
+  if (!lengths.empty()) {
+    // By itself: if it throws within a list in `?:`, g++ 12's AddressSanitizer has a false report.
+    const Tensor ends = torch::cat(lengths).cumsum(0);
+    bags_.offsets = torch::cat({zero, ends});
+  }
   bags_.ids = ids.empty() ? torch::empty({0}, options) : torch::cat(ids);
   if (!is_weighted_) return;
   bags_.weights =

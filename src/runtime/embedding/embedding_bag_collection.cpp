@@ -5,6 +5,7 @@
 
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/table_batch.h"
+#include "runtime/embedding/table_device.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
@@ -33,8 +34,13 @@ EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> t
                                                const EmbeddingBagCollectionOptions& options)
     : EmbeddingBagCollectionBase(TableSet(std::move(tables), options)) {
   for (const EmbeddingBagConfig& config : this->tables().configs()) {
-    at::Tensor weight = torch::empty({config.num_embeddings, config.embedding_dim},
-                                     at::TensorOptions(config.dtype).device(options.device));
+    const auto numel = static_cast<std::uint64_t>(config.num_embeddings * config.embedding_dim);
+    const std::uint64_t nbytes = numel * c10::elementSize(config.dtype);
+    at::Tensor weight;
+    embedding::allocate_on(options.device, {config.name, "a table", nbytes}, [&] {
+      weight = torch::empty({config.num_embeddings, config.embedding_dim},
+                            at::TensorOptions(config.dtype).device(options.device));
+    });
     if (options.device.is_cpu()) {
       embedding::initialize(config, weight);
     } else if (!weight.is_meta()) {  // the same values as on the CPU

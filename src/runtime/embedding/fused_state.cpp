@@ -72,14 +72,19 @@ float* FusedState::data(const std::string& name) const {
 
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          at::Device device) {
+  return initial_state(optimizer, rows, columns, [&](at::IntArrayRef shape) {
+    return table_memory(shape, at::kFloat, device);
+  });
+}
+
+FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
+                         const std::function<at::Tensor(at::IntArrayRef)>& float_memory) {
   FusedState state;
   const auto pointwise = [&](const char* name) {
-    state.slots.push_back(
-        {name, StateKind::pointwise, table_memory({rows, columns}, at::kFloat, device).zero_()});
+    state.slots.push_back({name, StateKind::pointwise, float_memory({rows, columns}).zero_()});
   };
   const auto row_wise = [&](const char* name) {
-    state.slots.push_back(
-        {name, StateKind::row_wise, table_memory({rows}, at::kFloat, device).zero_()});
+    state.slots.push_back({name, StateKind::row_wise, float_memory({rows}).zero_()});
   };
   std::visit(
       [&](const auto& each) {

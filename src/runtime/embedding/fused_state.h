@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct FusedState {
 /// Returns the state before the first step, for a shard of shape `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          at::Device device = at::kCPU);
+/// The same in memory that `float_memory(shape)` returns.
+FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
+                         const std::function<at::Tensor(at::IntArrayRef)>& float_memory);
 
 /// Returns whether the optimizer counts steps.
 bool counts_steps(const FusedOptimizer& optimizer);

@@ -25,7 +25,8 @@ void check_memory(const LocalTable& table) {
       c10::str("the contiguous shard ", shape_to_string(shape), " of ", table.dtype,
                " that tessera::shard made on ", device),
       c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(), " and strides ",
-               table.weight.strides(), " on ", table.weight.device()));
+               table.weight.strides(), " on ", table.weight.device()),
+      table.weight.device() == device ? "" : "Module::to is for the other modules, not for tables");
 }
 
 /// Returns the optimizer without clipping and weight decay.

@@ -148,22 +148,16 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
   check_cached_rows(options);
   has_caches_ = !device_.is_cpu() && !options.cached_rows.empty();
   if (optimizer_) check_numbers(*optimizer_);
-  std::optional<std::uint64_t> seed;
-  if (std::ranges::any_of(tables_.configs(), [&](const EmbeddingBagConfig& config) {
-        return collection.weight(config.name).is_meta();
-      })) {
-    seed = draw_seed(*world_);
-  }
+  place_all(collection, options);
   Assignments sharded(static_cast<std::size_t>(mesh.world_size()));
   Assignments replicated(1);
   for (std::size_t table = 0; table < tables_.configs().size(); ++table) {
-    local_.push_back(place(collection, table, options, seed));
     std::vector<std::size_t> outputs;
     for (std::size_t i = 0; i < tables_.outputs().size(); ++i) {
       if (tables_.outputs()[i].table == table) outputs.push_back(i);
     }
-    const bool is_replicated = local_.back().is_replicated();
-    for (const Shard& shard : local_.back().layout) {
+    const bool is_replicated = local_[table].is_replicated();
+    for (const Shard& shard : local_[table].layout) {
       const Box& box = box_of(shard);
       const Assignment assignment{table,
                                   {box.offsets[0], box.offsets[0] + box.sizes[0]},
@@ -223,6 +217,35 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
   has_means_ = std::ranges::any_of(tables_.configs(), [](const EmbeddingBagConfig& config) {
     return config.pooling == Pooling::mean;
   });
+}
+
+/// Creates this rank's shards. If a rank cannot, throws on all ranks.
+void ShardedTables::place_all(const EmbeddingBagCollectionBase& collection,
+                              const ShardOptions& options) {
+  std::optional<std::uint64_t> seed;
+  if (std::ranges::any_of(tables_.configs(), [&](const EmbeddingBagConfig& config) {
+        return collection.weight(config.name).is_meta();
+      })) {
+    seed = draw_seed(*world_);
+  }
+  std::exception_ptr failure;
+  try {
+    for (std::size_t table = 0; table < tables_.configs().size(); ++table) {
+      local_.push_back(place(collection, table, options, seed));
+    }
+  } catch (...) {
+    failure = std::current_exception();
+    local_.clear();  // the next message may need its memory
+  }
+  double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
+  if (mesh_.world_size() > 1) failed = world_->max(failed, "whether tables are placed");
+  if (failure) std::rethrow_exception(failure);
+  if (failed > 0) {
+    throw Error::expected(ErrorKind::unsupported, {}, "embedding tables",
+                          "every rank to make its shards",
+                          "an error on rank " + std::to_string(static_cast<int>(failed) - 1),
+                          "the error of that rank says what is wrong");
+  }
 }
 
 /// Creates this rank's shard of a table.
@@ -304,16 +327,24 @@ void ShardedTables::allocate(LocalTable& local, const ShardOptions& options) con
   const auto cached = options.cached_rows.find(local.name);
   const bool is_cached =
       !device_.is_cpu() && cached != options.cached_rows.end() && cached->second < shape[0];
-  if (is_cached) nbytes = nbytes / shape[0] * cached->second;
-  allocate_table(local.name, device_, static_cast<std::uint64_t>(nbytes), [&] {
-    local.weight =
-        is_cached ? pinned(shape, local.dtype) : table_memory(shape, local.dtype, device_);
-    if (local.kernel == Kernel::fused) {
-      local.state = initial_state(*options.optimizer, shape[0], shape[1],
-                                  is_cached ? at::Device(at::kCPU) : device_);
-    }
-    if (!is_cached) return;
-    for (FusedState::Slot& slot : local.state.slots) slot.tensor = slot.tensor.pin_memory();
+  TableMemory memory{.table = local.name, .nbytes = static_cast<std::uint64_t>(nbytes)};
+  if (!is_cached) {
+    allocate_on(device_, memory, [&] {
+      local.weight = table_memory(shape, local.dtype, device_);
+      if (local.kernel != Kernel::fused) return;
+      local.state = initial_state(*options.optimizer, shape[0], shape[1], device_);
+    });
+    return;
+  }
+  allocate_pinned(memory, [&] {
+    local.weight = pinned(shape, local.dtype);
+    local.state = initial_state(*options.optimizer, shape[0], shape[1],
+                                [](at::IntArrayRef its) { return pinned(its, at::kFloat); });
+  });
+  memory.what = "cached rows of a table and their optimizer state";
+  memory.nbytes = memory.nbytes / static_cast<std::uint64_t>(shape[0]) *
+                  static_cast<std::uint64_t>(cached->second);
+  allocate_on(device_, memory, [&] {
     local.cache = std::make_unique<RowCache>(local.name, local.weight, local.state, cached->second,
                                              input_stream_);
   });

@@ -98,6 +98,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
   void allocate(LocalTable& local, const ShardOptions& options) const;
   at::TensorOptions float_options() const { return at::TensorOptions(device_).dtype(at::kFloat); }
+  void place_all(const EmbeddingBagCollectionBase& collection, const ShardOptions& options);
   LocalTable place(const EmbeddingBagCollectionBase& collection, std::size_t table,
                    const ShardOptions& options, std::optional<std::uint64_t> seed);
 

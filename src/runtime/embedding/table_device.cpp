@@ -35,6 +35,11 @@ at::Device device_of_weights(const EmbeddingBagCollectionBase& collection) {
   return device.value_or(at::kCPU);
 }
 
+Error too_little(const TableMemory& memory, const std::string& where, const std::string& hint) {
+  return Error::expected(ErrorKind::unsupported, {.fqn = memory.table}, "memory for " + memory.what,
+                         std::to_string(memory.nbytes) + " bytes " + where, "less", hint);
+}
+
 }  // namespace
 
 at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
@@ -48,7 +53,10 @@ at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const
     const bool is_on_device = !of_weights.is_cpu() && !of_weights.is_meta();
     device = is_on_device ? of_weights : with_index(of_mesh);
   }
-  if (mesh.world_size() > 1 && device.type() != of_mesh.type()) {
+  const bool is_of_mesh = of_mesh.has_index() && !of_mesh.is_cpu()
+                              ? device == of_mesh
+                              : device.type() == of_mesh.type();
+  if (mesh.world_size() > 1 && !is_of_mesh) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "device of embedding tables",
                           "one for which the mesh has collectives, as " + of_mesh.str(),
                           device.str());
@@ -56,16 +64,25 @@ at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const
   return device;
 }
 
-void allocate_table(const std::string& table, at::Device device, std::uint64_t nbytes,
-                    const std::function<void()>& allocate) {
+void allocate_on(at::Device device, const TableMemory& memory,
+                 const std::function<void()>& allocate) {
   try {
     allocate();
   } catch (const c10::OutOfMemoryError&) {
-    throw Error::expected(ErrorKind::unsupported, {.fqn = table},
-                          "memory for a table and its optimizer state",
-                          std::to_string(nbytes) + " bytes on " + device.str(), "less",
-                          "shard it over more ranks, or keep only some rows on the device "
-                          "(ShardOptions::cached_rows)");
+    throw too_little(memory, "on " + device.str(),
+                     "shard it over more ranks, or keep only some rows on the device "
+                     "(ShardOptions::cached_rows)");
+  } catch (const c10::Error&) {
+    if (!device.is_cpu()) throw;
+    throw too_little(memory, "on cpu", "shard it over more ranks");
+  }
+}
+
+void allocate_pinned(const TableMemory& memory, const std::function<void()>& allocate) {
+  try {
+    allocate();
+  } catch (const c10::Error&) {
+    throw too_little(memory, "of pinned host memory", "shard it over more ranks");
   }
 }
 

@@ -12,13 +12,22 @@ namespace tessera::embedding {
 
 /// Returns the device for all tables of a collection, see ShardOptions::device. Throws:
 /// Error(invalid_argument) if the weights are on several devices and no device is chosen, or if the
-/// mesh's collectives run on another type of device.
+/// mesh's collectives run on another device.
 at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
                              const ShardOptions& options);
 
+/// What memory is for, in messages.
+struct TableMemory {
+  std::string table;
+  std::string what = "a table and its optimizer state";
+  std::uint64_t nbytes = 0;
+};
 /// Calls `allocate`. Throws: Error(unsupported) naming table, device and bytes if the device has
-/// too little memory. `nbytes`: what `allocate` needs in all.
-void allocate_table(const std::string& table, at::Device device, std::uint64_t nbytes,
-                    const std::function<void()>& allocate);
+/// too little memory.
+void allocate_on(at::Device device, const TableMemory& memory,
+                 const std::function<void()>& allocate);
+/// As `allocate_on`, for pinned host memory. `allocate` must do nothing else, because libtorch has
+/// no error of its own for too little host memory.
+void allocate_pinned(const TableMemory& memory, const std::function<void()>& allocate);
 
 }  // namespace tessera::embedding

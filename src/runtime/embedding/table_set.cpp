@@ -10,6 +10,9 @@
 namespace tessera {
 namespace {
 
+/// So that the bytes of a weight and of two numbers of state for each element fit 64 bits.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 59;
+
 void check(const EmbeddingBagConfig& config) {
   const auto refuse = [&](const std::string& rule, const std::string& expected,
                           const std::string& found) {
@@ -23,6 +26,12 @@ void check(const EmbeddingBagConfig& config) {
   }
   if (config.embedding_dim < 1) {
     refuse("embedding_dim", "1 or more", std::to_string(config.embedding_dim));
+  }
+  if (config.num_embeddings > kMostElements / config.embedding_dim) {
+    refuse("num_embeddings",
+           "at most " + std::to_string(kMostElements / config.embedding_dim) + " rows of " +
+               std::to_string(config.embedding_dim) + " columns",
+           std::to_string(config.num_embeddings));
   }
   if (config.feature_names.empty()) refuse("feature_names", "one or more", "none");
   std::set<std::string> features;

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
 #include "tessera/base/error.h"
@@ -142,6 +144,11 @@ TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
               HasSubstr("without dots"));
   EXPECT_THAT(refusal_of([&] { EmbeddingBagCollection({table("a", -1, 1)}); }),
               HasSubstr("num_embeddings"));
+  EXPECT_THAT(refusal_of([&] {
+                EmbeddingBagCollection({table("a", std::numeric_limits<std::int64_t>::max(), 64)});
+              }),
+              HasSubstr("a: num_embeddings: expected at most 9007199254740992 rows of 64 columns, "
+                        "found 9223372036854775807"));
   EXPECT_THAT(refusal_of([&] { EmbeddingBagCollection({table("a", 1, 0)}); }),
               HasSubstr("embedding_dim"));
   EXPECT_THAT(refusal_of([&] {

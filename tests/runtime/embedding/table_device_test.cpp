@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 TEST(TableDeviceTest, ADeviceWithTooLittleMemoryIsNamedWithTableAndBytes) {
   const std::string message = test::error_of([] {
-    embedding::allocate_table("users", at::Device(at::kCUDA, 1), 4096, [] {
+    embedding::allocate_on(at::Device(at::kCUDA, 1), {.table = "users", .nbytes = 4096}, [] {
       throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
     });
   });

@@ -46,8 +46,10 @@ class ShardedEmbeddingBagCollection;
 /// makes a further connection between the ranks, for the lookups. The first forward throws if ranks
 /// have different tables or options. Throws: Error(mismatch) if the plan is for other tables or
 /// another number of ranks, or has an invalid rule; Error(invalid_argument) if a fused table has no
-/// optimizer, `kernel` has an unknown table name, a number of the optimizer is invalid, or the
-/// collection is sharded already.
+/// optimizer, `kernel` has an unknown table name, a number of the optimizer is invalid, the
+/// collection is sharded already, or the device is not that of the mesh's collectives;
+/// Error(unsupported) naming table, device and bytes if a rank has too little memory, and naming
+/// the rank on all other ranks.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
