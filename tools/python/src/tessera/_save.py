@@ -104,7 +104,7 @@ class _Job:
         self.has_planned = False
         self.path = ""
         self.what = f"saving {path!r}"
-        self.save: _core.Save | None = None
+        self._save: _core.Save | None = None
 
         def begin() -> dict[str, Any]:
             encoded = path_bytes("path", path)
@@ -113,9 +113,9 @@ class _Job:
             self.state = JobState(state_dict, ranks)
             for name, value in self.state.values.items():
                 _core.check_value(list(self.state.paths[name]), value)
-            self.save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
-                                   at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
-                                   nbytes("memory", memory))
+            self._save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
+                                    at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
+                                    nbytes("memory", memory))
             own = tensor_digest(self.state)
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
                     "format": format, "values": self._values() if ranks.rank == 0 else None,
@@ -157,8 +157,13 @@ class _Job:
             raise
 
     def _abandon(self) -> None:
-        if self.save is not None:
-            self.save.abandon()
+        if self._save is not None:
+            self._save.abandon()
+
+    @property
+    def save(self) -> _core.Save:
+        assert self._save is not None  # the first exchange has made it, or has raised
+        return self._save
 
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Union
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex,
                                                    TensorProperties, TensorStorageMetadata)
+from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -26,7 +26,7 @@ CheckpointId = Union[str, "os.PathLike[str]", None]
 MAX_THREADS = 8  # that wait for reads; large reads use more threads below
 
 
-class StorageReader(dcp.StorageReader):
+class StorageReader(storage.StorageReader):
     """Reads a checkpoint of any format and sharding for `torch.distributed.checkpoint.load`.
 
     DCP's planner decides what each rank reads. Each rank reads only these elements, and every checksum that covers
