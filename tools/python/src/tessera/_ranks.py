@@ -67,16 +67,18 @@ class Ranks:
         except BaseException as error:
             raised = error
             own = (False, (getattr(error, "kind", "io"), f"{error}" or type(error).__name__))
-        results = [own]
+        results: list[tuple[bool, Any]] = [own]
         if self._group is not None:
             results = self._exchange(what, own, raised)
         if raised is not None:
             raise raised
+        good: list[T] = []
         for rank, (is_good, result) in enumerate(results):
             if not is_good:
                 kind, text = result
                 raise Error(f"rank {rank}: {text}", kind=kind)
-        return [result for _, result in results]
+            good.append(result)
+        return good
 
     def _exchange(self, what: str, own: Any, raised: BaseException | None) -> list[Any]:
         import torch.distributed as dist
