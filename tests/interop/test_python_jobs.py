@@ -408,3 +408,67 @@ def test_dcp_gets_everything_of_one_rank_through_the_storage_reader(tmp_path, fo
     assert_equal(state, into)
     with pytest.raises(dcp.api.CheckpointException):
         dcp.load({"other": torch.ones(1)}, storage_reader=tessera.dcp.StorageReader(path))
+
+
+def save_beside_a_dead_rank(root):
+    start()
+    state = {"w": torch.ones(2)}
+    tessera.save(state, f"{root}/before")
+    if dist.get_rank() == 1:
+        os._exit(0)
+    with pytest.raises(tessera.Error, match="rank 0 got no answer from the other ranks") as caught:
+        tessera.save(state, f"{root}/after")
+    assert caught.value.kind == "io"
+    assert os.listdir(root) == ["before"]
+    os._exit(0)
+
+
+def test_a_dead_rank_ends_a_save_and_leaves_nothing(tmp_path):
+    run_function(save_beside_a_dead_rank, 2, str(tmp_path))
+
+
+def resident_nbytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_many_saves_and_loads_keep_no_memory(tmp_path):
+    state = {f"layer.{i}": torch.zeros(256) for i in range(50)} | {"values": list(range(100))}
+
+    def rounds(count):
+        for _ in range(count):
+            tessera.async_save(state, tmp_path / "s", overwrite=True).result()
+            tessera.load(state, tmp_path / "s")
+
+    rounds(30)
+    before = resident_nbytes()
+    rounds(120)
+    assert resident_nbytes() - before < 4 << 20
+
+
+def save_through_dcp_and_load(root, ranks):
+    start()
+    import tessera.dcp
+
+    for name, layout in layouts(ranks).items():
+        state = {key: layout(tensor) for key, tensor in whole_weights().items()}
+        outer = {"model": state, "step": 3, "groups": [{"lr": 0.1, "params": ["w"]}]}
+        dcp.save(outer, storage_writer=tessera.dcp.StorageWriter(f"{root}/{name}"))
+        into = {"model": {key: layout(torch.zeros_like(tensor)) for key, tensor in whole_weights().items()},
+                "step": 0, "groups": [{"lr": 0.0, "params": ["?"]}]}
+        tessera.load(into, f"{root}/{name}")
+        assert into["step"] == 3 and into["groups"] == outer["groups"]
+        for key, tensor in whole_weights().items():
+            assert_holds(into["model"][key], tensor, f"{key} as {name}")
+        writer = tessera.dcp.StorageWriter(overwrite=True, keep_last=9)
+        dcp.async_save(outer, checkpoint_id=f"{root}/{name}", storage_writer=writer).result()
+    with pytest.raises(dcp.api.CheckpointException, match="exists"):
+        dcp.save(outer, storage_writer=tessera.dcp.StorageWriter(f"{root}/{name}"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_dcp_saves_through_the_storage_writer(tmp_path, ranks):
+    run_function(save_through_dcp_and_load, ranks, str(tmp_path), ranks)
+    for path in tmp_path.iterdir():
+        assert tessera.verify(path) == []

@@ -84,7 +84,60 @@ class _Planned(NamedTuple):
     plan: _core.SavePlan
 
 
-class _Job:
+class SaveSteps:
+    """The steps of one save on this rank, which all ranks take together."""
+
+    plan: _core.SavePlan
+    boxes: dict[str, list[torch.Tensor | None]]  # by tensor, what to write of each of its boxes; None: nothing
+
+    def __init__(self, ranks: Ranks, what: str):
+        self.ranks = ranks
+        self.what = what
+        self.failure: BaseException | None = None  # of this rank; not yet told to the others
+        self._save: _core.Save | None = None
+
+    def together(self, body: Callable[[], T]) -> list[T]:
+        """Calls `body` on every rank. If it fails on one, the save ends on all."""
+        try:
+            return self.ranks.gather(self.what, body)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        if self._save is not None:
+            self._save.abandon()
+
+    @property
+    def save(self) -> _core.Save:
+        assert self._save is not None  # the first exchange has made it, or has raised
+        return self._save
+
+    def run(self) -> None:
+        """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
+        first = self.ranks.rank == 0
+        self.together(self._write)
+        tokens = self.together(lambda: self.save.join() if first else 0)
+        self.together(lambda: self.save.seal(tokens[0]))
+        self.together(lambda: self.save.finish() if first else None)
+
+    def _write(self) -> None:
+        self.raise_failure()
+        kept = []  # what the addresses point to
+        addresses: dict[str, list[int]] = {}
+        for name, boxes in self.boxes.items():
+            in_memory = [None if box is None else box.detach().cpu().resolve_conj().resolve_neg().contiguous()
+                         for box in boxes]
+            kept.append(in_memory)
+            addresses[name] = [0 if box is None else box.data_ptr() for box in in_memory]
+        self.save.write(self.plan, addresses)
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class _Job(SaveSteps):
     """One save, on this rank."""
 
     _plans: dict[Any, _Planned] = {}
@@ -99,12 +152,9 @@ class _Job:
 
     def __init__(self, ranks: Ranks, state_dict: Mapping[Any, Any], path: PathLike, format: str, overwrite: bool,
                  keep_last: int | None, compress: str, memory: int | str):
-        self.ranks = ranks
-        self.failure: BaseException | None = None  # of this rank; not yet told to the others
+        super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
         self.path = ""
-        self.what = f"saving {path!r}"
-        self._save: _core.Save | None = None
 
         def begin() -> dict[str, Any]:
             encoded = path_bytes("path", path)
@@ -121,7 +171,7 @@ class _Job:
                     "format": format, "values": self._values() if ranks.rank == 0 else None,
                     "directory": self.save.stage() if ranks.rank == 0 else None}
 
-        by_rank = self._together(begin)
+        by_rank = self.together(begin)
         first = by_rank[0]
         for rank, other in enumerate(by_rank):
             for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint")):
@@ -132,12 +182,12 @@ class _Job:
         digests = tuple(message["tensors"] for message in by_rank)
         descriptions = None
         if len(set(digests)) > 1 and self._cache_key(digests) not in self._plans:
-            descriptions = self._together(lambda: describe_job(self.state))
+            descriptions = self.together(lambda: describe_job(self.state))
         elif len(set(digests)) > 1:
-            self._together(lambda: None)
+            self.together(lambda: None)
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
-            values = _merged_values(self._together(self._values))
+            values = merged_values(self.together(self._values))
         try:
             self.plan = self._plan(digests, descriptions)
             self.boxes = self._boxes()
@@ -146,24 +196,7 @@ class _Job:
             self.failure = error
         if self.format in ("native", "dcp"):
             return
-        self._together(self._start_one_file)
-
-    def _together(self, body: Callable[[], T]) -> list[T]:
-        """Calls `body` on every rank. If it fails on one, the save ends on all."""
-        try:
-            return self.ranks.gather(self.what, body)
-        except BaseException:
-            self._abandon()
-            raise
-
-    def _abandon(self) -> None:
-        if self._save is not None:
-            self._save.abandon()
-
-    @property
-    def save(self) -> _core.Save:
-        assert self._save is not None  # the first exchange has made it, or has raised
-        return self._save
+        self.together(self._start_one_file)
 
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
@@ -190,12 +223,8 @@ class _Job:
         return {name: [local if i in read.get(name, ()) else None for i, (_, local) in enumerate(tensors)]
                 for name, tensors in self.state.local_of_names().items()}
 
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
     def _start_one_file(self) -> None:
-        self._raise_failure()
+        self.raise_failure()
         if self.ranks.rank == 0:
             self.save.start_one_file()
 
@@ -240,25 +269,6 @@ class _Job:
             by_device[tensor.device].wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(by_device[tensor.device]):
             copy.copy_(tensor, non_blocking=True)
-
-    def run(self) -> None:
-        """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
-        first = self.ranks.rank == 0
-        self._together(self._write)
-        tokens = self._together(lambda: self.save.join() if first else 0)
-        self._together(lambda: self.save.seal(tokens[0]))
-        self._together(lambda: self.save.finish() if first else None)
-
-    def _write(self) -> None:
-        self._raise_failure()
-        kept = []  # what the addresses point to
-        addresses: dict[str, list[int]] = {}
-        for name, boxes in self.boxes.items():
-            in_memory = [None if box is None else box.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                         for box in boxes]
-            kept.append(in_memory)
-            addresses[name] = [0 if box is None else box.data_ptr() for box in in_memory]
-        self.save.write(self.plan, addresses)
 
     def report(self, begin: float) -> Saved:
         written = self.plan.nbytes if self.failure is None else 0
@@ -399,7 +409,7 @@ def _in_words(description: Any) -> str:
     return f"{dtype} {shape} in {len(layout)} pieces"
 
 
-def _merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
+def merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
     """Returns the values of all ranks; of several of one name that of the lowest rank."""
     merged: dict[str, tuple[list[Any], Any]] = {}
     for values in by_rank:

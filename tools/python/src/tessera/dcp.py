@@ -1,6 +1,7 @@
-"""Storage for `torch.distributed.checkpoint`, so that its `load` reads every format that Tessera reads.
+"""Storage for `torch.distributed.checkpoint`: its `load` reads every format that Tessera reads, its `save` writes native.
 
     torch.distributed.checkpoint.load(state_dict, storage_reader=tessera.dcp.StorageReader("step-1000"))
+    torch.distributed.checkpoint.save(state_dict, storage_writer=tessera.dcp.StorageWriter("step-1001"))
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import torch
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex,
                                                    TensorProperties, TensorStorageMetadata)
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner,
+                                                  WriteItem, WriteItemType)
 from torch.futures import Future
 
+from . import _core
+from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, path_bytes, text
 from ._checkpoint import Checkpoint
+from ._ranks import Ranks
+from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
@@ -113,3 +119,118 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
         box._read_into(target.reshape(-1).view(torch.uint8))
     else:
         target.copy_(box.torch())
+
+
+class StorageWriter(storage.StorageWriter):
+    """Writes a native checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
+
+    DCP's planner decides which rank writes what. The checkpoint appears when it is complete. process_group: the ranks
+    that save, as given to `save`; None: all. The other options are those of `tessera.save`.
+    """
+
+    def __init__(self, path: CheckpointId = None, *, process_group: Any = None, overwrite: bool = False,
+                 keep_last: int | None = None, compress: str = "none", memory: int | str = DEFAULT_BUFFERS_NBYTES):
+        super().__init__()
+        self._path = path
+        self._group = process_group
+        self._options = (flag("overwrite", overwrite), at_least_one("keep_last", keep_last, MAX_COUNT),
+                         text("compress", compress), nbytes("memory", memory))
+        Ranks.of(process_group)  # collective, so not from the thread of an async_save
+
+    def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        if checkpoint_id:
+            self._path = checkpoint_id
+
+    @property
+    def checkpoint_id(self) -> CheckpointId:
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        return checkpoint_id is not None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._path is None:
+            raise ValueError("path: expected the path of a checkpoint, found None")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[storage.WriteResult]]:
+        assert self._path is not None
+        _PlannedSave(Ranks.of(self._group), self._path, self._options, plan.items, planner).run()
+        future: Future[list[storage.WriteResult]] = Future()
+        future.set_result([storage.WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
+                                               storage_data=None) for item in plan.items])
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
+        """Does nothing: `write_data` has finished the checkpoint on all ranks."""
+
+
+# Of one tensor: its path, dtype, shape, and the boxes that one rank writes.
+_Pieces = dict[str, tuple[list[Any], str, list[int], list[tuple[list[int], list[int]]]]]
+
+
+class _PlannedSave(SaveSteps):
+    """A save of what DCP's planner gives to this rank."""
+
+    def __init__(self, ranks: Ranks, path: str | os.PathLike[str], options: tuple[bool, int, str, int],
+                 items: list[WriteItem], planner: SavePlanner):
+        super().__init__(ranks, f"saving {path!r}")
+        self._paths = getattr(planner, "mappings", {})
+        self._tensors: dict[str, list[torch.Tensor]] = {}
+
+        def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None]:
+            self._save = _core.Save(path_bytes("path", path), "native", ranks.rank, *options)
+            pieces, values = self._take(items, planner)
+            for value_path, value in values:
+                _core.check_value(value_path, value)
+            return pieces, values, self.save.stage() if ranks.rank == 0 else None
+
+        by_rank = self.together(begin)
+        try:
+            job = core_job(ranks, (_joined([pieces for pieces, _, _ in by_rank]), {}))
+            held = {name: pieces[3] for name, pieces in by_rank[ranks.rank][0].items()}
+            self.plan = _core.SavePlan(job, "native", ranks.rank, held)
+            self.boxes = {name: list(tensors) for name, tensors in self._tensors.items()}
+            directory = by_rank[0][2]
+            assert directory is not None
+            self.save.set_contents(self.plan, directory, merged_values([values for _, values, _ in by_rank]))
+        except BaseException as error:
+            self.failure = error
+
+    def _take(self, items: list[WriteItem], planner: SavePlanner) -> tuple[_Pieces, list[tuple[list[Any], Any]]]:
+        pieces: _Pieces = {}
+        values = []
+        for item in items:
+            name = item.index.fqn
+            path = [(key,) if isinstance(key, int) else key for key in self._paths.get(name, (name,))]
+            data = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                # What this process has just pickled itself.
+                assert isinstance(data, io.BytesIO)
+                data.seek(0)
+                values.append((path, torch.load(data, weights_only=False)))
+                continue
+            assert item.tensor_data is not None and isinstance(data, torch.Tensor)
+            shape = list(item.tensor_data.size)
+            chunk = item.tensor_data.chunk
+            dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")
+            boxes = pieces.setdefault(name, (path, dtype, shape, []))[3]
+            boxes.append((list(chunk.offsets), list(chunk.sizes)))
+            self._tensors.setdefault(name, []).append(data.detach())
+        return pieces, values
+
+
+def _joined(by_rank: list[_Pieces]) -> dict[str, tuple[list[Any], str, list[int], Any]]:
+    """Returns the tensors with the boxes of all ranks."""
+    joined: dict[str, tuple[list[Any], str, list[int], Any]] = {}
+    for rank, pieces in enumerate(by_rank):
+        for name, (path, dtype, shape, boxes) in pieces.items():
+            layout = joined.setdefault(name, (path, dtype, shape, []))[3]
+            layout.extend((offsets, sizes, [rank]) for offsets, sizes in boxes)
+    return joined
