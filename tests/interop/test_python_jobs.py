@@ -197,6 +197,25 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path):
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 
 
+def test_the_newest_valid_checkpoint_is_found(tmp_path):
+    assert tessera.latest_valid(tmp_path / "nothing") == (None, [])
+    for step in (9, 10, 11):
+        tessera.save({"w": torch.zeros(9), "step": step}, tmp_path / f"step-{step}")
+    assert tessera.latest_valid(tmp_path) == (str(tmp_path / "step-11"), [])
+    (tmp_path / "step-11" / "rank-00000.h5").unlink()
+    found = tessera.latest_valid(tmp_path)
+    assert found.path == str(tmp_path / "step-10")
+    [skipped] = found.skipped
+    assert skipped.path == str(tmp_path / "step-11") and "rank-00000.h5" in skipped.why
+    with open(tmp_path / "step-10" / "rank-00000.h5", "r+b") as file:
+        data = bytearray(file.read())
+        place = data.rfind(bytes(36))
+        data[place] ^= 1
+        file.seek(0)
+        file.write(data)
+    assert tessera.latest_valid(tmp_path, checksums=True).path == str(tmp_path / "step-9")
+
+
 # --- several ranks
 
 def start():

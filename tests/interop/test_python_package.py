@@ -1134,8 +1134,12 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
     assert len(examples) > 4
-    names = {}
+    (tmp_path / "checkpoints").mkdir()
+    model = torch.nn.Linear(3, 2)
+    names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "step": 1000}
     for example in examples:
         exec(compile(example, "docs/python.md", "exec"), names)
+    assert names["step"] == 1000
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-1000", "step-1010", "step-1020"}
     assert (tmp_path / "step-1000.8" / "index.h5").exists()
     assert torch.equal(names["rows"], flat["model.embedding.weight"][10:20])

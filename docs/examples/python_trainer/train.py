@@ -46,9 +46,10 @@ def batch_of(text, step, rank, ranks):
 
 
 def newest(folder):
-    """Returns the newest checkpoint; None if there is none. A checkpoint has its name only when it is complete."""
-    found = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    return max(found, key=lambda path: int(path.name[5:]), default=None)
+    """Returns the newest valid checkpoint, the same on all ranks; None if there is none."""
+    found = [tessera.latest_valid(folder).path if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def main():

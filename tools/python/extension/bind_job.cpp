@@ -431,6 +431,24 @@ void bind_job(nb::module_& module) {
           },
           nb::arg("name"));
   module.def(
+      "latest_valid",
+      [](const nb::bytes& directory, bool checksums) {
+        const std::string path = string_of(directory);
+        formats::LatestValid found;
+        {
+          const nb::gil_scoped_release without_gil;
+          found = formats::latest_valid(
+              FileSystem::posix(), path,
+              checksums ? formats::Validation::checksums : formats::Validation::structure);
+        }
+        nb::list skipped;
+        for (const formats::SkippedCheckpoint& each : found.skipped) {
+          skipped.append(nb::make_tuple(path_or_none(each.path), text_to_python(each.why)));
+        }
+        return nb::make_tuple(path_or_none(found.path), skipped);
+      },
+      nb::arg("directory"), nb::arg("checksums"));
+  module.def(
       "spell_path",
       [](const PythonPath& path) { return text_to_python(formats::spell(key_path_of(path))); },
       nb::arg("path"));

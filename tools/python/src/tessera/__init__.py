@@ -13,6 +13,7 @@ from . import _interface  # first: the others take the extension as it should be
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
 from ._errors import Error, MissingName, Problem, Refused
+from ._latest import LatestValid, Skipped, latest_valid
 from ._load import Loaded, load
 from ._moves import ExtraFile, LeftFile, Overflow, RankShare, Resharded, merge, reshard, split
 from ._save import Saved, async_save, save
@@ -21,6 +22,6 @@ from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "ExtraFile", "LeftFile", "Loaded", "MissingName", "Overflow", "Problem", "RankShare", "Refused",
-           "Resharded", "Saved", "ScanProblem", "Scanned", "ScannedName", "ScannedPlace", "Symbol", "Tensor", "__version__",
-           "async_save", "load", "merge", "open", "reshard", "save", "scan", "split", "verify"]
+__all__ = ["Checkpoint", "Error", "ExtraFile", "LatestValid", "LeftFile", "Loaded", "MissingName", "Overflow", "Problem", "RankShare",
+           "Refused", "Resharded", "Saved", "ScanProblem", "Scanned", "ScannedName", "ScannedPlace", "Skipped", "Symbol", "Tensor",
+           "__version__", "async_save", "latest_valid", "load", "merge", "open", "reshard", "save", "scan", "split", "verify"]

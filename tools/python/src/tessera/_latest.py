@@ -1,0 +1,35 @@
+"""Finds the checkpoint to resume from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import _core
+from ._arguments import PathLike, flag, path_bytes
+
+
+class Skipped(NamedTuple):
+    """A checkpoint that `latest_valid` rejected."""
+
+    path: str
+    why: str
+
+
+class LatestValid(NamedTuple):
+    """What `latest_valid` found."""
+
+    path: str | None  # None: there is no valid checkpoint
+    skipped: list[Skipped]  # newer than `path`, newest first: damaged ones, interrupted saves
+
+
+def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
+    """Returns the newest valid checkpoint in a folder, of any format, and what is newer and was rejected.
+
+    The newest is the last by name, where runs of digits are numbers: step-1000 is newer than step-999. A checkpoint is
+    valid if it opens, and each of its files exists, has the right size and belongs to it. A folder that does not exist
+    has none. Not collective: call it on rank 0 and send the path to the others, so that all ranks load the same.
+
+    checksums: also read every stored byte and compare it with its checksum.
+    """
+    path, skipped = _core.latest_valid(path_bytes("folder", folder), flag("checksums", checksums))
+    return LatestValid(path, [Skipped(*each) for each in skipped])
