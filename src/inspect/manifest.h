@@ -13,9 +13,12 @@
 namespace tessera::inspect {
 
 /// The digests of a checkpoint's contents, by name. Equal contents give equal manifests, whatever
-/// format and sharding. A tensor's digest comes from `compute_content_digests`; an alias has the
-/// digest of its tensor; a value's is the XXH3-128 of the line `value`, its line break, and the
-/// value as compact JSON (`value_to_json`). A plain value type.
+/// format and sharding. A plain value type.
+///
+///     tensor   the digest that `compute_content_digests` returns
+///     alias    the digest of its tensor
+///     value    the XXH3-128 of the text `value`, a line feed, and the value as compact JSON
+///              (`value_to_json`)
 ///
 /// `to_text` has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128
 /// of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`. If

@@ -11,8 +11,8 @@ namespace tessera {
 std::string reason_of(const Assignment& assignment, std::size_t table,
                       const PlannerMachine& machine);
 
-/// Returns `1.2 ms`: in the largest of the units s, ms, µs and ns in which the number is at least
-/// 1.
+/// Returns a duration as text, such as `1.2 ms`. Uses the largest unit (s, ms, µs, ns) that gives a
+/// number of 1 or more.
 std::string duration_text(double seconds);
 
 }  // namespace tessera

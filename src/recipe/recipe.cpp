@@ -401,7 +401,7 @@ void check_stacks(const RecipeJson& json, const Rule& rule) {
       text += (text.empty() ? "{" : ", {") + capture + "}";
     return text.empty() ? std::string("none") : text;
   };
-  json.refuse("in \"to\" the captures that \"from\" and the operations leave: " + in_words(live),
+  json.refuse("\"to\" with the captures that remain after the operations: " + in_words(live),
               in_words(needed));
 }
 
@@ -430,9 +430,9 @@ Rule parse_rule(const RecipeJson& json, const Value& value, std::size_t number,
   OperationParser parser(json, evaluate, rule.from.size(), rule.to.size());
   if (ops != nullptr) rule.operations = parser.parse(*ops);
   if (parser.num_streams() != rule.to.size()) {
-    json.refuse(
-        "as many names in \"to\" as the operations leave, " + std::to_string(parser.num_streams()),
-        std::to_string(rule.to.size()));
+    json.refuse("in \"to\" one name for each tensor that remains after the operations, in total " +
+                    std::to_string(parser.num_streams()),
+                std::to_string(rule.to.size()));
   }
   check_stacks(json, rule);
   return rule;

@@ -250,11 +250,12 @@ void TransformedReader::take_values() {
         continue;
       }
       const auto& names = source_->contents().values;
-      throw Error::expected(
-          ErrorKind::mismatch, {.path = source_->path(), .fqn = names[value.sources[i]].name},
-          "recipe",
-          "the value of " + names[value.sources[0]].name + ", as both become " + value.entry.name,
-          "another one");
+      throw Error::expected(ErrorKind::mismatch,
+                            {.path = source_->path(), .fqn = names[value.sources[i]].name},
+                            "recipe",
+                            "the value of " + names[value.sources[0]].name +
+                                ", because the recipe gives both the name " + value.entry.name,
+                            "a different value");
     }
   }
 }

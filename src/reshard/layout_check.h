@@ -15,8 +15,9 @@ namespace tessera::reshard {
 /// found that tensor.
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);
 
-/// Reports the tensors for which a mesh, or the checkpoint to be like, has no layout. Does nothing
-/// without these options. Keeps views of its arguments, which must outlive it.
+/// Reports the tensors that have no layout in PlanOptions::mesh or in PlanOptions::like (another
+/// checkpoint, whose layout the destination gets). Does nothing if neither option is set. Keeps
+/// views of its arguments, which must outlive it.
 class LayoutCheck {
  public:
   LayoutCheck(const formats::CheckpointContents& source, const PlanOptions& options,

@@ -22,9 +22,10 @@ std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
 std::vector<Shard> shards_of_row_blocks(std::span<const Shard> parameter_shards,
                                         std::span<const std::int64_t> parameter_shape);
 
-/// Returns the widths of the column shards that `regions` cut a 2-d table into, in order of column.
-/// The cut is by column if regions with the same first column have the same width, and these column
-/// ranges are adjacent; else returns one entry, the width of the table. Units: elements.
+/// Returns the widths of the column shards into which `regions` cut a 2-d table, from left to
+/// right. Units: elements. There are column shards if all regions with elements are boxes, boxes
+/// that start at the same column have the same width, and the column ranges cover the table without
+/// gap or overlap. Otherwise returns one entry, the width of the table; 1 if the shape is not 2-d.
 std::vector<std::int64_t> column_widths(std::span<const Region> regions,
                                         std::span<const std::int64_t> shape);
 

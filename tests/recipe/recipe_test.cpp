@@ -305,10 +305,10 @@ TEST(RecipeTest, TheFormIsChecked) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({"from": "a", "to": "b", "op": []})", "rule 1: expected a member of from, to, ops"},
       {R"({"to": "b"})", "rule 1: expected a member \"from\""},
-      {R"({"from": ["a", "b"], "to": "c"})", "as many names in \"to\" as the operations leave, 2"},
-      {R"({"from": "a.{L}", "to": "b"})",
-       "the captures that \"from\" and the operations leave: {L}"},
-      {R"({"from": "a.{L}", "to": "b.{E}"})", "leave: {L}, found {E}"},
+      {R"({"from": ["a", "b"], "to": "c"})",
+       "in \"to\" one name for each tensor that remains after the operations, in total 2"},
+      {R"({"from": "a.{L}", "to": "b"})", "the captures that remain after the operations: {L}"},
+      {R"({"from": "a.{L}", "to": "b.{E}"})", "operations: {L}, found {E}"},
       {R"({"from": "a.{L}", "to": "b.{L}", "ops": [{"stack": "L"}]})",
        "a number in \"from\" alone"},
       {R"({"from": "a", "to": "b", "ops": [{"melt": 1}]})", "rule 1: expected concat, split"},
@@ -318,7 +318,8 @@ TEST(RecipeTest, TheFormIsChecked) {
       {R"({"from": ["{p:q|k}.a", "{p:x|y|z}.b"], "to": "{p}", "ops": [{"concat": 0}]})",
        "{p} of one kind in all names"},
       {R"({"from": "{a}{b}", "to": "b"})", "something between '{a}'"},
-      {R"({"from": "a", "to": ["b", "c"], "ops": [{"split": {"sizes": [1]}}]})", "leave, 1"},
+      {R"({"from": "a", "to": ["b", "c"], "ops": [{"split": {"sizes": [1]}}]})",
+       "in total 1, found 2"},
   };
   for (const auto& [rule, expected] : cases) {
     EXPECT_THAT(message_of([&] { parsed(rule); }), HasSubstr(expected)) << rule;

@@ -144,8 +144,9 @@ struct ExecuteOptions {
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
-/// tensor. Checks the source's checksums as it reads. Does not read blocks that the writer already
-/// has from an interrupted run. Does not commit. If it throws, it has abandoned the writer.
+/// tensor. Checks the source's checksums as it reads. Does not write blocks that the writer
+/// already has from an interrupted run; reads their source only if it must count numbers that a
+/// cast made too large or zero. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws: what source and writer throw; Error(invalid_argument) if the memory is too small for one
 /// block; Error(mismatch) with the tensor, the number of elements and the largest magnitude if a

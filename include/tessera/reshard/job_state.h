@@ -16,9 +16,9 @@
 #include "tessera/layout/strategy.h"
 #include "tessera/reshard/planner.h"
 
-// How the ranks of a running job save and load together, without libtorch. The job describes its
-// tensors; the bytes are in its memory, and how the ranks exchange messages is its own affair. The
-// C++ runtime (TrainState) and the Python package are built on this.
+// Saves and loads the state of a running job, on all ranks together, without libtorch. The caller
+// describes the job's tensors, gives the addresses of their bytes, and sends the messages between
+// the ranks. The C++ runtime (TrainState) and the Python package are built on this.
 
 namespace tessera::reshard {
 
@@ -38,19 +38,19 @@ struct JobState {
   std::vector<JobTensor> tensors{};
   std::vector<formats::Alias> aliases{};  // of `tensors`
   std::vector<FlatUnit> units{};          // the flat parameters that hold the tensors
-  /// Whether the kinds of optimizer state follow from the names, as for a checkpoint that records
-  /// none; else JobTensor::kind and JobTensor::parameter are used.
+  /// If true, the kinds of optimizer state are derived from the names, as for a checkpoint without
+  /// kinds. If false, JobTensor::kind and JobTensor::parameter are used.
   bool has_kinds_by_name = false;
 };
 
-/// Distributes the writing of a job's tensors over its ranks: returns the contents of the
-/// checkpoint, in which exactly one rank writes each piece. Among the ranks that hold a region, the
-/// one with the least to write is chosen. Regions are cut into pieces that the format can hold. If
-/// the format has no aliases, they become tensors.
+/// Decides which rank writes which piece of a job's tensors, and returns the contents of the
+/// checkpoint. Exactly one rank writes each piece: of the ranks that hold its region, the rank with
+/// the least to write. Cuts regions into pieces that the format can hold. If the format has no
+/// aliases, each alias becomes a tensor.
 formats::CheckpointContents share_out(const JobState& state, const formats::FormatTraits& traits);
 
-/// Returns a SHA-256, in hex digits, of all that `share_out` looks at, with the format. Ranks
-/// compare it instead of the state.
+/// Returns a SHA-256, in hex digits, of the world size, the tensors, the aliases and the format
+/// (not of `units` and `has_kinds_by_name`). Ranks compare this digest instead of the whole state.
 std::string layout_digest(const JobState& state, formats::Format format);
 
 /// Returns `contents` with the regions that `rank` holds as pieces. `held` is parallel to
@@ -60,13 +60,13 @@ formats::CheckpointContents held_contents(const formats::CheckpointContents& con
 
 /// Returns a plan that writes the pieces of `rank` from the regions that it holds. The source of
 /// the plan has the contents that `held_contents` returns. Throws: Error(mismatch) naming the
-/// tensor if no held region has all of a piece.
+/// tensor if no single region that the rank holds contains a whole piece.
 Plan plan_save(const formats::CheckpointContents& contents,
                const std::vector<std::vector<Region>>& held, int rank);
 
-/// Returns a source that reads a rank's memory. `contents` comes from `held_contents`; `data` has
-/// for each of its pieces the address of the first element. Elements are contiguous, in the
-/// region's own row-major order. The memory must outlive the source.
+/// Returns a source that reads a rank's memory. `contents` comes from `held_contents`. For each
+/// piece of `contents`, `data` has the address of the first element. Elements are contiguous, in
+/// the region's own row-major order. The memory must outlive the source.
 std::unique_ptr<formats::TensorSource> memory_source(
     formats::CheckpointContents contents, std::vector<std::vector<const std::byte*>> data);
 
@@ -77,21 +77,22 @@ std::unique_ptr<formats::CheckpointWriter> memory_writer(formats::CheckpointCont
 
 /// What a load accepts beyond an exact fit (default: nothing).
 struct LoadPlanOptions {
-  Relaxation missing = Relaxation::refuse;     // what the checkpoint lacks keeps its value
-  Relaxation unexpected = Relaxation::refuse;  // skip what the checkpoint has and nobody wants
+  Relaxation missing = Relaxation::refuse;     // names not in the checkpoint keep their values
+  Relaxation unexpected = Relaxation::refuse;  // names that only the checkpoint has are skipped
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
   Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
   NameSelection only{};  // of the wanted names; others keep their values, and are not unexpected
   std::vector<Rename> renames{};  // from the checkpoint's names to the wanted ones
 };
 
-/// Plans to fill the tensors that `rank` holds. `wanted` lists all tensors of the job, each with
-/// the pieces that this rank holds (any number, also none; they may overlap). It also has the kinds
-/// and parameters of optimizer state, the aliases and the names of values, as the job has them.
+/// Plans how to fill the tensors that `rank` holds. `wanted` lists all tensors of the job, each
+/// with the pieces that this rank holds (none, one or more; they may overlap). It also has the
+/// job's kinds and parameters of optimizer state, its aliases, and the names of its values.
 ///
 /// The plan's destination has the wanted tensors and values that are loaded, for a writer that
 /// copies into memory. The checkpoint must have every wanted name, as a tensor or as an alias. If
-/// it has a tensor only under a tied name, that tensor is loaded, and the other name is missing.
+/// it has a tied tensor under only one name, that tensor is loaded, and the other names are
+/// missing.
 ///
 /// State under torchrec's names fills wanted tensors with canonical names (torchrec_names.h),
 /// unless torchrec's name itself is wanted.
@@ -116,10 +117,11 @@ std::string problems_to_string(const std::vector<formats::Finding>& problems,
 /// must write `format`.
 formats::Format format_of_parts(formats::Format format);
 
-/// How all ranks of a job save. Equal on all ranks, except memory and file system.
+/// Options of a save by all ranks of a job. Must be equal on all ranks, except memory and file
+/// system.
 struct RankSaveOptions {
   formats::Format format{};
-  /// What to do if the path has a checkpoint. Both policies refuse to replace other files.
+  /// What to do if there is a checkpoint at the path. Neither policy replaces other files.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   int keep_last = 0;                     // as SaveOptions::keep_last of the runtime
@@ -138,9 +140,9 @@ struct RankSaveOptions {
 ///     all ranks   seal
 ///     rank 0      finish
 ///
-/// A step begins when all ranks have ended the step before. If a step throws on a rank, no rank may
-/// take the next one; the destructor on rank 0 then removes all that was written. A step may run on
-/// any thread, but no two at once.
+/// Begin a step only when all ranks have finished the step before. If a step throws on one rank,
+/// all ranks must stop there and destroy this object; rank 0's destructor then removes everything
+/// that was written. A step may run on any thread, but two steps must not run at once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.
@@ -152,23 +154,25 @@ class RankSave {
   const std::string& path() const;
   const RankSaveOptions& options() const;
 
-  /// Begins the staging directory, and returns its path. Throws: Error(already_exists) if the path
-  /// may not be replaced; Error(invalid_argument) if it holds something else than a checkpoint;
-  /// Error(io).
+  /// Creates the staging directory and returns its path. Throws: Error(already_exists) if something
+  /// is at the path and `overwrite` is `refuse`, another process is writing there, or an
+  /// interrupted run left work to resume; Error(invalid_argument) if `overwrite` is `replace` and
+  /// there are other files than those of a checkpoint; Error(io). If a single process must write
+  /// the format, checks `<path>.parts` instead of the path, and `start_one_file` checks the path.
   std::string stage();
   /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
   /// parallel to `contents.values`.
   void set_contents(std::string directory, formats::CheckpointContents contents,
                     std::vector<Value> values);
-  /// Begins the file if a single process must write the format; else does nothing. Throws:
-  /// Error(mismatch) if the format cannot hold the contents.
+  /// Creates the single file if one process must write the format. Otherwise does nothing. Throws:
+  /// Error(mismatch) if the format cannot hold the contents; what create_checkpoint throws.
   void start_one_file();
   /// Writes this rank's part. `plan` comes from `plan_save`, `source` from `memory_source` or
   /// another source with equal contents. Throws: what `execute` and the format's writer throw.
   void write(const Plan& plan, const formats::TensorSource& source);
   /// Checks that all parts exist. Returns the token that `seal` needs.
   std::uint64_t join();
-  /// Marks this rank's part as part of the checkpoint.
+  /// Marks this rank's part as belonging to the checkpoint.
   void seal(std::uint64_t token);
   /// Makes the checkpoint appear at the path, then removes older ones as `keep_last` says. If the
   /// removal fails, the error says that the new checkpoint is complete.

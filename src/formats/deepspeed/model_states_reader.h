@@ -13,7 +13,7 @@
 
 namespace tessera::formats::deepspeed {
 
-/// Whether a member of the model states becomes something else than a value or tensor of its name.
+/// Whether a member of the model states becomes something other than a value or tensor of its name.
 bool is_consumed_member(std::string_view member);
 /// Whether DeepSpeed adds the member to what the user saves.
 bool is_member_of_deepspeed(std::string_view member);

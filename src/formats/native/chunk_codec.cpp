@@ -121,7 +121,7 @@ void require_chunk_nbytes(std::span<const std::byte> stored, std::uint64_t chunk
   if (content_nbytes == chunk_nbytes) return;
   throw Error::expected(
       ErrorKind::corruption, {}, "zstd frame", std::to_string(chunk_nbytes) + " bytes of content",
-      content_nbytes >= ZSTD_CONTENTSIZE_ERROR ? std::string("none stated")
+      content_nbytes >= ZSTD_CONTENTSIZE_ERROR ? std::string("no size in its header")
                                                : std::to_string(content_nbytes) + " bytes");
 }
 

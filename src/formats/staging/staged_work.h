@@ -36,10 +36,11 @@ enum class ReplacedSideFiles { remove, keep };
 /// blocks. Not thread-safe, except the journal.
 class StagedWork {
  public:
-  /// Throws: as StagedDestination; Error(already_exists) if there is kept work that is to be
-  /// refused (without a journal, it always is); Error(mismatch) naming the difference if other work
-  /// is to be resumed; Error(corruption) if an extra file has changed; Error(invalid_argument) if
-  /// there are extra files for a single file.
+  /// Throws: as StagedDestination; Error(already_exists) if there is kept work and the
+  /// options refuse it (without a journal, it is always refused); Error(mismatch) naming the
+  /// difference if the options resume kept work, but it is the work of another run;
+  /// Error(corruption) if an extra file has changed; Error(invalid_argument) if there are extra
+  /// files for a single file.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
   /// Throws what the constructor and then `set_file_names` would throw, and changes nothing.

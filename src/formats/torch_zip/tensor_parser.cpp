@@ -224,7 +224,7 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
     case TensorGlobal::nested_tensor:
       refuse(call.object, nested_tensor_in_words(call.arguments));
     case TensorGlobal::device_tensor:
-      refuse(call.object, "a tensor that only its device can hold");
+      refuse(call.object, "a tensor of a device such as XLA (move it to the CPU before saving)");
     default:
       call.object.fail_expected("tensor", "a function that makes a tensor");
   }

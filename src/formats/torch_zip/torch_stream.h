@@ -18,7 +18,7 @@ bool begins_as_stream(std::string_view first_bytes);
 ///     pickle    the number 0x1950a86a20f9469cfc6c
 ///     pickle    the protocol, 1001
 ///     pickle    a dict: byte order and sizes of the machine
-///     pickle    the object, tensors as calls over persistent ids
+///     pickle    the object; a tensor is a call with the persistent id of its storage
 ///     pickle    the keys of the storages, a list
 ///     8 | data  for each key: the number of elements, and the bytes
 ///

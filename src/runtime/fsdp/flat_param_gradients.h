@@ -30,8 +30,9 @@ class FlatParamGradients {
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<PassMemory>& memory);
-  /// Puts the averages of this pass into `.grad`, or adds them to what `put_aside` kept. Requires:
-  /// all gradients that `take` took are reduced or kept.
+  /// Puts the averages of this pass into `.grad`. If `put_aside` saved an earlier `.grad`, restores
+  /// it and adds the average to it. Requires: `finish_reduce` or `keep_unsynced` was called for all
+  /// gradients that `take` moved.
   void leave_pass();
   /// Drops the gradients of this pass. The caller must call `leave_pass` afterwards.
   void abort_pass() noexcept;

@@ -46,10 +46,10 @@ class TouchRegistration {
 /// Calls the listener of `tensor` as an operator would; does nothing if `tensor` lacks the key.
 void touch_storage(const at::Tensor& tensor);
 
-/// Returns the number of this thread's current operator. All units of one operator must be gathered
-/// at the same time.
+/// Returns the number of this thread's current operator. Units whose last use has this number must
+/// stay gathered, because one operator may use parameters of several units.
 std::uint64_t current_operator();
-/// Starts a new number for `current_operator`.
+/// Call it when an operator of this thread begins: `current_operator` then returns a new number.
 void begin_operator();
 
 /// Returns a tensor on the storage of `tensor`, with the key. Autograd does not see it as a view.

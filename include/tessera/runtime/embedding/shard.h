@@ -48,8 +48,8 @@ class ShardedEmbeddingBagCollection;
 /// another number of ranks, or has an invalid rule; Error(invalid_argument) if a fused table has no
 /// optimizer, `kernel` has an unknown table name, a number of the optimizer is invalid, the
 /// collection is sharded already, or the device is not that of the mesh's collectives;
-/// Error(unsupported) naming table, device and bytes if a rank has too little memory, and naming
-/// the rank on all other ranks.
+/// Error(unsupported) if a rank has too little memory. The error of that rank names table, device
+/// and bytes; the error of the other ranks names that rank.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -156,9 +156,9 @@ std::optional<TensorMeta> global_meta(const at::Tensor& parameter);
 
 namespace embedding {
 
-/// Makes collections that are sharded from now on use Tessera's CUDA kernels for tables on a CUDA
-/// device, instead of ATen's operators. In the library `tessera::cuda_tables`, which links CUDA.
-/// Thread-safe.
+/// Switches to Tessera's CUDA kernels, instead of ATen's operators, for tables on a CUDA device.
+/// Call it before `shard`: it affects only later calls of `shard`. Link the library
+/// `tessera::cuda_tables`, which depends on CUDA. Thread-safe.
 void use_cuda_kernels();
 
 }  // namespace embedding

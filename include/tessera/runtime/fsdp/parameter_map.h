@@ -30,7 +30,7 @@ std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
 
 /// A parameter and the index of one of its elements.
 struct ElementOfParameter {
-  std::string fqn;         // relative to the module of the flat parameter
+  std::string fqn;         // relative to the module that FlatParameterInfo::module_fqn starts from
   std::int64_t index = 0;  // row-major
   friend bool operator==(const ElementOfParameter&, const ElementOfParameter&) = default;
 };

@@ -14,12 +14,12 @@ namespace tessera {
 /// Returns the parameters and buffers at and below `module`, in the order of the module tree, with
 /// the keys of the unsharded model. A tied parameter is stored once; its other names are aliases.
 ///
-/// FULL: copies of the whole tensors, in their own dtypes. The tensors are gathered one by one;
-/// besides the result, a rank holds at most one more whole tensor. SHARDED and LOCAL: not copies
-/// but the module's memory, which training changes later (`offload_to_cpu` copies tensors of other
-/// devices). Works for any module, with or without Tessera's APIs, at or below a root, also before
-/// the first pass; every type works for every strategy and world size. Collective over the model's
-/// mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params, or for
+/// FULL: returns copies of the whole tensors, in their own dtypes. Gathers them one by one, so a
+/// rank holds at most one whole tensor more than the result. SHARDED and LOCAL: return tensors in
+/// the module's own memory, which training changes later; `offload_to_cpu` copies tensors of other
+/// devices. `module` may be any module: with or without Tessera's APIs, a root or a submodule, also
+/// before the first pass. Every type works for every strategy and world size. Collective over the
+/// model's mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params, or for
 /// `rank0_only` with a type other than FULL. Source: torch.distributed.fsdp, state_dict_type;
 /// github.com/pytorch/pytorch, changes 88635 to 88637, 90436 and 91234.
 StateDict state_dict(torch::nn::Module& module, const StateDictOptions& options = {});

@@ -22,8 +22,9 @@ struct Stateful {
   std::function<Value()> state_dict;
   /// Sets the item to a saved value. Throws if the item cannot take that value.
   std::function<void(const Value&)> load_state_dict;
-  /// For PerRank::split of a value that is not a list: returns a value for a rank that did not
-  /// exist in the save, made from another rank's `saved` value. Empty: the value cannot be split.
+  /// Makes a value for a rank that did not exist when the checkpoint was saved, from the `saved`
+  /// value of another rank. Used for PerRank::split if the saved values are not lists. Empty: only
+  /// lists can be split.
   std::function<Value(const Value& saved, int rank)> branch{};
   /// Throws what `load_state_dict` would throw, but changes nothing. Called before anything is
   /// loaded. Empty: no check.

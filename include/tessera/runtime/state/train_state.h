@@ -167,11 +167,12 @@ class TrainState {
 /// when all ranks are done, whole or not at all. A piece that several ranks hold is written once;
 /// the ranks take turns. Ranks compare one hash of the layout. An unchanged layout is not planned
 /// again. Rank 0 locks the directory of `path` while this TrainState lives: no other trainer can
-/// save there. Collective. Throws on all ranks if any fails: Error(already_exists) if `path` may
-/// not be replaced, Error(io) if writing or a rank fails, Error(mismatch) if ranks have different
-/// states, Error(unsupported) naming a value that is nested too deeply, Error(invalid_argument) if
-/// the model was sharded after the TrainState was made. The destination is then unchanged. If only
-/// the removal of older checkpoints fails, the error says that the new one is complete.
+/// save there. Collective. Throws on all ranks if any fails: Error(already_exists) if `path`
+/// exists and the options refuse to replace it, Error(io) if writing or a rank fails,
+/// Error(mismatch) if ranks have different states, Error(unsupported) naming a value that is nested
+/// too deeply, Error(invalid_argument) if the model was sharded after the TrainState was made. The
+/// destination is then unchanged. If only the removal of older checkpoints fails, the error says
+/// that the new one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
@@ -182,8 +183,8 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 /// `torch.save(state_dict, path)`. Writes nothing for an empty state dict, so that with
 /// `rank0_only` every rank may call it. Not collective: the other ranks do not wait for the file.
 /// Throws: Error(invalid_argument) naming a tensor of which only some elements are here;
-/// Error(already_exists) if `path` may not be replaced; Error(unsupported) if the format cannot
-/// hold an entry; Error(io) if writing fails.
+/// Error(already_exists) if `path` exists and `options` refuses to replace it; Error(unsupported)
+/// if the format cannot hold an entry; Error(io) if writing fails.
 void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 

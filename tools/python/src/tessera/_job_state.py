@@ -13,13 +13,13 @@ from ._ranks import Ranks
 if TYPE_CHECKING:
     import torch
 
-# A key is the key of a dict, or a tuple of one int: a position in a list.
+# A str or an int is the key of a dict. A tuple of one int is a position in a list.
 Key = Union[str, int, tuple[int]]
 Path = tuple[Any, ...]
 
 
 class JobState:
-    """The entries of a state dict, by their flattened names: keys joined by dots, as DCP joins them."""
+    """The entries of a state dict by flattened name: the keys of its path joined by dots, as in DCP."""
 
     def __init__(self, state_dict: Mapping[Any, Any], ranks: Ranks):
         import torch
@@ -31,13 +31,13 @@ class JobState:
         self._shared: dict[Any, str] = {}
         self.paths: dict[str, Path] = {}  # of all entries
         self.tensors: dict[str, JobTensor] = {}
-        self.aliases: dict[str, str] = {}  # other names of tensors, and which tensor
+        self.aliases: dict[str, str] = {}  # second names of tied tensors, and the first name of each
         self.values: dict[str, Any] = {}
         self.objects: list[tuple[Path, Any, Any]] = []  # with load_state_dict: path, object, its state dict
         self.root = self._visit_dict((), state_dict)
 
     def _visit(self, path: Path, value: Any) -> Any:
-        """Takes an entry, or what is below it. Returns what stands for it in `root`."""
+        """Records an entry, or all entries below it. Returns the object to put in its place in `root`."""
         if isinstance(value, self._tensor_type):
             self._add_tensor(path, value)
             return value
@@ -75,12 +75,12 @@ class JobState:
         self.tensors[name] = found
 
     def local_of_names(self) -> dict[str, list[tuple[Box, torch.Tensor]]]:
-        """Returns what this rank holds of each tensor, also under the other names of tied ones."""
+        """Returns the boxes of each tensor that this rank holds, also under the second names of tied tensors."""
         return {**{name: tensor.local for name, tensor in self.tensors.items()},
                 **{alias: self.tensors[name].local for alias, name in self.aliases.items()}}
 
     def replace(self, values: dict[str, Any]) -> None:
-        """Puts values into `root`, in place of those of these names."""
+        """Replaces the values of these names in `root`."""
         for name, value in values.items():
             self.root = _replaced(self.root, self.paths[name], value)
 
@@ -92,14 +92,14 @@ class JobState:
 
 
 def _has_entries(value: Any, tensor_type: type) -> bool:
-    """Says whether a list with this item is taken apart, as DCP takes it apart."""
+    """Returns whether the items of a list with this item become entries of their own, as in DCP."""
     if isinstance(value, (list, tuple)):
         return any(_has_entries(item, tensor_type) for item in value)
     return isinstance(value, (Mapping, tensor_type))
 
 
 def _identity(tensor: JobTensor) -> Any:
-    """Returns what tied tensors have in common; None if this cannot be known, as for tensors without elements."""
+    """Returns a key that is equal for tied tensors; None if unknown, as for tensors without elements."""
     if len(tensor.local) != 1:
         return None
     box, local = tensor.local[0]
@@ -121,7 +121,7 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
 
 
 def put_back(given: Any, loaded: Any) -> Any:
-    """Writes loaded values into the caller's own dicts and lists. Returns what stands in place of `given`."""
+    """Writes loaded values into the caller's own dicts and lists. Returns the object to use instead of `given`."""
     if isinstance(given, Mapping) and isinstance(loaded, dict):
         for key, value in loaded.items():
             if key in given:

@@ -1,4 +1,4 @@
-"""The tensors of a running job: which ranks hold which boxes of each, and where they are in this rank's memory."""
+"""The tensors of a running job: which ranks hold which boxes, and where a box is in this rank's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shard = tuple[list[int], list[int], list[int]]  # offsets, sizes, and the ranks 
 
 
 class JobTensor(NamedTuple):
-    """A tensor as all ranks know it, and what this rank holds of it."""
+    """A tensor as all ranks know it, and the boxes that this rank holds."""
 
     dtype: str
     shape: list[int]
@@ -74,7 +74,7 @@ def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Rank
     shape = list(tensor.shape)
     layout = _shards(name, shape, mesh, placements, ranks)
     local = tensor.to_local().detach()
-    if hasattr(local, "wait"):  # a collective that is under way
+    if hasattr(local, "wait"):  # an asynchronous collective
         local = local.wait()
     _check_plain(name, local)
     held: list[tuple[Box, torch.Tensor]] = []
@@ -94,8 +94,8 @@ def _placements_text(placements: tuple[Any, ...]) -> str:
 
 
 def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...], ranks: Ranks) -> list[Shard]:
-    """Returns the boxes with elements, in order, with the ranks that hold each."""
-    cuts: list[tuple[int, int]] = []  # dimension and split factor by axis of the mesh; dimension -1: replicated
+    """Returns the boxes that have elements, sorted, with the ranks that hold each."""
+    cuts: list[tuple[int, int]] = []  # for each axis of the mesh: dimension (-1: replicated), split factor
     for placement in placements:
         if placement.is_partial():
             raise _refuse(name, "Shard or Replicate", f"the placement {placement!r} (call redistribute first)")
@@ -122,10 +122,10 @@ def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...],
 @functools.lru_cache(maxsize=4096)
 def _boxes(shape: tuple[int, ...], mesh_shape: tuple[int, ...],
            cuts: tuple[tuple[int, int], ...]) -> tuple[Box, ...] | None:
-    """Returns the box of each place of the mesh, row-major; None if a place has more than one box.
+    """Returns the box of each rank of the mesh, row-major; None if a rank would have more than one box.
 
-    A split factor above 1 (`_StridedShard`) says that later axes of the mesh, with this product of sizes, cut the
-    dimension first: FSDP over tensor parallelism.
+    A split factor above 1 (`_StridedShard`) means that later axes of the mesh cut the dimension first, as in FSDP over
+    tensor parallelism. The factor is the product of the sizes of these axes.
     """
     order: list[int] = []
     remaining = list(range(len(cuts)))

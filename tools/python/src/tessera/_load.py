@@ -17,7 +17,7 @@ from ._symbol import with_constants
 if TYPE_CHECKING:
     import torch
 
-MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
+MAX_LISTED = 100  # problems in the text of an Error; its `problems` has all of them
 
 
 class Loaded(NamedTuple):
@@ -25,10 +25,10 @@ class Loaded(NamedTuple):
 
     path: str
     format: str
-    world_size: int  # of the ranks that saved
+    world_size: int  # number of ranks that saved
     nbytes: int  # of tensors, read by this rank
-    missing: list[str]  # names that the checkpoint lacks: they keep their values (strict=False)
-    unexpected: list[str]  # names that the state dict lacks: they were not read (strict=False)
+    missing: list[str]  # names that the checkpoint lacks; they kept their values (strict=False)
+    unexpected: list[str]  # names that the state dict lacks; they were not read (strict=False)
 
 
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
@@ -37,20 +37,21 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
          progress: Callable[[int, int], object] | None = None) -> Loaded:
     """Loads a checkpoint into a state dict, in place: fills its tensors and replaces its values. Collective.
 
-    Reads every format that Tessera reads, saved by any number of ranks in any layout. Each rank reads only what it
-    holds, and checks it against the checksums. Objects with load_state_dict() get it called with their state.
+    The checkpoint may have any format that Tessera reads, and may be saved by any number of ranks in any layout. Each
+    rank reads only what it holds, and checks it against the checksums. For objects in the state dict that have
+    load_state_dict(), calls it with the loaded state.
 
-    state_dict: as for `save`: it says which names to load, and how they are laid out on the ranks.
+    state_dict: as for `save`. It says which names to load, and which rank holds what.
     process_group: the ranks that load; None: all.
-    strict: every name of the state dict must be in the checkpoint, and the other way round.
+    strict: the state dict and the checkpoint must have the same names. False: lists the differences in the result.
     allow_cast: cast floating-point tensors to the dtype of the state dict.
     only: a glob of names to load, or several; the others keep their values.
-    rename: {FROM: TO} replaces FROM at the start of the checkpoint's names by TO.
+    rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
     memory: bytes for the buffers of all threads of this rank.
     threads: the number of threads; None: the number of cores.
     progress: called with the bytes read on this rank and the total.
 
-    Raises Error on all ranks if anything does not fit, before anything is read; `problems` lists all of it.
+    If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
     """
     ranks = Ranks.of(process_group)
     _Background.wait(ranks)
@@ -77,7 +78,7 @@ class _Load:
         self.unexpected: list[str] = []
 
     def describe(self, state_dict: MutableMapping[Any, Any], path: PathLike) -> tuple[str, str]:
-        """Returns digests of what this rank's state dict has."""
+        """Returns digests of the tensors and the value names in this rank's state dict."""
         self.encoded = path_bytes("path", path)
         self.path = os.fsdecode(self.encoded)
         self.state = JobState(state_dict, self.ranks)
@@ -88,7 +89,7 @@ class _Load:
 
     def plan(self, described: list[tuple[Description, list[str]]] | None, strict: bool, allow_cast: bool,
              only: list[bytes], rename: Mapping[str, str] | None) -> None:
-        """`described`: what each rank has, if not all have the same."""
+        """`described`: the description of each rank, if ranks differ; else None."""
         tensors = describe_job(self.state)
         names = set(self.state.values)
         if described is not None:
@@ -113,7 +114,7 @@ class _Load:
     def read(self, memory: int, threads: int, progress: Callable[[int, int], object] | None) -> None:
         self.values = {name: self.saved.value(name) for name in self.selected if name in self.saved.found}
         addresses: dict[str, list[int]] = {}
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # where to, from where
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
         local = self.state.local_of_names()
         for name in self.load.loaded():
             addresses[name] = [self._address(tensor, copies) for _, tensor in local.get(name, [])]
@@ -142,13 +143,16 @@ class _Load:
 
 
 class _SavedValues:
-    """The values of a checkpoint, by the names of a state dict, even if one of them cuts a list finer."""
+    """The values of a checkpoint, by the names of a state dict.
+
+    The state dict may have one value where the checkpoint has several below that name, such as the items of a list.
+    """
 
     def __init__(self, load: _core.Load, rename: Mapping[str, str], names: set[str]):
         self._load = load
         self._index: dict[str, int] = {}
         self._paths: dict[str, list[Any]] = {}
-        self._below: dict[str, list[str]] = {}  # names of the checkpoint below a name of the state
+        self._below: dict[str, list[str]] = {}  # by name of the state dict: the checkpoint's names below it
         self.wanted: list[str] = []  # names of the checkpoint that the state dict has a place for
         self.found: set[str] = set()
         for i, (name, path) in enumerate(load.values()):

@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks of a process group, seen from one of them. A job without torch.distributed is one rank.
+    """The ranks of a process group, as this rank sees them. Without torch.distributed, the job is one rank.
 
-    Has a Gloo group of its own, so that messages of a save in the background and collectives of the trainer do not
-    mix. Making it is collective.
+    Has its own Gloo group, so that the messages of a save in the background do not mix with the trainer's collectives.
+    Creating it is collective.
     """
 
     _by_group: dict[Any, Ranks] = {}
@@ -22,7 +22,7 @@ class Ranks:
 
     @classmethod
     def of(cls, process_group: Any) -> Ranks:
-        """Returns the ranks of a process group; None: of the default group. Collective when first called."""
+        """Returns the ranks of a process group; None: of the default group. The first call for each is collective."""
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
@@ -58,7 +58,8 @@ class Ranks:
     def gather(self, what: str, body: Callable[[], T]) -> list[T]:
         """Calls `body` on every rank and returns all results, by rank. Collective.
 
-        If a body raises, all ranks raise: that rank its own exception, the others an Error that names the rank.
+        If a body raises, all ranks raise. A rank whose body raised raises its own exception; the others raise an
+        Error that names the lowest such rank.
         """
         own: tuple[bool, Any]
         raised: BaseException | None = None

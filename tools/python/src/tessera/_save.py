@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_BUFFERS_NBYTES = 64 << 20
-MAX_PLANS = 4  # kept, one for each layout that was saved
+MAX_PLANS = 4  # plans that are kept for later saves, one for each layout
 
 
 class Saved(NamedTuple):
@@ -34,29 +34,32 @@ class Saved(NamedTuple):
     path: str
     format: str
     nbytes: int  # of tensors, written by this rank
-    has_planned: bool  # False: the layout is that of an earlier save, whose plan was used again
-    stalled: float  # seconds for which the trainer waited
+    has_planned: bool  # False: reused the plan of an earlier save of the same layout
+    stalled: float  # seconds for which the call blocked the trainer
 
 
 def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
          overwrite: bool = False, keep_last: int | None = None, compress: str = "none",
          memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Saved:
-    """Saves a state dict; all ranks write one checkpoint together, which appears when it is complete. Collective.
+    """Saves a state dict. All ranks write one checkpoint together; it appears when it is complete. Collective.
 
     state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
-    are plain ones, DTensors or ShardedTensors, on any device. Of a tensor or value that several ranks hold, one copy
-    is saved: of values rank 0's. A name may be missing on some ranks.
-    path: of the checkpoint. Its folder must exist; all ranks see it.
+    may be plain tensors, DTensors or ShardedTensors, on any device. If several ranks hold the same tensor or value,
+    one copy is saved. The copy of a value is that of the lowest rank that has it. Some ranks may lack a name.
+    path: of the checkpoint. Its folder must exist, on a file system that all ranks see.
     process_group: the ranks that save; None: all.
     format: "native", "dcp" (what torch.distributed.checkpoint writes), "safetensors" or "torch". All ranks write the
-    first two at once; the others are written by rank 0, from parts beside the destination.
-    overwrite: replace a checkpoint at the path, in one step.
-    keep_last: how many checkpoints to keep, this one included: the newest whose names differ only in the last number.
+    first two in parallel. For the other two, all ranks write parts beside the destination, and rank 0
+    makes the file from them.
+    overwrite: replace the checkpoint at the path, in one step.
+    keep_last: how many checkpoints to keep, with this one. Older ones are removed if their names differ only in the
+    last number.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
     memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
 
-    Raises Error on all ranks if one fails; nothing then appears at the path. Raises first what an earlier async_save
-    raised, if nobody has asked for its result.
+    If a rank fails, raises Error on all ranks, and nothing appears at the path. If only the removal of older
+    checkpoints fails, the Error says that the new one is complete. If an earlier async_save failed and
+    its result was never read, raises that error instead, before it saves.
     """
     begin = time.monotonic()
     job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
@@ -69,9 +72,10 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
                memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Future[Saved]:
     """Saves as `save` does, but returns when the state is copied, and writes in the background. Collective.
 
-    The trainer may change its tensors at once. The copy takes the memory of what this rank writes; the next save uses
-    it again. One save runs at a time: the next one waits. `result()` of the future returns what `save` returns, or
-    raises its errors; an error that nobody has asked for is raised by the next save of these ranks, or printed at exit.
+    The trainer may change its tensors as soon as this returns. The copy takes as much memory as this rank writes; the
+    next save reuses that memory. One save runs at a time: a second one waits for the first. `result()` of the future
+    returns what `save` returns, or raises its error. If nobody calls `result()`, the next save or load of these ranks
+    raises the error, or it is printed at exit.
     """
     begin = time.monotonic()
     job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
@@ -85,15 +89,15 @@ class _Planned(NamedTuple):
 
 
 class SaveSteps:
-    """The steps of one save on this rank, which all ranks take together."""
+    """The steps of one save on this rank. All ranks take each step together."""
 
     plan: _core.SavePlan
-    boxes: dict[str, list[torch.Tensor | None]]  # by tensor, what to write of each of its boxes; None: nothing
+    boxes: dict[str, list[torch.Tensor | None]]  # by tensor, its boxes; None: this rank does not write the box
 
     def __init__(self, ranks: Ranks, what: str):
         self.ranks = ranks
         self.what = what
-        self.failure: BaseException | None = None  # of this rank; not yet told to the others
+        self.failure: BaseException | None = None  # of this rank; the other ranks do not know it yet
         self._save: _core.Save | None = None
 
     def together(self, body: Callable[[], T]) -> list[T]:
@@ -110,7 +114,7 @@ class SaveSteps:
 
     @property
     def save(self) -> _core.Save:
-        assert self._save is not None  # the first exchange has made it, or has raised
+        assert self._save is not None  # set in the first exchange, which raises otherwise
         return self._save
 
     def run(self) -> None:
@@ -123,7 +127,7 @@ class SaveSteps:
 
     def _write(self) -> None:
         self.raise_failure()
-        kept = []  # what the addresses point to
+        kept = []  # keeps alive the memory that the addresses point to
         addresses: dict[str, list[int]] = {}
         for name, boxes in self.boxes.items():
             in_memory = [None if box is None else box.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -218,7 +222,7 @@ class _Job(SaveSteps):
         return found.plan
 
     def _boxes(self) -> dict[str, list[torch.Tensor | None]]:
-        """Returns, by tensor, what to write of each of its boxes; None: nothing."""
+        """Returns, by tensor, its boxes; None in place of a box that this rank does not write."""
         read = self.plan.boxes_read()
         return {name: [local if i in read.get(name, ()) else None for i, (_, local) in enumerate(tensors)]
                 for name, tensors in self.state.local_of_names().items()}
@@ -229,7 +233,7 @@ class _Job(SaveSteps):
             self.save.start_one_file()
 
     def copy_tensors(self) -> None:
-        """Replaces what this rank writes by copies, so that the trainer may go on."""
+        """Replaces the tensors that this rank writes by copies, so that the trainer can continue."""
         if self.failure is not None:
             return
         try:
@@ -276,7 +280,7 @@ class _Job(SaveSteps):
 
 
 class _Background:
-    """The save that runs in the background, by ranks."""
+    """A save in the background. There is at most one for each `Ranks`."""
 
     _running: dict[Any, _Background] = {}
 
@@ -287,7 +291,7 @@ class _Background:
 
     @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks, and raises its error if nobody has asked for it."""
+        """Waits for the save of these ranks. Raises its error if its result was never read."""
         it = cls._running.pop(ranks, None)
         if it is None:
             return
@@ -301,7 +305,7 @@ class _Background:
             try:
                 cls.wait(ranks)
             except BaseException as error:
-                print(f"tessera: a save in the background failed, and nothing asked for its result: {error}",
+                print(f"tessera: a save in the background failed, and nobody called result(): {error}",
                       file=sys.stderr)
 
     def __init__(self, job: _Job, report: Saved):
@@ -320,7 +324,7 @@ class _Background:
 
 
 class _SaveFuture(Future[Saved]):
-    """Remembers whether somebody asked for the outcome."""
+    """A future that remembers whether `result` or `exception` was called."""
 
     was_asked = False
 
@@ -339,7 +343,7 @@ class _SaveFuture(Future[Saved]):
 
 atexit.register(_Background.wait_for_all)
 
-# What a rank says of its tensors: by name the path, dtype, shape and layout; aliases with their targets.
+# The tensors of a rank, by name: path, dtype, shape and layout. Then its aliases, by name: path and target.
 Description = tuple[dict[str, tuple[list[Any], str, list[int], Any]], dict[str, tuple[list[Any], str]]]
 
 
@@ -374,7 +378,7 @@ def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:
 
 
 def merged(path: str, by_rank: list[Description]) -> Description:
-    """Returns what the ranks hold together. Raises Error naming each tensor that does not fit."""
+    """Merges the descriptions of all ranks. Raises Error naming each tensor that differs between ranks."""
     names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
     tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     problems: list[str] = []
@@ -410,7 +414,7 @@ def _in_words(description: Any) -> str:
 
 
 def merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
-    """Returns the values of all ranks; of several of one name that of the lowest rank."""
+    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank."""
     merged: dict[str, tuple[list[Any], Any]] = {}
     for values in by_rank:
         for path, value in values:

@@ -1,4 +1,4 @@
-"""Storage for `torch.distributed.checkpoint`: its `load` reads every format that Tessera reads, its `save` writes native.
+"""Storage for `torch.distributed.checkpoint`: `load` reads every format that Tessera reads, `save` writes native.
 
     torch.distributed.checkpoint.load(state_dict, storage_reader=tessera.dcp.StorageReader("step-1000"))
     torch.distributed.checkpoint.save(state_dict, storage_writer=tessera.dcp.StorageWriter("step-1001"))
@@ -28,14 +28,14 @@ from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
 
-MAX_THREADS = 8  # that wait for reads; large reads use more threads below
+MAX_THREADS = 8  # threads that wait for reads; the core reads a large tensor with more threads
 
 
 class StorageReader(storage.StorageReader):
     """Reads a checkpoint of any format and sharding for `torch.distributed.checkpoint.load`.
 
-    DCP's planner decides what each rank reads. Each rank reads only these elements, and every checksum that covers
-    them is checked. `options` are those of `tessera.open`.
+    DCP's planner decides what each rank reads. Each rank reads only these elements, and checks every checksum that
+    covers them. `options`: the options of `tessera.open`.
     """
 
     def __init__(self, path: CheckpointId = None, **options: Any):
@@ -124,8 +124,9 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
 class StorageWriter(storage.StorageWriter):
     """Writes a native checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
 
-    DCP's planner decides which rank writes what. The checkpoint appears when it is complete. process_group: the ranks
-    that save, as given to `save`; None: all. The other options are those of `tessera.save`.
+    DCP's planner decides which rank writes what. The checkpoint appears when it is complete. Create the writer on
+    all ranks together. process_group: the group that is passed to DCP's `save`; None: all ranks. The other options are
+    those of `tessera.save`.
     """
 
     def __init__(self, path: CheckpointId = None, *, process_group: Any = None, overwrite: bool = False,
@@ -135,7 +136,7 @@ class StorageWriter(storage.StorageWriter):
         self._group = process_group
         self._options = (flag("overwrite", overwrite), at_least_one("keep_last", keep_last, MAX_COUNT),
                          text("compress", compress), nbytes("memory", memory))
-        Ranks.of(process_group)  # collective, so not from the thread of an async_save
+        Ranks.of(process_group)  # collective, so it must not first run on the thread of an async_save
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
         if checkpoint_id:
@@ -171,12 +172,12 @@ class StorageWriter(storage.StorageWriter):
         """Does nothing: `write_data` has finished the checkpoint on all ranks."""
 
 
-# Of one tensor: its path, dtype, shape, and the boxes that one rank writes.
+# By name of a tensor: its path, dtype, shape, and the boxes that one rank writes.
 _Pieces = dict[str, tuple[list[Any], str, list[int], list[tuple[list[int], list[int]]]]]
 
 
 class _PlannedSave(SaveSteps):
-    """A save of what DCP's planner gives to this rank."""
+    """A save of the items that DCP's planner gives to this rank."""
 
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], options: tuple[bool, int, str, int],
                  items: list[WriteItem], planner: SavePlanner):
@@ -211,7 +212,7 @@ class _PlannedSave(SaveSteps):
             path = [(key,) if isinstance(key, int) else key for key in self._paths.get(name, (name,))]
             data = planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
-                # What this process has just pickled itself.
+                # Safe to unpickle: this process has just pickled it.
                 assert isinstance(data, io.BytesIO)
                 data.seek(0)
                 values.append((path, torch.load(data, weights_only=False)))
@@ -227,7 +228,7 @@ class _PlannedSave(SaveSteps):
 
 
 def _joined(by_rank: list[_Pieces]) -> dict[str, tuple[list[Any], str, list[int], Any]]:
-    """Returns the tensors with the boxes of all ranks."""
+    """Merges the pieces of all ranks: each tensor gets the boxes of every rank."""
     joined: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     for rank, pieces in enumerate(by_rank):
         for name, (path, dtype, shape, boxes) in pieces.items():
