@@ -197,6 +197,71 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path):
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 
 
+def test_views_of_one_memory_are_not_taken_for_tied(tmp_path):
+    x = torch.complex(torch.arange(3.0), torch.arange(3.0) + 1)
+    state = {"a": x, "b": x.conj(), "c": x.imag, "d": x.conj().imag}
+    tessera.save(state, tmp_path / "s")
+    into = {name: torch.zeros(3, dtype=tensor.dtype) for name, tensor in state.items()}
+    tessera.load(into, tmp_path / "s")
+    for name in state:
+        assert torch.equal(into[name], state[name]), name
+
+
+def test_tied_tensors_of_the_job_get_one_value_or_an_error(tmp_path):
+    tessera.save({"a": torch.ones(3), "b": torch.ones(3) * 2}, tmp_path / "apart")
+    tessera.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "equal")
+    tied = torch.zeros(3)
+    with pytest.raises(tessera.Error, match="b: tied tensors: expected what the checkpoint has under a"):
+        tessera.load({"a": tied, "b": tied}, tmp_path / "apart")
+    tessera.load({"a": tied, "b": tied}, tmp_path / "equal")
+    assert tied.sum() == 3
+
+
+def test_values_fill_empty_containers(tmp_path):
+    state = {"metrics": {"best": 0.1, "epoch": 4}, "list": [{"x": 1}], "w": torch.ones(1)}
+    tessera.save(state, tmp_path / "s")
+    metrics = {}
+    into = {"metrics": metrics, "list": [{}], "w": torch.zeros(1)}
+    tessera.load(into, tmp_path / "s")
+    assert_equal(state, into)
+    assert metrics == state["metrics"]
+    dcp.save({"w": torch.ones(1), "none": {}, "nothing": []}, checkpoint_id=tmp_path / "of_dcp", no_dist=True)
+    tessera.load({"w": torch.zeros(1), "none": {}, "nothing": []}, tmp_path / "of_dcp")
+
+
+def test_a_plan_is_used_again_only_for_the_same_structure(tmp_path):
+    for i, state in enumerate([{"a": [torch.ones(3)]}, {"a": {"0": torch.ones(3)}}, {"a": {0: torch.ones(3)}},
+                               {"a.0": torch.ones(3)}]):
+        tessera.save(state, tmp_path / f"{i}.pt", format="torch")
+        assert_equal(torch.load(tmp_path / f"{i}.pt"), state)
+
+
+def test_other_modes_of_torch_do_not_matter(tmp_path):
+    state = {"w": torch.arange(6.0).reshape(2, 3)}
+    with torch.inference_mode():
+        tessera.async_save(state, tmp_path / "1").result()
+    tessera.async_save(state, tmp_path / "2").result()
+    transposed = torch.zeros(3, 2).t()
+    torch.set_default_device("meta")
+    try:
+        tessera.async_save({"w": state["w"][:1]}, tmp_path / "3").result()
+        tessera.load({"w": transposed}, tmp_path / "2")
+    finally:
+        torch.set_default_device("cpu")
+    assert torch.equal(transposed, state["w"])
+
+
+def test_the_reader_sees_a_checkpoint_that_was_replaced(tmp_path):
+    import tessera.dcp
+
+    reader = tessera.dcp.StorageReader(tmp_path / "s")
+    for value in (1.0, 2.0):
+        tessera.save({"w": torch.full((2,), value)}, tmp_path / "s", overwrite=True)
+        into = {"w": torch.zeros(2)}
+        dcp.load(into, storage_reader=reader, no_dist=True)
+        assert into["w"].tolist() == [value, value]
+
+
 def test_the_newest_valid_checkpoint_is_found(tmp_path):
     assert tessera.latest_valid(tmp_path / "nothing") == (None, [])
     for step in (9, 10, 11):
@@ -379,6 +444,23 @@ def ranks_that_differ(root):
         tessera.save({"w": Odd() if rank else 1}, f"{root}/bad")
     with pytest.raises(tessera.Error, match="new: missing"):
         tessera.load({"new": torch.zeros(2)} if rank else dict(into), f"{root}/stages")
+    with pytest.raises(tessera.Error, match="arguments: expected"):
+        tessera.save(state, f"{root}/bad", keep_last=rank + 1)
+    empty = distribute_tensor(torch.empty(4, 0), init_device_mesh("cpu", (2,)), [Shard(0)])
+    tessera.save({"empty": empty}, f"{root}/stages", overwrite=True)
+    tessera.load({"empty": empty}, f"{root}/stages")
+
+    class Failing:
+        def state_dict(self):
+            return {"x": 1}
+
+        def load_state_dict(self, state):
+            if rank == 1:
+                raise ValueError("cannot be loaded")
+
+    tessera.save({"object": Failing()}, f"{root}/stages", overwrite=True)
+    with pytest.raises(ValueError if rank == 1 else tessera.Error, match="cannot be loaded"):
+        tessera.load({"object": Failing()}, f"{root}/stages")
     dist.barrier()
     assert os.listdir(root) == ["stages"]
     half = dist.new_group([1])

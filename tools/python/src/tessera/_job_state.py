@@ -104,7 +104,8 @@ def _identity(tensor: JobTensor) -> Any:
         return None
     box, local = tensor.local[0]
     layout = None if tensor.layout is None else tuple(map(repr, tensor.layout))
-    return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), box, layout)
+    return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), local.is_conj(), local.is_neg(), box,
+            layout)
 
 
 def _replaced(container: Any, path: Path, value: Any) -> Any:
@@ -124,10 +125,9 @@ def put_back(given: Any, loaded: Any) -> Any:
     """Writes loaded values into the caller's own dicts and lists. Returns the object to use instead of `given`."""
     if isinstance(given, Mapping) and isinstance(loaded, dict):
         for key, value in loaded.items():
-            if key in given:
-                new = put_back(given[key], value)
-                if new is not given[key]:
-                    given[key] = new  # type: ignore[index]
+            new = put_back(given[key], value) if key in given else value
+            if key not in given or new is not given[key]:
+                given[key] = new  # type: ignore[index]
         return given
     if isinstance(given, list) and isinstance(loaded, list) and len(given) == len(loaded):
         given[:] = [put_back(one, other) for one, other in zip(given, loaded, strict=True)]

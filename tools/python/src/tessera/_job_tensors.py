@@ -79,11 +79,11 @@ def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Rank
     _check_plain(name, local)
     held: list[tuple[Box, torch.Tensor]] = []
     for offsets, sizes, holders in layout:
-        if ranks.rank in holders:
+        if ranks.rank in holders and 0 not in shape:
             if list(local.shape) != sizes:
                 raise _refuse(name, f"a local shape of {sizes} for {_placements_text(placements)}", str(list(local.shape)))
             held.append(((tuple(offsets), tuple(sizes)), local))
-    if not held and local.numel() and mesh.get_coordinate() is not None:
+    if not held and local.numel() and 0 not in shape and mesh.get_coordinate() is not None:
         raise _refuse(name, f"no elements on rank {ranks.rank} for {_placements_text(placements)}",
                       f"a local shape of {list(local.shape)}")
     return JobTensor(_dtype_name(tensor), shape, layout, held)

@@ -54,18 +54,19 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
     """
     ranks = Ranks.of(process_group)
-    _Background.wait(ranks)
+    _Background.finish(ranks)
     load = _Load(ranks)
     what = f"loading {path!r}"
-    digests = ranks.gather(what, lambda: load.describe(state_dict, path))
-    described = ranks.gather(what, load.description) if len(set(digests)) > 1 else None
-    ranks.gather(what,
-                 lambda: load.plan(described, flag("strict", strict), flag("allow_cast", allow_cast),
-                                   names_bytes("only", only), rename))
-    ranks.gather(what,
-                 lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
-                                   callback("progress", progress)))
-    load.put_back(state_dict)
+    with ranks.holding_interrupts():
+        digests = ranks.gather(what, lambda: load.describe(state_dict, path))
+        described = ranks.gather(what, load.description) if len(set(digests)) > 1 else None
+        ranks.gather(what,
+                     lambda: load.plan(described, flag("strict", strict), flag("allow_cast", allow_cast),
+                                       names_bytes("only", only), rename))
+        ranks.gather(what,
+                     lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
+                                       callback("progress", progress)))
+        ranks.gather(what, lambda: load.put_back(state_dict))
     return load.report()
 
 
@@ -90,7 +91,7 @@ class _Load:
     def plan(self, described: list[tuple[Description, list[str]]] | None, strict: bool, allow_cast: bool,
              only: list[bytes], rename: Mapping[str, str] | None) -> None:
         """`described`: the description of each rank, if ranks differ; else None."""
-        tensors = describe_job(self.state)
+        tensors = _untied(describe_job(self.state))
         names = set(self.state.values)
         if described is not None:
             tensors = merged(self.path, [of_rank for of_rank, _ in described])
@@ -104,7 +105,9 @@ class _Load:
         problems = [Problem(*row) for row in rows]
         selection = _core.Selection(only)
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
-        problems += [_missing_value(name, strict) for name in self.selected if name not in self.saved.found]
+        # DCP stores nothing for an empty dict or list.
+        problems += [_missing_value(name, strict) for name in self.selected
+                     if name not in self.saved.found and self.state.values[name] not in ({}, [], ())]
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:
             raise _refused(self.path, errors)
@@ -112,15 +115,30 @@ class _Load:
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
 
     def read(self, memory: int, threads: int, progress: Callable[[int, int], object] | None) -> None:
+        import torch
+
         self.values = {name: self.saved.value(name) for name in self.selected if name in self.saved.found}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
         local = self.state.local_of_names()
-        for name in self.load.loaded():
-            addresses[name] = [self._address(tensor, copies) for _, tensor in local.get(name, [])]
+        tied: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []  # both names, the first one's tensor, the other's copy
+        loaded = set(self.load.loaded())
+        for name in sorted(loaded):
+            first = self.state.aliases.get(name, name)
+            if first == name or first not in loaded:
+                addresses[name] = [self._address(tensor, copies) for _, tensor in local.get(name, [])]
+                continue
+            own = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for _, tensor in local[name]]
+            tied += [(first, name, tensor, copy) for (_, tensor), copy in zip(local[name], own, strict=True)]
+            addresses[name] = [copy.data_ptr() for copy in own]
         self.load.read(addresses, memory, threads, progress)
-        for to, copy in copies:
-            to.copy_(copy)
+        with torch.no_grad():
+            for to, copy in copies:
+                to.copy_(copy)
+        for first, name, tensor, copy in tied:
+            if not _are_same_bits(tensor, copy):
+                raise Error(f"{name}: tied tensors: expected what the checkpoint has under {first}, as both are one tensor "
+                            "in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
 
     @staticmethod
     def _address(tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
@@ -128,7 +146,7 @@ class _Load:
 
         if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
             return tensor.data_ptr()
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         copies.append((tensor, copy))
         return copy.data_ptr()
 
@@ -140,6 +158,19 @@ class _Load:
 
     def report(self) -> Loaded:
         return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected)
+
+
+def _untied(described: Description) -> Description:
+    """Returns a job in which every name of a tied tensor is a tensor, because the checkpoint may have them apart."""
+    tensors, aliases = described
+    return tensors | {alias: (path, *tensors[target][1:]) for alias, (path, target) in aliases.items()}, {}
+
+
+def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    import torch
+
+    one = one.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return torch.equal(one.view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 class _SavedValues:

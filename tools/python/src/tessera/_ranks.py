@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ._errors import Error
@@ -49,11 +52,33 @@ class Ranks:
                 raise ValueError("process_group: expected a group that has this rank, found another one")
             if self.size > 1:
                 self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
+        self._interrupted = False
         self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}
 
     @property
     def size(self) -> int:
         return len(self.global_ranks)
+
+    @contextlib.contextmanager
+    def holding_interrupts(self) -> Iterator[None]:
+        """Holds Ctrl-C back until the next exchange, so that all ranks end the work together."""
+        is_held = (self._group is not None and threading.current_thread() is threading.main_thread()
+                   and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        if not is_held:
+            yield
+            return
+
+        def note(*_: Any) -> None:
+            self._interrupted = True
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            was_interrupted, self._interrupted = self._interrupted, False
+        if was_interrupted:
+            raise KeyboardInterrupt
 
     def gather(self, what: str, body: Callable[[], T]) -> list[T]:
         """Calls `body` on every rank and returns all results, by rank. Collective.
@@ -65,6 +90,9 @@ class Ranks:
         raised: BaseException | None = None
         try:
             own = (True, body())
+            if self._interrupted:
+                self._interrupted = False
+                raise KeyboardInterrupt
         except BaseException as error:
             raised = error
             own = (False, (getattr(error, "kind", "io"), f"{error}" or type(error).__name__))
@@ -86,9 +114,12 @@ class Ranks:
 
         results: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(results, own, group=self._group)
+            dist.all_gather_object(results, (what.split(" ", 1)[0], own), group=self._group)
         except RuntimeError as error:
             if raised is not None:
                 raise raised from None
             raise Error(f"{what}: rank {self.rank} got no answer from the other ranks: {error}", kind="io") from error
-        return results
+        for rank, (doing, _) in enumerate(results):
+            if doing != what.split(" ", 1)[0]:
+                raise Error(f"{what}: expected the same call on all ranks, found rank {rank} {doing}", kind="mismatch")
+        return [result for _, result in results]

@@ -62,8 +62,9 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     its result was never read, raises that error instead, before it saves.
     """
     begin = time.monotonic()
-    job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
-    job.run()
+    with Ranks.of(process_group).holding_interrupts():
+        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
+        job.run()
     return job.report(begin)
 
 
@@ -78,9 +79,10 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
     raises the error, or it is printed at exit.
     """
     begin = time.monotonic()
-    job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
-    job.copy_tensors()
-    return _Background.start(job, job.report(begin))
+    with Ranks.of(process_group).holding_interrupts():
+        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
+        job.copy_tensors()
+        return _Background.start(job, job.report(begin))
 
 
 class _Planned(NamedTuple):
@@ -172,13 +174,14 @@ class _Job(SaveSteps):
                                     nbytes("memory", memory))
             own = tensor_digest(self.state)
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
-                    "format": format, "values": self._values() if ranks.rank == 0 else None,
+                    "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}", "values": self._values() if ranks.rank == 0 else None,
                     "directory": self.save.stage() if ranks.rank == 0 else None}
 
         by_rank = self.together(begin)
         first = by_rank[0]
         for rank, other in enumerate(by_rank):
-            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint")):
+            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"),
+                              ("options", "arguments")):
                 if other[key] != first[key]:
                     self._abandon()
                     raise Error(f"{what}: expected {first[key]!r}, as on rank 0, found {other[key]!r} on rank {rank}",
@@ -247,14 +250,14 @@ class _Job(SaveSteps):
         old = self._copies.setdefault(self.ranks, {})
         new: dict[tuple[str, int], torch.Tensor] = {}
         by_device: dict[Any, Any] = {}
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             for name, boxes in self.boxes.items():
                 for i, tensor in enumerate(boxes):
                     if tensor is None:
                         continue
                     copy = old.pop((name, i), None)
                     if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
                     if tensor.is_cuda:
                         self._copy_on_side_stream(copy, tensor, by_device)
                     else:
@@ -290,26 +293,34 @@ class _Background:
         return it.future
 
     @classmethod
+    def finish(cls, ranks: Ranks) -> None:
+        """Waits for the save of these ranks, whether it fails or not."""
+        it = cls._running.get(ranks)
+        if it is not None:
+            it.thread.join()
+
+    @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks. Raises its error if its result was never read."""
+        """Waits for the save of these ranks. If it failed and a rank has not read its result, raises its error on all."""
+        cls.finish(ranks)
         it = cls._running.pop(ranks, None)
-        if it is None:
+        if it is None or it.failure is None:
             return
-        it.thread.join()
-        if not it.future.was_asked:
-            it.future.result()
+        failure = it.failure
+        if not all(ranks.gather("saving after a failure", lambda: it.future.was_asked)):
+            raise failure
 
     @classmethod
     def wait_for_all(cls) -> None:
-        for ranks in list(cls._running):
-            try:
-                cls.wait(ranks)
-            except BaseException as error:
-                print(f"tessera: a save in the background failed, and nobody called result(): {error}",
+        for it in cls._running.values():
+            it.thread.join()
+            if it.failure is not None and not it.future.was_asked:
+                print(f"tessera: a save in the background failed, and nobody called result(): {it.failure}",
                       file=sys.stderr)
 
     def __init__(self, job: _Job, report: Saved):
         self.future = _SaveFuture()
+        self.failure: BaseException | None = None
         self.future.set_running_or_notify_cancel()
         self.thread = threading.Thread(target=self._run, args=(job, report), name="tessera save", daemon=True)
         self.thread.start()
@@ -318,6 +329,7 @@ class _Background:
         try:
             job.run()
         except BaseException as error:
+            self.failure = error
             self.future.set_exception(error)
         else:
             self.future.set_result(report)
@@ -357,7 +369,7 @@ def tensor_digest(state: JobState) -> str:
     tensors, aliases = describe_job(state)
     digest = hashlib.sha256()
     for name, (path, dtype, shape, layout) in sorted(tensors.items()):
-        digest.update(repr((name, len(path), dtype, shape, layout)).encode("utf-8", "surrogatepass"))
+        digest.update(repr((path, dtype, shape, layout)).encode("utf-8", "surrogatepass"))
     digest.update(repr(sorted(aliases.items())).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 

@@ -65,6 +65,7 @@ class StorageReader(storage.StorageReader):
         return self._opened
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        self._opened = None  # it may have been replaced since the last load
         checkpoint = self._checkpoint()
         entries: dict[str, Any] = {}
         for name in checkpoint:
