@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import os
-import sys
+import signal
 
 import pytest
 import torch
@@ -573,3 +573,52 @@ def test_dcp_saves_through_the_storage_writer(tmp_path, ranks):
     run_function(save_through_dcp_and_load, ranks, str(tmp_path), ranks)
     for path in tmp_path.iterdir():
         assert tessera.verify(path) == []
+
+
+def fail_and_interrupt(root):
+    start()
+    rank = dist.get_rank()
+    state = {"w": torch.ones(2)}
+    write = tessera._save.SaveSteps._write
+
+    def failing(job):
+        if rank == 1:
+            raise OSError("the disk is on fire")
+        write(job)
+
+    tessera._save.SaveSteps._write = failing
+    saving = tessera.async_save(state, f"{root}/lost")
+    if rank == 0:
+        with pytest.raises(tessera.Error, match="rank 1: the disk is on fire"):
+            saving.result()
+    tessera.load({"w": torch.zeros(2)}, f"{root}/first")  # waits, and leaves the error to the next save
+    tessera._save.SaveSteps._write = write
+    with pytest.raises((tessera.Error, OSError), match="the disk is on fire"):
+        tessera.save(state, f"{root}/next")
+    tessera.save(state, f"{root}/next")
+
+    def interrupting(job):
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        write(job)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    tessera._save.SaveSteps._write = interrupting
+    with pytest.raises(KeyboardInterrupt):
+        tessera.save(state, f"{root}/interrupted")
+    tessera._save.SaveSteps._write = write
+    tessera.save(state, f"{root}/last")
+    with pytest.raises(tessera.Error, match="expected the same call on all ranks, found rank . (saving|loading)"):
+        if rank == 0:
+            tessera.save(state, f"{root}/other")
+        else:
+            tessera.load({"w": torch.zeros(2)}, f"{root}/last")
+    dist.barrier()
+    assert sorted(os.listdir(root)) == ["first", "last", "next"]
+    dist.destroy_process_group()
+
+
+def test_failures_and_interrupts_end_a_save_on_all_ranks(tmp_path):
+    tessera.save({"w": torch.ones(2)}, tmp_path / "first")
+    run_function(fail_and_interrupt, 2, str(tmp_path))

@@ -75,8 +75,8 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
 
     The trainer may change its tensors as soon as this returns. The copy takes as much memory as this rank writes; the
     next save reuses that memory. One save runs at a time: a second one waits for the first. `result()` of the future
-    returns what `save` returns, or raises its error. If nobody calls `result()`, the next save or load of these ranks
-    raises the error, or it is printed at exit.
+    returns what `save` returns, or raises its error. If a rank has not called `result()`, the next save of these ranks raises
+    the error on all of them, and does not save; without a next save it is printed at the end of the program.
     """
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
