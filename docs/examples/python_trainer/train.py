@@ -64,6 +64,7 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    who = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {'HSDP' if options.hybrid else 'FSDP2'}"
     if rank == 0:
         options.checkpoints.mkdir(parents=True, exist_ok=True)
     dist.barrier()
@@ -88,7 +89,7 @@ def main():
         set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optim"])
         step = loaded["step"]
         if rank == 0:
-            print(f"{ranks} ranks: resumed {path}, saved by {report.world_size} ranks", flush=True)
+            print(f"{who}: resumed {path}, saved by {report.world_size} ranks", flush=True)
 
     text = torch.tensor(list(options.text.read_bytes()))
     saving = None
@@ -102,15 +103,14 @@ def main():
         loss = loss.detach() / ranks
         dist.all_reduce(loss)
         if rank == 0 and options.losses:
-            by = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {'HSDP' if options.hybrid else 'FSDP2'}"
             with options.losses.open("a") as file:
-                file.write(json.dumps({"step": step, "loss": loss.item(), "by": by}) + "\n")
+                file.write(json.dumps({"step": step, "loss": loss.item(), "by": who}) + "\n")
         if step % SAVE_EVERY == 0:
             saving = tessera.async_save(state(), options.checkpoints / f"step-{step}", keep_last=2)
     if saving is not None:
         saved = saving.result()
         if rank == 0:
-            print(f"{ranks} ranks: saved {saved.path}", flush=True)
+            print(f"{who}: saved {saved.path}", flush=True)
     dist.destroy_process_group()
 
 
