@@ -120,7 +120,7 @@ formats::Format format_of_parts(formats::Format format);
 /// Options of a save by all ranks of a job. Must be equal on all ranks, except memory and file
 /// system.
 struct RankSaveOptions {
-  formats::Format format{};
+  formats::Format format{};  // of the checkpoint
   /// What to do if there is a checkpoint at the path. Neither policy replaces other files.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
@@ -151,8 +151,8 @@ class RankSave {
   RankSave(const RankSave&) = delete;
   RankSave& operator=(const RankSave&) = delete;
 
-  const std::string& path() const;
-  const RankSaveOptions& options() const;
+  const std::string& path() const;         // of the checkpoint
+  const RankSaveOptions& options() const;  // as given
 
   /// Creates the staging directory and returns its path. Throws: Error(already_exists) if something
   /// is at the path and `overwrite` is `refuse`, another process is writing there, or an

@@ -11,8 +11,8 @@
 
 #include "formats/native/h5_file_driver.h"
 #include "formats/native/h5_handle.h"
-#include "tessera/base/error.h"
 #include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/layout/region.h"
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/error.h"
 #include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/tensor_meta.h"

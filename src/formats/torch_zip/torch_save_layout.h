@@ -9,8 +9,8 @@
 
 #include "formats/pickle/pickler.h"
 #include "formats/zip/zip_layout.h"
-#include "tessera/base/error.h"
 #include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/value.h"
 

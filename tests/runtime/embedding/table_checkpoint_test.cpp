@@ -1,13 +1,13 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "tessera/reshard/job_state.h"
 #include "runtime/embedding/tables.h"
 #include "runtime/state/saved_states.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/job_state.h"
 #include "tessera/reshard/planner.h"
 
 // Shows C9, D9. Tables and what else a model has are saved and loaded as one, under any other plan.

@@ -5,13 +5,13 @@
 #include <cstdlib>
 
 #include "formats/dcp.h"
-#include "tessera/reshard/job_state.h"
 #include "runtime/state/saved_states.h"
 #include "runtime/support/processes.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/job_state.h"
 #include "tessera/reshard/planner.h"
 
 // To train on is to save, to move to other ranks and another strategy, and to train on there.
