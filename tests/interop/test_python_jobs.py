@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_bad_arguments_are_refused(tmp_path):
     assert tessera.open(tmp_path / "s")["x"] == 2
 
 
-def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path):
+def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path, monkeypatch):
     state = {"w": torch.zeros(1 << 20), "step": 1}
     for step in range(1, 5):
         state["w"].fill_(step)
@@ -184,16 +185,18 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path):
     assert tessera.open(tmp_path / "step-4")["step"] == 4
     assert tessera.open(tmp_path / "step-4")["w"].numpy().min() == 4
 
-    os.rename(tmp_path / "step-3", tmp_path / "elsewhere")
-    failing = tessera.async_save({"w": torch.zeros(1)}, tmp_path / "x.safetensors", format="safetensors")
-    failing.result()
-    lost = tessera.async_save({"w": torch.zeros(8 << 20)}, tmp_path / "lost")
+    tessera.async_save({"w": torch.zeros(1)}, tmp_path / "x.safetensors", format="safetensors").result()
     # Another program takes the destination while the save runs: it may not be replaced.
-    (tmp_path / "lost").mkdir(exist_ok=True)
+    is_taken = threading.Event()
+    write = tessera._save.SaveSteps._write
+    monkeypatch.setattr(tessera._save.SaveSteps, "_write", lambda job: (is_taken.wait(), write(job)))
+    lost = tessera.async_save({"w": torch.zeros(1)}, tmp_path / "lost")
+    (tmp_path / "lost").mkdir()
     (tmp_path / "lost" / "theirs").write_text("theirs")
+    is_taken.set()
     with pytest.raises(tessera.Error):
         tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises what nobody asked for
-    assert lost.done()
+    assert lost.done() and os.listdir(tmp_path / "lost") == ["theirs"]
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 
 
