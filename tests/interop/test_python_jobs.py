@@ -195,7 +195,7 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path, mon
     (tmp_path / "lost" / "theirs").write_text("theirs")
     is_taken.set()
     with pytest.raises(tessera.Error):
-        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises what nobody asked for
+        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises the error of the save before
     assert lost.done() and os.listdir(tmp_path / "lost") == ["theirs"]
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 

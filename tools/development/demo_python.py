@@ -3,9 +3,7 @@
 import os
 import shutil
 import subprocess
-import sys
 
-import demo_resume
 from build import build, runtime_definitions
 from console import Stop, heading
 from debian_packages import install_packages
@@ -27,7 +25,6 @@ def demo_python(*, torch_version: str | None) -> int:
     build("dev", targets=("tessera_python", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    demo_resume.WORK = WORK  # where the messages of the killed ranks go
     os.environ["PYTHONPATH"] = str(ROOT / "build" / "python")
     checkpoints, alone, moved = WORK / "checkpoints", WORK / "alone.jsonl", WORK / "moved.jsonl"
 
@@ -39,7 +36,7 @@ def demo_python(*, torch_version: str | None) -> int:
 
     heading(f"The same on 2 ranks; one is killed while step {KILLED_AT} is saved")
     show_and_kill(trainer(2, checkpoints, "LICENSE", "--steps", STEPS, "--losses", moved), 1,
-                  checkpoints / f"step-{KILLED_AT}", python)
+                  checkpoints / f"step-{KILLED_AT}", python, WORK / "killed.log")
 
     heading("It goes on from the newest complete checkpoint, on 4 ranks as HSDP")
     show_and_run(trainer(4, checkpoints, "LICENSE", "--steps", STEPS, "--hybrid", "--losses", moved), python)
@@ -51,5 +48,4 @@ def demo_python(*, torch_version: str | None) -> int:
                                "--rounds", "3"], cwd=ROOT, env=environment_with(python), stderr=subprocess.DEVNULL, check=False)
     if measured.returncode != 0:
         raise Stop("the comparison with DCP failed: python tests/bench/python_state.py shows why")
-    sys.stdout.flush()
     return result

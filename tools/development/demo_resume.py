@@ -54,10 +54,9 @@ def kill_while_saving(launcher: subprocess.Popen, rank: int, checkpoint: Path) -
     return False
 
 
-def show_and_kill(command: list[str], rank: int, checkpoint: Path, python: Path) -> None:
-    """Prints a command, runs it, and kills one of its ranks while it saves. torchrun's messages go to a file."""
+def show_and_kill(command: list[str], rank: int, checkpoint: Path, python: Path, log: Path) -> None:
+    """Prints a command, runs it, and kills one of its ranks while it saves. torchrun's messages go to `log`."""
     command = show_command(command)
-    log = WORK / "killed.log"
     with log.open("w") as errors:
         launcher = subprocess.Popen(command, cwd=ROOT, env=environment_with(python), stdin=subprocess.DEVNULL,
                                     stderr=errors)
@@ -135,7 +134,7 @@ def demo_resume(*, torch_version: str | None) -> int:
     show_and_run(trainer(2, WORK / "in-one-go", in_one_go), python)
 
     heading("The same again, but a rank is killed while the others save")
-    show_and_kill(trainer(2, checkpoints, moved), 1, checkpoints / f"step-{KILLED_AT}", python)
+    show_and_kill(trainer(2, checkpoints, moved), 1, checkpoints / f"step-{KILLED_AT}", python, WORK / "killed.log")
     run(show_command(["ls", str(checkpoints)]), cwd=ROOT)
     say()
 

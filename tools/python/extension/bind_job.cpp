@@ -202,6 +202,12 @@ class Save {
                   .keep_last = keep_last,
                   .memory_nbytes = memory}) {}
 
+  /// Whether one rank writes the format, from the parts of all ranks.
+  bool is_one_file() const {
+    const formats::Format format = save_->options().format;
+    return reshard::format_of_parts(format) != format;
+  }
+
   nb::bytes stage() {
     std::string directory;
     {
@@ -395,6 +401,7 @@ void bind_job(nb::module_& module) {
                     std::uint64_t>(),
            nb::arg("path"), nb::arg("format"), nb::arg("rank"), nb::arg("overwrite"),
            nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"))
+      .def_prop_ro("is_one_file", &Save::is_one_file)
       .def("stage", &Save::stage)
       .def("set_contents", &Save::set_contents, nb::arg("plan"), nb::arg("directory"),
            nb::arg("values"))

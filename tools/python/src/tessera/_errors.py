@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
+
 
 class Problem(NamedTuple):
     """One problem of a checkpoint, or a note about it. `str()` is the line that the tools print."""
@@ -60,3 +62,14 @@ class MissingName(Error, KeyError):
     """A checkpoint does not have a name: a KeyError that suggests a similar name."""
 
     __str__ = Exception.__str__  # KeyError's own puts the message into quotes
+
+
+def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "problems", where: str = "") -> Error:
+    """Returns the error that lists why these checkpoints are refused. `where` is put before a single problem."""
+    lines = [str(problem) for problem in problems[:MAX_LISTED]]
+    if len(problems) > MAX_LISTED:
+        lines.append(f"and {len(problems) - MAX_LISTED} more")
+    first = problems[0] if len(problems) == 1 else None
+    message = where + lines[0] if first else "\n  ".join([f"{' + '.join(paths)}: {len(problems)} {summary}:", *lines])
+    return Error(message, kind="mismatch", path=paths[0] if len(paths) == 1 else None,
+                 tensor=first.tensor if first else None, problems=problems)

@@ -33,7 +33,7 @@ class JobState:
         self.tensors: dict[str, JobTensor] = {}
         self.aliases: dict[str, str] = {}  # second names of tied tensors, and the first name of each
         self.values: dict[str, Any] = {}
-        self.objects: list[tuple[Path, Any, Any]] = []  # with load_state_dict: path, object, its state dict
+        self.objects: list[tuple[Path, Any]] = []  # those with load_state_dict
         self.root = self._visit_dict((), state_dict)
 
     def _visit(self, path: Path, value: Any) -> Any:
@@ -43,7 +43,7 @@ class JobState:
             return value
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             state = self._visit_dict(path, value.state_dict())
-            self.objects.append((path, value, state))
+            self.objects.append((path, value))
             return state
         if isinstance(value, Mapping) and value:
             return self._visit_dict(path, value)

@@ -42,6 +42,16 @@ def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
     return JobTensor(_dtype_name(tensor), shape, None, local)
 
 
+def is_in_host_memory(tensor: torch.Tensor) -> bool:
+    """Says whether the elements are where `data_ptr` says, in the CPU's memory, row-major and as their bits say."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor, or a copy for which `is_in_host_memory` holds."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
 def _dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._arguments import PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes, path_bytes
-from ._errors import Error, Problem
+from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_back
+from ._job_tensors import in_host_memory, is_in_host_memory
 from ._ranks import Ranks
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
 from ._symbol import with_constants
@@ -110,7 +111,7 @@ class _Load:
                      if name not in self.saved.found and self.state.values[name] not in ({}, [], ())]
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:
-            raise _refused(self.path, errors)
+            raise refused([self.path], errors, "things do not fit the state dict", f"{self.path}: ")
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
 
@@ -144,7 +145,7 @@ class _Load:
     def _address(tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
         import torch
 
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        if is_in_host_memory(tensor):
             return tensor.data_ptr()
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         copies.append((tensor, copy))
@@ -153,7 +154,7 @@ class _Load:
     def put_back(self, state_dict: MutableMapping[Any, Any]) -> None:
         self.state.replace(self.values)
         put_back(state_dict, self.state.root)
-        for path, found, _ in self.state.objects:
+        for path, found in self.state.objects:
             found.load_state_dict(self.state.at(path))
 
     def report(self) -> Loaded:
@@ -169,7 +170,7 @@ def _untied(described: Description) -> Description:
 def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     import torch
 
-    one = one.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    one = in_host_memory(one).reshape(-1)
     return torch.equal(one.view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
@@ -248,13 +249,3 @@ def _missing_value(name: str, is_error: bool) -> Problem:
     expected, found = "a value of that name", "none"
     return Problem("error" if is_error else "note", "missing", None, name, None, expected, found,
                    f"{name}: missing: expected {expected}, found {found}")
-
-
-def _refused(path: str, problems: tuple[Problem, ...]) -> Error:
-    lines = [str(problem) for problem in problems[:MAX_LISTED]]
-    if len(problems) > MAX_LISTED:
-        lines.append(f"and {len(problems) - MAX_LISTED} more")
-    first = problems[0] if len(problems) == 1 else None
-    message = f"{path}: {lines[0]}" if first else "\n  ".join(
-        [f"{path}: {len(problems)} things do not fit the state dict:", *lines])
-    return Error(message, kind="mismatch", path=path, tensor=first.tensor if first else None, problems=problems)

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from . import _core
 from ._arguments import (PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
                          optional_path_bytes, optional_text, path_bytes, refuse_type, settings, text)
-from ._errors import Error, Problem
+from ._errors import Problem, refused
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
 
 Progress = Callable[[int, int], object]
 
@@ -258,7 +256,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
         callback("progress", given["progress"]))
     problems = tuple(Problem(*row) for row in result.pop("problems"))
     if problems:
-        raise _refused([os.fsdecode(path) for path, _ in sources], problems)
+        raise refused([os.fsdecode(path) for path, _ in sources], problems)
     if (left_over := result.pop("left_over")) is not None:
         warnings.warn(f"{left_over}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
@@ -325,13 +323,3 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "resume": flag,
     "discard": flag,
 }
-
-
-def _refused(sources: list[str], problems: tuple[Problem, ...]) -> Error:
-    lines = [str(problem) for problem in problems[:MAX_LISTED]]
-    if len(problems) > MAX_LISTED:
-        lines.append(f"and {len(problems) - MAX_LISTED} more")
-    first = problems[0] if len(problems) == 1 else None
-    message = lines[0] if first else "\n  ".join([f"{' + '.join(sources)}: {len(problems)} problems:", *lines])
-    return Error(message, kind="mismatch", path=sources[0] if len(sources) == 1 else None,
-                 tensor=first.tensor if first else None, problems=problems)

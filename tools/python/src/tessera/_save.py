@@ -16,7 +16,7 @@ from . import _core
 from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
-from ._job_tensors import JobTensor
+from ._job_tensors import in_host_memory
 from ._ranks import Ranks
 
 if TYPE_CHECKING:
@@ -85,11 +85,6 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
         return _Background.start(job, job.report(begin))
 
 
-class _Planned(NamedTuple):
-    job: _core.Job
-    plan: _core.SavePlan
-
-
 class SaveSteps:
     """The steps of one save on this rank. All ranks take each step together."""
 
@@ -132,8 +127,7 @@ class SaveSteps:
         kept = []  # keeps alive the memory that the addresses point to
         addresses: dict[str, list[int]] = {}
         for name, boxes in self.boxes.items():
-            in_memory = [None if box is None else box.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                         for box in boxes]
+            in_memory = [None if box is None else in_host_memory(box) for box in boxes]
             kept.append(in_memory)
             addresses[name] = [0 if box is None else box.data_ptr() for box in in_memory]
         self.save.write(self.plan, addresses)
@@ -146,7 +140,7 @@ class SaveSteps:
 class _Job(SaveSteps):
     """One save, on this rank."""
 
-    _plans: dict[Any, _Planned] = {}
+    _plans: dict[Any, _core.SavePlan] = {}
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 
     @classmethod
@@ -160,7 +154,6 @@ class _Job(SaveSteps):
                  keep_last: int | None, compress: str, memory: int | str):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
-        self.path = ""
 
         def begin() -> dict[str, Any]:
             encoded = path_bytes("path", path)
@@ -174,7 +167,8 @@ class _Job(SaveSteps):
                                     nbytes("memory", memory))
             own = tensor_digest(self.state)
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
-                    "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}", "values": self._values() if ranks.rank == 0 else None,
+                    "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}",
+                    "values": self._values() if ranks.rank == 0 else None,
                     "directory": self.save.stage() if ranks.rank == 0 else None}
 
         by_rank = self.together(begin)
@@ -188,10 +182,8 @@ class _Job(SaveSteps):
                                 kind="mismatch", path=self.path)
         digests = tuple(message["tensors"] for message in by_rank)
         descriptions = None
-        if len(set(digests)) > 1 and self._cache_key(digests) not in self._plans:
+        if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):
             descriptions = self.together(lambda: describe_job(self.state))
-        elif len(set(digests)) > 1:
-            self.together(lambda: None)
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
             values = merged_values(self.together(self._values))
@@ -201,9 +193,8 @@ class _Job(SaveSteps):
             self.save.set_contents(self.plan, first["directory"], values)
         except BaseException as error:
             self.failure = error
-        if self.format in ("native", "dcp"):
-            return
-        self.together(self._start_one_file)
+        if self.save.is_one_file:
+            self.together(self._start_one_file)
 
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
@@ -218,11 +209,11 @@ class _Job(SaveSteps):
             self.has_planned = True
             described = merged(self.path, descriptions) if descriptions else describe_job(self.state)
             job = core_job(self.ranks, described)
-            found = _Planned(job, _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)))
+            found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state))
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = found
-        return found.plan
+        return found
 
     def _boxes(self) -> dict[str, list[torch.Tensor | None]]:
         """Returns, by tensor, its boxes; None in place of a box that this rank does not write."""

@@ -22,6 +22,7 @@ from torch.futures import Future
 from . import _core
 from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, path_bytes, text
 from ._checkpoint import Checkpoint
+from ._job_tensors import is_in_host_memory
 from ._ranks import Ranks
 from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
 from ._symbol import with_constants
@@ -115,8 +116,7 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
         tuple(slice(offset, offset + size) for offset, size in zip(item.storage_offsets, item.lengths, strict=True))]
     if target.shape != item.lengths:
         raise ValueError(f"{item.storage_index.fqn}: expected room for {tuple(item.lengths)}, found {tuple(target.shape)}")
-    is_plain = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
-    if is_plain and str(target.dtype) == f"torch.{box.dtype}":
+    if is_in_host_memory(target) and str(target.dtype) == f"torch.{box.dtype}":
         box._read_into(target.reshape(-1).view(torch.uint8))
     else:
         target.copy_(box.torch())
