@@ -297,19 +297,8 @@ class Load {
   nb::list values() const {
     nb::list list;
     for (const formats::ValueEntry& value : reader_->contents().values) {
-      nb::list path;
-      for (const formats::Key& key : value.key_path) {
-        if (const auto* text = std::get_if<std::string>(&key)) {
-          path.append(text_to_python(*text));
-        } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
-          path.append(nb::make_tuple(*position));
-        } else {
-          path.append(
-              value_to_python(formats::dict_key_value(std::get<formats::NonStringKey>(key))));
-        }
-      }
-      if (value.key_path.empty()) path.append(text_to_python(value.name));
-      list.append(nb::make_tuple(text_to_python(value.name), path));
+      list.append(
+          nb::make_tuple(text_to_python(value.name), path_to_python(value.key_path, value.name)));
     }
     return list;
   }

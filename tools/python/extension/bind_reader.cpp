@@ -124,6 +124,21 @@ class Reader {
     return list;
   }
 
+  /// Returns the keys of each tensor, value and alias, in this order.
+  nb::list paths() const {
+    nb::list list;
+    for (const formats::TensorEntry& tensor : contents().tensors) {
+      list.append(path_to_python(tensor.key_path, tensor.meta.fqn));
+    }
+    for (const formats::ValueEntry& value : contents().values) {
+      list.append(path_to_python(value.key_path, value.name));
+    }
+    for (const formats::Alias& alias : contents().aliases) {
+      list.append(path_to_python(alias.key_path, alias.fqn));
+    }
+    return list;
+  }
+
   nb::list opened_classes() const {
     nb::list list;
     for (const formats::OpenedClass& opened : contents().opened_classes) {
@@ -198,6 +213,7 @@ void bind_reader(nb::module_& module) {
       .def("tensors", &Reader::tensors)
       .def("values", &Reader::values)
       .def("aliases", &Reader::aliases)
+      .def("paths", &Reader::paths)
       .def("opened_classes", &Reader::opened_classes)
       .def("part", &Reader::part)
       .def("tensor", &Reader::tensor, nb::arg("tensor_index"))

@@ -213,6 +213,22 @@ nb::object byte_range_or_none(const std::optional<ByteRange>& range) {
   return nb::make_tuple(range->begin, range->end);
 }
 
+nb::list path_to_python(const formats::KeyPath& path, std::string_view name) {
+  nb::list keys;
+  for (const formats::Key& key : path) {
+    if (const auto* text = std::get_if<std::string>(&key)) {
+      keys.append(text_to_python(*text));
+    } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
+      keys.append(nb::make_tuple(*position));
+    } else {
+      keys.append(
+          value_to_python(formats::dict_key_value(std::get<formats::NonStringKey>(key))));
+    }
+  }
+  if (path.empty()) keys.append(text_to_python(name));
+  return keys;
+}
+
 nb::object value_to_python(const Value& value) {
   return std::visit(ToPython(Place::anywhere), value.storage());
 }

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
 
 namespace nb = nanobind;
 
@@ -27,6 +28,10 @@ std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts);
 nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);
+
+/// Returns the keys of an entry: those of dicts, and a tuple of one int for a position in a list.
+/// An entry without a path has its name as its one key.
+nb::list path_to_python(const formats::KeyPath& path, std::string_view name);
 
 /// Returns the Python object that a value stands for; a Symbol is a `tessera.Symbol`.
 nb::object value_to_python(const Value& value);

@@ -96,9 +96,3 @@ def nbytes(name: str, size: int | str) -> int:
     if size is None:
         refuse_type(name, "an int, or a size as a str", size)
     return at_least_one(name, size, MAX_NBYTES)
-
-
-def callback(name: str, function: Callable[[int, int], object] | None) -> Callable[[int, int], object] | None:
-    if function is not None and not callable(function):
-        refuse_type(name, "a function", function)
-    return function

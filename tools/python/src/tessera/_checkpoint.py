@@ -10,6 +10,8 @@ from typing import Any
 from . import _core
 from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, path_bytes, settings
 from ._errors import Error, MissingName, Refused
+from ._html import html_of
+from ._state_dict import Likeness, whole
 from ._tensor import Tensor, TensorMeta
 
 
@@ -35,8 +37,8 @@ class Checkpoint(Mapping[str, Any]):
         self.part: str | None = reader.part()
         """Which part of a checkpoint this is, such as the file of one rank; None: a whole checkpoint."""
         self._reader: _core.Reader | None = reader
-        self._metas = {name: TensorMeta(index, dtype, itemsize, shape)
-                       for index, (name, dtype, itemsize, shape) in enumerate(reader.tensors())}
+        self._metas = {name: TensorMeta(number, dtype, itemsize, shape)
+                       for number, (name, dtype, itemsize, shape) in enumerate(reader.tensors())}
         self._values = {name: index for index, name in enumerate(reader.values())}
         self._names = sorted([*self._metas, *self._values, *self.aliases])
 
@@ -81,12 +83,35 @@ class Checkpoint(Mapping[str, Any]):
         return len(self._names)
 
     # A mapping compares and prints its items: that would read all values.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def __repr__(self) -> str:
         return (f"<tessera.Checkpoint {self.path!r}: {len(self._metas)} tensors, {len(self._values)} values; "
                 f"{self.format}{', closed' if self._reader is None else ''}>")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the tree of names and a map of the sizes."""
+        return html_of(self)
+
+    def state_dict(self, *, like: Mapping[Any, Any] | None = None, lazy: bool = False) -> dict[Any, Any]:
+        """Reads everything into nested dicts and lists, as the program had them that saved it.
+
+        Tensors become torch.Tensors on the CPU; tied names share one. Values are what they were.
+        like: a state dict. Only what it has is read, and must have its shapes and dtypes. Its tensors are not changed, and may be
+            on the meta device.
+        lazy: leave tensors unread, as `Tensor`. A module's `load_state_dict` takes them, and reads one at a time.
+
+        Raises Error: listing all that does not fit `like`; if a value is one that Tessera never reads.
+        """
+        take = (lambda tensor: tensor) if flag("lazy", lazy) else Tensor.torch
+        if like is not None:
+            return Likeness(self, take).of(like)
+        names = [*self._metas, *self._values, *self.aliases]
+        return whole(self, dict(zip(names, self._open_reader().paths())), take)
 
     def close(self) -> None:
         """Closes the files. Tensors of this checkpoint cannot be read any more; names and shapes remain."""
@@ -108,14 +133,18 @@ class Checkpoint(Mapping[str, Any]):
     def _missing(self, name: object) -> MissingName:
         if not isinstance(name, str):
             return MissingName(f"{self.path}: expected a name, found {name!r}", kind="not_found", path=self.path)
+        nearest = self._nearest(name)
+        hint = f" (did you mean {nearest!r}?)" if nearest is not None else ""
+        return MissingName(f"{self.path}: {name!r}: no tensor and no value has this name{hint}", kind="not_found",
+                           path=self.path, tensor=name)
+
+    def _nearest(self, name: str) -> str | None:
+        """Returns the name in the checkpoint that a wrong one may mean."""
         try:
             encoded = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # no name in a file has such a character
             encoded = name.encode("utf-8", "replace")
-        nearest = self._open_reader().nearest_name(encoded)
-        hint = f" (did you mean {nearest!r}?)" if nearest is not None else ""
-        return MissingName(f"{self.path}: {name!r}: no tensor and no value has this name{hint}", kind="not_found",
-                           path=self.path, tensor=name)
+        return self._open_reader().nearest_name(encoded)
 
 
 # Their iterators go on behind an item that could not be read, which generators would not.

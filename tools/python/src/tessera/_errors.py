@@ -61,7 +61,8 @@ class Refused(Error):
 class MissingName(Error, KeyError):
     """A checkpoint does not have a name: a KeyError that suggests a similar name."""
 
-    __str__ = Exception.__str__  # KeyError's own puts the message into quotes
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError's own puts the message into quotes
 
 
 def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "problems", where: str = "") -> Error:

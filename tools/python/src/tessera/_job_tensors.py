@@ -29,7 +29,7 @@ class JobTensor(NamedTuple):
 
 def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
     """Describes a plain tensor, a DTensor or a ShardedTensor. Raises Error naming the tensor for other kinds."""
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if isinstance(tensor, ShardedTensor):
         return _of_sharded_tensor(name, tensor, ranks)

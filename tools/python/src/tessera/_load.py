@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._arguments import PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes, path_bytes
+from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, path_bytes
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
+from ._progress import Progress, progress_function
 from ._ranks import Ranks
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
 from ._symbol import with_constants
@@ -35,7 +36,7 @@ class Loaded(NamedTuple):
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
          allow_cast: bool = False, only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
          memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
-         progress: Callable[[int, int], object] | None = None) -> Loaded:
+         progress: Progress = None) -> Loaded:
     """Loads a checkpoint into a state dict, in place: fills its tensors and replaces its values. Collective.
 
     The checkpoint may have any format that Tessera reads, and may be saved by any number of ranks in any layout. Each
@@ -50,7 +51,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
     memory: bytes for the buffers of all threads of this rank.
     threads: the number of threads; None: the number of cores.
-    progress: called with the bytes read on this rank and the total.
+    progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
     If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
     """
@@ -66,7 +67,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
                                        names_bytes("only", only), rename))
         ranks.gather(what,
                      lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
-                                       callback("progress", progress)))
+                                       progress_function(progress, f"load, rank {ranks.rank}")))
         ranks.gather(what, lambda: load.put_back(state_dict))
     return load.report()
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from . import _core
-from ._arguments import (PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
+from ._arguments import (PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes,
                          optional_path_bytes, optional_text, path_bytes, refuse_type, settings, text)
 from ._errors import Problem, refused
+from ._progress import Progress, progress_function
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Progress = Callable[[int, int], object]
 
 
 class RankShare(NamedTuple):
@@ -108,7 +107,7 @@ class MoveOptions(TypedDict, total=False):
     overwrite: bool
     resume: bool
     discard: bool
-    progress: Progress | None
+    progress: Progress
 
 
 def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, ranks: int | None = None,
@@ -125,7 +124,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
             memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
-            resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
+            resume: bool = False, discard: bool = False, progress: Progress = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
 
     Copies the bytes in bounded memory and checks them against their checksums. The destination appears only when it
@@ -172,7 +171,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     resume: resume the work of an interrupted call or an interrupted ckpt-reshard run, if there is any. If this call is
         interrupted, or a read or a write fails, keep its finished work. Without resume or discard, nothing is kept.
     discard: remove the work of an interrupted call, and start from the beginning. Keeps finished work as resume does.
-    progress: called with the bytes done and the total. An exception in it stops the move, as Ctrl-C does.
+    progress: called with the bytes done and the total; True: a bar, with tqdm. An exception in the function stops the move, as Ctrl-C does.
 
     If there is work of an interrupted call, give resume or discard: without them the move is refused.
 
@@ -242,31 +241,33 @@ def _sources(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, Pa
 def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Mapping[str, Any], *,
           prefer: str | None = None, prefixes: Sequence[bytes] = (), keep_prefix: bool = False) -> Resharded:
     """Takes the keywords of `reshard` as `options`; what they lack has its default from there."""
-    given = {**reshard.__kwdefaults__, **options}
+    given = {**(reshard.__kwdefaults__ or {}), **options}
     ranks, world_size = given["ranks"], given["world_size"]
     if ranks is not None and world_size is not None:
         raise ValueError(f"ranks: expected one of ranks and world_size, found both ({ranks} and {world_size})")
     if given["resume"] and given["discard"]:
         raise ValueError("resume: expected one of resume and discard, found both")
     encoded = {name: encode(name, given[name]) for name, encode in _ENCODERS.items()}
-    result = _core.move(
-        sources, path_bytes("destination", destination),
-        {"prefer": prefer, "prefixes": prefixes, "keep_prefix": keep_prefix,
-         "world_size": at_least_one("ranks", ranks) or at_least_one("world_size", world_size), **encoded},
-        callback("progress", given["progress"]))
-    problems = tuple(Problem(*row) for row in result.pop("problems"))
+    encoded |= {"prefer": prefer, "prefixes": prefixes, "keep_prefix": keep_prefix,
+                "world_size": at_least_one("ranks", ranks) or at_least_one("world_size", world_size)}
+    result = _core.move(sources, path_bytes("destination", destination), cast("_core._MoveOptions", encoded),
+                        progress_function(given["progress"], "move"))
+    problems = tuple(Problem(*row) for row in result["problems"])
     if problems:
         raise refused([os.fsdecode(path) for path, _ in sources], problems)
-    if (left_over := result.pop("left_over")) is not None:
-        warnings.warn(f"{left_over}: could not remove the old checkpoint (remove it yourself)",
+    if result["left_over"] is not None:
+        warnings.warn(f"{result['left_over']}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
-    notes = [Problem(*row) for row in result.pop("notes")]
-    overflows = [Overflow(*row) for row in result.pop("overflows")]
-    extra_files = [ExtraFile(*row) for row in result.pop("extra_files")]
-    left_files = [LeftFile(*row) for row in result.pop("left_files")]
-    shares = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
-    return Resharded(**result, ranks=shares, extra_files=extra_files, left_files=left_files, notes=notes,
-                     overflows=overflows)
+    return Resharded(
+        source_format=result["source_format"], format=result["format"], world_size=result["world_size"],
+        num_tensors=result["num_tensors"], num_values=result["num_values"], num_aliases=result["num_aliases"],
+        nbytes=result["nbytes"], written=result["written"], kept_nbytes=result["kept_nbytes"], plan=result["plan"],
+        ranks=[RankShare(rank, *share) for rank, share in enumerate(result["ranks"])],
+        extra_files=[ExtraFile(*row) for row in result["extra_files"]],
+        left_files=[LeftFile(*row) for row in result["left_files"]],
+        notes=[Problem(*row) for row in result["notes"]],
+        overflows=[Overflow(*row) for row in result["overflows"]],
+        underflows=result["underflows"], changes=result["changes"], left_out=result["left_out"])
 
 
 def _renames(name: str, renames: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:

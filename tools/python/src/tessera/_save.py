@@ -263,7 +263,7 @@ class _Job(SaveSteps):
         import torch
 
         if tensor.device not in by_device:
-            by_device[tensor.device] = torch.cuda.Stream(tensor.device)
+            by_device[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
             by_device[tensor.device].wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(by_device[tensor.device]):
             copy.copy_(tensor, non_blocking=True)

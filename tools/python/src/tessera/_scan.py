@@ -62,5 +62,6 @@ def scan(path: PathLike, *more: PathLike) -> Scanned:
     """
     paths = [path_bytes("path", each) for each in (path, *more)]
     names, problems, files, pickles = _core.scan(paths)
-    return Scanned([ScannedName(*rest, [ScannedPlace(*place) for place in places]) for *rest, places in names],
+    return Scanned([ScannedName(verdict, name, reason, called, times, [ScannedPlace(*place) for place in places])
+                    for verdict, name, reason, called, times, places in names],
                    [ScanProblem(*problem) for problem in problems], files, pickles)

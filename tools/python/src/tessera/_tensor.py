@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 from . import _core
 
 if TYPE_CHECKING:
-    import numpy
     import torch
+    from numpy import ndarray
 
     from ._checkpoint import Checkpoint
 
@@ -27,7 +27,7 @@ EXACT_IN_FLOAT32 = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz
 
 
 class TensorMeta(NamedTuple):
-    index: int
+    number: int  # among the reader's tensors
     dtype: str
     itemsize: int
     shape: tuple[int, ...]
@@ -163,7 +163,7 @@ class Tensor:
         """Fills a writable one-dimensional array of `nbytes` uint8."""
         reader = self._checkpoint._open_reader()
         if not self._source:
-            self._source.append(reader.tensor(self._meta.index))
+            self._source.append(reader.tensor(self._meta.number))
         self._source[0].read(self._offsets, self._sizes, buffer)
 
     def tobytes(self) -> bytes:
@@ -173,7 +173,7 @@ class Tensor:
             self._read_into(buffer)
         return bytes(buffer)
 
-    def numpy(self, dtype: Any = None) -> numpy.ndarray:
+    def numpy(self, dtype: Any = None) -> ndarray[Any, Any]:
         """Reads the elements into a new array.
 
         NumPy has no bfloat16, float8, complex32 and float4. bfloat16 and float8 have to be asked for as another dtype:
@@ -183,16 +183,17 @@ class Tensor:
 
         wanted = None if dtype is None else numpy.dtype(dtype)
         is_own = self.dtype in NUMPY_NAMES
-        is_same_elsewhere = wanted is not None and wanted.name == self.dtype  # ml_dtypes
-        if not is_own and not is_same_elsewhere and (wanted is None or self.dtype not in EXACT_IN_FLOAT32):
+        elsewhere = wanted if wanted is not None and wanted.name == self.dtype else None  # ml_dtypes
+        if not is_own and elsewhere is None and (wanted is None or self.dtype not in EXACT_IN_FLOAT32):
             raise TypeError(self._no_numpy())
         raw = numpy.empty(self.nbytes, numpy.uint8)
         if raw.size:
             self._read_into(raw)
+        array: ndarray[Any, Any]
         if is_own:
             array = raw.view(NUMPY_NAMES[self.dtype])
-        elif is_same_elsewhere:
-            array = raw.view(wanted)
+        elif elsewhere is not None:
+            array = raw.view(elsewhere)
         else:
             array = numpy.empty(self.numel, numpy.float32)
             _core.to_float32(self.dtype, raw, array)
@@ -205,7 +206,7 @@ class Tensor:
             ways += ", t.numpy('float32') has the same numbers"
         return f"{self.name}: NumPy has no {self.dtype} ({ways}, t.tobytes() are the bytes)"
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
         if copy is False:
             raise ValueError(f"{self.name}: reading a tensor makes a copy of it")
         return self.numpy(dtype)
@@ -222,6 +223,18 @@ class Tensor:
             self._read_into(raw)
         return raw.view(dtype).reshape(self.shape)
 
+    is_meta = False  # a module's load_state_dict asks
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Lets torch's functions take a Tensor: it is read at once, for this call."""
+        def read(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.torch()
+            return type(value)(map(read, value)) if type(value) in (list, tuple) else value
+
+        return function(*map(read, args), **{key: read(value) for key, value in (kwargs or {}).items()})
+
     def __dlpack__(self, **options: Any) -> Any:
         return self._exchangeable().__dlpack__(**options)
 
@@ -235,4 +248,5 @@ class Tensor:
         """Reads the one element, as a Python number."""
         if self.numel != 1:
             raise ValueError(f"{self.name}: expected one element, found {self.numel} in the shape {list(self.shape)}")
-        return self.numpy("float32" if self.dtype in EXACT_IN_FLOAT32 else None).item()
+        number: bool | int | float | complex = self.numpy("float32" if self.dtype in EXACT_IN_FLOAT32 else None).item()
+        return number

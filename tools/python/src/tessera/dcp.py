@@ -14,9 +14,11 @@ from typing import Any, Union
 import torch
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex,
                                                    TensorProperties, TensorStorageMetadata)
-from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner,
                                                   WriteItem, WriteItemType)
+from torch.distributed.checkpoint.storage import StorageReader as DcpStorageReader
+from torch.distributed.checkpoint.storage import StorageWriter as DcpStorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from . import _core
@@ -32,7 +34,7 @@ CheckpointId = Union[str, "os.PathLike[str]", None]
 MAX_THREADS = 8  # threads that wait for reads; the core reads a large tensor with more threads
 
 
-class StorageReader(storage.StorageReader):
+class StorageReader(DcpStorageReader):
     """Reads a checkpoint of any format and sharding for `torch.distributed.checkpoint.load`.
 
     DCP's planner decides what each rank reads. Each rank reads only these elements, and checks every checksum that
@@ -122,7 +124,7 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
         target.copy_(box.torch())
 
 
-class StorageWriter(storage.StorageWriter):
+class StorageWriter(DcpStorageWriter):
     """Writes a native checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
 
     DCP's planner decides which rank writes what. The checkpoint appears when it is complete. Create the writer on
@@ -161,15 +163,15 @@ class StorageWriter(storage.StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return plans
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[storage.WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
         _PlannedSave(Ranks.of(self._group), self._path, self._options, plan.items, planner).run()
-        future: Future[list[storage.WriteResult]] = Future()
-        future.set_result([storage.WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
                                                storage_data=None) for item in plan.items])
         return future
 
-    def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Does nothing: `write_data` has finished the checkpoint on all ranks."""
 
 

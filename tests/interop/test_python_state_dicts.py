@@ -1,0 +1,145 @@
+"""`Checkpoint.state_dict`: nested dicts, only what another state dict has, lazy tensors; what notebooks show; bars."""
+
+import re
+import sys
+import types
+
+import pytest
+import torch
+
+from python_package import tessera
+
+FORMATS = ("native", "dcp", "torch")
+
+
+def module():
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
+
+
+@pytest.fixture
+def state():
+    model = module()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 3, "empty": {},
+            "list": [{"a": 1, "t": torch.ones(2)}, 5], "tied": model[0].weight.detach()}
+
+
+def saved(state, folder, format):
+    path = folder / ("state.pt" if format == "torch" else "state")
+    tessera.save(state, path, format=format)
+    return tessera.open(path)
+
+
+def text_keys(value):
+    """DCP makes text of keys that are numbers."""
+    if isinstance(value, dict):
+        return {str(key): text_keys(item) for key, item in value.items()}
+    return [text_keys(item) for item in value] if isinstance(value, list) else value
+
+
+def assert_same(one, other):
+    assert type(one) is type(other), (one, other)
+    if isinstance(one, dict):
+        assert list(one) == list(other) or sorted(map(str, one)) == sorted(map(str, other))
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other):
+            assert_same(a, b)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_nested_dicts_come_back_as_they_were(state, format, tmp_path):
+    with saved(state, tmp_path, format) as checkpoint:
+        found = checkpoint.state_dict()
+    given = {key: dict(value) if key == "model" else value for key, value in state.items()}
+    assert_same(found, text_keys(given) if format == "dcp" else given)
+    if format != "dcp":  # which stores a tied tensor twice
+        assert found["tied"] is found["model"]["0.weight"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_module_takes_lazy_tensors(state, format, tmp_path):
+    model = module()
+    with saved(state, tmp_path, format) as checkpoint:
+        lazy = checkpoint.state_dict(lazy=True)["model"]
+        assert all(isinstance(tensor, tessera.Tensor) for tensor in lazy.values())
+        model.load_state_dict(lazy)
+    assert_same(dict(model.state_dict()), dict(state["model"]))
+
+
+def test_functions_of_torch_take_lazy_tensors(state, tmp_path):
+    with saved(state, tmp_path, "native") as checkpoint:
+        assert torch.equal(torch.cat([checkpoint["model.0.bias"], checkpoint["model.1.bias"]]),
+                           torch.cat([state["model"]["0.bias"], state["model"]["1.bias"]]))
+        assert torch.allclose(checkpoint["model.0.bias"], other=checkpoint["model.0.bias"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_like_takes_what_it_has_even_on_the_meta_device(state, format, tmp_path):
+    with torch.device("meta"):
+        model = module()
+    with saved(state, tmp_path, format) as checkpoint:
+        found = checkpoint.state_dict(like={"model": model.state_dict(), "list": [{"t": torch.zeros(2)}]})
+    assert_same(found, {"model": dict(state["model"]), "list": [{"t": torch.ones(2)}]})
+    model.load_state_dict(found["model"], assign=True)
+    assert model[0].weight.device.type == "cpu"
+
+
+def test_like_lists_all_that_does_not_fit(state, tmp_path):
+    like = {"model": {"0.weight": torch.ones(3), "x": torch.ones(3), "1.bias": torch.ones(3).half(), "1.weight": 4},
+            "stp": 1, "step": torch.ones(1)}
+    with saved(state, tmp_path, "native") as checkpoint, pytest.raises(tessera.Error) as refused:
+        checkpoint.state_dict(like=like)
+    assert [(problem.tensor, problem.rule, problem.expected, problem.found) for problem in refused.value.problems] == [
+        ("model.0.weight", "shape", "[3]", "[5, 4]"),
+        ("model.x", "missing", "a tensor or a value of that name", "none"),
+        ("model.1.bias", "dtype", "float16", "float32"),
+        ("model.1.weight", "kind", "int", "a tensor"),
+        ("stp", "missing", "a tensor or a value of that name", "none (did you mean 'step'?)"),
+        ("step", "kind", "a tensor", "a value")]
+
+
+def test_notebooks_show_names_and_sizes(tmp_path):
+    torch.save({"m": {f"layers.{i}.<w>": torch.zeros(100, 10) for i in range(100)}, "step": 1}, tmp_path / "m.pt")
+    with tessera.open(tmp_path / "m.pt") as checkpoint:
+        page = checkpoint._repr_html_()
+    assert "100 tensors, 1 values, 390.6 KiB" in page and "and 61 more" in page and "&lt;w&gt;" in page and "<w>" not in page
+    areas = [float(w) * float(h) for w, h in re.findall(r'width="([\d.]+)" height="([\d.]+)" fill="#(?!fff)', page)]
+    assert len(areas) == 40 and max(areas) < 1.1 * min(areas)
+
+
+def test_progress_can_be_a_bar(state, tmp_path, monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, **options):
+            self.options, self.n, self.is_closed = options, 0, False
+            bars.append(self)
+
+        def update(self, more):
+            self.n += more
+
+        def close(self):
+            self.is_closed = True
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
+    auto = types.ModuleType("tqdm.auto")
+    auto.tqdm = Bar
+    monkeypatch.setitem(sys.modules, "tqdm.auto", auto)
+    saved(state, tmp_path, "native").close()
+    tessera.verify(tmp_path / "state", progress=True)
+    tessera.load(state, tmp_path / "state", progress=True)
+    tessera.reshard(tmp_path / "state", tmp_path / "moved", ranks=2, progress=True)
+    assert len(bars) == 3 and all(bar.is_closed and bar.n == bar.options["total"] > 0 for bar in bars)
+
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ValueError, match="expected tqdm to be installed"):
+        tessera.verify(tmp_path / "state", progress=True)

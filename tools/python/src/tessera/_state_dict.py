@@ -1,0 +1,128 @@
+"""The contents of a checkpoint as nested dicts and lists, as the program had them that saved it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._errors import Problem, Refused, refused
+from ._symbol import with_constants
+
+if TYPE_CHECKING:
+    from ._checkpoint import Checkpoint
+    from ._tensor import Tensor
+
+
+class Nested:
+    """Nested dicts and lists that are filled entry by entry."""
+
+    def __init__(self) -> None:
+        self.root: dict[Any, Any] = {}
+
+    def put(self, path: list[Any], value: Any) -> None:
+        """Sets the entry at these keys; a tuple of one int is a position in a list."""
+        container: Any = self.root
+        for key, following in zip(path, path[1:]):
+            container = self._child(container, key, [] if isinstance(following, tuple) else {})
+        self._set(container, path[-1], value)
+
+    @staticmethod
+    def _child(container: Any, key: Any, new: Any) -> Any:
+        if isinstance(container, list):
+            position = key[0]
+            while len(container) <= position:
+                container.append(None)
+            if container[position] is None:
+                container[position] = new
+            return container[position]
+        return container.setdefault(key, new)
+
+    @staticmethod
+    def _set(container: Any, key: Any, value: Any) -> None:
+        if isinstance(container, list):
+            while len(container) <= key[0]:
+                container.append(None)
+            container[key[0]] = value
+        else:
+            container[key] = value
+
+
+def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[[Tensor], Any]) -> dict[Any, Any]:
+    """Returns everything. Entries that share an element are one tensor, as in the program that saved them."""
+    nested = Nested()
+    read: dict[str, Any] = {}
+    for name in checkpoint:
+        first = checkpoint.aliases.get(name, name)
+        if first not in read:
+            entry = checkpoint._entry(first)
+            if isinstance(entry, Refused):
+                raise entry
+            read[first] = tensor(entry) if first in checkpoint._metas else with_constants(entry)
+        nested.put(paths[name], read[first])
+    return nested.root
+
+
+class Likeness:
+    """Builds what another state dict has, with the elements of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, tensor: Callable[[Tensor], Any]):
+        import torch
+
+        self._checkpoint = checkpoint
+        self._tensor = tensor
+        self._tensor_type = torch.Tensor
+        self._read: dict[str, Any] = {}
+        self._problems: list[Problem] = []
+
+    def of(self, like: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Returns new dicts and lists with the keys of `like`. Raises Error, listing all that does not fit."""
+        wanted: list[tuple[str, Any]] = []
+        self._visit([], like, lambda name, value: wanted.append((name, value)))
+        for name, value in wanted:
+            self._check(name, value)
+        if self._problems:
+            raise refused([self._checkpoint.path], tuple(self._problems), "things do not fit the state dict",
+                          f"{self._checkpoint.path}: ")
+        built: dict[Any, Any] = self._visit([], like, lambda name, _: self._take(name))
+        return built
+
+    def _visit(self, path: list[Any], value: Any, leaf: Callable[[str, Any], Any]) -> Any:
+        if isinstance(value, Mapping) and (value or not path):
+            return {key: self._visit([*path, key], item, leaf) for key, item in value.items()}
+        if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, self._tensor_type)) for item in value):
+            items = [self._visit([*path, (i,)], item, leaf) for i, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        return leaf(_core.spell_path(path), value)
+
+    def _check(self, name: str, value: Any) -> None:
+        if name not in self._checkpoint:
+            nearest = self._checkpoint._nearest(name)
+            self._add("missing", name, "a tensor or a value of that name",
+                      "none" if nearest is None else f"none (did you mean {nearest!r}?)")
+            return
+        meta = self._checkpoint._metas.get(self._checkpoint.aliases.get(name, name))
+        if not isinstance(value, self._tensor_type):
+            if meta is not None:
+                self._add("kind", name, type(value).__name__, "a tensor")
+            return
+        dtype = str(value.dtype).removeprefix("torch.")
+        if hasattr(value, "placements"):
+            self._add("kind", name, "a plain tensor (tessera.load fills DTensors)", "a DTensor in the state dict")
+        elif meta is None:
+            self._add("kind", name, "a tensor", "a value")
+        elif tuple(value.shape) != meta.shape:
+            self._add("shape", name, str(list(value.shape)), str(list(meta.shape)))
+        elif dtype != meta.dtype:
+            self._add("dtype", name, dtype, meta.dtype)
+
+    def _add(self, rule: str, name: str, expected: str, found: str) -> None:
+        self._problems.append(Problem("error", rule, None, name, None, expected, found,
+                                      f"{name}: {rule}: expected {expected}, found {found}"))
+
+    def _take(self, name: str) -> Any:
+        first = self._checkpoint.aliases.get(name, name)
+        if first not in self._read:
+            entry = self._checkpoint[first]
+            self._read[first] = self._tensor(entry) if first in self._checkpoint._metas else with_constants(entry)
+        return self._read[first]
