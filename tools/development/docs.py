@@ -20,7 +20,7 @@ from places import HERE, ROOT, locked
 GROUPS = {
     "start": ("Start here", ("docs/tour.md", "docs/install.md")),
     "training": ("Training", ("docs/fully_shard.md", "docs/traps.md", "docs/embedding.md", "docs/planning_tables.md",
-                              "docs/state.md", "docs/migrating.md", "docs/examples/")),
+                              "docs/state.md", "docs/migrating.md", "docs/trainers/", "docs/examples/")),
     "tools": ("The tools", ("docs/cli/ckpt-inspect.md", "docs/cli/ckpt-reshard.md", "docs/recipes.md", "docs/from/", "docs/python.md", "docs/cli/")),
     "docs-formats": ("Formats on disk", ("docs/formats/",)),
     "docs-decisions": ("Decisions", ("docs/decisions/",)),

@@ -1,0 +1,291 @@
+"""Tessera inside the trainers that people have: Lightning, Hugging Face's Trainer, torchtitan. The examples of
+docs/trainers run as they stand there."""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+from ckpt_tools import ROOT, succeed  # noqa: E402
+from on_ranks import run_function, run_program  # noqa: E402
+from python_package import tessera  # noqa: E402
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def example(page):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trainers" / page).read_text(), re.DOTALL)
+    return code
+
+
+def lightning_module():
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+            self.losses = []
+
+        def training_step(self, batch, _):
+            [rows] = batch
+            loss = self.net(rows).square().mean()
+            self.losses.append(loss.item())
+            return loss
+
+        def train_dataloader(self):
+            rows = torch.arange(64, dtype=torch.float32).reshape(16, 4) / 64
+            return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), 0.05)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
+
+    torch.manual_seed(1)
+    return Module()
+
+
+def fit(folder, epochs, plugin, ckpt_path=None, **options):
+    import lightning
+
+    module = lightning_module()
+    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+                                enable_model_summary=False, default_root_dir=folder, plugins=[plugin] if plugin else [], **options)
+    trainer.fit(module, ckpt_path=ckpt_path)
+    return module.losses, trainer.checkpoint_callback.best_model_path
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_lightning_resumes_as_if_it_had_not_stopped(asynchronous, tmp_path):
+    import tessera.lightning
+
+    whole, _ = fit(tmp_path / "whole", 4, None)
+    plugin = tessera.lightning.CheckpointIO(asynchronous=asynchronous)
+    begin, path = fit(tmp_path / "run", 2, plugin)
+    assert Path(path).is_dir() and tessera.verify(path) == []
+    end, _ = fit(tmp_path / "run", 4, tessera.lightning.CheckpointIO(), ckpt_path=path)
+    assert begin + end == whole
+    assert "state_dict.net.0.weight" in succeed("ckpt-inspect", "ls", path)
+
+
+def test_lightning_loads_its_own_files_and_old_files_are_replaced(tmp_path):
+    import tessera.lightning
+
+    _, path = fit(tmp_path / "run", 2, None)
+    assert Path(path).is_file()
+    end, _ = fit(tmp_path / "run", 4, tessera.lightning.CheckpointIO(), ckpt_path=path)
+    whole, _ = fit(tmp_path / "whole", 4, None)
+    assert end == whole[len(whole) // 2:]
+
+
+def ddp(folder):
+    import tessera.lightning
+
+    plugin = tessera.lightning.CheckpointIO(asynchronous=True)
+    begin, path = fit(folder, 2, plugin, strategy="ddp", devices=2)
+    end, _ = fit(folder, 4, tessera.lightning.CheckpointIO(), ckpt_path=path, strategy="ddp", devices=2)
+    whole, _ = fit(folder + "-whole", 4, None, strategy="ddp", devices=2)
+    assert begin + end == whole
+
+
+def test_lightning_with_ddp_on_two_ranks(tmp_path):
+    program = f"import sys; sys.path[:0] = {sys.path!r}; import test_trainers; test_trainers.ddp({str(tmp_path / 'run')!r})"
+    run_program([sys.executable, "-B", "-c", program], 2)
+
+
+def test_the_example_for_lightning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example("lightning.md"), "lightning.md", "exec"), {"model": lightning_module()})
+    [folder] = (tmp_path / "run" / "checkpoints").iterdir()
+    assert tessera.verify(folder) == []
+
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+
+    def forward(self, x, labels):
+        return {"loss": (self.net(x) - labels).square().mean()}
+
+
+def dataset():
+    rows = torch.arange(96, dtype=torch.float32).reshape(24, 4) / 96
+    return [{"x": row, "labels": row.sum(0, keepdim=True)} for row in rows]
+
+
+def trainer_of_transformers(folder, steps, callback, **options):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(output_dir=str(folder), save_steps=3, max_steps=steps, report_to=[], disable_tqdm=True,
+                                  use_cpu=True, per_device_train_batch_size=2, logging_steps=1, seed=5, learning_rate=0.01,
+                                  **options)
+    torch.manual_seed(2)
+    return Trainer(Regression(), arguments, train_dataset=dataset(), callbacks=[callback] if callback else [])
+
+
+def losses(trainer):
+    return {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+
+
+def test_transformers_resumes_as_if_it_had_not_stopped(tmp_path):
+    import tessera.transformers
+
+    whole = trainer_of_transformers(tmp_path / "whole", 9, None)
+    whole.train()
+    folder = tmp_path / "run"
+    options = {"save_only_model": True, "save_total_limit": 2}
+    first = trainer_of_transformers(folder, 9, tessera.transformers.SaveCallback(), **options)
+    first.train()
+    assert losses(first) == losses(whole)
+    shutil.rmtree(folder / "checkpoint-9")
+    second = trainer_of_transformers(folder, 9, tessera.transformers.SaveCallback(), **options)
+    assert tessera.transformers.latest(folder) == str(folder / "checkpoint-6")
+    second.train(resume_from_checkpoint=tessera.transformers.latest(folder))
+    assert losses(second) == losses(whole)
+    assert all(torch.equal(one, other) for one, other in zip(second.model.parameters(), whole.model.parameters()))
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-6", "checkpoint-9"]
+    assert not (folder / "checkpoint-9" / "optimizer.pt").exists()
+
+
+def test_transformers_says_which_folder_is_complete(tmp_path):
+    import tessera.transformers
+
+    options = {"save_only_model": True}
+    trainer_of_transformers(tmp_path, 6, tessera.transformers.SaveCallback(), **options).train()
+    shutil.rmtree(tmp_path / "checkpoint-6" / "tessera")
+    assert tessera.transformers.latest(tmp_path) == str(tmp_path / "checkpoint-3")
+    assert tessera.transformers.latest(tmp_path / "elsewhere") is None
+    trainer = trainer_of_transformers(tmp_path, 9, tessera.transformers.SaveCallback(), **options)
+    with pytest.raises(tessera.Error, match="expected tessera with the optimizer's state, which SaveCallback writes, found none"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    with pytest.raises(ValueError, match="expected save_only_model=True"):
+        trainer_of_transformers(tmp_path / "other", 3, tessera.transformers.SaveCallback()).train()
+
+
+def test_the_example_for_transformers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example("hugging-face.md"), "hugging-face.md", "exec"), {"model": Regression(), "dataset": dataset()})
+    assert tessera.verify(tmp_path / "run" / "checkpoint-6" / "tessera") == []
+
+
+class TrainState:
+    step = 0
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+class Schedulers:
+    """What torchtitan's container of schedulers is to its manager."""
+
+    def __init__(self, optimizer):
+        self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def state_dict(self):
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state):
+        self.scheduler.load_state_dict(state)
+
+
+class Optimizers:
+    """A state dict by names, as torchtitan's container of optimizers has it."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+        return get_optimizer_state_dict(self.model, self.optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+    def load_state_dict(self, state):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        set_optimizer_state_dict(self.model, self.optimizer, state,
+                                 options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def titan_job(seed):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    torch.manual_seed(seed)
+    model = fully_shard(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    return {"model": model, "optimizers": Optimizers(model, optimizer), "lr_schedulers": Schedulers(optimizer),
+            "train_state": TrainState(), "optimizer": optimizer}
+
+
+def titan_steps(job, count):
+    found = []
+    for _ in range(count):
+        loss = job["model"](torch.ones(4, 6)).square().mean()
+        loss.backward()
+        job["optimizer"].step()
+        job["optimizer"].zero_grad()
+        job["lr_schedulers"].scheduler.step()
+        job["train_state"].step += 1
+        found.append(loss.item())
+    return found
+
+
+def titan_manager(job, folder, **options):
+    import tessera.torchtitan
+
+    config = tessera.torchtitan.CheckpointManager.Config(enable=True, interval=2, keep_latest_k=2, **options)
+    return config.build(dataloader=None, model_parts=[job["model"]], optimizers=job["optimizers"],
+                        lr_schedulers=job["lr_schedulers"], states={"train_state": job["train_state"]}, sd_adapter=None,
+                        base_folder=str(folder))
+
+
+def titan_saves(folder, mode, expected):
+    job = titan_job(1)
+    manager = titan_manager(job, folder, async_mode=mode)
+    for step in (2, 4):
+        titan_steps(job, 2)
+        manager.save(step)
+        manager.maybe_wait_for_staging()
+    manager.maybe_wait_for_saving()
+    manager.close()
+    torch.save(titan_steps(job, 3), expected)
+
+
+def titan_loads(folder, expected):
+    job = titan_job(2)
+    manager = titan_manager(job, folder)
+    assert manager.load() and job["train_state"].step == 4
+    found, wanted = titan_steps(job, 3), torch.load(expected)
+    assert max(abs(one - other) for one, other in zip(found, wanted)) < 1e-6, (found, wanted)
+    manager.close()
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async", "async_with_pinned_mem"])
+def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
+    run_function(titan_saves, 2, tmp_path, mode, tmp_path / "losses")
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["step-2", "step-4"]
+    assert tessera.verify(tmp_path / "checkpoint" / "step-4") == []
+    (tmp_path / "checkpoint" / "step-6").mkdir()  # of a job that was killed
+    run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
+
+
+def titan_example(folder):
+    os.chdir(folder)
+    exec(compile(example("torchtitan.md"), "torchtitan.md", "exec"), titan_job(1))
+
+
+def test_the_example_for_torchtitan(tmp_path):
+    run_function(titan_example, 2, tmp_path)
+    assert tessera.verify(tmp_path / "run" / "checkpoint" / "step-10") == []

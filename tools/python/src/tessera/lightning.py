@@ -1,0 +1,91 @@
+"""Checkpoints of Lightning through Tessera: `Trainer(plugins=[tessera.lightning.CheckpointIO()])`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+try:
+    from lightning.fabric.plugins import TorchCheckpointIO
+except ImportError:  # the package that has Lightning alone
+    from lightning_fabric.plugins import TorchCheckpointIO
+
+from ._arguments import flag, text
+from ._checkpoint import open as open_checkpoint
+from ._save import Saved, async_save, save
+
+
+class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Saves what Lightning gives it as a Tessera checkpoint, and loads any checkpoint that Tessera reads.
+
+    For strategies in which one rank has the whole state: one device and DDP. Files that Lightning itself wrote are loaded as before.
+
+    asynchronous: write in the background. The next save, and the end of the run, wait for it and raise its error.
+    format, compress: as for `tessera.save`.
+    """
+
+    def __init__(self, *, asynchronous: bool = False, format: str = "native", compress: str = "none"):
+        self._is_asynchronous = flag("asynchronous", asynchronous)
+        self._options = {"format": text("format", format), "compress": text("compress", compress)}
+        self._saving: Future[Saved] | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
+                        storage_options: Any | None = None) -> None:
+        """Called on one rank. `storage_options` must be None."""
+        if storage_options is not None:
+            raise TypeError(f"storage_options: expected None, found {type(storage_options).__name__}")
+        self._wait()
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_file():
+            target.unlink()  # "last.ckpt" of an earlier run, without Tessera
+        options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
+        if self._is_asynchronous:
+            self._saving = async_save(checkpoint, target, **options)
+        else:
+            save(checkpoint, target, **options)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None,
+                        weights_only: bool | None = None) -> dict[str, Any]:
+        """Returns the dict that was saved, with tensors on the CPU."""
+        self._wait()
+        if Path(path).is_file():
+            found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+            return found
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.state_dict()
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        self._wait()
+        if Path(path).is_dir() and not Path(path).is_symlink():
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+    def teardown(self) -> None:
+        """Called at the end of the run."""
+        self._wait()
+        super().teardown()
+
+    def _wait(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+
+def _this_rank_alone() -> Any:
+    """Returns a process group of this rank, or None without torch.distributed."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    rank = dist.get_rank()
+    if rank not in _alone:
+        _alone[rank] = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
+    return _alone[rank]
+
+
+_alone: dict[int, Any] = {}

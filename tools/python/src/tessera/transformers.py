@@ -1,0 +1,140 @@
+"""Optimizer state of Hugging Face's `Trainer` through Tessera: `Trainer(..., callbacks=[tessera.transformers.SaveCallback()])`."""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ._arguments import PathLike
+from ._checkpoint import open as open_checkpoint
+from ._errors import Error
+from ._load import load
+from ._save import Saved, async_save
+from ._tensor import Tensor
+
+FOLDER = "tessera"  # in each folder of the Trainer
+STATE_FILE = "trainer_state.json"  # what the Trainer writes last
+
+
+class SaveCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves the optimizer, the scheduler and the random numbers beside each model that the Trainer saves, in the background.
+
+    Use it with `TrainingArguments(save_only_model=True)`: the Trainer then saves the model, and this callback the rest,
+    in `checkpoint-N/tessera`. All ranks write together. `trainer.train(resume_from_checkpoint=tessera.transformers.latest(output_dir))`
+    loads it again, on any number of ranks.
+
+    format, compress: as for `tessera.save`.
+    """
+
+    def __init__(self, *, format: str = "native", compress: str = "none"):
+        self._options = {"format": format, "compress": compress}
+        self._saving: Future[Saved] | None = None
+        self._random: dict[str, Any] | None = None  # to set before the first step: the data loader draws numbers too
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not args.save_only_model:
+            raise ValueError("TrainingArguments: expected save_only_model=True beside tessera's SaveCallback, found False "
+                             "(the Trainer would save the optimizer too)")
+        if state.global_step:
+            self._load(_folder(args, state), kwargs)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._random is not None:
+            _set_random_state(self._random)
+            self._random = None
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if control.should_save:
+            self.wait()  # before the Trainer removes old folders
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.wait()
+        folder = _folder(args, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        contents = self._state(kwargs)
+        contents["random"] = {f"rank-{args.process_index}": _random_state()}
+        self._saving = async_save(contents, folder / FOLDER, overwrite=True, **self._options)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for the save in the background. Raises its error."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    @staticmethod
+    def _state(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"optimizer": get_optimizer_state_dict(kwargs["model"], _optimizer(kwargs)),
+                "scheduler": kwargs["lr_scheduler"].state_dict()}
+
+    def _load(self, folder: Path, kwargs: dict[str, Any]) -> None:
+        if not (folder / FOLDER).exists():
+            raise Error(f"{folder}: expected {FOLDER} with the optimizer's state, which SaveCallback writes, found none "
+                        f"(tessera.transformers.latest({str(folder.parent)!r}) is the newest complete one)",
+                        kind="not_found", path=str(folder))
+        contents = self._state(kwargs)
+        load(contents, folder / FOLDER, only=["optimizer.*", "scheduler.*"])
+        set_optimizer_state_dict(kwargs["model"], _optimizer(kwargs), contents["optimizer"])
+        kwargs["lr_scheduler"].load_state_dict(contents["scheduler"])
+        with open_checkpoint(folder / FOLDER) as checkpoint:
+            rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+            found = checkpoint.state_dict(lazy=True)["random"].get(f"rank-{rank}")  # None: there are more ranks now
+            if found is not None:
+                self._random = {name: value.torch() if isinstance(value, Tensor) else value for name, value in found.items()}
+
+
+def latest(output_dir: PathLike) -> str | None:
+    """Returns the newest `checkpoint-N` of a Trainer that is complete, for `resume_from_checkpoint`; None if there is none."""
+    folders = {int(path.name.removeprefix("checkpoint-")): path for path in Path(os.fsdecode(output_dir)).glob("checkpoint-*")
+               if path.name.removeprefix("checkpoint-").isdecimal()}
+    for _, folder in sorted(folders.items(), reverse=True):
+        if not (folder / STATE_FILE).exists() or not (folder / FOLDER).exists():
+            continue
+        try:
+            open_checkpoint(folder / FOLDER).close()
+        except Error:
+            continue
+        return str(folder)
+    return None
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _optimizer(kwargs: dict[str, Any]) -> Any:
+    return getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])  # accelerate wraps it
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    try:
+        import numpy
+
+        kind, keys, *rest = numpy.random.get_state()
+        state["numpy"] = [kind, keys.tolist(), *rest]
+    except ImportError:
+        pass
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(tuple(state["numpy"]))
