@@ -1,5 +1,9 @@
 # Finds the libraries that the core is built on, as targets tessera_deps::<name>. Installed along
 # with the package, so that a consumer of the static library finds the same ones.
+if(TESSERA_BUNDLED_SOURCES)
+  include(${CMAKE_CURRENT_LIST_DIR}/BundledDependencies.cmake)
+  return()
+endif()
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(PkgConfig REQUIRED)

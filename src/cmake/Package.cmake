@@ -15,23 +15,5 @@ set(CPACK_DEBIAN_PACKAGE_SUGGESTS
 include(CPack)
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tessera RENAME copyright)
-foreach(tool ckpt-inspect ckpt-reshard)
-  set(share ${CMAKE_BINARY_DIR}/share)
-  add_custom_command(OUTPUT ${share}/${tool}.1 ${share}/${tool} ${share}/_${tool} ${share}/${tool}.fish
-                     COMMAND ${CMAKE_COMMAND} -E make_directory ${share}
-                     COMMAND ${tool} --man > ${share}/${tool}.1
-                     COMMAND ${tool} --completion bash > ${share}/${tool}
-                     COMMAND ${tool} --completion zsh > ${share}/_${tool}
-                     COMMAND ${tool} --completion fish > ${share}/${tool}.fish
-                     DEPENDS ${tool} VERBATIM)
-  list(APPEND manuals ${share}/${tool}.1)
-  list(APPEND bash_completions ${share}/${tool})
-  list(APPEND zsh_completions ${share}/_${tool})
-  list(APPEND fish_completions ${share}/${tool}.fish)
-endforeach()
-add_custom_target(tessera_manuals ALL
-                  DEPENDS ${manuals} ${bash_completions} ${zsh_completions} ${fish_completions})
-install(FILES ${manuals} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-install(FILES ${bash_completions} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
-install(FILES ${zsh_completions} DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
-install(FILES ${fish_completions} DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+include(Manuals)
+install_manuals(${CMAKE_INSTALL_MANDIR} ${CMAKE_INSTALL_DATADIR})
