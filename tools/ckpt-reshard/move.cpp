@@ -161,7 +161,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
-  print_findings("note: ", plan.notes, terminal);
+  if (!options.quiet) print_findings("note: ", plan.notes, terminal);
   warn_of_optimizer_keys(outcome.plan.changes, terminal);
   if (!plan.problems.empty()) {
     print_findings("ckpt-reshard: ", plan.problems, terminal);
