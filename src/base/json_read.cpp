@@ -115,6 +115,8 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
 
   bool parse_error(std::size_t parser_position, const std::string&,
                    const nlohmann::json::exception& error) override {
+    // The parser counts bytes from 1. At the end of the text it counts one byte more.
+    if (parser_position > text_.size()) fail_at_end();
     // In `[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …: …
     // - why`, the reason follows the position.
     std::string_view reason = error.what();
@@ -123,9 +125,17 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
     } else if (const auto id_end = reason.find("] "); id_end != std::string_view::npos) {
       reason.remove_prefix(id_end + 2);
     }
-    // The parser counts bytes from 1. At the end of the text it counts one byte more.
-    const std::size_t at = std::min(parser_position > 0 ? parser_position - 1 : 0, text_.size());
-    fail(at, "syntax: " + printable(reason));
+    fail(parser_position > 0 ? parser_position - 1 : 0, "syntax: " + printable(reason));
+  }
+
+  /// Reports a text that ends too early: all of it is the beginning of a JSON text.
+  [[noreturn]] void fail_at_end() const {
+    const bool is_empty = text_.find_first_not_of(" \t\r\n") == std::string_view::npos;
+    throw Error::expected(
+        ErrorKind::corruption, {.path = path_}, "JSON", "a whole text",
+        is_empty ? "an empty one"
+                 : "one that is cut short after " + std::to_string(text_.size()) + " bytes",
+        "incomplete download or copy?");
   }
 
   [[noreturn]] void fail(std::size_t at, const std::string& what) const {

@@ -10,6 +10,7 @@
 
 #include "base/word_list.h"
 #include "formats/flat_layout.h"
+#include "formats/other_formats.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/formats/format_driver.h"
 
@@ -82,8 +83,12 @@ Format format_of(const BestMatch& best) {
 
 Format format_of_directory(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
-  const BestMatch best = match_of_directory({path, names});
-  if (best.driver != nullptr) return format_of(best);
+  const DirectoryListing directory{path, names};
+  const BestMatch best = match_of_directory(directory);
+  if (best.driver != nullptr) {
+    if (auto refusal = refusal_of_mixture(fs, directory, *best.driver)) throw *std::move(refusal);
+    return format_of(best);
+  }
   if (names.empty()) {
     throw refusal(ErrorKind::unsupported, path, "expected a checkpoint, found an empty directory");
   }

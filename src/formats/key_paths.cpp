@@ -56,7 +56,8 @@ class KeyTree {
     const auto [it, is_new] = kinds_.emplace(at, what);
     if (is_new || it->second == what) return;
     const KeyPath front(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(depth));
-    refuse(name, "key path", std::string(it->second) + " at " + spell(front), what);
+    const std::string where = front.empty() ? "outermost" : "at " + spell(front);
+    refuse(name, "key path", std::string(it->second) + " " + where, what);
   }
 
   const std::string& destination_;

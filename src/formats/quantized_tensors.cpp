@@ -8,14 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "base/json.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 
 namespace tessera::formats {
 namespace {
-
-constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 
 /// A set of dtypes.
 class DTypes {
@@ -293,26 +290,6 @@ std::string QuantizedTensors::in_words(const QuantizedPart& part) const {
 
 const std::string& QuantizedTensors::partner_name(const QuantizedPart& part) const {
   return contents_.tensors[part.partner].meta.fqn;
-}
-
-std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path) {
-  try {
-    const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
-    const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
-    const std::string path = join_path(folder, "config.json");
-    if (fs.kind_of(path) != FileKind::regular) return {};
-    const Value config = parse_json(read_file(fs, path, kMaxConfigNbytes), path);
-    const Value* const text_config = config.find("text_config");  // of models with several parts
-    for (const Value* const part : {&config, text_config}) {
-      const Value* const quantization = part ? part->find("quantization_config") : nullptr;
-      const Value* const method = quantization ? quantization->find("quant_method") : nullptr;
-      if (method == nullptr || !method->is<std::string>()) continue;
-      return method->get<std::string>();
-    }
-  } catch (const Error&) {
-    // Ignore errors: the file is not ours, and a move does not need it.
-  }
-  return {};
 }
 
 }  // namespace tessera::formats

@@ -133,6 +133,16 @@ void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
   require_contained(fs, shown_directory(directory), name);
 }
 
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNamed = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMaxNamed); ++i) {
+    text += (i > 0 ? ", " : "") + printable(names[i]);
+  }
+  if (names.size() <= kMaxNamed) return text;
+  return text + " and " + std::to_string(names.size() - kMaxNamed) + " more";
+}
+
 ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index_path) {
   ShardIndex index;

@@ -59,6 +59,10 @@ void require_all_shards(const std::string& directory, const std::vector<std::str
 void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
                            const std::string& name);
 
+/// Returns the names of the first files for a message, and the number of the others:
+/// `a.safetensors, b.safetensors, c.safetensors and 4 more`.
+std::string some_of(const std::vector<std::string>& names);
+
 /// An index: which file has which tensor.
 struct ShardIndex {
   static constexpr std::size_t kMaxNbytes = std::size_t{64} << 20;

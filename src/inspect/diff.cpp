@@ -12,6 +12,7 @@
 #include "base/byte_buffer.h"
 #include "base/value_bits.h"
 #include "inspect/scan.h"
+#include "inspect/value_difference.h"
 #include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
 
@@ -73,8 +74,28 @@ void check_renames(const formats::CheckpointContents& contents,
   }
 }
 
+/// A value, or why it is not read: it holds objects of classes, which Tessera never reads.
+struct ReadValue {
+  std::optional<Value> value;
+  std::string why_not;
+};
+
+/// Throws: as `read_value`, except Error(unsupported).
+ReadValue read_if_supported(const formats::CheckpointReader& reader, std::size_t index) {
+  try {
+    return {reader.read_value(index), {}};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported) throw;
+    return {std::nullopt, "not read: " + std::string(error.reason())};
+  }
+}
+
+std::string in_words(const ReadValue& read) {
+  return read.value ? value_to_string(*read.value) : read.why_not;
+}
+
 std::string in_words(const formats::CheckpointReader& reader, const Entry& entry) {
-  if (entry.kind == Entry::Kind::value) return value_to_string(reader.read_value(entry.index));
+  if (entry.kind == Entry::Kind::value) return in_words(read_if_supported(reader, entry.index));
   const TensorMeta& meta = reader.contents().tensors[entry.index].meta;
   return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
 }
@@ -99,6 +120,19 @@ enum class ReadValues { yes, no };
 bool are_equal(const Value& a, const Value& b, const DiffOptions& options) {
   const bool is_bitwise = !options.rtol && !options.atol;
   return is_bitwise ? tessera::detail::have_equal_bits(a, b) : a == b;
+}
+
+/// Returns how two values differ; nothing if they are equal.
+std::optional<Difference> compare_values(const std::string& name, const ReadValue& a,
+                                         const ReadValue& b, const DiffOptions& options) {
+  if (!a.value || !b.value) {
+    return Difference{Difference::Kind::refused, name, in_words(a), in_words(b), std::nullopt};
+  }
+  if (are_equal(*a.value, *b.value, options)) return std::nullopt;
+  auto [words_a, words_b] = detail::differing_words(
+      *a.value, *b.value, [&](const Value& x, const Value& y) { return are_equal(x, y, options); });
+  return Difference{Difference::Kind::value, name, std::move(words_a), std::move(words_b),
+                    std::nullopt};
 }
 
 Comparison compare_names(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
@@ -129,11 +163,12 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
       continue;
     }
     if (a_is_value) {
-      ++result.report.num_values_compared;
-      if (read_values == ReadValues::yes &&
-          !are_equal(a.read_value(in_a.index), b.read_value(in_b.index), options)) {
-        add(Kind::value, name, &in_a, &in_b);
-      }
+      if (read_values == ReadValues::no) continue;
+      auto difference = compare_values(name, read_if_supported(a, in_a.index),
+                                       read_if_supported(b, in_b.index), options);
+      const bool is_compared = !difference || difference->kind != Kind::refused;
+      result.report.num_values_compared += is_compared ? 1 : 0;
+      if (difference) differences.push_back(*std::move(difference));
       continue;
     }
     ++result.report.num_tensors_compared;
@@ -192,6 +227,10 @@ T load(std::span<const std::byte> bytes, std::size_t index) {
   return value;
 }
 
+std::string_view as_chars(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 // Compares blocks of two tensors. Owns the memory for converted elements.
 class BlockComparison {
  public:
@@ -216,14 +255,23 @@ class BlockComparison {
     }
     if (first_before < 0 && out.first >= 0) {
       const auto at = static_cast<std::size_t>(out.first - begin);
-      out.first_a =
-          element_to_string(dtype_a_, a.subspan(at * itemsize(dtype_a_), itemsize(dtype_a_)));
-      out.first_b =
-          element_to_string(dtype_b_, b.subspan(at * itemsize(dtype_b_), itemsize(dtype_b_)));
+      describe(a.subspan(at * itemsize(dtype_a_), itemsize(dtype_a_)),
+               b.subspan(at * itemsize(dtype_b_), itemsize(dtype_b_)), out);
     }
   }
 
  private:
+  /// Describes the first difference. Elements that print alike (NaNs with other bits, a bool whose
+  /// byte is 2) are shown with their bytes.
+  void describe(std::span<const std::byte> a, std::span<const std::byte> b,
+                WindowDifferences& out) const {
+    out.first_a = element_to_string(dtype_a_, a);
+    out.first_b = element_to_string(dtype_b_, b);
+    if (dtype_a_ != dtype_b_ || out.first_a != out.first_b) return;
+    out.first_a += " (" + detail::bits_in_words(as_chars(a)) + ")";
+    out.first_b += " (" + detail::bits_in_words(as_chars(b)) + ")";
+  }
+
   template <class Integer>
   void compare_integers(std::int64_t begin, std::span<const std::byte> a,
                         std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {

@@ -52,6 +52,7 @@ struct Difference {
     elements,  // of a tensor
     value,     // anything but a tensor
     type,      // a tensor on one side, a value on the other
+    refused,   // values that are not compared: one holds objects of classes, which are never read
   };
   Kind kind;
   std::string name;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/word_list.h"
 #include "layout/cut.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
@@ -55,7 +56,7 @@ class MeshJson {
     for (const auto& [key, value] : *dict) {
       const auto* name = key.get_if<std::string>();
       if (name == nullptr || std::ranges::find(names, *name) == names.end()) {
-        refuse("mesh layout", "only known members", key);
+        refuse("members", "only " + tessera::detail::list_of(names), key);
       }
     }
     for (const std::string_view name : names) {

@@ -157,12 +157,22 @@ class MemberList {
   std::size_t num_members_ = 0;
 };
 
+/// Says why the text of a configuration cannot be read.
+std::string why_unreadable(std::string_view config) {
+  try {
+    parse_json(config, "config.json");
+  } catch (const Error& error) {
+    return "text that is no JSON object: " + std::string(error.reason());
+  }
+  return "text that is no JSON object";
+}
+
 }  // namespace
 
 ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast) {
   if (config.starts_with(kByteOrderMark)) return {.why_not = "a byte order mark"};
   ConfigScan scan(config);
-  if (!scan.run()) return {.why_not = "text that is no JSON object, or too deep"};
+  if (!scan.run()) return {.why_not = why_unreadable(config)};
   constexpr std::size_t kMaxShown = 40;
   ConfigEdit edit;
   MemberList edited;

@@ -124,6 +124,25 @@ TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
   EXPECT_EQ(refusal(directory / "__0.metadata"), "accepted");
 }
 
+TEST(DetectTest, AnIncompleteCheckpointBesideAnotherIsNamedWithIt) {
+  const TemporaryDirectory directory;
+  write(directory / "model.safetensors", "x");
+  write(directory / "rank-00000.h5", "x");
+  const auto both = [](const std::string& incomplete) {
+    return HasSubstr("directory: expected the files of one checkpoint, found " + incomplete +
+                     " and model.safetensors (safetensors) (move the files of other formats");
+  };
+  EXPECT_THAT(refusal(directory.path()), both("rank-00000.h5 (native, without index.h5)"));
+  write(directory / "__0_0.distcp", "x");
+  EXPECT_THAT(refusal(directory.path()),
+              both("rank-00000.h5 (native, without index.h5), __0_0.distcp (dcp, without "
+                   ".metadata)"));
+  std::filesystem::remove(directory / "rank-00000.h5");
+  EXPECT_THAT(refusal(directory.path()), both("__0_0.distcp (dcp, without .metadata)"));
+  std::filesystem::remove(directory / "__0_0.distcp");
+  EXPECT_EQ(refusal(directory.path()), "accepted");
+}
+
 TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronRun) {
   const TemporaryDirectory megatron;
   write(megatron / "latest_checkpointed_iteration.txt", "100\n");

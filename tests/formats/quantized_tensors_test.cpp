@@ -277,6 +277,17 @@ TEST(QuantizationMethodTest, IsReadFromConfigJsonInOrBesideTheCheckpoint) {
   EXPECT_EQ(method_of(R"({"quantization_config": {"quant_method": "fp8"}})"), "fp8");
   EXPECT_EQ(method_of(R"({"text_config": {"quantization_config": {"quant_method": "awq"}}})"),
             "awq");
+  EXPECT_EQ(method_of(R"({"a_config": {"llm_config": {"quantization_config":
+                         {"quant_method": "fp8"}}}})"),
+            "fp8");
+  EXPECT_EQ(method_of(R"({"compression_config": {"quant_method": "compressed-tensors"}})"),
+            "compressed-tensors");
+  // Python writes Infinity, and a file may be damaged: what it says of codes still counts.
+  EXPECT_EQ(method_of(R"({"limit": [0.0, Infinity], "quantization_config":
+                         {"quant_method" : "modelopt"}})"),
+            "modelopt");
+  EXPECT_EQ(method_of(R"({"quantization_config": {"quant_method": "fp)"), "fp");
+  EXPECT_EQ(method_of(R"({"quantization_config": {"quant_method")"), "");
   EXPECT_EQ(method_of(R"({"quantization_config": {"quant_method": 8}})"), "");
   EXPECT_EQ(method_of(R"({"quantization_config": []})"), "");
   EXPECT_EQ(method_of("[]"), "");

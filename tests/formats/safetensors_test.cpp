@@ -466,7 +466,17 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
   const auto reader = open(tmp_ / "two");
   EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
   EXPECT_THAT(told(*reader),
-              ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'")));
+              ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'"),
+                          HasSubstr("note: two: structure: none; joined 2 files of several names: "
+                                    "a.safetensors, b.safetensors")));
+}
+
+TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {
+  put_safetensors("a.safetensors",
+                  R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"zero":{"dtype":[1]}}})",
+                  1);
+  EXPECT_THAT(told(*open(tmp_ / "a.safetensors")),
+              ElementsAre(HasSubstr("note: a.safetensors: header: also zero (not read")));
 }
 
 TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {

@@ -2,9 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "support/memory_checkpoint.h"
 
@@ -227,6 +231,52 @@ TEST(DiffTest, ATiedTensorEqualsOneOfItsOwn) {
   EXPECT_THAT(diff(tied, tied, {}).untied, IsEmpty());
   apart.piece_bytes("head", 0)[0] = std::byte{1};
   EXPECT_EQ(diff(tied, apart, {}).differences.size(), 1U);
+}
+
+TEST(DiffTest, WhatPrintsAlikeIsShownWithItsBytes) {
+  MemoryCheckpoint a;
+  MemoryCheckpoint b;
+  a.add({"flag", DType::boolean, {2}}, test::bytes_of<std::uint8_t>({0, 2}));
+  b.add({"flag", DType::boolean, {2}}, test::bytes_of<std::uint8_t>({0, 1}));
+  a.add({"nan", DType::float32, {1}}, test::bytes_of<std::uint32_t>({0x7fc00001}));
+  b.add({"nan", DType::float32, {1}}, test::bytes_of<std::uint32_t>({0x7fc00000}));
+  const DiffReport report = diff(a, b, {});
+  ASSERT_EQ(report.differences.size(), 2U);
+  EXPECT_EQ(report.differences[0].elements->first_a, "true (0x02)");
+  EXPECT_EQ(report.differences[0].elements->first_b, "true (0x01)");
+  EXPECT_EQ(report.differences[1].elements->first_a, "nan (0x7fc00001)");
+  EXPECT_EQ(report.differences[1].elements->first_b, "nan (0x7fc00000)");
+}
+
+std::pair<std::string, std::string> diff_of_values(Value a, Value b) {
+  MemoryCheckpoint with_a;
+  MemoryCheckpoint with_b;
+  with_a.add_value("v", std::move(a));
+  with_b.add_value("v", std::move(b));
+  const DiffReport report = diff(with_a, with_b, {});
+  if (report.differences.size() != 1) return {};
+  return {report.differences[0].a, report.differences[0].b};
+}
+
+TEST(DiffTest, ValuesThatPrintAlikeAreShownAtTheFirstDifference) {
+  using ::testing::Pair;
+  const auto nan = [](std::uint64_t payload) {
+    return Value(std::bit_cast<double>(std::uint64_t{0x7ff8000000000000} + payload));
+  };
+  EXPECT_THAT(diff_of_values(nan(0), nan(1)),
+              Pair("nan (0x7ff8000000000000)", "nan (0x7ff8000000000001)"));
+  const auto nested = [&](std::uint64_t payload) {
+    return Value(Value::Dict{{"lr", 1}, {"betas", Value::Tuple{{0, nan(payload)}}}});
+  };
+  EXPECT_THAT(diff_of_values(nested(0), nested(1)),
+              Pair("at ['betas'][1]: nan (0x7ff8000000000000)",
+                   "at ['betas'][1]: nan (0x7ff8000000000001)"));
+  const auto text = [](char changed) { return std::string(400, 'x') + changed + "z"; };
+  EXPECT_THAT(diff_of_values(text('a'), text('b')),
+              Pair(::testing::EndsWith(" (402 bytes, from byte 400: b'az')"),
+                   ::testing::EndsWith(" (402 bytes, from byte 400: b'bz')")));
+  EXPECT_THAT(diff_of_values(Value::List(300, 1), Value::List(301, 1)),
+              Pair(::testing::EndsWith(" (list of 300)"), ::testing::EndsWith(" (list of 301)")));
 }
 
 TEST(DiffTest, ComparesOnlyTheNamesAskedFor) {

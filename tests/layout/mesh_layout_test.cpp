@@ -96,7 +96,7 @@ TEST(MeshLayoutTest, RefusesFilesThatDoNotSayWhatTheyMean) {
            {"[]", "mesh.json: mesh layout: expected an object"},
            {R"({"schema": 2, "mesh": [1], )" + rules + "}", "schema: expected 1, found 2"},
            {R"({"schema": 1, "mesh": [1], "rule": [], )" + rules + "}",
-            "mesh layout: expected only known members, found 'rule'"},
+            "members: expected only schema, mesh and rules, found 'rule'"},
            {R"({"schema": 1, )" + rules + "}", "mesh: expected such a member"},
            {R"({"schema": 1, "mesh": [], )" + rules + "}", "mesh: expected a list of 1 to 8 sizes"},
            {R"({"schema": 1, "mesh": [0], )" + rules + "}", "mesh: expected sizes of 1 or more"},

@@ -1,6 +1,6 @@
 #include "reshard/config_dtype.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <string>
 
@@ -107,7 +107,12 @@ TEST(ConfigDTypeTest, WhatIsNotJsonStays) {
   }
   EXPECT_EQ(edited(whole + "}"), "unchanged");
   EXPECT_EQ(edited("[" + whole + "]"), "unchanged");
-  EXPECT_EQ(edit_of(whole + "}").why_not, "text that is no JSON object, or too deep");
+  EXPECT_THAT(edit_of(whole + "}").why_not,
+              ::testing::HasSubstr("text that is no JSON object: JSON at byte"));
+  EXPECT_EQ(edit_of(whole.substr(0, 20)).why_not,
+            "text that is no JSON object: JSON: expected a whole text, found one that is cut short "
+            "after 20 bytes (incomplete download or copy?)");
+  EXPECT_EQ(edit_of("[" + whole + "]").why_not, "text that is no JSON object");
   EXPECT_EQ(edit_of("\xEF\xBB\xBF" + whole).why_not, "a byte order mark");
   EXPECT_EQ(edited("\xEF\xBB\xBF" + whole), "unchanged");
   std::string deep = R"({"dtype": "float32", "a": )";

@@ -39,6 +39,8 @@ std::string in_words(const Difference& difference) {
       return difference.a + ", only in A";
     case Difference::Kind::extra:
       return difference.b + ", only in B";
+    case Difference::Kind::refused:
+      return "A: " + difference.a + "; B: " + difference.b;
     default:
       return difference.a + " != " + difference.b;
   }

@@ -60,6 +60,8 @@ std::string_view kind_name(inspect::Difference::Kind kind) {
       return "value";
     case Kind::type:
       return "type";
+    case Kind::refused:
+      return "refused";
   }
   return "";
 }

@@ -9,6 +9,7 @@
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
+#include "formats/other_formats.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
@@ -76,6 +77,11 @@ void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
                                        .expected = "the file that " + printable(reader.path()) +
                                                    " lists, with its values",
                                        .found = "none"}));
+  }
+  if (reader.path() != kStandardInput) {
+    const auto others =
+        formats::note_of_other_formats(FileSystem::posix(), reader.path(), reader.format());
+    if (others) terminal.print_error("note: " + finding_line(*others));
   }
   if (reader.contents().part) {
     terminal.print_error("note: " + printable(reader.path()) + ": " +

@@ -148,8 +148,9 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   check_paths(options, paths, nullptr);
   const OptionFiles files(options, paths.front());
   PlanOptions wanted = plan_options(options, files);
-  if (paths.size() == 1) {
-    wanted.quantization_method = formats::read_quantization_method(fs, paths.front());
+  for (const std::string& path : paths) {
+    if (!wanted.quantization_method.empty()) break;
+    wanted.quantization_method = formats::read_quantization_method(fs, path);
   }
   StopSignals signals;
   const reshard::SourceFiles source_fs;
@@ -161,7 +162,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
-  print_findings("note: ", plan.notes, terminal);
+  if (!options.quiet) print_findings("note: ", plan.notes, terminal);
   warn_of_optimizer_keys(outcome.plan.changes, terminal);
   if (!plan.problems.empty()) {
     print_findings("ckpt-reshard: ", plan.problems, terminal);

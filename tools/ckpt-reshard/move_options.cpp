@@ -62,7 +62,7 @@ void add_run_options(Command& command, MoveOptions& options) {
       .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")
       .flag("--discard", options.discard,
             "Remove the work of an interrupted run, and start from the beginning")
-      .flag("--quiet", options.quiet, "Print only errors")
+      .flag("--quiet", options.quiet, "Print only errors and warnings")
       .flag("--json", options.json, "Print the summary as JSON");
   add_progress_option(command, options.progress);
 }

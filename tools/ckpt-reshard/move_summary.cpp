@@ -304,7 +304,8 @@ void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderfl
 void print_summary(const MoveOptions& options, const Outcome& outcome,
                    std::chrono::steady_clock::time_point start, Terminal& terminal) {
   const Plan& plan = outcome.plan;
-  std::string line = options.destination + ": " + contents_line(options, plan);
+  const std::string& path = options.destination;
+  std::string line = printable(path, path.size() * 4) + ": " + contents_line(options, plan);
   if (outcome.kept_nbytes > 0) {
     line += ", " + exact_size(outcome.kept_nbytes) + " of them from the interrupted run";
   }

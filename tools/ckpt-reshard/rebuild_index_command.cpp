@@ -19,7 +19,7 @@ void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options,
 
 ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal) {
   formats::rebuild_native_index(FileSystem::posix(), options.path);
-  terminal.print(options.path + ": index rebuilt\n");
+  terminal.print(printable(options.path, options.path.size() * 4) + ": index rebuilt\n");
   return ExitCode::done;
 }
 

@@ -52,8 +52,9 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const st
                                                   const OpenOptions& options = {});
 
 /// Returns the quantization method (`fp8`, `gptq`) that `quantization_config` in `config.json`
-/// names; empty if there is no such file or member, or if it cannot be read. The file is in the
-/// checkpoint's directory, or beside a checkpoint that is a file. The name is for people only.
+/// names for the model or a part of it; empty if there is no such file or member. If the file is
+/// not strict JSON, returns the first `quant_method` in its text. The file is in the checkpoint's
+/// directory, or beside a checkpoint that is a file.
 std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path);
 
 }  // namespace tessera::formats

@@ -47,10 +47,14 @@ std::optional<detail::PlaceInSeries> place_in_series(std::string_view name) {
 }
 
 std::optional<std::string> lone_file(const std::vector<std::string>& names) {
-  constexpr std::string_view kName = "pytorch_model.bin";
-  const bool has_config = std::ranges::find(names, "config.json") != names.end();
-  if (!has_config || std::ranges::find(names, kName) == names.end()) return std::nullopt;
-  return std::string(kName);
+  const auto has = [&](std::string_view name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  for (const auto& [file, config] : {std::pair("pytorch_model.bin", "config.json"),
+                                     {"adapter_model.bin", "adapter_config.json"}}) {
+    if (has(file) && has(config)) return file;
+  }
+  return std::nullopt;
 }
 
 FileSet find_files(const FileSystem& fs, const std::string& path) {

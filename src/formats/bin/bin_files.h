@@ -21,8 +21,9 @@ inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, 
 /// Returns nothing if the name states none.
 std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
 
-/// Returns `pytorch_model.bin` if a directory's `names` have both it and `config.json`: then that
-/// file is the whole model. Otherwise returns nothing.
+/// Returns the file that is a whole model by itself: `pytorch_model.bin` if a directory's `names`
+/// have both it and `config.json`, or else PEFT's `adapter_model.bin` if they have both it and
+/// `adapter_config.json`. Otherwise returns nothing.
 std::optional<std::string> lone_file(const std::vector<std::string>& names);
 
 /// The files of a checkpoint.

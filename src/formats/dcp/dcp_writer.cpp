@@ -46,8 +46,10 @@ constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
 void check_contents(const std::string& destination, const CheckpointContents& contents) {
   check_key_paths(contents, destination);
   if (!contents.aliases.empty()) {
-    refuse(destination, contents.aliases.front().fqn, "alias", "a tensor of its own",
-           "an alias of " + contents.aliases.front().target);
+    const Alias& alias = contents.aliases.front();
+    refuse(destination, alias.fqn, "tied tensors",
+           "none (DCP holds no ties; store the tensor under each of its names)",
+           "a tie to '" + printable(alias.target) + "'");
   }
   for (const TensorEntry& tensor : contents.tensors) {
     for (const Piece& piece : tensor.pieces) {

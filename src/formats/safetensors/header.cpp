@@ -64,6 +64,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
 
   std::vector<Entry>& entries() { return entries_; }
   Metadata& metadata() { return metadata_; }
+  std::set<std::string>& unknown_fields() { return unknown_fields_; }
 
   void on_object_begin() override {
     if (depth_ == 0) {
@@ -95,6 +96,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
           place_ = Place::data_offsets;
         } else {
           place_ = Place::unknown_field;
+          unknown_fields_.insert(field_);
         }
         break;
       default:
@@ -200,6 +202,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   const std::string& path_;
   std::vector<Entry> entries_;
   Metadata metadata_;
+  std::set<std::string> unknown_fields_;
   Place place_ = Place::before;
   bool in_metadata_ = false;
   std::string field_;
@@ -370,7 +373,8 @@ Header read_header(const ReadableFile& file) {
   const EntryChecker checker(file.path(), data_begin, file.nbytes() - data_begin);
   Header header{.tensors = {},
                 .metadata = std::move(events.metadata()),
-                .data_range = {data_begin, file.nbytes()}};
+                .data_range = {data_begin, file.nbytes()},
+                .unknown_fields = std::move(events.unknown_fields())};
   header.tensors.reserve(events.entries().size());
   for (Entry& entry : events.entries()) header.tensors.push_back(checker.check(entry));
   std::ranges::sort(header.tensors, [](const HeaderTensor& a, const HeaderTensor& b) {

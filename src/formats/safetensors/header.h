@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,9 +38,10 @@ struct HeaderTensor {
 };
 
 struct Header {
-  std::vector<HeaderTensor> tensors;  // in the order of their bytes
-  Metadata metadata;                  // in the order of the file
-  ByteRange data_range;               // after the header, to the end of the file
+  std::vector<HeaderTensor> tensors;       // in the order of their bytes
+  Metadata metadata;                       // in the order of the file
+  ByteRange data_range;                    // after the header, to the end of the file
+  std::set<std::string> unknown_fields{};  // of any entry; not read, as in Python
 };
 
 /// Reads and checks a file's header, and reads nothing after the header.

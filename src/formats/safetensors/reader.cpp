@@ -256,7 +256,10 @@ class SafetensorsReader final : public CheckpointReader {
     contents_.annotations.merge(texts_);
     note_differing_metadata();
     note_second_copies();
-    if (set.index_path.empty() && !set.is_single_file) note_missing_ranks(set);
+    if (set.index_path.empty() && !set.is_single_file) {
+      note_missing_ranks(set);
+      note_joined_files(set);
+    }
     read_values(set);
     if (set.lacks_index) report_lost_index(set);
     for (const std::string& name : set.unnamed) {
@@ -370,6 +373,7 @@ class SafetensorsReader final : public CheckpointReader {
   void add_file(const std::string& path, const std::string& name, const FileSet& set) {
     const auto file = fs_.open(path);
     detail::Header header = detail::read_header(*file);
+    note_unknown_fields(header, path);
     auto saved_offsets = read_saved_offsets(header.metadata, path);
     const bool is_of_dcp = saved_offsets.has_value();
     if (is_of_dcp && set.is_single_file) {
@@ -509,6 +513,18 @@ class SafetensorsReader final : public CheckpointReader {
     findings_.push_back(std::move(finding));
   }
 
+  /// Notes members of tensors in the header that nobody reads.
+  void note_unknown_fields(const detail::Header& header, const std::string& path) {
+    if (header.unknown_fields.empty()) return;
+    const std::vector<std::string> names(header.unknown_fields.begin(),
+                                         header.unknown_fields.end());
+    tell({.severity = Finding::Severity::note,
+          .rule = "header",
+          .where = {.path = path},
+          .expected = "only dtype, shape and data_offsets for each tensor",
+          .found = "also " + detail::some_of(names) + " (not read, and left out by a move)"});
+  }
+
   void note_differing_metadata() {
     if (differing_metadata_.empty()) return;
     std::string keys;
@@ -540,6 +556,22 @@ class SafetensorsReader final : public CheckpointReader {
           .expected = "shards of ranks 1 to " + std::to_string(*ranks.rbegin()),
           .found = "none of rank " + std::to_string(missing) +
                    " (had it nothing to save, or is its file lost?)"});
+  }
+
+  /// Notes files that are read as one checkpoint although neither an index nor their names say that
+  /// they belong together.
+  void note_joined_files(const FileSet& set) {
+    const auto is_of_series = [](const std::string& name) {
+      return name.starts_with(kDcpShardPrefix) || place_beside_index(name).has_value();
+    };
+    const bool are_shards = std::ranges::all_of(set.names, is_of_series);
+    if (set.names.size() < 2 || (are_shards && series_of(set.names).size() < 2)) return;
+    tell({.severity = Finding::Severity::note,
+          .rule = "structure",
+          .where = {.path = path_},
+          .expected = "an index that names the files of one checkpoint",
+          .found = "none; joined " + std::to_string(set.names.size()) +
+                   " files of several names: " + detail::some_of(set.names)});
   }
 
   /// Tells everybody of the tensors that are not read, because the index names another file.

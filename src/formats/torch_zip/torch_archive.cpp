@@ -14,6 +14,7 @@
 #include "formats/torch_zip/module_parts.h"
 #include "formats/torch_zip/strided_read.h"
 #include "formats/torch_zip/tensor_parser.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats::torch_zip {
 namespace {
@@ -439,7 +440,16 @@ void swap_bytes(DType dtype, std::span<std::byte> elements) {
 /// The members `<prefix>/data/<key>` of an archive.
 class ZipStorages final : public Storages {
  public:
-  ZipStorages(const ReadableFile& file, ByteRange window) : zip_(file, window) {}
+  ZipStorages(const ReadableFile& file, ByteRange window) : zip_(file, window) {
+    const std::uint64_t nbytes = zip_.nbytes_before();
+    if (nbytes == 0) return;
+    // PyTorch refuses such a file too. What is before the archive may be another checkpoint.
+    throw Error::expected(
+        ErrorKind::corruption,
+        {.path = file.path(), .byte_range = ByteRange{window.begin, window.begin + nbytes}},
+        "zip archive", "nothing before it", counted(nbytes, "byte"),
+        "several torch.save calls into one file?");
+  }
 
   const zip::ZipReader& zip() const { return zip_; }
   void set_prefix(std::string_view prefix) { prefix_ = prefix; }

@@ -145,6 +145,7 @@ ZipReader::ZipReader(const ReadableFile& file, ByteRange window, ZipLimits limit
          "at most " + std::to_string(limits.max_directory_nbytes) + " bytes",
          std::to_string(directory.nbytes));
   }
+  nbytes_before_ = directory.base - window.begin;
   parse_directory(directory, limits);
   place_members(directory);
   data_begin_ = std::make_unique<std::atomic<std::uint64_t>[]>(members_.size());

@@ -59,6 +59,8 @@ class ZipReader {
 
   const std::string& path() const { return file_->path(); }
   ByteRange window() const { return window_; }
+  /// Returns how many bytes of the window are before the archive.
+  std::uint64_t nbytes_before() const { return nbytes_before_; }
   /// Returns the members in the order of the central directory.
   const std::vector<Member>& members() const { return members_; }
   /// Returns the index of the member, or nothing. Compares names byte by byte.
@@ -100,6 +102,7 @@ class ZipReader {
 
   const ReadableFile* file_;
   ByteRange window_;
+  std::uint64_t nbytes_before_ = 0;
   std::vector<Member> members_;
   std::unordered_map<std::string_view, std::size_t> by_name_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> data_begin_;  // 0: local header not read yet

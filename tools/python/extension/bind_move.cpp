@@ -109,9 +109,9 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   const CheckpointReader& reader = *source.reader;
   Outcome outcome;
   reshard::PlanOptions wanted = request.plan;
-  if (request.sources.paths.size() == 1) {
-    wanted.quantization_method =
-        formats::read_quantization_method(FileSystem::posix(), reader.path());
+  for (const MergePath& path : request.sources.paths) {
+    if (!wanted.quantization_method.empty()) break;
+    wanted.quantization_method = formats::read_quantization_method(FileSystem::posix(), path.path);
   }
   outcome.plan = reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                        reshard::find_gaps(reader, request.plan.only));

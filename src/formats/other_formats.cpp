@@ -1,0 +1,79 @@
+#include "formats/other_formats.h"
+
+#include <algorithm>
+
+#include "base/word_list.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats {
+namespace {
+
+/// Returns a file for a message: the one that marks a checkpoint of the format, or else the first
+/// that it may own.
+std::string file_of(const FormatDriver& driver, const FileSystem& fs,
+                    const DirectoryListing& directory) {
+  std::string mark(driver.description().in_directory);
+  if (directory.has(mark)) return mark;
+  const auto found = std::ranges::find_if(
+      directory.names, [&](const std::string& name) { return driver.may_own_file(name); });
+  if (found != directory.names.end()) return *found;
+  const std::vector<std::string> own = driver.own_files(fs, directory.path, directory.names, {});
+  return own.empty() ? mark : own.front();
+}
+
+FormatInDirectory describe(const FormatDriver& driver, const FileSystem& fs,
+                           const DirectoryListing& directory, const Recognition& recognition) {
+  return {&driver, file_of(driver, fs, directory), !recognition.refusal};
+}
+
+}  // namespace
+
+std::string FormatInDirectory::in_words() const {
+  std::string words = printable(file) + " (" + std::string(driver->format().name());
+  if (!is_complete) words += ", without " + std::string(driver->description().in_directory);
+  return words + ")";
+}
+
+std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
+                                                const DirectoryListing& directory,
+                                                const FormatDriver& known) {
+  std::vector<FormatInDirectory> others;
+  for (const FormatDriver* driver : format_drivers()) {
+    if (driver == &known) continue;
+    const Recognition recognition = driver->recognize_directory(directory);
+    if (recognition.match < Match::by_name) continue;
+    others.push_back(describe(*driver, fs, directory, recognition));
+  }
+  return others;
+}
+
+std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryListing& directory,
+                                        const FormatDriver& known) {
+  const Recognition recognition = known.recognize_directory(directory);
+  if (!recognition.refusal) return std::nullopt;
+  const std::vector<FormatInDirectory> others = other_formats_in(fs, directory, known);
+  if (others.empty()) return std::nullopt;
+  std::vector<std::string> found{describe(known, fs, directory, recognition).in_words()};
+  for (const FormatInDirectory& other : others) found.push_back(other.in_words());
+  return Error::expected(recognition.refusal->kind(), {.path = directory.path}, "directory",
+                         "the files of one checkpoint", tessera::detail::list_of(found),
+                         "move the files of other formats to another folder");
+}
+
+std::optional<Finding> note_of_other_formats(const FileSystem& fs, const std::string& path,
+                                             Format known) {
+  if (fs.kind_of(path) != FileKind::directory) return std::nullopt;
+  const std::vector<std::string> names = fs.list_directory(path);
+  const std::vector<FormatInDirectory> others =
+      other_formats_in(fs, {path, names}, driver_of(known));
+  if (others.empty()) return std::nullopt;
+  std::vector<std::string> found;
+  for (const FormatInDirectory& other : others) found.push_back(other.in_words());
+  return Finding{.severity = Finding::Severity::note,
+                 .rule = "directory",
+                 .where = {.path = path},
+                 .expected = "only files of the format " + std::string(known.name()),
+                 .found = "also " + tessera::detail::list_of(found) + ", not read"};
+}
+
+}  // namespace tessera::formats

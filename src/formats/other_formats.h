@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::formats {
+
+/// A format whose files are in a directory.
+struct FormatInDirectory {
+  const FormatDriver* driver;
+  std::string file;         // one of its files
+  bool is_complete = true;  // false: the file is missing that makes a checkpoint of such files
+
+  /// `rank-00000.h5 (native, without index.h5)`
+  std::string in_words() const;
+};
+
+/// Returns the formats, except `known`, that the names in a directory show.
+std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
+                                                const DirectoryListing& directory,
+                                                const FormatDriver& known);
+
+/// Returns the error for a directory whose strongest match is `known`, which refuses it, if its
+/// names show other formats too. The error is of the kind of that refusal. Returns nothing if
+/// `known` does not refuse the directory, or there is no other format.
+std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryListing& directory,
+                                        const FormatDriver& known);
+
+/// Returns a note for everybody who opens a checkpoint: its directory also has files of other
+/// formats, which are not read. Returns nothing if it has none, or `path` is no directory.
+std::optional<Finding> note_of_other_formats(const FileSystem& fs, const std::string& path,
+                                             Format known);
+
+}  // namespace tessera::formats

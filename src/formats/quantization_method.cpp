@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/json.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+constexpr std::string_view kMethodKey = "quant_method";
+
+/// Returns the method that a configuration names for the model, or for a part of it
+/// (`text_config`, `llm_config`) at any depth; empty if none.
+std::string method_of_config(const Value& config) {
+  // Older versions of compressed-tensors wrote `compression_config`.
+  for (const std::string_view key : {"quantization_config", "compression_config"}) {
+    const Value* const quantization = config.find(key);
+    const Value* const method = quantization ? quantization->find(kMethodKey) : nullptr;
+    if (method != nullptr && method->is<std::string>()) return method->get<std::string>();
+  }
+  const auto* const members = config.get_if<Value::Dict>();
+  if (members == nullptr) return {};
+  for (const auto& [key, part] : *members) {
+    if (!key.get<std::string>().ends_with("_config")) continue;
+    if (std::string method = method_of_config(part); !method.empty()) return method;
+  }
+  return {};
+}
+
+/// Returns the first method in a text that is no strict JSON: Python writes `Infinity`, and the
+/// file may be damaged. To call a model quantized that is not costs a refused cast, the opposite
+/// costs its weights.
+std::string method_in_text(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n:";
+  constexpr std::size_t kMaxMethodNbytes = 64;
+  const std::string key = '"' + std::string(kMethodKey) + '"';
+  const std::size_t at = text.find(key);
+  if (at == std::string_view::npos) return {};
+  text.remove_prefix(at + key.size());
+  text.remove_prefix(std::min(text.find_first_not_of(kBlank), text.size()));
+  if (!text.starts_with('"')) return {};
+  text.remove_prefix(1);
+  return std::string(text.substr(0, std::min(text.find('"'), kMaxMethodNbytes)));
+}
+
+std::string method_of_text(const std::string& text) {
+  try {
+    return method_of_config(parse_json(text, "config.json"));
+  } catch (const Error&) {
+    return method_in_text(text);
+  }
+}
+
+}  // namespace
+
+std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path) {
+  try {
+    const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
+    const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
+    const std::string path = join_path(folder, "config.json");
+    if (fs.kind_of(path) != FileKind::regular) return {};
+    return method_of_text(read_file(fs, path, kMaxConfigNbytes));
+  } catch (const Error&) {
+    return {};  // the file is not ours, and a move does not need it
+  }
+}
+
+}  // namespace tessera::formats
