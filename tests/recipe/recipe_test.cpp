@@ -77,6 +77,23 @@ TEST(RecipeTest, RenamesWithCaptures) {
   EXPECT_THAT(floats(*reader, "layers.12.weight"), ElementsAre(10, 11));
 }
 
+// As in checkpoints whose last layers predict further tokens, and have other names elsewhere.
+TEST(RecipeTest, ARangeOfNumbersHasARuleOfItsOwn) {
+  MemoryCheckpoint source;
+  for (const char* layer : {"0", "1", "2"}) {
+    source.add({std::string("h.") + layer + ".w", DType::float32, {1}}, numbers(1));
+  }
+  const Recipe recipe = parsed(R"({"from": "h.{L:0..layers}.w", "to": "main.{L}.w"},
+                {"from": "h.{M+layers}.w", "to": "more.{M}.w"})",
+                               R"("variables": {"layers": {"config": "num_hidden_layers"}}, )");
+  const RecipeOptions options{.config = Value::Dict{{"num_hidden_layers", 2}}};
+  EXPECT_THAT(names(*applied(source, recipe, options)),
+              ElementsAre("main.0.w [1]", "main.1.w [1]", "more.0.w [1]"));
+  EXPECT_TRUE(check_recipe(recipe, source.contents(), options).is_invertible);
+  EXPECT_THAT(message_of([&] { parsed(R"({"from": "h.{L:0..2}.w", "to": "a.{L:0..3}.w"})"); }),
+              HasSubstr("{L} of one kind in all names, with as many words, or with one range"));
+}
+
 TEST(RecipeTest, ConcatenatesAndSplits) {
   MemoryCheckpoint source;
   source.add({"q", DType::float32, {2, 2}}, numbers(4));
