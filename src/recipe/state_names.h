@@ -11,16 +11,21 @@
 
 namespace tessera::recipe {
 
-/// The parts of a name that an optimizer gave: `optim.state.layers.0.weight.exp_avg`.
+/// The parts of a name that an optimizer gave: `optim.state.layers.0.weight.exp_avg`, or
+/// `optimizer.state.exp_avg.layers.0.weight`.
 struct StateName {
-  std::string root;                // `optim.state.`
+  std::string root;                // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;           // `layers.0.weight`, as the optimizer calls it
   std::size_t removed_nbytes = 0;  // what the parameter's name in the checkpoint has before that
-  std::string rest;                // `.exp_avg`
+  std::string rest;                // `.exp_avg`, or nothing
+
+  /// Returns what the optimizer calls the state: `exp_avg`.
+  std::string_view state() const;
 };
 
-/// Finds the parameters that optimizers name, as `optim.state.<name>.<key>` and
-/// `optim.param_groups.<name>.<key>` do. Keeps views of the names in `contents`.
+/// Finds the parameters that optimizers name, as `optim.state.<name>.<key>`,
+/// `optim.param_groups.<name>.<key>` and `optimizer.state.<key>.<name>` do. Keeps views of the
+/// names in `contents`.
 class StateNames {
  public:
   /// `parameters` are the indices of tensors that may be parameters.

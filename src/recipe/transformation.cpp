@@ -456,8 +456,9 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
             shape_to_string(tensor.meta.shape));
     return;
   }
+  const bool is_copy = reshard::is_copy_of_parameter(states.begin()->second->name.state());
   std::optional<std::vector<Made>> made =
-      make(rule, instance, Subject::pointwise_state,
+      make(rule, instance, is_copy ? Subject::parameter : Subject::pointwise_state,
            [&](std::size_t input) { return sources_[states.at(input)->tensor]; });
   if (!made) return;
   for (Made& each : *made) {

@@ -20,6 +20,7 @@ using formats::StateKind;
 using test::Bytes;
 using test::bytes_of;
 using test::MemoryCheckpoint;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -225,6 +226,47 @@ TEST(RecipeTest, OptimizerStateFollowsItsParameter) {
   const auto* state = reader->contents().find_tensor("optim.state.ab.exp_avg");
   EXPECT_EQ(state->kind, StateKind::pointwise);
   EXPECT_EQ(state->parameter, "model.ab");
+}
+
+// As Megatron's torch_dist names it: the state's own name first.
+TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
+  MemoryCheckpoint source;
+  for (const char* name : {"decoder.a", "decoder.b"}) {
+    const float first = name[8] == 'a' ? 0 : 100;
+    source.add({name, DType::float32, {2}}, numbers(2, first));
+    for (const char* state : {"exp_avg", "fp32_param"}) {
+      source.add({std::string("optimizer.state.") + state + "." + name, DType::float32, {2}},
+                 numbers(2, first + 10));
+    }
+  }
+  source.add_value("optimizer.state.step.decoder.a", 7);
+  source.add_value("optimizer.state.step.decoder.b", 7);
+  const Recipe recipe = parsed(
+      R"({"from": ["decoder.a", "decoder.b"], "to": "model.ab", "ops": [{"concat": 0}, {"add": 1}]})");
+  const auto reader = applied(source, recipe);
+  EXPECT_THAT(names(*reader), ElementsAre("model.ab [4]", "optimizer.state.exp_avg.model.ab [4]",
+                                          "optimizer.state.fp32_param.model.ab [4]"));
+  EXPECT_THAT(floats(*reader, "optimizer.state.exp_avg.model.ab"), ElementsAre(10, 11, 110, 111));
+  // The copy of the weights takes part in what happens to weights.
+  EXPECT_THAT(floats(*reader, "optimizer.state.fp32_param.model.ab"),
+              ElementsAre(11, 12, 111, 112));
+  EXPECT_EQ(reader->contents().find_tensor("optimizer.state.exp_avg.model.ab")->parameter,
+            "model.ab");
+  ASSERT_EQ(reader->contents().values.size(), 1U);
+  EXPECT_EQ(reader->contents().values[0].name, "optimizer.state.step.model.ab");
+  const auto back = open_transformed(
+      applied(source, parsed(R"({"from": "decoder.{p}", "to": "m.{p}"})")),
+      parsed(R"({"from": "decoder.{p}", "to": "m.{p}"})"), {.direction = Direction::inverse});
+  EXPECT_THAT(names(*back), Contains("optimizer.state.exp_avg.decoder.b [2]"));
+}
+
+// A name that only looks so is a tensor like any other.
+TEST(RecipeTest, AStateWithoutItsParameterNeedsARule) {
+  MemoryCheckpoint source;
+  source.add({"optimizer.state.exp_avg.lost", DType::float32, {2}}, numbers(2));
+  source.add({"a", DType::float32, {2}}, numbers(2));
+  EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
+              HasSubstr("optimizer.state.exp_avg.lost: rest: expected a rule that names it"));
 }
 
 TEST(RecipeTest, RefusesStateThatDisagrees) {
