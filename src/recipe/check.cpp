@@ -164,8 +164,26 @@ class Proof {
       problems.push_back(std::move(wrong));
     }
     compare(again, equal, dropped, problems);
-    report_.is_invertible = problems.empty();
+    note_wrappers();
+    report_.is_invertible = problems.empty() && num_wrapped() == 0;
     report_.problems.insert(report_.problems.end(), problems.begin(), problems.end());
+  }
+
+  std::size_t num_wrapped() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(contents_.tensors, [&](const formats::TensorEntry& tensor) {
+          return rules_.wrappers.removed_from(tensor.meta.fqn) != tensor.meta.fqn;
+        }));
+  }
+
+  void note_wrappers() {
+    const std::size_t count = num_wrapped();
+    if (count == 0) return;
+    report_.notes.push_back({.severity = Finding::Severity::note,
+                             .rule = "unwrap",
+                             .where = {.path = rules_.path},
+                             .expected = "names with their wrappers after the way back",
+                             .found = std::to_string(count) + " tensors without them"});
   }
 
   void compare(const Transformation& again, const EqualSources& equal,
@@ -177,7 +195,8 @@ class Proof {
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       const TensorMeta& meta = contents_.tensors[i].meta;
       if (dropped.contains(meta.fqn)) continue;
-      const auto found = by_name.find(meta.fqn);
+      const std::string bare = rules_.wrappers.removed_from(meta.fqn);
+      const auto found = by_name.find(bare);
       if (found == by_name.end()) {
         problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor", "none"));
         continue;

@@ -19,6 +19,7 @@ constexpr std::size_t kMaxNames = 256;
 constexpr std::size_t kMaxOperations = 64;
 constexpr std::size_t kMaxVariables = 256;
 constexpr std::size_t kMaxSizes = 4096;
+constexpr std::size_t kMaxWrappers = 64;
 constexpr int kMaxJsonDepth = 16;
 
 /// Reads members of the recipe's JSON. Errors name the rule.
@@ -459,6 +460,19 @@ std::vector<Rule> parse_rules(const std::string& path, const Value::List& rules,
   return parsed;
 }
 
+Wrappers parse_wrappers(const RecipeJson& json, const Value& value) {
+  std::vector<std::string> components;
+  for (const Value& item : json.items(value, kMaxWrappers)) {
+    constexpr const char* kExpected = "names of modules without dots, such as _orig_mod";
+    components.push_back(json.text(item, kExpected));
+    const std::string& name = components.back();
+    if (name.empty() || name.find_first_of(".{}") != std::string::npos) {
+      json.refuse(kExpected, "'" + printable(name) + "'");
+    }
+  }
+  return Wrappers(std::move(components));
+}
+
 VariableRule parse_variable(const RecipeJson& json, const Value& value) {
   VariableRule rule;
   if (!value.is<Value::Dict>()) {
@@ -527,7 +541,7 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
   const Value root = parse_json(without_comments(text), path,
                                 {.max_depth = kMaxJsonDepth, .max_nbytes = kMaxFileNbytes});
   const RecipeJson json(path, "recipe");
-  json.object(root, {"schema", "rest", "variables", "rules", "note"});
+  json.object(root, {"schema", "rest", "unwrap", "variables", "rules", "note"});
   Parsed parsed{.text = std::string(text), .path = path};
   const Value* schema = root.find("schema");
   if (schema == nullptr || *schema != Value(1)) {
@@ -539,6 +553,9 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
       json.at("rest").refuse("\"keep\" or \"refuse\"", "'" + printable(word) + "'");
     }
     parsed.rest = word == "keep" ? Rest::keep : Rest::refuse;
+  }
+  if (const Value* unwrap = root.find("unwrap")) {
+    parsed.wrappers = parse_wrappers(json.at("unwrap"), *unwrap);
   }
   if (const Value* variables = root.find("variables")) {
     const auto* dict = variables->get_if<Value::Dict>();
@@ -590,7 +607,7 @@ Rules rules_of(const Recipe& recipe, const RecipeOptions& options) {
   const auto& parsed = RecipeAccess::parsed(recipe);
   Variables variables(parsed.path, parsed.variables, options.variables, options.config,
                       options.config_path);
-  Rules rules{.path = parsed.path, .rules = {}, .rest = parsed.rest};
+  Rules rules{.path = parsed.path, .rules = {}, .rest = parsed.rest, .wrappers = parsed.wrappers};
   rules.rules = parse_rules(parsed.path, parsed.rules, [&](const Expression& expression) {
     return variables.evaluate(expression);
   });

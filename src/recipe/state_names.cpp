@@ -131,8 +131,9 @@ std::optional<StateNames::Found> StateNames::find_parameter(std::string_view nam
 }
 
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
-                              const StateName& name) {
-  const std::string_view removed = std::string_view(old_fqn).substr(0, name.removed_nbytes);
+                              const StateName& name, const Wrappers& wrappers) {
+  const std::string removed =
+      wrappers.removed_from(std::string_view(old_fqn).substr(0, name.removed_nbytes));
   if (!fqn.starts_with(removed)) return fqn;
   return fqn.substr(removed.size());
 }

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "recipe/wrappers.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::recipe {
@@ -54,7 +55,7 @@ class StateNames {
 
 /// Returns what an optimizer calls the parameter `fqn`, if `old_fqn` was called `name.parameter`.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
-                              const StateName& name);
+                              const StateName& name, const Wrappers& wrappers);
 
 /// Returns the key path of a tensor or value under its new name: the outer keys that both names
 /// begin with stay, the others become one.

@@ -128,12 +128,23 @@ class Transformer {
   /// Returns what the optimizer of `like` calls the new parameter: it may leave out the first
   /// components of names.
   std::string called_by_optimizer(const State& like, const std::string& parameter) const {
-    return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name);
+    return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name,
+                             rules_.wrappers);
+  }
+
+  /// Returns a name without wrappers, as rules see it.
+  std::string bare(const std::string& name) const { return rules_.wrappers.removed_from(name); }
+  formats::KeyPath bare_path(const formats::KeyPath& path, const std::string& old_name,
+                             const std::string& new_name) const {
+    formats::KeyPath result = rules_.wrappers.removed_from(path, new_name);
+    return result.empty() ? path_of_new_name(path, old_name, new_name) : result;
   }
 
   void keep_rest();
-  void keep_tensor(std::size_t tensor);
-  void keep_alias(const Input& input);
+  void keep_input(const Input& input);
+  void keep_state(const State& state, const std::string& parameter);
+  void add_kept(std::size_t tensor, const std::string& old_name, const formats::KeyPath& old_path,
+                const std::string& new_name);
   void place_values();
   void place_value(std::size_t v, const StateNames& names);
   void add_value(const std::string& name, formats::KeyPath path, std::size_t source);
@@ -197,13 +208,14 @@ void Transformer::find_inputs() {
 
 /// Finds the rule that names something. Reports a problem if two rules do.
 std::optional<Transformer::Match> Transformer::match(const std::string& name) {
-  if (!name.starts_with(prefix_)) return std::nullopt;
-  const std::string_view bare = std::string_view(name).substr(prefix_.size());
+  const std::string whole = bare(name);
+  if (!whole.starts_with(prefix_)) return std::nullopt;
+  const std::string_view in_rules = std::string_view(whole).substr(prefix_.size());
   std::optional<Match> found;
   for (std::size_t r = 0; r < rules_.rules.size(); ++r) {
     const Rule& rule = rules_.rules[r];
     for (std::size_t s = 0; s < rule.from.size(); ++s) {
-      auto captured = rule.from[s].match(bare);
+      auto captured = rule.from[s].match(in_rules);
       if (!captured) continue;
       if (found) {
         problem(rule_name(rule), name, "one rule that names it",
@@ -510,30 +522,45 @@ void Transformer::keep_rest() {
     if (rules_.rest == Rest::refuse) {
       problem("rest", *inputs_[i].name, "a rule that names it, or \"rest\": \"keep\"", "none");
     }
-    if (inputs_[i].is_alias) {
-      keep_alias(inputs_[i]);
-      continue;
-    }
-    keep_tensor(inputs_[i].tensor);
-    const auto states = states_.find(inputs_[i].tensor);
-    if (states == states_.end()) continue;
-    for (const State& state : states->second) keep_tensor(state.tensor);
+    keep_input(inputs_[i]);
   }
 }
 
-void Transformer::keep_tensor(std::size_t tensor) {
-  Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};
-  target.entry.pieces.clear();
-  result_.targets.push_back(std::move(target));
+void Transformer::keep_input(const Input& input) {
+  const std::string name = bare(*input.name);
+  add_kept(input.tensor, *input.name, *input.key_path, name);
+  if (input.is_alias) {
+    alias_targets_.emplace_back(name, input.tensor);
+    return;
+  }
+  if (name != *input.name) targets_of_[input.tensor] = {name};
+  const auto states = states_.find(input.tensor);
+  if (states == states_.end()) return;
+  for (const State& state : states->second) keep_state(state, name);
 }
 
-void Transformer::keep_alias(const Input& input) {
-  Target target{
-      .entry = contents_.tensors[input.tensor], .tensor = sources_[input.tensor], .rule = 0};
+void Transformer::keep_state(const State& state, const std::string& parameter) {
+  const TensorEntry& old = contents_.tensors[state.tensor];
+  const bool has_new_name = parameter != contents_.tensors[state.parameter].meta.fqn;
+  const std::string name =
+      has_new_name ? state.name.root + called_by_optimizer(state, parameter) + state.name.rest
+                   : old.meta.fqn;
+  add_kept(state.tensor, old.meta.fqn, old.key_path, name);
+  TensorEntry& entry = result_.targets.back().entry;
+  if (!has_new_name) return;
+  entry.kind = state.kind;
+  entry.parameter = parameter;
+  entry.key_path = path_of_state(old.key_path, state.name, called_by_optimizer(state, parameter));
+}
+
+/// Adds a tensor of the source as it is, under a name that perhaps lacks wrappers.
+void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
+                           const formats::KeyPath& old_path, const std::string& new_name) {
+  Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};
   target.entry.pieces.clear();
-  target.entry.meta.fqn = *input.name;
-  target.entry.key_path = *input.key_path;
-  alias_targets_.emplace_back(*input.name, input.tensor);
+  target.entry.meta.fqn = new_name;
+  target.entry.key_path = old_name == new_name ? old_path : bare_path(old_path, old_name, new_name);
+  if (old_name != new_name) result_.new_names[old_name].push_back(new_name);
   result_.targets.push_back(std::move(target));
 }
 
@@ -551,14 +578,18 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
     if (targets->second.empty()) result_.dropped.push_back(value.name);
     const std::string& old_parameter = contents_.tensors[state->parameter].meta.fqn;
     for (const std::string& target : targets->second) {
-      const std::string called = optimizer_name_of(target, old_parameter, state->name);
+      const std::string called =
+          optimizer_name_of(target, old_parameter, state->name, rules_.wrappers);
       add_value(state->name.root + called + state->name.rest,
                 path_of_state(value.key_path, state->name, called), v);
     }
     return;
   }
   const std::optional<Match> found = match(value.name);
-  if (!found) return add_value(value.name, value.key_path, v);
+  if (!found) {
+    const std::string name = bare(value.name);
+    return add_value(name, bare_path(value.key_path, value.name, name), v);
+  }
   const Rule& rule = rules_.rules[found->rule];
   ++result_.uses[found->rule].num_sources;
   if (rule.drops()) {

@@ -42,7 +42,7 @@ struct Transformation {
   std::vector<RuleUse> uses;  // parallel to the rules
   std::vector<std::string> dropped;
   std::uint64_t num_dropped_elements = 0;  // of dropped tensors, slices and paddings
-  std::map<std::string, std::vector<std::string>> new_names;  // of the tensors that rules name
+  std::map<std::string, std::vector<std::string>> new_names;  // of the tensors that get others
   /// The parameters that a parameter becomes, by its index in the source; none if it is dropped.
   std::map<std::size_t, std::vector<std::string>> targets_of;
 };

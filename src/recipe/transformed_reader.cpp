@@ -63,8 +63,9 @@ void require_whole_sources(const Transformation& transformation, const Checkpoin
 /// The lists of an optimizer's parameters, in values such as `optim.param_groups.0.params`.
 class GroupNames {
  public:
-  GroupNames(const CheckpointContents& contents, const Transformation& transformation)
-      : contents_(contents), transformation_(transformation) {
+  GroupNames(const CheckpointContents& contents, const Transformation& transformation,
+             const Wrappers& wrappers)
+      : contents_(contents), transformation_(transformation), wrappers_(wrappers) {
     std::vector<std::size_t> parameters;
     for (const auto& [tensor, targets] : transformation.targets_of) parameters.push_back(tensor);
     names_.emplace(contents, parameters);
@@ -113,7 +114,7 @@ class GroupNames {
       }
       const std::string& old = contents_.tensors[found->parameter].meta.fqn;
       for (const std::string& target : transformation_.targets_of.at(found->parameter)) {
-        std::string called = optimizer_name_of(target, old, found->name);
+        std::string called = optimizer_name_of(target, old, found->name, wrappers_);
         if (groups != nullptr) note_group(called, group, *groups);
         if (seen.insert(called).second) result.emplace_back(std::move(called));
       }
@@ -131,6 +132,7 @@ class GroupNames {
 
   const CheckpointContents& contents_;
   const Transformation& transformation_;
+  Wrappers wrappers_;
   std::optional<StateNames> names_;
 };
 
@@ -149,7 +151,7 @@ class TransformedReader final : public CheckpointReader {
         recipe_path_(rules.path),
         made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix)),
         elements_(*source_),
-        groups_(source_->contents(), made_) {
+        groups_(source_->contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
     require_whole_sources(made_, source_->contents(), source_->path());
     take_tensors();

@@ -326,6 +326,70 @@ TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
               ElementsAre("b [1]"));
 }
 
+MemoryCheckpoint with_wrappers() {
+  MemoryCheckpoint source;
+  source.add({"model._orig_mod.h.0._checkpoint_wrapped_module.w", DType::float32, {2}}, numbers(2));
+  source.add({"model._orig_mod.h.1.module.w", DType::float32, {2}}, numbers(2, 20));
+  source.add({"optim.state.h.0._checkpoint_wrapped_module.w.exp_avg", DType::float32, {2}},
+             numbers(2, 10));
+  source.add({"optim.state._orig_mod.h.1.module.w.exp_avg", DType::float32, {2}}, numbers(2, 30));
+  source.add_value("model._orig_mod.module.count", 3);
+  source.add_value("optim.param_groups.0.params",
+                   Value::List{"h.0._checkpoint_wrapped_module.w", "_orig_mod.h.1.module.w"});
+  return source;
+}
+
+constexpr const char* kUnwrap =
+    R"("unwrap": ["_orig_mod", "_checkpoint_wrapped_module", "module"], )";
+
+TEST(RecipeTest, WrappersAreLeftOutOfNames) {
+  const Recipe recipe = parsed("", std::string(kUnwrap) + R"("rest": "keep", )");
+  const auto reader = applied(with_wrappers(), recipe);
+  EXPECT_THAT(names(*reader),
+              ElementsAre("model.h.0.w [2]", "model.h.1.w [2]", "optim.state.h.0.w.exp_avg [2]",
+                          "optim.state.h.1.w.exp_avg [2]"));
+  EXPECT_THAT(floats(*reader, "optim.state.h.1.w.exp_avg"), ElementsAre(30, 31));
+  EXPECT_EQ(reader->contents().find_tensor("optim.state.h.0.w.exp_avg")->parameter, "model.h.0.w");
+  EXPECT_EQ(reader->contents().values[0].name, "model.count");
+  EXPECT_EQ(reader->read_value(1), Value(Value::List{"h.0.w", "h.1.w"}));
+
+  const RecipeReport report = check_recipe(recipe, with_wrappers().contents(), {});
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_FALSE(report.is_invertible);  // where the wrappers were is lost
+  ASSERT_EQ(report.notes.size(), 1U);
+  EXPECT_EQ(report.notes[0].rule, "unwrap");
+  EXPECT_EQ(report.notes[0].found, "4 tensors without them");
+}
+
+TEST(RecipeTest, RulesSeeNamesWithoutWrappers) {
+  const Recipe recipe = parsed(
+      R"({"from": "h.{L}.w", "to": "all", "ops": [{"stack": "L"}]}, {"from": "count"})", kUnwrap);
+  const auto reader = applied(with_wrappers(), recipe, with_prefix());
+  EXPECT_THAT(names(*reader), ElementsAre("model.all [2, 2]", "optim.state.all.exp_avg [2, 2]"));
+  EXPECT_THAT(floats(*reader, "optim.state.all.exp_avg"), ElementsAre(10, 11, 30, 31));
+  EXPECT_EQ(reader->read_value(0), Value(Value::List{"all"}));
+  // Without wrappers in the checkpoint, nothing is lost.
+  MemoryCheckpoint bare;
+  bare.add({"h.0.w", DType::float32, {2}}, numbers(2));
+  EXPECT_TRUE(
+      check_recipe(parsed(R"({"from": "h.{L}.w", "to": "all", "ops": [{"stack": "L"}]})", kUnwrap),
+                   bare.contents(), {})
+          .is_invertible);
+}
+
+TEST(RecipeTest, TwoNamesThatDifferByTheirWrappersAreRefused) {
+  MemoryCheckpoint source;
+  source.add({"a.module.w", DType::float32, {2}}, numbers(2));
+  source.add({"a.w", DType::float32, {2}}, numbers(2));
+  source.add({"module", DType::float32, {2}}, numbers(2));
+  EXPECT_THAT(message_of([&] {
+                applied(source, parsed("", std::string(kUnwrap) + R"("rest": "keep", )"));
+              }),
+              HasSubstr("a.w: names: expected one tensor or value of that name, found two"));
+  EXPECT_THAT(message_of([&] { parsed("", R"("unwrap": ["a.b"], )"); }),
+              HasSubstr("recipe, unwrap: expected names of modules without dots"));
+}
+
 TEST(RecipeTest, TiedTensorsStayTied) {
   MemoryCheckpoint source;
   source.add({"embed", DType::float32, {2}}, numbers(2));

@@ -340,5 +340,19 @@ TEST(ShippedRecipesTest, MixtralOfTransformers4To5) {
   EXPECT_THAT(names, Contains("model.layers.0.mlp.gate.weight [3, 3]"));
 }
 
+TEST(ShippedRecipesTest, WrappersAreRemoved) {
+  Model model;
+  model.add("_orig_mod.model.layers.0._checkpoint_wrapped_module.mlp.weight", {2, 3});
+  model.add("model.layers.1._fsdp_wrapped_module.mlp.weight", {2, 3});
+  model.add("module.head.weight", {2, 3});
+  model.add("modules.0.weight", {2, 3});
+  const auto report = check_recipe(shipped("remove-wrappers"), model.source().contents(), {});
+  EXPECT_THAT(problems_of(report), IsEmpty());
+  EXPECT_THAT(names_of(report.targets),
+              ElementsAre("head.weight [2, 3]", "model.layers.0.mlp.weight [2, 3]",
+                          "model.layers.1.mlp.weight [2, 3]", "modules.0.weight [2, 3]"));
+  EXPECT_NE(report.targets.find_tensor("optim.state.model.layers.0.mlp.weight.exp_avg"), nullptr);
+}
+
 }  // namespace
 }  // namespace tessera::recipe
