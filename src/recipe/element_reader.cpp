@@ -63,9 +63,41 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
+/// Transposes: rows are contiguous in the source, columns in the target. Goes through a tile of its
+/// own, so that each line of the cache is read and written once, also where steps are powers of
+/// two.
+template <std::size_t kItemsize>
+void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
+  constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
+  constexpr std::int64_t kTile = kStep < 16 ? 128 / kStep : 16;
+  alignas(64) std::array<std::byte, static_cast<std::size_t>(kTile * kTile) * kItemsize> tile;
+  for (std::int64_t r0 = 0; r0 < plane.rows; r0 += kTile) {
+    const std::int64_t num_rows = std::min(kTile, plane.rows - r0);
+    for (std::int64_t c0 = 0; c0 < plane.columns; c0 += kTile) {
+      const std::int64_t num_columns = std::min(kTile, plane.columns - c0);
+      const std::byte* source = from + c0 * plane.column_from + r0 * kStep;
+      for (std::int64_t c = 0; c < num_columns; ++c) {
+        std::memcpy(tile.data() + c * kTile * kStep, source + c * plane.column_from,
+                    static_cast<std::size_t>(num_rows) * kItemsize);
+      }
+      for (std::int64_t r = 0; r < num_rows; ++r) {
+        std::byte* target = to + (r0 + r) * plane.row_to + c0 * kStep;
+        const std::byte* column = tile.data() + r * kStep;
+        for (std::int64_t c = 0; c < num_columns; ++c) {
+          std::memcpy(target + c * kStep, column + c * kTile * kStep, kItemsize);
+        }
+      }
+    }
+  }
+}
+
 /// Copies in tiles that fit the cache, whichever side has the larger steps.
 template <std::size_t kItemsize>
 void copy_plane(const Plane& plane, const std::byte* from, std::byte* to) {
+  constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
+  if (plane.row_from == kStep && plane.column_to == kStep) {
+    return transpose_plane<kItemsize>(plane, from, to);
+  }
   constexpr std::int64_t kTile = 32;
   for (std::int64_t r0 = 0; r0 < plane.rows; r0 += kTile) {
     const std::int64_t r1 = std::min(r0 + kTile, plane.rows);
@@ -163,8 +195,8 @@ struct ElementReader::Work {
   ByteBuffer& scratch;
 };
 
-void ElementReader::read(const IndexedBlocks& indexed, FlatRange window,
-                         std::span<std::byte> out) const {
+void ElementReader::read(const IndexedBlocks& indexed, FlatRange window, std::span<std::byte> out,
+                         Share share) const {
   const BlockTensor& tensor = indexed.tensor();
   const Shape strides = row_major_strides(tensor.shape);
   const std::vector<Box> boxes = boxes_of(window, tensor.shape);
@@ -180,7 +212,7 @@ void ElementReader::read(const IndexedBlocks& indexed, FlatRange window,
         copy.target_offset += common->offsets[d] * strides[d];
       }
       simplify(copy);
-      read_copy(work, std::move(copy));
+      if (narrow(copy, share)) read_copy(work, std::move(copy));
     }
   });
   pool_.give_back(std::move(scratch));
@@ -204,6 +236,20 @@ void ElementReader::simplify(Copy& copy) {
     simple.to.push_back(copy.to[d]);
   }
   copy = std::move(simple);
+}
+
+/// Takes a share of a copy, along the dimension of the largest steps in the source. Returns whether
+/// the share has elements.
+bool ElementReader::narrow(Copy& copy, Share share) {
+  if (share.count == 1) return true;
+  if (copy.sizes.empty()) return share.number == 0;
+  const auto d = static_cast<std::size_t>(std::ranges::max_element(copy.from) - copy.from.begin());
+  const std::int64_t begin = copy.sizes[d] * share.number / share.count;
+  const std::int64_t end = copy.sizes[d] * (share.number + 1) / share.count;
+  copy.sizes[d] = end - begin;
+  copy.source_offset += begin * copy.from[d];
+  copy.target_offset += begin * copy.to[d];
+  return begin != end;
 }
 
 void ElementReader::read_copy(const Work& work, Copy copy) const {

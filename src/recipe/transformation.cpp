@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "recipe/state_names.h"
@@ -72,10 +74,16 @@ bool is_scalar(StateKind kind) {
 class Transformer {
  public:
   Transformer(const Rules& rules, const CheckpointContents& contents,
-              std::vector<BlockTensor> sources, const std::string& prefix)
-      : rules_(rules), contents_(contents), sources_(std::move(sources)), prefix_(prefix) {}
+              std::vector<BlockTensor> sources, const std::string& prefix, NewNames new_names)
+      : rules_(rules),
+        contents_(contents),
+        sources_(std::move(sources)),
+        prefix_(prefix),
+        new_names_(new_names),
+        has_optimizer_(has_optimizer(contents)) {}
 
   Transformation run() {
+    result_.targets.reserve(contents_.tensors.size());
     find_inputs();
     match_inputs();
     for (std::size_t r = 0; r < rules_.rules.size(); ++r) apply_rule(r);
@@ -140,6 +148,13 @@ class Transformer {
     return result.empty() ? path_of_new_name(path, old_name, new_name) : result;
   }
 
+  void add_new_name(const std::string& old_name, const std::string& new_name) {
+    if (new_names_ == NewNames::collect) result_.new_names[old_name].push_back(new_name);
+  }
+  void set_targets(std::size_t tensor, std::vector<std::string> targets) {
+    if (has_optimizer_) targets_of_[tensor] = std::move(targets);
+  }
+
   void keep_rest();
   void keep_input(const Input& input);
   void keep_state(const State& state, const std::string& parameter);
@@ -148,29 +163,33 @@ class Transformer {
   void place_values();
   void place_value(std::size_t v, const StateNames& names);
   void add_value(const std::string& name, formats::KeyPath path, std::size_t source);
+  void find_aliases();
+  void sort_targets();
   void finish();
 
   const Rules& rules_;
   const CheckpointContents& contents_;
   std::vector<BlockTensor> sources_;
   const std::string& prefix_;
-  std::vector<Input> inputs_;                           // tensors first, in their order
-  std::map<std::size_t, std::size_t> input_of_tensor_;  // of tensors that are inputs
-  std::map<std::size_t, std::vector<State>> states_;    // by the tensor that is the parameter
+  std::vector<Input> inputs_;                         // tensors first, in their order
+  std::map<std::size_t, std::vector<State>> states_;  // by the tensor that is the parameter
   std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
   std::vector<std::vector<std::string>> shared_;  // by rule: captures of both sides
   std::vector<std::optional<std::size_t>> rule_of_input_;
-  std::map<std::size_t, std::vector<std::string>> targets_of_;  // tensor: new names; empty: dropped
+  // By tensor: its new names; none if it is dropped.
+  std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
   std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // made of an alias, its tensor
   std::optional<StateNames> state_names_;
+  NewNames new_names_;
+  bool has_optimizer_;
   Transformation result_;
 };
 
 void Transformer::find_inputs() {
   const std::vector<reshard::StateRole> roles = reshard::classify_state(contents_);
   std::vector<std::size_t> parameters;
-  if (has_optimizer(contents_)) {
+  if (has_optimizer_) {
     for (std::size_t i = 0; i < roles.size(); ++i) {
       if (!roles[i].parameter_index) parameters.push_back(i);
     }
@@ -186,7 +205,6 @@ void Transformer::find_inputs() {
         continue;
       }
     }
-    input_of_tensor_[i] = inputs_.size();
     inputs_.push_back({&tensor.meta.fqn, &tensor.key_path, i, false});
   }
   std::map<std::string_view, std::size_t> index;
@@ -208,9 +226,10 @@ void Transformer::find_inputs() {
 
 /// Finds the rule that names something. Reports a problem if two rules do.
 std::optional<Transformer::Match> Transformer::match(const std::string& name) {
-  const std::string whole = bare(name);
-  if (!whole.starts_with(prefix_)) return std::nullopt;
-  const std::string_view in_rules = std::string_view(whole).substr(prefix_.size());
+  const std::string unwrapped = rules_.wrappers.empty() ? "" : bare(name);
+  std::string_view in_rules = rules_.wrappers.empty() ? name : unwrapped;
+  if (!in_rules.starts_with(prefix_)) return std::nullopt;
+  in_rules.remove_prefix(prefix_.size());
   std::optional<Match> found;
   for (std::size_t r = 0; r < rules_.rules.size(); ++r) {
     const Rule& rule = rules_.rules[r];
@@ -252,7 +271,7 @@ void Transformer::drop(std::size_t input) {
         static_cast<std::uint64_t>(contents_.tensors[tensor].meta.numel());
   };
   add(dropped.tensor);
-  targets_of_[dropped.tensor];
+  set_targets(dropped.tensor, {});
   const auto states = states_.find(dropped.tensor);
   if (states == states_.end()) return;
   for (const State& state : states->second) {
@@ -370,17 +389,19 @@ std::optional<std::vector<Made>> Transformer::make(
   result_.num_dropped_elements += static_cast<std::uint64_t>(applied.num_dropped);
   std::vector<Made> made;
   for (std::size_t s = 0; s < streams.size(); ++s) {
-    for (auto& [stacked, tensor] : streams[s].tensors) {
-      std::map<std::string, std::string> values;
-      for (std::size_t c = 0; c < shared.size(); ++c) values[shared[c]] = instance.captured[c];
-      for (std::size_t c = 0; c < streams[s].captures.size(); ++c) {
-        values[streams[s].captures[c]] = std::to_string(stacked[c]);
-      }
-      made.push_back(
-          {prefix_ + rule.to[s].format([&](const std::string& capture) -> const std::string& {
-             return values.at(capture);
-           }),
-           std::move(tensor)});
+    const std::vector<std::string>& unstacked = streams[s].captures;
+    for (auto& [numbers, tensor] : streams[s].tensors) {
+      std::vector<std::string> digits;  // parallel to `unstacked`
+      for (const std::int64_t number : numbers) digits.push_back(std::to_string(number));
+      const auto value_of = [&](const std::string& capture) -> const std::string& {
+        const auto place = std::ranges::lower_bound(shared, capture);
+        if (place != shared.end() && *place == capture) {
+          return instance.captured[static_cast<std::size_t>(place - shared.begin())];
+        }
+        return digits.at(
+            static_cast<std::size_t>(std::ranges::find(unstacked, capture) - unstacked.begin()));
+      };
+      made.push_back({prefix_ + rule.to[s].format(value_of), std::move(tensor)});
     }
   }
   for (Requirement& requirement : applied.requirements) {
@@ -413,11 +434,10 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
   result_.uses[index_of(rule)].num_targets += targets.size();
   bool has_tensor = false;
   for (const std::size_t input : inputs) {
-    std::vector<std::string>& names = result_.new_names[*inputs_[input].name];
-    names.insert(names.end(), targets.begin(), targets.end());
+    for (const std::string& target : targets) add_new_name(*inputs_[input].name, target);
     if (inputs_[input].is_alias) continue;
     has_tensor = true;
-    targets_of_[inputs_[input].tensor] = targets;
+    set_targets(inputs_[input].tensor, targets);
   }
   if (has_tensor) follow_state(rule, instance, inputs, targets);
 }
@@ -510,7 +530,7 @@ void Transformer::add_state(const Rule& rule, const State& like, const std::stri
   target.entry.kind = like.kind;
   target.entry.parameter = parameter;
   target.entry.key_path = path_of_state(old.key_path, like.name, called);
-  result_.new_names[old.meta.fqn].push_back(target.entry.meta.fqn);
+  add_new_name(old.meta.fqn, target.entry.meta.fqn);
   result_.targets.push_back(std::move(target));
 }
 
@@ -533,7 +553,7 @@ void Transformer::keep_input(const Input& input) {
     alias_targets_.emplace_back(name, input.tensor);
     return;
   }
-  if (name != *input.name) targets_of_[input.tensor] = {name};
+  if (name != *input.name) set_targets(input.tensor, {name});
   const auto states = states_.find(input.tensor);
   if (states == states_.end()) return;
   for (const State& state : states->second) keep_state(state, name);
@@ -560,7 +580,7 @@ void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
   target.entry.pieces.clear();
   target.entry.meta.fqn = new_name;
   target.entry.key_path = old_name == new_name ? old_path : bare_path(old_path, old_name, new_name);
-  if (old_name != new_name) result_.new_names[old_name].push_back(new_name);
+  if (old_name != new_name) add_new_name(old_name, new_name);
   result_.targets.push_back(std::move(target));
 }
 
@@ -617,10 +637,8 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// Sorts, turns tensors of aliases into aliases where they are still equal, and reports names that
-/// are there twice.
-void Transformer::finish() {
-  result_.targets_of = std::move(targets_of_);
+/// Turns tensors of aliases into aliases where they are still equal.
+void Transformer::find_aliases() {
   std::map<std::size_t, std::string> whole;  // tensor of the source: the target that is all of it
   std::set<std::string_view> of_aliases;
   for (const auto& [name, tensor] : alias_targets_) of_aliases.insert(name);
@@ -644,15 +662,33 @@ void Transformer::finish() {
     result_.aliases.push_back({alias->first, alias->second, target.entry.key_path});
     return true;
   });
-  const auto by_name = [](const Target& target) -> const std::string& {
-    return target.entry.meta.fqn;
-  };
-  std::ranges::sort(result_.targets, {}, by_name);
+}
+
+/// Sorts by name, and moves each target once.
+void Transformer::sort_targets() {
+  std::vector<std::pair<std::string_view, std::size_t>> order;
+  order.reserve(result_.targets.size());
+  for (std::size_t i = 0; i < result_.targets.size(); ++i) {
+    order.emplace_back(result_.targets[i].entry.meta.fqn, i);
+  }
+  std::ranges::sort(order);
+  std::vector<Target> sorted;
+  sorted.reserve(order.size());
+  for (const auto& [name, i] : order) sorted.push_back(std::move(result_.targets[i]));
+  result_.targets = std::move(sorted);
+}
+
+/// Sorts, and reports names that are there twice.
+void Transformer::finish() {
+  result_.targets_of = std::move(targets_of_);
+  if (!alias_targets_.empty()) find_aliases();
+  sort_targets();
   std::ranges::sort(result_.aliases, {}, &formats::Alias::fqn);
   std::ranges::sort(result_.values, {}, [](const ValueTarget& value) -> const std::string& {
     return value.entry.name;
   });
-  std::set<std::string_view> seen;
+  std::unordered_set<std::string_view> seen;
+  seen.reserve(result_.targets.size());
   const auto claim = [&](const std::string& name) {
     if (seen.insert(name).second) return;
     problem("names", name, "one tensor or value of that name", "two");
@@ -665,8 +701,9 @@ void Transformer::finish() {
 }  // namespace
 
 Transformation transform(const Rules& rules, const CheckpointContents& contents,
-                         std::vector<BlockTensor> sources, const std::string& prefix) {
-  return Transformer(rules, contents, std::move(sources), prefix).run();
+                         std::vector<BlockTensor> sources, const std::string& prefix,
+                         NewNames new_names) {
+  return Transformer(rules, contents, std::move(sources), prefix, new_names).run();
 }
 
 std::vector<BlockTensor> whole_tensors_of(const CheckpointContents& contents) {

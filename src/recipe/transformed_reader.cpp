@@ -68,6 +68,7 @@ class GroupNames {
       : contents_(contents), transformation_(transformation), wrappers_(wrappers) {
     std::vector<std::size_t> parameters;
     for (const auto& [tensor, targets] : transformation.targets_of) parameters.push_back(tensor);
+    std::ranges::sort(parameters);
     names_.emplace(contents, parameters);
   }
 
@@ -149,7 +150,8 @@ class TransformedReader final : public CheckpointReader {
                     const std::string& prefix)
       : source_(std::move(source)),
         recipe_path_(rules.path),
-        made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix)),
+        made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix,
+                        NewNames::collect)),
         elements_(*source_),
         groups_(source_->contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
@@ -351,8 +353,8 @@ void TransformedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
   }
   tiles_.read(
       tensor_index, piece_index, numel, itemsize(tensor.dtype), range,
-      [&](FlatRange tile, std::span<std::byte> room) {
-        elements_.read(elements.blocks, tile, room);
+      [&](FlatRange tile, int share, std::span<std::byte> room) {
+        elements_.read(elements.blocks, tile, room, {share, TileCache::kNumShares});
       },
       out);
 }

@@ -180,7 +180,7 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
 }  // namespace
 
 std::vector<StateRole> classify_state(const CheckpointContents& contents) {
-  const ParameterNames parameters(contents);
+  std::optional<ParameterNames> parameters;  // only if there is state that needs them
   std::vector<StateRole> roles(contents.tensors.size());
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
@@ -193,7 +193,8 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
         }
       }
     } else if (const auto rest = behind_state(tensor.meta.fqn)) {
-      roles[i] = role_by_name(contents, tensor, *rest, parameters);
+      if (!parameters) parameters.emplace(contents);
+      roles[i] = role_by_name(contents, tensor, *rest, *parameters);
     }
   }
   return roles;
