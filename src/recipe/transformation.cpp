@@ -1,7 +1,6 @@
 #include "recipe/transformation.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <optional>
@@ -9,9 +8,10 @@
 #include <unordered_set>
 #include <utility>
 
+#include "recipe/inputs.h"
+#include "recipe/rule_matcher.h"
 #include "recipe/state_names.h"
 #include "reshard/optimizer_rules.h"
-#include "reshard/state_key.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -22,50 +22,11 @@ using formats::Finding;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// A tensor or an alias that rules may name.
-struct Input {
-  const std::string* name;
-  const formats::KeyPath* key_path;
-  std::size_t tensor;  // of the contents
-  bool is_alias = false;
-};
-
-/// The inputs that a rule takes together: for each name template, by the captures that it stacks.
-struct Instance {
-  std::vector<std::string> captured;  // values of the shared captures
-  std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
-};
-
 /// A tensor that a rule made of an instance.
 struct Made {
   std::string name;
   BlockTensor tensor;
 };
-
-/// A tensor of an optimizer, with the parts of its name.
-struct State {
-  std::size_t tensor;
-  std::size_t parameter;
-  StateName name;
-  StateKind kind;
-};
-
-std::int64_t to_number(const std::string& digits) {
-  std::int64_t number = 0;
-  std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  return number;
-}
-
-/// Whether an optimizer may have named something. Without one, no names of parameters are needed.
-bool has_optimizer(const CheckpointContents& contents) {
-  const auto is_of_one = [](const std::string& name) {
-    return reshard::behind_state(name) || name.find("param_groups") != std::string::npos;
-  };
-  return std::ranges::any_of(
-             contents.tensors, is_of_one,
-             [](const TensorEntry& tensor) -> const std::string& { return tensor.meta.fqn; }) ||
-         std::ranges::any_of(contents.values, is_of_one, &formats::ValueEntry::name);
-}
 
 bool is_scalar(StateKind kind) {
   return kind == StateKind::scalar_parameter || kind == StateKind::scalar_table;
@@ -80,11 +41,15 @@ class Transformer {
         sources_(std::move(sources)),
         prefix_(prefix),
         new_names_(new_names),
-        has_optimizer_(has_optimizer(contents)) {}
+        inputs_(contents),
+        matcher_(rules, prefix, inputs_.all(),
+                 [this](std::string rule, const std::string& fqn, std::string expected,
+                        std::string found) {
+                   problem(std::move(rule), fqn, std::move(expected), std::move(found));
+                 }) {}
 
   Transformation run() {
     result_.targets.reserve(contents_.tensors.size());
-    find_inputs();
     match_inputs();
     for (std::size_t r = 0; r < rules_.rules.size(); ++r) apply_rule(r);
     keep_rest();
@@ -94,13 +59,6 @@ class Transformer {
   }
 
  private:
-  /// A rule that names something, and how.
-  struct Match {
-    std::size_t rule;
-    std::size_t stream;
-    std::vector<std::string> captured;  // parallel to the captures of the template
-  };
-
   void problem(std::string rule, const std::string& fqn, std::string expected, std::string found) {
     result_.problems.push_back({.severity = Finding::Severity::error,
                                 .rule = std::move(rule),
@@ -111,16 +69,14 @@ class Transformer {
   std::size_t index_of(const Rule& rule) const {
     return static_cast<std::size_t>(&rule - rules_.rules.data());
   }
-  static std::string rule_name(const Rule& rule) { return "rule " + std::to_string(rule.number); }
 
-  void find_inputs();
-  std::optional<Match> match(const std::string& name);
+  const Input& input_of(std::size_t number) const { return inputs_.all()[number]; }
+
   void match_inputs();
-  void add_to_instance(std::size_t input, Match match);
   void drop(std::size_t input);
 
   void apply_rule(std::size_t r);
-  bool is_complete(const Rule& rule, const Instance& instance);
+  bool finds_value(std::size_t r) const;
   std::optional<std::vector<Made>> make(const Rule& rule, const Instance& instance, Subject subject,
                                         const std::function<BlockTensor(std::size_t)>& tensor_of);
   void add_made(const Rule& rule, const Instance& instance, const std::vector<std::size_t>& inputs);
@@ -152,7 +108,7 @@ class Transformer {
     if (new_names_ == NewNames::collect) result_.new_names[old_name].push_back(new_name);
   }
   void set_targets(std::size_t tensor, std::vector<std::string> targets) {
-    if (has_optimizer_) targets_of_[tensor] = std::move(targets);
+    if (inputs_.has_optimizer()) targets_of_[tensor] = std::move(targets);
   }
 
   void keep_rest();
@@ -171,99 +127,35 @@ class Transformer {
   const CheckpointContents& contents_;
   std::vector<BlockTensor> sources_;
   const std::string& prefix_;
-  std::vector<Input> inputs_;                         // tensors first, in their order
-  std::map<std::size_t, std::vector<State>> states_;  // by the tensor that is the parameter
-  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
-  std::vector<std::vector<std::string>> shared_;  // by rule: captures of both sides
   std::vector<std::optional<std::size_t>> rule_of_input_;
   // By tensor: its new names; none if it is dropped.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
   std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // made of an alias, its tensor
-  std::optional<StateNames> state_names_;
   NewNames new_names_;
-  bool has_optimizer_;
+  Inputs inputs_;
+  RuleMatcher matcher_;
   Transformation result_;
 };
 
-void Transformer::find_inputs() {
-  const std::vector<reshard::StateRole> roles = reshard::classify_state(contents_);
-  std::vector<std::size_t> parameters;
-  if (has_optimizer_) {
-    for (std::size_t i = 0; i < roles.size(); ++i) {
-      if (!roles[i].parameter_index) parameters.push_back(i);
-    }
-  }
-  state_names_.emplace(contents_, parameters);
-  for (std::size_t i = 0; i < roles.size(); ++i) {
-    const TensorEntry& tensor = contents_.tensors[i];
-    if (roles[i].parameter_index) {
-      auto name = state_names_->split(tensor.meta.fqn, *roles[i].parameter_index);
-      if (name) {
-        states_[*roles[i].parameter_index].push_back(
-            {i, *roles[i].parameter_index, *std::move(name), roles[i].kind});
-        continue;
-      }
-    }
-    inputs_.push_back({&tensor.meta.fqn, &tensor.key_path, i, false});
-  }
-  std::map<std::string_view, std::size_t> index;
-  if (!contents_.aliases.empty()) {
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      index[contents_.tensors[i].meta.fqn] = i;
-    }
-  }
-  for (const formats::Alias& alias : contents_.aliases) {
-    inputs_.push_back({&alias.fqn, &alias.key_path, index.at(alias.target), true});
-  }
-  rule_of_input_.resize(inputs_.size());
-  instances_.resize(rules_.rules.size());
-  for (const Rule& rule : rules_.rules) {
-    result_.uses.push_back({rule.number, 0, 0});
-    shared_.push_back(rule.shared_captures());
-  }
-}
-
-/// Finds the rule that names something. Reports a problem if two rules do.
-std::optional<Transformer::Match> Transformer::match(const std::string& name) {
-  const std::string unwrapped = rules_.wrappers.empty() ? "" : bare(name);
-  std::string_view in_rules = rules_.wrappers.empty() ? name : unwrapped;
-  if (!in_rules.starts_with(prefix_)) return std::nullopt;
-  in_rules.remove_prefix(prefix_.size());
-  std::optional<Match> found;
-  for (std::size_t r = 0; r < rules_.rules.size(); ++r) {
-    const Rule& rule = rules_.rules[r];
-    for (std::size_t s = 0; s < rule.from.size(); ++s) {
-      auto captured = rule.from[s].match(in_rules);
-      if (!captured) continue;
-      if (found) {
-        problem(rule_name(rule), name, "one rule that names it",
-                "also " + rule_name(rules_.rules[found->rule]));
-        return std::nullopt;
-      }
-      found = Match{r, s, *std::move(captured)};
-      break;
-    }
-  }
-  return found;
-}
-
 void Transformer::match_inputs() {
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    std::optional<Match> found = match(*inputs_[i].name);
+  for (const Rule& rule : rules_.rules) result_.uses.push_back({rule.number, 0, 0});
+  rule_of_input_.resize(inputs_.all().size());
+  for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
+    std::optional<Match> found = matcher_.match(*input_of(i).name);
     if (!found) continue;
     rule_of_input_[i] = found->rule;
     ++result_.uses[found->rule].num_sources;
     if (rules_.rules[found->rule].drops()) {
       drop(i);
     } else {
-      add_to_instance(i, *std::move(found));
+      matcher_.add(i, *std::move(found));
     }
   }
 }
 
 void Transformer::drop(std::size_t input) {
-  const Input& dropped = inputs_[input];
+  const Input& dropped = input_of(input);
   result_.dropped.push_back(*dropped.name);
   if (dropped.is_alias) return;
   const auto add = [&](std::size_t tensor) {
@@ -272,91 +164,36 @@ void Transformer::drop(std::size_t input) {
   };
   add(dropped.tensor);
   set_targets(dropped.tensor, {});
-  const auto states = states_.find(dropped.tensor);
-  if (states == states_.end()) return;
-  for (const State& state : states->second) {
+  for (const State& state : inputs_.states_of(dropped.tensor)) {
     add(state.tensor);
     result_.dropped.push_back(contents_.tensors[state.tensor].meta.fqn);
   }
 }
 
-void Transformer::add_to_instance(std::size_t input, Match match) {
-  const Rule& rule = rules_.rules[match.rule];
-  const std::vector<std::string>& shared = shared_[match.rule];
-  const std::vector<std::string>& captures = rule.from[match.stream].captures();
-  std::vector<std::string> key;
-  std::vector<std::int64_t> stacked;
-  for (std::size_t c = 0; c < captures.size(); ++c) {
-    if (std::ranges::binary_search(shared, captures[c])) {
-      key.push_back(std::move(match.captured[c]));
-    } else {
-      stacked.push_back(to_number(match.captured[c]));
-    }
-  }
-  Instance& instance = instances_[match.rule][key];
-  if (instance.streams.empty()) {
-    instance.captured = std::move(key);
-    instance.streams.resize(rule.from.size());
-  }
-  const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
-  if (is_new) return;
-  problem(rule_name(rule), *inputs_[input].name,
-          "another name than " + *inputs_[known->second].name, "the same captures");
-}
-
 void Transformer::apply_rule(std::size_t r) {
   const Rule& rule = rules_.rules[r];
-  if (result_.uses[r].num_sources == 0 && !rule.is_optional) {
-    // Values are matched later, so a rule that drops may still find some.
-    const bool may_find_values = rule.drops() || rule.operations.empty();
-    const bool finds_value =
-        may_find_values &&
-        std::ranges::any_of(contents_.values, [&](const formats::ValueEntry& value) {
-          const std::optional<Match> found = match(value.name);
-          return found && found->rule == r;
-        });
-    if (!finds_value) {
-      problem(rule_name(rule), rule.from.front().text(),
-              "a tensor of that name, or \"optional\": true", "none");
-    }
+  if (result_.uses[r].num_sources == 0 && !rule.is_optional && !finds_value(r)) {
+    problem(rule_name(rule), rule.from.front().text(),
+            "a tensor of that name, or \"optional\": true", "none");
   }
-  for (auto& [key, instance] : instances_[r]) {
-    if (!is_complete(rule, instance)) continue;
+  for (const Instance& instance : matcher_.take_complete(r)) {
     std::vector<std::size_t> inputs;
     for (const auto& stream : instance.streams) {
       for (const auto& [stacked, input] : stream) inputs.push_back(input);
     }
     add_made(rule, instance, inputs);
   }
-  instances_[r].clear();
 }
 
-/// Whether each name of a rule has a tensor for the same captures. If not, reports what is missing.
-bool Transformer::is_complete(const Rule& rule, const Instance& instance) {
-  std::map<std::vector<std::int64_t>, std::size_t> all;
-  for (const auto& stream : instance.streams) all.insert(stream.begin(), stream.end());
-  const std::vector<std::string>& shared = shared_[index_of(rule)];
-  bool is_complete = true;
-  for (std::size_t s = 0; s < instance.streams.size(); ++s) {
-    for (const auto& [stacked, input] : all) {
-      if (instance.streams[s].contains(stacked)) continue;
-      std::map<std::string, std::string> values;
-      std::size_t number = 0;
-      for (const std::string& capture : rule.from[s].captures()) {
-        const auto place = std::ranges::lower_bound(shared, capture);
-        const bool is_shared = place != shared.end() && *place == capture;
-        values[capture] = is_shared
-                              ? instance.captured[static_cast<std::size_t>(place - shared.begin())]
-                              : std::to_string(stacked[number++]);
-      }
-      const std::string missing = rule.from[s].format(
-          [&](const std::string& capture) -> const std::string& { return values.at(capture); });
-      problem(rule_name(rule), prefix_ + missing, "a tensor, as there is " + *inputs_[input].name,
-              "none");
-      is_complete = false;
-    }
-  }
-  return is_complete;
+/// Whether a rule names a value. Values are matched after tensors, and only by rules without
+/// operations.
+bool Transformer::finds_value(std::size_t r) const {
+  const Rule& rule = rules_.rules[r];
+  return (rule.drops() || rule.operations.empty()) &&
+         std::ranges::any_of(contents_.values, [&](const formats::ValueEntry& value) {
+           const std::optional<Match> found = matcher_.match(value.name);
+           return found && found->rule == r;
+         });
 }
 
 /// Runs the operations of a rule over the tensors that `tensor_of` gives for inputs. Reports a
@@ -364,7 +201,7 @@ bool Transformer::is_complete(const Rule& rule, const Instance& instance) {
 std::optional<std::vector<Made>> Transformer::make(
     const Rule& rule, const Instance& instance, Subject subject,
     const std::function<BlockTensor(std::size_t)>& tensor_of) {
-  const std::vector<std::string>& shared = shared_[index_of(rule)];
+  const std::vector<std::string>& shared = matcher_.shared_captures(index_of(rule));
   std::vector<Stream> streams(instance.streams.size());
   std::size_t first = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
@@ -381,8 +218,8 @@ std::optional<std::vector<Made>> Transformer::make(
     try {
       apply(operation, subject, streams, applied);
     } catch (const ShapeProblem& wrong) {
-      problem(rule_name(rule) + ", " + std::string(operation_name(operation)), *inputs_[first].name,
-              wrong.expected, wrong.found);
+      problem(rule_name(rule) + ", " + std::string(operation_name(operation)),
+              *input_of(first).name, wrong.expected, wrong.found);
       return std::nullopt;
     }
   }
@@ -405,7 +242,7 @@ std::optional<std::vector<Made>> Transformer::make(
     }
   }
   for (Requirement& requirement : applied.requirements) {
-    const std::string& target = made.empty() ? *inputs_[first].name : made.front().name;
+    const std::string& target = made.empty() ? *input_of(first).name : made.front().name;
     result_.requirements.push_back({target, rule.number, std::move(requirement)});
   }
   return made;
@@ -416,9 +253,9 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
                            const std::vector<std::size_t>& inputs) {
   std::optional<std::vector<Made>> made =
       make(rule, instance, Subject::parameter,
-           [&](std::size_t input) { return sources_[inputs_[input].tensor]; });
+           [&](std::size_t input) { return sources_[input_of(input).tensor]; });
   if (!made) return;
-  const Input& first = inputs_[inputs.front()];
+  const Input& first = input_of(inputs.front());
   std::vector<std::string> targets;
   for (Made& each : *made) {
     targets.push_back(each.name);
@@ -434,10 +271,10 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
   result_.uses[index_of(rule)].num_targets += targets.size();
   bool has_tensor = false;
   for (const std::size_t input : inputs) {
-    for (const std::string& target : targets) add_new_name(*inputs_[input].name, target);
-    if (inputs_[input].is_alias) continue;
+    for (const std::string& target : targets) add_new_name(*input_of(input).name, target);
+    if (input_of(input).is_alias) continue;
     has_tensor = true;
-    set_targets(inputs_[input].tensor, targets);
+    set_targets(input_of(input).tensor, targets);
   }
   if (has_tensor) follow_state(rule, instance, inputs, targets);
 }
@@ -448,10 +285,8 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
   // The same state of all parameters, by its name without the parameter's.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
-    if (inputs_[input].is_alias) continue;
-    const auto states = states_.find(inputs_[input].tensor);
-    if (states == states_.end()) continue;
-    for (const State& state : states->second) {
+    if (input_of(input).is_alias) continue;
+    for (const State& state : inputs_.states_of(input_of(input).tensor)) {
       groups[{state.name.root, state.name.rest}][input] = &state;
     }
   }
@@ -462,7 +297,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
         std::ranges::find_if(inputs, [&](std::size_t input) { return !states.contains(input); });
     if (missing != inputs.end()) {
       problem(rule_name(rule), fqn, "state of this name for all parameters that become one tensor",
-              "none for " + *inputs_[*missing].name);
+              "none for " + *input_of(*missing).name);
     } else if (is_scalar(first.kind)) {
       follow_scalar(rule, states, targets);
     } else if (first.kind == StateKind::pointwise) {
@@ -480,7 +315,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
 void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
                                    const std::map<std::size_t, const State*>& states) {
   for (const auto& [input, state] : states) {
-    const TensorEntry& parameter = contents_.tensors[inputs_[input].tensor];
+    const TensorEntry& parameter = contents_.tensors[input_of(input).tensor];
     const TensorEntry& tensor = contents_.tensors[state->tensor];
     if (tensor.meta.shape == parameter.meta.shape) continue;
     problem(rule_name(rule), tensor.meta.fqn,
@@ -537,12 +372,12 @@ void Transformer::add_state(const Rule& rule, const State& like, const std::stri
 // What no rule names
 
 void Transformer::keep_rest() {
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+  for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
     if (rule_of_input_[i]) continue;
     if (rules_.rest == Rest::refuse) {
-      problem("rest", *inputs_[i].name, "a rule that names it, or \"rest\": \"keep\"", "none");
+      problem("rest", *input_of(i).name, "a rule that names it, or \"rest\": \"keep\"", "none");
     }
-    keep_input(inputs_[i]);
+    keep_input(input_of(i));
   }
 }
 
@@ -554,9 +389,7 @@ void Transformer::keep_input(const Input& input) {
     return;
   }
   if (name != *input.name) set_targets(input.tensor, {name});
-  const auto states = states_.find(input.tensor);
-  if (states == states_.end()) return;
-  for (const State& state : states->second) keep_state(state, name);
+  for (const State& state : inputs_.states_of(input.tensor)) keep_state(state, name);
 }
 
 void Transformer::keep_state(const State& state, const std::string& parameter) {
@@ -587,7 +420,7 @@ void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
 // Values
 
 void Transformer::place_values() {
-  for (std::size_t v = 0; v < contents_.values.size(); ++v) place_value(v, *state_names_);
+  for (std::size_t v = 0; v < contents_.values.size(); ++v) place_value(v, inputs_.state_names());
 }
 
 void Transformer::place_value(std::size_t v, const StateNames& names) {
@@ -605,7 +438,7 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
     }
     return;
   }
-  const std::optional<Match> found = match(value.name);
+  const std::optional<Match> found = matcher_.match(value.name);
   if (!found) {
     const std::string name = bare(value.name);
     return add_value(name, bare_path(value.key_path, value.name, name), v);
