@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -63,6 +64,33 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
+/// Transposes a square of elements: as many rows as elements fit into 8 bytes. Exchanges ever
+/// larger halves of words, so that each element is not moved alone. Steps in bytes.
+template <std::size_t kItemsize>
+void transpose_square(const std::byte* from, std::int64_t column_from, std::byte* to,
+                      std::int64_t row_to) {
+  static_assert(std::endian::native == std::endian::little);
+  constexpr std::size_t kSide = 8 / kItemsize;
+  std::array<std::uint64_t, kSide> words;
+  for (std::size_t i = 0; i < kSide; ++i) {
+    std::memcpy(&words[i], from + static_cast<std::int64_t>(i) * column_from, 8);
+  }
+  for (std::size_t distance = 1; distance < kSide; distance *= 2) {
+    const std::size_t bits = 8 * kItemsize * distance;
+    const std::uint64_t low = ~std::uint64_t{0} / ((std::uint64_t{1} << bits) + 1);
+    for (std::size_t i = 0; i < kSide; ++i) {
+      if ((i & distance) != 0) continue;
+      const std::uint64_t a = words[i];
+      const std::uint64_t b = words[i + distance];
+      words[i] = (a & low) | ((b & low) << bits);
+      words[i + distance] = ((a >> bits) & low) | (b & ~low);
+    }
+  }
+  for (std::size_t i = 0; i < kSide; ++i) {
+    std::memcpy(to + static_cast<std::int64_t>(i) * row_to, &words[i], 8);
+  }
+}
+
 /// Transposes: rows are contiguous in the source, columns in the target. Goes through a tile of its
 /// own, so that each line of the cache is read and written once, also where steps are powers of
 /// two.
@@ -70,22 +98,35 @@ template <std::size_t kItemsize>
 void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
   constexpr std::int64_t kTile = kStep < 16 ? 128 / kStep : 16;
-  alignas(64) std::array<std::byte, static_cast<std::size_t>(kTile * kTile) * kItemsize> tile;
+  constexpr std::int64_t kSide = kStep < 8 ? 8 / kStep : 1;
+  constexpr std::int64_t kRow = kTile * kStep;
+  alignas(64) std::array<std::byte, static_cast<std::size_t>(kTile * kRow)> tile;
   for (std::int64_t r0 = 0; r0 < plane.rows; r0 += kTile) {
     const std::int64_t num_rows = std::min(kTile, plane.rows - r0);
     for (std::int64_t c0 = 0; c0 < plane.columns; c0 += kTile) {
       const std::int64_t num_columns = std::min(kTile, plane.columns - c0);
       const std::byte* source = from + c0 * plane.column_from + r0 * kStep;
-      for (std::int64_t c = 0; c < num_columns; ++c) {
-        std::memcpy(tile.data() + c * kTile * kStep, source + c * plane.column_from,
-                    static_cast<std::size_t>(num_rows) * kItemsize);
+      const auto transpose = [&](std::int64_t r, std::int64_t c) {
+        const std::byte* first = source + c * plane.column_from + r * kStep;
+        std::byte* target = tile.data() + r * kRow + c * kStep;
+        if constexpr (kSide > 1) {
+          if (r + kSide <= num_rows && c + kSide <= num_columns) {
+            return transpose_square<kItemsize>(first, plane.column_from, target, kRow);
+          }
+        }
+        for (std::int64_t i = 0; i < std::min(kSide, num_columns - c); ++i) {
+          for (std::int64_t j = 0; j < std::min(kSide, num_rows - r); ++j) {
+            std::memcpy(target + j * kRow + i * kStep, first + i * plane.column_from + j * kStep,
+                        kItemsize);
+          }
+        }
+      };
+      for (std::int64_t c = 0; c < num_columns; c += kSide) {
+        for (std::int64_t r = 0; r < num_rows; r += kSide) transpose(r, c);
       }
       for (std::int64_t r = 0; r < num_rows; ++r) {
-        std::byte* target = to + (r0 + r) * plane.row_to + c0 * kStep;
-        const std::byte* column = tile.data() + r * kStep;
-        for (std::int64_t c = 0; c < num_columns; ++c) {
-          std::memcpy(target + c * kStep, column + c * kTile * kStep, kItemsize);
-        }
+        std::memcpy(to + (r0 + r) * plane.row_to + c0 * kStep, tile.data() + r * kRow,
+                    static_cast<std::size_t>(num_columns) * kItemsize);
       }
     }
   }
