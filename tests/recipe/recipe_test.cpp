@@ -260,6 +260,20 @@ TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
   EXPECT_THAT(names(*back), Contains("optimizer.state.exp_avg.decoder.b [2]"));
 }
 
+// Its layers are stacked.
+TEST(RecipeTest, StackedStateWithItsNameFirstIsUnstacked) {
+  MemoryCheckpoint source;
+  source.add({"decoder.layers.w", DType::float32, {2, 2}}, numbers(4));
+  source.add({"optimizer.state.exp_avg.decoder.layers.w", DType::float32, {2, 2}}, numbers(4, 10));
+  const auto reader = applied(
+      source,
+      parsed(R"({"from": "decoder.layers.w", "to": "h.{L}.w", "ops": [{"unstack": "L"}]})"));
+  EXPECT_THAT(names(*reader),
+              ElementsAre("h.0.w [2]", "h.1.w [2]", "optimizer.state.exp_avg.h.0.w [2]",
+                          "optimizer.state.exp_avg.h.1.w [2]"));
+  EXPECT_THAT(floats(*reader, "optimizer.state.exp_avg.h.1.w"), ElementsAre(12, 13));
+}
+
 // A name that only looks so is a tensor like any other.
 TEST(RecipeTest, AStateWithoutItsParameterNeedsARule) {
   MemoryCheckpoint source;
