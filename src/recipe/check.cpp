@@ -56,7 +56,8 @@ class Proof {
       : rules_(rules), contents_(contents), prefix_(prefix) {}
 
   RecipeReport run() {
-    Transformation made = transform(rules_, contents_, whole_tensors_of(contents_), prefix_);
+    Transformation made =
+        transform(rules_, contents_, whole_tensors_of(contents_), prefix_, NewNames::leave_out);
     report_.problems = std::move(made.problems);
     report_.rules = made.uses;
     report_.dropped = made.dropped;
@@ -133,6 +134,7 @@ class Proof {
 
   void take_targets(const Transformation& made) {
     report_.targets.world_size = contents_.world_size;
+    report_.targets.tensors.reserve(made.targets.size());
     for (const Target& target : made.targets) report_.targets.tensors.push_back(target.entry);
     report_.targets.aliases = made.aliases;
     for (const ValueTarget& value : made.values) report_.targets.values.push_back(value.entry);
@@ -154,38 +156,59 @@ class Proof {
     const EqualSources equal(made);
     const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
     std::vector<BlockTensor> elements;
+    elements.reserve(made.targets.size());
     for (Target& target : made.targets) elements.push_back(std::move(target.tensor));
     // A rule that is optional, or finds values alone, may have nothing to go back from.
     for (Rule& rule : back.rules) rule.is_optional = true;
-    const Transformation again = transform(back, report_.targets, std::move(elements), prefix_);
+    const Transformation again =
+        transform(back, report_.targets, std::move(elements), prefix_, NewNames::leave_out);
     std::vector<Finding> problems;
     for (Finding wrong : again.problems) {
       wrong.rule = "inverse, " + wrong.rule;
       problems.push_back(std::move(wrong));
     }
     compare(again, equal, dropped, problems);
-    report_.is_invertible = problems.empty();
+    note_wrappers();
+    report_.is_invertible = problems.empty() && num_wrapped() == 0;
     report_.problems.insert(report_.problems.end(), problems.begin(), problems.end());
+  }
+
+  std::size_t num_wrapped() const {
+    if (rules_.wrappers.empty()) return 0;
+    return static_cast<std::size_t>(
+        std::ranges::count_if(contents_.tensors, [&](const formats::TensorEntry& tensor) {
+          return rules_.wrappers.removed_from(tensor.meta.fqn) != tensor.meta.fqn;
+        }));
+  }
+
+  void note_wrappers() {
+    const std::size_t count = num_wrapped();
+    if (count == 0) return;
+    report_.notes.push_back({.severity = Finding::Severity::note,
+                             .rule = "unwrap",
+                             .where = {.path = rules_.path},
+                             .expected = "names with their wrappers after the way back",
+                             .found = std::to_string(count) + " tensors without them"});
   }
 
   void compare(const Transformation& again, const EqualSources& equal,
                const std::set<std::string_view>& dropped, std::vector<Finding>& problems) {
-    std::map<std::string_view, const Target*> by_name;
-    for (const Target& target : again.targets) by_name.emplace(target.entry.meta.fqn, &target);
-    std::map<std::string_view, const std::string*> aliases;
-    for (const formats::Alias& alias : again.aliases) aliases.emplace(alias.fqn, &alias.target);
+    const auto name_of = [](const Target& target) -> const std::string& {
+      return target.entry.meta.fqn;
+    };
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       const TensorMeta& meta = contents_.tensors[i].meta;
       if (dropped.contains(meta.fqn)) continue;
-      const auto found = by_name.find(meta.fqn);
-      if (found == by_name.end()) {
+      const std::string bare = rules_.wrappers.removed_from(meta.fqn);
+      const auto found = std::ranges::lower_bound(again.targets, bare, {}, name_of);
+      if (found == again.targets.end() || name_of(*found) != bare) {
         problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor", "none"));
         continue;
       }
       if (placed_[i] < meta.numel()) {  // what is dropped does not come back
-        if (found->second->tensor.shape == meta.shape) continue;
+        if (found->tensor.shape == meta.shape) continue;
       }
-      BlockTensor tensor = found->second->tensor;
+      BlockTensor tensor = found->tensor;
       for (Block& block : tensor.blocks) {
         if (block.source != kConstant) block.source = equal.find(block.source);
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -63,9 +64,81 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
+/// Transposes a square of elements: as many rows as elements fit into 8 bytes. Exchanges ever
+/// larger halves of words, so that each element is not moved alone. Steps in bytes.
+template <std::size_t kItemsize>
+void transpose_square(const std::byte* from, std::int64_t column_from, std::byte* to,
+                      std::int64_t row_to) {
+  static_assert(std::endian::native == std::endian::little);
+  constexpr std::size_t kSide = 8 / kItemsize;
+  std::array<std::uint64_t, kSide> words;
+  for (std::size_t i = 0; i < kSide; ++i) {
+    std::memcpy(&words[i], from + static_cast<std::int64_t>(i) * column_from, 8);
+  }
+  for (std::size_t distance = 1; distance < kSide; distance *= 2) {
+    const std::size_t bits = 8 * kItemsize * distance;
+    const std::uint64_t low = ~std::uint64_t{0} / ((std::uint64_t{1} << bits) + 1);
+    for (std::size_t i = 0; i < kSide; ++i) {
+      if ((i & distance) != 0) continue;
+      const std::uint64_t a = words[i];
+      const std::uint64_t b = words[i + distance];
+      words[i] = (a & low) | ((b & low) << bits);
+      words[i + distance] = ((a >> bits) & low) | (b & ~low);
+    }
+  }
+  for (std::size_t i = 0; i < kSide; ++i) {
+    std::memcpy(to + static_cast<std::int64_t>(i) * row_to, &words[i], 8);
+  }
+}
+
+/// Transposes: rows are contiguous in the source, columns in the target. Goes through a tile of its
+/// own, so that each line of the cache is read and written once, also where steps are powers of
+/// two.
+template <std::size_t kItemsize>
+void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
+  constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
+  constexpr std::int64_t kTile = kStep < 16 ? 128 / kStep : 16;
+  constexpr std::int64_t kSide = kStep < 8 ? 8 / kStep : 1;
+  constexpr std::int64_t kRow = kTile * kStep;
+  alignas(64) std::array<std::byte, static_cast<std::size_t>(kTile * kRow)> tile;
+  for (std::int64_t r0 = 0; r0 < plane.rows; r0 += kTile) {
+    const std::int64_t num_rows = std::min(kTile, plane.rows - r0);
+    for (std::int64_t c0 = 0; c0 < plane.columns; c0 += kTile) {
+      const std::int64_t num_columns = std::min(kTile, plane.columns - c0);
+      const std::byte* source = from + c0 * plane.column_from + r0 * kStep;
+      const auto transpose = [&](std::int64_t r, std::int64_t c) {
+        const std::byte* first = source + c * plane.column_from + r * kStep;
+        std::byte* target = tile.data() + r * kRow + c * kStep;
+        if constexpr (kSide > 1) {
+          if (r + kSide <= num_rows && c + kSide <= num_columns) {
+            return transpose_square<kItemsize>(first, plane.column_from, target, kRow);
+          }
+        }
+        for (std::int64_t i = 0; i < std::min(kSide, num_columns - c); ++i) {
+          for (std::int64_t j = 0; j < std::min(kSide, num_rows - r); ++j) {
+            std::memcpy(target + j * kRow + i * kStep, first + i * plane.column_from + j * kStep,
+                        kItemsize);
+          }
+        }
+      };
+      for (std::int64_t c = 0; c < num_columns; c += kSide) {
+        for (std::int64_t r = 0; r < num_rows; r += kSide) transpose(r, c);
+      }
+      for (std::int64_t r = 0; r < num_rows; ++r) {
+        std::memcpy(to + (r0 + r) * plane.row_to + c0 * kStep, tile.data() + r * kRow,
+                    static_cast<std::size_t>(num_columns) * kItemsize);
+      }
+    }
+  }
+}
+
 /// Copies in tiles that fit the cache, whichever side has the larger steps.
 template <std::size_t kItemsize>
 void copy_plane(const Plane& plane, const std::byte* from, std::byte* to) {
+  constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
+  if (plane.row_from == kStep && plane.column_to == kStep) {
+    return transpose_plane<kItemsize>(plane, from, to);
+  }
   constexpr std::int64_t kTile = 32;
   for (std::int64_t r0 = 0; r0 < plane.rows; r0 += kTile) {
     const std::int64_t r1 = std::min(r0 + kTile, plane.rows);
@@ -163,8 +236,8 @@ struct ElementReader::Work {
   ByteBuffer& scratch;
 };
 
-void ElementReader::read(const IndexedBlocks& indexed, FlatRange window,
-                         std::span<std::byte> out) const {
+void ElementReader::read(const IndexedBlocks& indexed, FlatRange window, std::span<std::byte> out,
+                         Share share) const {
   const BlockTensor& tensor = indexed.tensor();
   const Shape strides = row_major_strides(tensor.shape);
   const std::vector<Box> boxes = boxes_of(window, tensor.shape);
@@ -180,7 +253,7 @@ void ElementReader::read(const IndexedBlocks& indexed, FlatRange window,
         copy.target_offset += common->offsets[d] * strides[d];
       }
       simplify(copy);
-      read_copy(work, std::move(copy));
+      if (narrow(copy, share)) read_copy(work, std::move(copy));
     }
   });
   pool_.give_back(std::move(scratch));
@@ -204,6 +277,20 @@ void ElementReader::simplify(Copy& copy) {
     simple.to.push_back(copy.to[d]);
   }
   copy = std::move(simple);
+}
+
+/// Takes a share of a copy, along the dimension of the largest steps in the source. Returns whether
+/// the share has elements.
+bool ElementReader::narrow(Copy& copy, Share share) {
+  if (share.count == 1) return true;
+  if (copy.sizes.empty()) return share.number == 0;
+  const auto d = static_cast<std::size_t>(std::ranges::max_element(copy.from) - copy.from.begin());
+  const std::int64_t begin = copy.sizes[d] * share.number / share.count;
+  const std::int64_t end = copy.sizes[d] * (share.number + 1) / share.count;
+  copy.sizes[d] = end - begin;
+  copy.source_offset += begin * copy.from[d];
+  copy.target_offset += begin * copy.to[d];
+  return begin != end;
 }
 
 void ElementReader::read_copy(const Work& work, Copy copy) const {

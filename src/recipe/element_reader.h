@@ -48,8 +48,19 @@ class ElementReader {
 
   explicit ElementReader(const formats::TensorSource& source);
 
-  /// Fills `out` with the elements `window` of a tensor, in row-major order.
-  void read(const IndexedBlocks& tensor, FlatRange window, std::span<std::byte> out) const;
+  /// One of several shares of a read, which threads may do at the same time. Each has elements that
+  /// are near one another in the source.
+  struct Share {
+    int number = 0;
+    int count = 1;
+  };
+
+  /// Fills `out` with the elements `window` of a tensor, in row-major order, or a share of them.
+  void read(const IndexedBlocks& tensor, FlatRange window, std::span<std::byte> out,
+            Share share) const;
+  void read(const IndexedBlocks& tensor, FlatRange window, std::span<std::byte> out) const {
+    read(tensor, window, out, {});
+  }
 
   /// Whether the tensor's elements are in another order than the source's, so that a window of it
   /// needs elements from all over the source.
@@ -67,6 +78,7 @@ class ElementReader {
   struct Work;
 
   static void simplify(Copy& copy);
+  static bool narrow(Copy& copy, Share share);
   void read_copy(const Work& work, Copy copy) const;
   void read_inner(const Work& work, const Copy& inner) const;
   void fill(const Work& work, const Copy& copy) const;

@@ -76,26 +76,64 @@ std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& 
   return std::nullopt;
 }
 
+constexpr const char* kCaptures =
+    "a capture such as {L}, {L+4}, {L:0..61}, {name}, {x:*} or {p:q|k|v}";
+
+/// Returns a number that is spelled with digits or as a variable, or nothing.
+std::optional<std::int64_t> number_or_variable(std::string_view text,
+                                               const NameTemplate::ValueOf& value_of) {
+  if (text.empty() || !std::ranges::all_of(text, is_word_char)) return std::nullopt;
+  const bool is_variable = !is_digit(text[0]);
+  if (is_variable && !value_of) return std::nullopt;
+  const auto number = is_variable ? value_of(text) : number_of(text);
+  if (!number || *number < 0 || *number > kMaxAdded) return std::nullopt;
+  return number;
+}
+
+/// Reads what is behind the name of a number: `+4`, `:0..61`, both, or nothing.
+std::optional<NameTemplate::Problem> parse_number(std::string_view text,
+                                                  const NameTemplate::ValueOf& value_of,
+                                                  Capture& capture) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  if (const std::string_view added = text.substr(0, colon); !added.empty()) {
+    const auto number = number_or_variable(added.substr(1), value_of);
+    if ((added[0] != '+' && added[0] != '-') || !number) return problem(kCaptures, text);
+    capture.added = added[0] == '+' ? *number : -*number;
+  }
+  if (colon == text.size()) return std::nullopt;
+  const std::string_view range = text.substr(colon + 1);
+  const std::size_t dots = range.find("..");
+  if (dots == std::string_view::npos) return problem(kCaptures, text);
+  const auto begin = number_or_variable(range.substr(0, dots), value_of);
+  const auto end = number_or_variable(range.substr(dots + 2), value_of);
+  if (!begin || !end) return problem(kCaptures, text);
+  const bool is_literal = is_digit(range[0]) && is_digit(range[dots + 2]);
+  if (is_literal && *begin >= *end) {
+    return problem("a range with numbers in it, such as 0..61 for 0 to 60", range);
+  }
+  capture.range = NumberRange{*begin, *end};
+  capture.has_kind = true;
+  return std::nullopt;
+}
+
 /// Reads what is between braces.
-std::variant<Capture, NameTemplate::Problem> parse_capture(std::string_view text) {
-  constexpr const char* kExpected = "a capture such as {L}, {L+4}, {name}, {x:*} or {p:q|k|v}";
+std::variant<Capture, NameTemplate::Problem> parse_capture(std::string_view text,
+                                                           const NameTemplate::ValueOf& value_of) {
   std::size_t end = 0;
   while (end < text.size() && is_word_char(text[end])) ++end;
   Capture capture{.name = std::string(text.substr(0, end))};
-  if (end == 0 || is_digit(text[0])) return problem(kExpected, "{" + std::string(text) + "}");
-  const bool is_number = is_capital(text[0]);
-  capture.kind = is_number ? CaptureKind::number : CaptureKind::text;
+  if (end == 0 || is_digit(text[0])) return problem(kCaptures, "{" + std::string(text) + "}");
   const std::string_view rest = text.substr(end);
-  if (rest.empty()) return capture;
-  if (rest[0] == ':' && !is_number) {
-    if (auto wrong = parse_kind(rest.substr(1), capture)) return *wrong;
-    return capture;
+  std::optional<NameTemplate::Problem> wrong;
+  if (is_capital(text[0])) {
+    wrong = parse_number(rest, value_of, capture);
+  } else {
+    capture.kind = CaptureKind::text;
+    if (rest.empty()) return capture;
+    if (rest[0] != ':') return problem(kCaptures, "{" + std::string(text) + "}");
+    wrong = parse_kind(rest.substr(1), capture);
   }
-  const auto number = number_of(rest.substr(1));
-  if (!is_number || (rest[0] != '+' && rest[0] != '-') || !number || *number > kMaxAdded) {
-    return problem(kExpected, "{" + std::string(text) + "}");
-  }
-  capture.added = rest[0] == '+' ? *number : -*number;
+  if (wrong) return *wrong;
   return capture;
 }
 
@@ -105,7 +143,8 @@ bool is_text(const Capture& capture) {
 
 }  // namespace
 
-std::variant<NameTemplate, NameTemplate::Problem> NameTemplate::parse(std::string_view text) {
+std::variant<NameTemplate, NameTemplate::Problem> NameTemplate::parse(std::string_view text,
+                                                                      const ValueOf& value_of) {
   if (text.empty() || text.size() > kMaxNameNbytes) {
     return Problem{"a name of 1 to " + std::to_string(kMaxNameNbytes) + " bytes",
                    std::to_string(text.size()) + " bytes"};
@@ -121,7 +160,7 @@ std::variant<NameTemplate, NameTemplate::Problem> NameTemplate::parse(std::strin
     if (open == text.size()) break;
     const std::size_t close = text.find('}', open);
     if (close == std::string_view::npos) return problem("a '}' behind '{'", text.substr(open));
-    auto capture = parse_capture(text.substr(open + 1, close - open - 1));
+    auto capture = parse_capture(text.substr(open + 1, close - open - 1), value_of);
     if (auto* wrong = std::get_if<Problem>(&capture)) return *wrong;
     result.parts_.emplace_back(std::get<Capture>(std::move(capture)));
     at = close + 1;
@@ -168,6 +207,7 @@ NameTemplate NameTemplate::with_kind(const Capture& of) const {
     if (capture == nullptr || capture->name != of.name || capture->has_kind) continue;
     capture->kind = of.kind;
     capture->words = of.words;
+    capture->range = of.range;
     capture->has_kind = of.has_kind;
   }
   return result;
@@ -262,7 +302,9 @@ class NameTemplate::Matcher {
     const std::string_view digits = name_.substr(at, digits_of_number(name_.substr(at)));
     const auto number = number_of(digits);
     if (digits.empty() || !number || *number < capture.added) return false;
-    const std::string value = std::to_string(*number - capture.added);
+    const std::int64_t bare = *number - capture.added;
+    if (capture.range && (bare < capture.range->begin || bare >= capture.range->end)) return false;
+    const std::string value = std::to_string(bare);
     const std::size_t slot = form_.slots_[part];
     if (is_set_[slot]) return values_[slot] == value && match_from(part + 1, at + digits.size());
     values_[slot] = value;

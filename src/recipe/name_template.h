@@ -12,19 +12,27 @@ namespace tessera::recipe {
 
 /// What a capture stands for in a name.
 enum class CaptureKind {
-  number,        // `{L}`: a decimal number; its name begins with a capital letter
+  number,        // `{L}`, `{L:0..61}`: a decimal number; its name begins with a capital letter
   text,          // `{name}`: one or more characters, no dot
   any,           // `{x:*}`: any characters, also none
   alternatives,  // `{p:q|k|v}`: one of the words
+};
+
+/// Numbers from `begin` on, before `end`.
+struct NumberRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  friend bool operator==(const NumberRange&, const NumberRange&) = default;
 };
 
 /// A capture as a name template spells it.
 struct Capture {
   std::string name;
   CaptureKind kind = CaptureKind::number;
-  std::int64_t added = 0;            // `{L+4}`: the name has the number plus 4
-  std::vector<std::string> words{};  // of alternatives
-  bool has_kind = false;             // false: spelled as `{p}`, without its kind
+  std::int64_t added = 0;              // `{L+4}`: the name has the number plus 4
+  std::optional<NumberRange> range{};  // `{L:0..61}`: the values that a number may have
+  std::vector<std::string> words{};    // of alternatives
+  bool has_kind = false;  // false: spelled as `{p}` or `{L}`, without its words or its range
   friend bool operator==(const Capture&, const Capture&) = default;
 };
 
@@ -41,9 +49,13 @@ class NameTemplate {
     std::string found;
   };
   using Parts = std::vector<std::variant<std::string, Capture>>;
+  /// Returns the value of a variable. May throw.
+  using ValueOf = std::function<std::int64_t(std::string_view variable)>;
 
-  /// Parses `text`. Returns the problem if it is no template.
-  static std::variant<NameTemplate, Problem> parse(std::string_view text);
+  /// Parses `text`. Returns the problem if it is no template. `value_of` is for `{L+layers}` and
+  /// `{L:0..layers}`; without it, variables are a problem.
+  static std::variant<NameTemplate, Problem> parse(std::string_view text,
+                                                   const ValueOf& value_of = {});
 
   /// Returns the names of the captures, each once, sorted.
   const std::vector<std::string>& captures() const { return captures_; }

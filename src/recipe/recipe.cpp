@@ -19,6 +19,7 @@ constexpr std::size_t kMaxNames = 256;
 constexpr std::size_t kMaxOperations = 64;
 constexpr std::size_t kMaxVariables = 256;
 constexpr std::size_t kMaxSizes = 4096;
+constexpr std::size_t kMaxWrappers = 64;
 constexpr int kMaxJsonDepth = 16;
 
 /// Reads members of the recipe's JSON. Errors name the rule.
@@ -266,10 +267,14 @@ class OperationParser {
   std::size_t num_to_;
 };
 
-std::vector<NameTemplate> parse_names(const RecipeJson& json, const Value& value) {
+std::vector<NameTemplate> parse_names(const RecipeJson& json, const Value& value,
+                                      const Evaluate& evaluate) {
+  const auto value_of = [&](std::string_view variable) {
+    return evaluate({std::string(variable), json.where()});
+  };
   std::vector<NameTemplate> names;
   for (const Value& item : json.items(value, kMaxNames, 1)) {
-    auto parsed = NameTemplate::parse(json.text(item, "a name"));
+    auto parsed = NameTemplate::parse(json.text(item, "a name"), value_of);
     if (const auto* problem = std::get_if<NameTemplate::Problem>(&parsed)) {
       json.refuse(problem->expected, problem->found);
     }
@@ -295,13 +300,22 @@ std::set<std::string> captures_of(const std::vector<NameTemplate>& names) {
   return captures;
 }
 
+/// Whether captures of one name may stand in one rule.
+bool are_of_one_kind(const Capture& a, const Capture& b) {
+  return a.kind == b.kind && a.words.size() == b.words.size() && a.range == b.range;
+}
+
+[[noreturn]] void refuse_two_kinds(const RecipeJson& json, const std::string& capture) {
+  json.refuse("{" + capture + "} of one kind in all names, with as many words, or with one range",
+              "two kinds");
+}
+
 /// Checks that a capture has this kind wherever a name has it, and as many words.
 void require_kind(const RecipeJson& json, const NameTemplate& name, const Capture& kind) {
   for (const auto& part : name.parts()) {
     const auto* capture = std::get_if<Capture>(&part);
     if (capture == nullptr || capture->name != kind.name) continue;
-    if (capture->kind == kind.kind && capture->words.size() == kind.words.size()) continue;
-    json.refuse("{" + kind.name + "} of one kind in all names, with as many words", "two kinds");
+    if (!are_of_one_kind(*capture, kind)) refuse_two_kinds(json, kind.name);
   }
 }
 
@@ -341,9 +355,7 @@ void check_kinds(const RecipeJson& json, const Rule& rule, const NameTemplate& n
     for (const auto* side : {&rule.from, &rule.to}) {
       for (const NameTemplate& other : *side) {
         const Capture* there = other.find(capture);
-        if (there == nullptr) continue;
-        if (there->kind == here->kind && there->words.size() == here->words.size()) continue;
-        json.refuse("{" + capture + "} of one kind in all names, with as many words", "two kinds");
+        if (there != nullptr && !are_of_one_kind(*there, *here)) refuse_two_kinds(json, capture);
       }
     }
   }
@@ -411,8 +423,8 @@ Rule parse_rule(const RecipeJson& json, const Value& value, std::size_t number,
   Rule rule{.number = number};
   const Value* from = value.find("from");
   if (from == nullptr) json.refuse("a member \"from\"", "none");
-  rule.from = parse_names(json.at("from"), *from);
-  if (const Value* to = value.find("to")) rule.to = parse_names(json.at("to"), *to);
+  rule.from = parse_names(json.at("from"), *from, evaluate);
+  if (const Value* to = value.find("to")) rule.to = parse_names(json.at("to"), *to, evaluate);
   if (const Value* optional = value.find("optional")) {
     const auto* flag = optional->get_if<bool>();
     if (flag == nullptr) json.at("optional").refuse("true or false", value_to_string(*optional));
@@ -446,6 +458,19 @@ std::vector<Rule> parse_rules(const std::string& path, const Value::List& rules,
     parsed.push_back(parse_rule(json, rules[i], i + 1, evaluate));
   }
   return parsed;
+}
+
+Wrappers parse_wrappers(const RecipeJson& json, const Value& value) {
+  std::vector<std::string> components;
+  for (const Value& item : json.items(value, kMaxWrappers)) {
+    constexpr const char* kExpected = "names of modules without dots, such as _orig_mod";
+    components.push_back(json.text(item, kExpected));
+    const std::string& name = components.back();
+    if (name.empty() || name.find_first_of(".{}") != std::string::npos) {
+      json.refuse(kExpected, "'" + printable(name) + "'");
+    }
+  }
+  return Wrappers(std::move(components));
 }
 
 VariableRule parse_variable(const RecipeJson& json, const Value& value) {
@@ -516,7 +541,7 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
   const Value root = parse_json(without_comments(text), path,
                                 {.max_depth = kMaxJsonDepth, .max_nbytes = kMaxFileNbytes});
   const RecipeJson json(path, "recipe");
-  json.object(root, {"schema", "rest", "variables", "rules", "note"});
+  json.object(root, {"schema", "rest", "unwrap", "variables", "rules", "note"});
   Parsed parsed{.text = std::string(text), .path = path};
   const Value* schema = root.find("schema");
   if (schema == nullptr || *schema != Value(1)) {
@@ -528,6 +553,9 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
       json.at("rest").refuse("\"keep\" or \"refuse\"", "'" + printable(word) + "'");
     }
     parsed.rest = word == "keep" ? Rest::keep : Rest::refuse;
+  }
+  if (const Value* unwrap = root.find("unwrap")) {
+    parsed.wrappers = parse_wrappers(json.at("unwrap"), *unwrap);
   }
   if (const Value* variables = root.find("variables")) {
     const auto* dict = variables->get_if<Value::Dict>();
@@ -579,7 +607,7 @@ Rules rules_of(const Recipe& recipe, const RecipeOptions& options) {
   const auto& parsed = RecipeAccess::parsed(recipe);
   Variables variables(parsed.path, parsed.variables, options.variables, options.config,
                       options.config_path);
-  Rules rules{.path = parsed.path, .rules = {}, .rest = parsed.rest};
+  Rules rules{.path = parsed.path, .rules = {}, .rest = parsed.rest, .wrappers = parsed.wrappers};
   rules.rules = parse_rules(parsed.path, parsed.rules, [&](const Expression& expression) {
     return variables.evaluate(expression);
   });

@@ -9,6 +9,7 @@
 #include "recipe/expression.h"
 #include "recipe/name_template.h"
 #include "recipe/operation.h"
+#include "recipe/wrappers.h"
 #include "tessera/base/value.h"
 #include "tessera/recipe/recipe.h"
 
@@ -35,6 +36,7 @@ struct Rules {
   std::string path;
   std::vector<Rule> rules{};
   Rest rest = Rest::refuse;
+  Wrappers wrappers{};  // left out of all names before rules apply; none on the way back
 };
 
 /// What a recipe's file says.
@@ -43,6 +45,7 @@ struct Recipe::Parsed {
   std::string path;
   std::map<std::string, VariableRule> variables{};
   Rest rest = Rest::refuse;
+  Wrappers wrappers{};
   Value::List rules{};
 };
 

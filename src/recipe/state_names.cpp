@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "reshard/optimizer_rules.h"
 #include "reshard/state_key.h"
 
 namespace tessera::recipe {
@@ -28,7 +29,21 @@ std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
   return name.substr(root->size() + kGroups.size() + 1);
 }
 
+/// What comes before the parameter if the state's own name does: `exp_avg.` of
+/// `exp_avg.layers.0.weight`. Empty if it does not.
+std::string_view leading_key(std::string_view fqn, std::string_view rest) {
+  if (!reshard::behind_state(fqn)) return {};
+  const auto leading = reshard::parse_leading_state_key(rest);
+  return leading ? rest.substr(0, leading->name.size() + 1) : std::string_view();
+}
+
 }  // namespace
+
+std::string_view StateName::state() const {
+  if (!rest.empty()) return std::string_view(rest).substr(1);
+  const std::string_view leading = std::string_view(root).substr(0, root.size() - 1);
+  return leading.substr(leading.rfind('.') + 1);
+}
 
 StateNames::StateNames(const formats::CheckpointContents& contents,
                        const std::vector<std::size_t>& parameters)
@@ -67,6 +82,16 @@ std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t par
                        begin, std::string(rest->substr(suffix.size()))};
     }
   }
+  const std::string_view key = leading_key(fqn, *rest);
+  if (key.empty()) return std::nullopt;
+  const std::string_view parameter_name = rest->substr(key.size());
+  for (const std::string_view name : names->second) {
+    const std::vector<std::size_t> begins = suffix_begins(name);
+    const auto begin = std::ranges::find(begins, name.size() - parameter_name.size());
+    if (!name.ends_with(parameter_name) || begin == begins.end()) continue;
+    return StateName{std::string(fqn.substr(0, fqn.size() - parameter_name.size())),
+                     std::string(parameter_name), *begin, ""};
+  }
   return std::nullopt;
 }
 
@@ -81,7 +106,13 @@ std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
     if (!split_name) continue;
     return Found{*std::move(split_name), found->parameter};
   }
-  return std::nullopt;
+  const std::string_view key = leading_key(name, *rest);
+  if (key.empty()) return std::nullopt;
+  const auto found = find_parameter(rest->substr(key.size()));
+  if (!found) return std::nullopt;
+  auto split_name = split(name, found->parameter);
+  if (!split_name) return std::nullopt;
+  return Found{*std::move(split_name), found->parameter};
 }
 
 std::optional<StateNames::Found> StateNames::find_parameter(std::string_view name) const {
@@ -100,8 +131,9 @@ std::optional<StateNames::Found> StateNames::find_parameter(std::string_view nam
 }
 
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
-                              const StateName& name) {
-  const std::string_view removed = std::string_view(old_fqn).substr(0, name.removed_nbytes);
+                              const StateName& name, const Wrappers& wrappers) {
+  const std::string removed =
+      wrappers.removed_from(std::string_view(old_fqn).substr(0, name.removed_nbytes));
   if (!fqn.starts_with(removed)) return fqn;
   return fqn.substr(removed.size());
 }
@@ -124,6 +156,9 @@ KeyPath path_of_new_name(const KeyPath& path, const std::string& old_name,
 
 KeyPath path_of_state(const KeyPath& path, const StateName& name,
                       const std::string& new_parameter) {
+  if (name.rest.empty()) {
+    return path_of_new_name(path, name.root + name.parameter, name.root + new_parameter);
+  }
   if (path.size() < 2 || formats::spell({path[path.size() - 2]}) != name.parameter) return {};
   KeyPath result = path;
   result[path.size() - 2] = new_parameter;

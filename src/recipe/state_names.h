@@ -7,20 +7,26 @@
 #include <unordered_map>
 #include <vector>
 
+#include "recipe/wrappers.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::recipe {
 
-/// The parts of a name that an optimizer gave: `optim.state.layers.0.weight.exp_avg`.
+/// The parts of a name that an optimizer gave: `optim.state.layers.0.weight.exp_avg`, or
+/// `optimizer.state.exp_avg.layers.0.weight`.
 struct StateName {
-  std::string root;                // `optim.state.`
+  std::string root;                // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;           // `layers.0.weight`, as the optimizer calls it
   std::size_t removed_nbytes = 0;  // what the parameter's name in the checkpoint has before that
-  std::string rest;                // `.exp_avg`
+  std::string rest;                // `.exp_avg`, or nothing
+
+  /// Returns what the optimizer calls the state: `exp_avg`.
+  std::string_view state() const;
 };
 
-/// Finds the parameters that optimizers name, as `optim.state.<name>.<key>` and
-/// `optim.param_groups.<name>.<key>` do. Keeps views of the names in `contents`.
+/// Finds the parameters that optimizers name, as `optim.state.<name>.<key>`,
+/// `optim.param_groups.<name>.<key>` and `optimizer.state.<key>.<name>` do. Keeps views of the
+/// names in `contents`.
 class StateNames {
  public:
   /// `parameters` are the indices of tensors that may be parameters.
@@ -49,7 +55,7 @@ class StateNames {
 
 /// Returns what an optimizer calls the parameter `fqn`, if `old_fqn` was called `name.parameter`.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
-                              const StateName& name);
+                              const StateName& name, const Wrappers& wrappers);
 
 /// Returns the key path of a tensor or value under its new name: the outer keys that both names
 /// begin with stay, the others become one.

@@ -15,10 +15,7 @@ void TileCache::read(std::size_t tensor, std::size_t piece, std::int64_t numel,
     const std::int64_t end = std::min(range.end, window.end);
     const auto tile_nbytes = static_cast<std::uint64_t>(range.numel()) * itemsize;
     const std::shared_ptr<Tile> tile = find(tensor, piece, number, tile_nbytes);
-    std::call_once(tile->filled, [&] {
-      tile->bytes.resize(tile_nbytes);
-      fill(range, tile->bytes);
-    });
+    fill_together(tile, range, fill);
     const auto offset = [&](std::int64_t element, std::int64_t begin) {
       return static_cast<std::size_t>(element - begin) * itemsize;
     };
@@ -38,18 +35,55 @@ std::shared_ptr<TileCache::Tile> TileCache::find(std::size_t tensor, std::size_t
     tiles_.splice(tiles_.begin(), tiles_, found);
     return tiles_.front();
   }
+  // Before the new tile has memory, so that a buffer is used again.
+  while (nbytes_ + nbytes > kMaxNbytes && !tiles_.empty()) {
+    nbytes_ -= tiles_.back()->nbytes;
+    if (tiles_.back().use_count() == 1) free_.push_back(std::move(tiles_.back()->buffer));
+    tiles_.pop_back();
+  }
   auto tile = std::make_shared<Tile>();
   tile->tensor = tensor;
   tile->piece = piece;
   tile->number = number;
   tile->nbytes = nbytes;
+  if (!free_.empty()) {
+    tile->buffer = std::move(free_.back());
+    free_.pop_back();
+  }
+  free_.clear();
+  tile->bytes = tile->buffer.take(nbytes);
   tiles_.push_front(tile);
   nbytes_ += nbytes;
-  while (nbytes_ > kMaxNbytes && tiles_.size() > 1) {
-    nbytes_ -= tiles_.back()->nbytes;
-    tiles_.pop_back();
-  }
   return tile;
+}
+
+void TileCache::fill_together(const std::shared_ptr<Tile>& tile, FlatRange range,
+                              const Fill& fill) {
+  for (int share = tile->next_share++; share < kNumShares; share = tile->next_share++) {
+    std::exception_ptr error;
+    try {
+      fill(range, share, tile->bytes);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(tile->mutex);
+    if (error && !tile->error) tile->error = error;
+    if (++tile->num_filled == kNumShares) tile->is_full.notify_all();
+  }
+  std::unique_lock lock(tile->mutex);
+  tile->is_full.wait(lock, [&] { return tile->num_filled == kNumShares; });
+  if (!tile->error) return;
+  lock.unlock();
+  forget(tile);
+  std::rethrow_exception(tile->error);
+}
+
+void TileCache::forget(const std::shared_ptr<Tile>& tile) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(tiles_, tile);
+  if (found == tiles_.end()) return;
+  nbytes_ -= tile->nbytes;
+  tiles_.erase(found);
 }
 
 }  // namespace tessera::recipe

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
@@ -9,21 +12,25 @@
 #include <span>
 #include <vector>
 
+#include "base/byte_buffer.h"
 #include "tessera/layout/region.h"
 
 namespace tessera::recipe {
 
 /// Keeps the last parts of permuted tensors. A window of a permuted tensor needs elements from all
-/// over the source, so a larger part is made at once, for the windows that follow. Thread-safe.
+/// over the source, so a larger tile is made at once, for the windows that follow. Threads that
+/// need the same tile fill it together. Thread-safe.
 class TileCache {
  public:
   static constexpr std::uint64_t kTileNbytes = std::uint64_t{32} << 20;
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;
+  static constexpr int kNumShares = 8;  // in which a tile is filled
 
-  /// Fills the elements of one tile.
-  using Fill = std::function<void(FlatRange tile, std::span<std::byte> out)>;
+  /// Fills one share of the elements of a tile, `share` of kNumShares. All together fill it.
+  using Fill = std::function<void(FlatRange tile, int share, std::span<std::byte> out)>;
 
   /// Fills `out` with the elements `window` of a tensor of `numel` elements, from tiles.
+  /// Throws: what `fill` throws; the next read of the tile then fills it again.
   void read(std::size_t tensor, std::size_t piece, std::int64_t numel, std::uint64_t itemsize,
             FlatRange window, const Fill& fill, std::span<std::byte> out);
 
@@ -32,16 +39,24 @@ class TileCache {
     std::size_t tensor;
     std::size_t piece;
     std::int64_t number;
-    std::once_flag filled;
     std::uint64_t nbytes = 0;
-    std::vector<std::byte> bytes;  // empty until it is filled
+    tessera::detail::ByteBuffer buffer;
+    std::span<std::byte> bytes;
+    std::atomic<int> next_share = 0;
+    std::mutex mutex;  // of what follows
+    std::condition_variable is_full;
+    int num_filled = 0;
+    std::exception_ptr error;  // of the first share that failed
   };
 
   std::shared_ptr<Tile> find(std::size_t tensor, std::size_t piece, std::int64_t number,
                              std::uint64_t nbytes);
+  void fill_together(const std::shared_ptr<Tile>& tile, FlatRange range, const Fill& fill);
+  void forget(const std::shared_ptr<Tile>& tile);
 
   std::mutex mutex_;
   std::list<std::shared_ptr<Tile>> tiles_;  // the last used first; shared with readers of a tile
+  std::vector<tessera::detail::ByteBuffer> free_;  // of tiles that nobody reads any more
   std::uint64_t nbytes_ = 0;
 };
 

@@ -1,15 +1,17 @@
 #include "recipe/transformation.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
+#include "recipe/inputs.h"
+#include "recipe/rule_matcher.h"
 #include "recipe/state_names.h"
 #include "reshard/optimizer_rules.h"
-#include "reshard/state_key.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -20,50 +22,11 @@ using formats::Finding;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// A tensor or an alias that rules may name.
-struct Input {
-  const std::string* name;
-  const formats::KeyPath* key_path;
-  std::size_t tensor;  // of the contents
-  bool is_alias = false;
-};
-
-/// The inputs that a rule takes together: for each name template, by the captures that it stacks.
-struct Instance {
-  std::vector<std::string> captured;  // values of the shared captures
-  std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
-};
-
 /// A tensor that a rule made of an instance.
 struct Made {
   std::string name;
   BlockTensor tensor;
 };
-
-/// A tensor of an optimizer, with the parts of its name.
-struct State {
-  std::size_t tensor;
-  std::size_t parameter;
-  StateName name;
-  StateKind kind;
-};
-
-std::int64_t to_number(const std::string& digits) {
-  std::int64_t number = 0;
-  std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  return number;
-}
-
-/// Whether an optimizer may have named something. Without one, no names of parameters are needed.
-bool has_optimizer(const CheckpointContents& contents) {
-  const auto is_of_one = [](const std::string& name) {
-    return reshard::behind_state(name) || name.find("param_groups") != std::string::npos;
-  };
-  return std::ranges::any_of(
-             contents.tensors, is_of_one,
-             [](const TensorEntry& tensor) -> const std::string& { return tensor.meta.fqn; }) ||
-         std::ranges::any_of(contents.values, is_of_one, &formats::ValueEntry::name);
-}
 
 bool is_scalar(StateKind kind) {
   return kind == StateKind::scalar_parameter || kind == StateKind::scalar_table;
@@ -72,11 +35,21 @@ bool is_scalar(StateKind kind) {
 class Transformer {
  public:
   Transformer(const Rules& rules, const CheckpointContents& contents,
-              std::vector<BlockTensor> sources, const std::string& prefix)
-      : rules_(rules), contents_(contents), sources_(std::move(sources)), prefix_(prefix) {}
+              std::vector<BlockTensor> sources, const std::string& prefix, NewNames new_names)
+      : rules_(rules),
+        contents_(contents),
+        sources_(std::move(sources)),
+        prefix_(prefix),
+        new_names_(new_names),
+        inputs_(contents),
+        matcher_(rules, prefix, inputs_.all(),
+                 [this](std::string rule, const std::string& fqn, std::string expected,
+                        std::string found) {
+                   problem(std::move(rule), fqn, std::move(expected), std::move(found));
+                 }) {}
 
   Transformation run() {
-    find_inputs();
+    result_.targets.reserve(contents_.tensors.size());
     match_inputs();
     for (std::size_t r = 0; r < rules_.rules.size(); ++r) apply_rule(r);
     keep_rest();
@@ -86,13 +59,6 @@ class Transformer {
   }
 
  private:
-  /// A rule that names something, and how.
-  struct Match {
-    std::size_t rule;
-    std::size_t stream;
-    std::vector<std::string> captured;  // parallel to the captures of the template
-  };
-
   void problem(std::string rule, const std::string& fqn, std::string expected, std::string found) {
     result_.problems.push_back({.severity = Finding::Severity::error,
                                 .rule = std::move(rule),
@@ -103,16 +69,14 @@ class Transformer {
   std::size_t index_of(const Rule& rule) const {
     return static_cast<std::size_t>(&rule - rules_.rules.data());
   }
-  static std::string rule_name(const Rule& rule) { return "rule " + std::to_string(rule.number); }
 
-  void find_inputs();
-  std::optional<Match> match(const std::string& name);
+  const Input& input_of(std::size_t number) const { return inputs_.all()[number]; }
+
   void match_inputs();
-  void add_to_instance(std::size_t input, Match match);
   void drop(std::size_t input);
 
   void apply_rule(std::size_t r);
-  bool is_complete(const Rule& rule, const Instance& instance);
+  bool finds_value(std::size_t r) const;
   std::optional<std::vector<Made>> make(const Rule& rule, const Instance& instance, Subject subject,
                                         const std::function<BlockTensor(std::size_t)>& tensor_of);
   void add_made(const Rule& rule, const Instance& instance, const std::vector<std::size_t>& inputs);
@@ -128,111 +92,70 @@ class Transformer {
   /// Returns what the optimizer of `like` calls the new parameter: it may leave out the first
   /// components of names.
   std::string called_by_optimizer(const State& like, const std::string& parameter) const {
-    return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name);
+    return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name,
+                             rules_.wrappers);
+  }
+
+  /// Returns a name without wrappers, as rules see it.
+  std::string bare(const std::string& name) const { return rules_.wrappers.removed_from(name); }
+  formats::KeyPath bare_path(const formats::KeyPath& path, const std::string& old_name,
+                             const std::string& new_name) const {
+    formats::KeyPath result = rules_.wrappers.removed_from(path, new_name);
+    return result.empty() ? path_of_new_name(path, old_name, new_name) : result;
+  }
+
+  void add_new_name(const std::string& old_name, const std::string& new_name) {
+    if (new_names_ == NewNames::collect) result_.new_names[old_name].push_back(new_name);
+  }
+  void set_targets(std::size_t tensor, std::vector<std::string> targets) {
+    if (inputs_.has_optimizer()) targets_of_[tensor] = std::move(targets);
   }
 
   void keep_rest();
-  void keep_tensor(std::size_t tensor);
-  void keep_alias(const Input& input);
+  void keep_input(const Input& input);
+  void keep_state(const State& state, const std::string& parameter);
+  void add_kept(std::size_t tensor, const std::string& old_name, const formats::KeyPath& old_path,
+                const std::string& new_name);
   void place_values();
   void place_value(std::size_t v, const StateNames& names);
   void add_value(const std::string& name, formats::KeyPath path, std::size_t source);
+  void find_aliases();
+  void sort_targets();
   void finish();
 
   const Rules& rules_;
   const CheckpointContents& contents_;
   std::vector<BlockTensor> sources_;
   const std::string& prefix_;
-  std::vector<Input> inputs_;                           // tensors first, in their order
-  std::map<std::size_t, std::size_t> input_of_tensor_;  // of tensors that are inputs
-  std::map<std::size_t, std::vector<State>> states_;    // by the tensor that is the parameter
-  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
-  std::vector<std::vector<std::string>> shared_;  // by rule: captures of both sides
   std::vector<std::optional<std::size_t>> rule_of_input_;
-  std::map<std::size_t, std::vector<std::string>> targets_of_;  // tensor: new names; empty: dropped
+  // By tensor: its new names; none if it is dropped.
+  std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
   std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // made of an alias, its tensor
-  std::optional<StateNames> state_names_;
+  NewNames new_names_;
+  Inputs inputs_;
+  RuleMatcher matcher_;
   Transformation result_;
 };
 
-void Transformer::find_inputs() {
-  const std::vector<reshard::StateRole> roles = reshard::classify_state(contents_);
-  std::vector<std::size_t> parameters;
-  if (has_optimizer(contents_)) {
-    for (std::size_t i = 0; i < roles.size(); ++i) {
-      if (!roles[i].parameter_index) parameters.push_back(i);
-    }
-  }
-  state_names_.emplace(contents_, parameters);
-  for (std::size_t i = 0; i < roles.size(); ++i) {
-    const TensorEntry& tensor = contents_.tensors[i];
-    if (roles[i].parameter_index) {
-      auto name = state_names_->split(tensor.meta.fqn, *roles[i].parameter_index);
-      if (name) {
-        states_[*roles[i].parameter_index].push_back(
-            {i, *roles[i].parameter_index, *std::move(name), roles[i].kind});
-        continue;
-      }
-    }
-    input_of_tensor_[i] = inputs_.size();
-    inputs_.push_back({&tensor.meta.fqn, &tensor.key_path, i, false});
-  }
-  std::map<std::string_view, std::size_t> index;
-  if (!contents_.aliases.empty()) {
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      index[contents_.tensors[i].meta.fqn] = i;
-    }
-  }
-  for (const formats::Alias& alias : contents_.aliases) {
-    inputs_.push_back({&alias.fqn, &alias.key_path, index.at(alias.target), true});
-  }
-  rule_of_input_.resize(inputs_.size());
-  instances_.resize(rules_.rules.size());
-  for (const Rule& rule : rules_.rules) {
-    result_.uses.push_back({rule.number, 0, 0});
-    shared_.push_back(rule.shared_captures());
-  }
-}
-
-/// Finds the rule that names something. Reports a problem if two rules do.
-std::optional<Transformer::Match> Transformer::match(const std::string& name) {
-  if (!name.starts_with(prefix_)) return std::nullopt;
-  const std::string_view bare = std::string_view(name).substr(prefix_.size());
-  std::optional<Match> found;
-  for (std::size_t r = 0; r < rules_.rules.size(); ++r) {
-    const Rule& rule = rules_.rules[r];
-    for (std::size_t s = 0; s < rule.from.size(); ++s) {
-      auto captured = rule.from[s].match(bare);
-      if (!captured) continue;
-      if (found) {
-        problem(rule_name(rule), name, "one rule that names it",
-                "also " + rule_name(rules_.rules[found->rule]));
-        return std::nullopt;
-      }
-      found = Match{r, s, *std::move(captured)};
-      break;
-    }
-  }
-  return found;
-}
-
 void Transformer::match_inputs() {
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    std::optional<Match> found = match(*inputs_[i].name);
+  for (const Rule& rule : rules_.rules) result_.uses.push_back({rule.number, 0, 0});
+  rule_of_input_.resize(inputs_.all().size());
+  for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
+    std::optional<Match> found = matcher_.match(*input_of(i).name);
     if (!found) continue;
     rule_of_input_[i] = found->rule;
     ++result_.uses[found->rule].num_sources;
     if (rules_.rules[found->rule].drops()) {
       drop(i);
     } else {
-      add_to_instance(i, *std::move(found));
+      matcher_.add(i, *std::move(found));
     }
   }
 }
 
 void Transformer::drop(std::size_t input) {
-  const Input& dropped = inputs_[input];
+  const Input& dropped = input_of(input);
   result_.dropped.push_back(*dropped.name);
   if (dropped.is_alias) return;
   const auto add = [&](std::size_t tensor) {
@@ -240,92 +163,37 @@ void Transformer::drop(std::size_t input) {
         static_cast<std::uint64_t>(contents_.tensors[tensor].meta.numel());
   };
   add(dropped.tensor);
-  targets_of_[dropped.tensor];
-  const auto states = states_.find(dropped.tensor);
-  if (states == states_.end()) return;
-  for (const State& state : states->second) {
+  set_targets(dropped.tensor, {});
+  for (const State& state : inputs_.states_of(dropped.tensor)) {
     add(state.tensor);
     result_.dropped.push_back(contents_.tensors[state.tensor].meta.fqn);
   }
 }
 
-void Transformer::add_to_instance(std::size_t input, Match match) {
-  const Rule& rule = rules_.rules[match.rule];
-  const std::vector<std::string>& shared = shared_[match.rule];
-  const std::vector<std::string>& captures = rule.from[match.stream].captures();
-  std::vector<std::string> key;
-  std::vector<std::int64_t> stacked;
-  for (std::size_t c = 0; c < captures.size(); ++c) {
-    if (std::ranges::binary_search(shared, captures[c])) {
-      key.push_back(std::move(match.captured[c]));
-    } else {
-      stacked.push_back(to_number(match.captured[c]));
-    }
-  }
-  Instance& instance = instances_[match.rule][key];
-  if (instance.streams.empty()) {
-    instance.captured = std::move(key);
-    instance.streams.resize(rule.from.size());
-  }
-  const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
-  if (is_new) return;
-  problem(rule_name(rule), *inputs_[input].name,
-          "another name than " + *inputs_[known->second].name, "the same captures");
-}
-
 void Transformer::apply_rule(std::size_t r) {
   const Rule& rule = rules_.rules[r];
-  if (result_.uses[r].num_sources == 0 && !rule.is_optional) {
-    // Values are matched later, so a rule that drops may still find some.
-    const bool may_find_values = rule.drops() || rule.operations.empty();
-    const bool finds_value =
-        may_find_values &&
-        std::ranges::any_of(contents_.values, [&](const formats::ValueEntry& value) {
-          const std::optional<Match> found = match(value.name);
-          return found && found->rule == r;
-        });
-    if (!finds_value) {
-      problem(rule_name(rule), rule.from.front().text(),
-              "a tensor of that name, or \"optional\": true", "none");
-    }
+  if (result_.uses[r].num_sources == 0 && !rule.is_optional && !finds_value(r)) {
+    problem(rule_name(rule), rule.from.front().text(),
+            "a tensor of that name, or \"optional\": true", "none");
   }
-  for (auto& [key, instance] : instances_[r]) {
-    if (!is_complete(rule, instance)) continue;
+  for (const Instance& instance : matcher_.take_complete(r)) {
     std::vector<std::size_t> inputs;
     for (const auto& stream : instance.streams) {
       for (const auto& [stacked, input] : stream) inputs.push_back(input);
     }
     add_made(rule, instance, inputs);
   }
-  instances_[r].clear();
 }
 
-/// Whether each name of a rule has a tensor for the same captures. If not, reports what is missing.
-bool Transformer::is_complete(const Rule& rule, const Instance& instance) {
-  std::map<std::vector<std::int64_t>, std::size_t> all;
-  for (const auto& stream : instance.streams) all.insert(stream.begin(), stream.end());
-  const std::vector<std::string>& shared = shared_[index_of(rule)];
-  bool is_complete = true;
-  for (std::size_t s = 0; s < instance.streams.size(); ++s) {
-    for (const auto& [stacked, input] : all) {
-      if (instance.streams[s].contains(stacked)) continue;
-      std::map<std::string, std::string> values;
-      std::size_t number = 0;
-      for (const std::string& capture : rule.from[s].captures()) {
-        const auto place = std::ranges::lower_bound(shared, capture);
-        const bool is_shared = place != shared.end() && *place == capture;
-        values[capture] = is_shared
-                              ? instance.captured[static_cast<std::size_t>(place - shared.begin())]
-                              : std::to_string(stacked[number++]);
-      }
-      const std::string missing = rule.from[s].format(
-          [&](const std::string& capture) -> const std::string& { return values.at(capture); });
-      problem(rule_name(rule), prefix_ + missing, "a tensor, as there is " + *inputs_[input].name,
-              "none");
-      is_complete = false;
-    }
-  }
-  return is_complete;
+/// Whether a rule names a value. Values are matched after tensors, and only by rules without
+/// operations.
+bool Transformer::finds_value(std::size_t r) const {
+  const Rule& rule = rules_.rules[r];
+  return (rule.drops() || rule.operations.empty()) &&
+         std::ranges::any_of(contents_.values, [&](const formats::ValueEntry& value) {
+           const std::optional<Match> found = matcher_.match(value.name);
+           return found && found->rule == r;
+         });
 }
 
 /// Runs the operations of a rule over the tensors that `tensor_of` gives for inputs. Reports a
@@ -333,7 +201,7 @@ bool Transformer::is_complete(const Rule& rule, const Instance& instance) {
 std::optional<std::vector<Made>> Transformer::make(
     const Rule& rule, const Instance& instance, Subject subject,
     const std::function<BlockTensor(std::size_t)>& tensor_of) {
-  const std::vector<std::string>& shared = shared_[index_of(rule)];
+  const std::vector<std::string>& shared = matcher_.shared_captures(index_of(rule));
   std::vector<Stream> streams(instance.streams.size());
   std::size_t first = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
@@ -350,29 +218,31 @@ std::optional<std::vector<Made>> Transformer::make(
     try {
       apply(operation, subject, streams, applied);
     } catch (const ShapeProblem& wrong) {
-      problem(rule_name(rule) + ", " + std::string(operation_name(operation)), *inputs_[first].name,
-              wrong.expected, wrong.found);
+      problem(rule_name(rule) + ", " + std::string(operation_name(operation)),
+              *input_of(first).name, wrong.expected, wrong.found);
       return std::nullopt;
     }
   }
   result_.num_dropped_elements += static_cast<std::uint64_t>(applied.num_dropped);
   std::vector<Made> made;
   for (std::size_t s = 0; s < streams.size(); ++s) {
-    for (auto& [stacked, tensor] : streams[s].tensors) {
-      std::map<std::string, std::string> values;
-      for (std::size_t c = 0; c < shared.size(); ++c) values[shared[c]] = instance.captured[c];
-      for (std::size_t c = 0; c < streams[s].captures.size(); ++c) {
-        values[streams[s].captures[c]] = std::to_string(stacked[c]);
-      }
-      made.push_back(
-          {prefix_ + rule.to[s].format([&](const std::string& capture) -> const std::string& {
-             return values.at(capture);
-           }),
-           std::move(tensor)});
+    const std::vector<std::string>& unstacked = streams[s].captures;
+    for (auto& [numbers, tensor] : streams[s].tensors) {
+      std::vector<std::string> digits;  // parallel to `unstacked`
+      for (const std::int64_t number : numbers) digits.push_back(std::to_string(number));
+      const auto value_of = [&](const std::string& capture) -> const std::string& {
+        const auto place = std::ranges::lower_bound(shared, capture);
+        if (place != shared.end() && *place == capture) {
+          return instance.captured[static_cast<std::size_t>(place - shared.begin())];
+        }
+        return digits.at(
+            static_cast<std::size_t>(std::ranges::find(unstacked, capture) - unstacked.begin()));
+      };
+      made.push_back({prefix_ + rule.to[s].format(value_of), std::move(tensor)});
     }
   }
   for (Requirement& requirement : applied.requirements) {
-    const std::string& target = made.empty() ? *inputs_[first].name : made.front().name;
+    const std::string& target = made.empty() ? *input_of(first).name : made.front().name;
     result_.requirements.push_back({target, rule.number, std::move(requirement)});
   }
   return made;
@@ -383,9 +253,9 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
                            const std::vector<std::size_t>& inputs) {
   std::optional<std::vector<Made>> made =
       make(rule, instance, Subject::parameter,
-           [&](std::size_t input) { return sources_[inputs_[input].tensor]; });
+           [&](std::size_t input) { return sources_[input_of(input).tensor]; });
   if (!made) return;
-  const Input& first = inputs_[inputs.front()];
+  const Input& first = input_of(inputs.front());
   std::vector<std::string> targets;
   for (Made& each : *made) {
     targets.push_back(each.name);
@@ -401,11 +271,10 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
   result_.uses[index_of(rule)].num_targets += targets.size();
   bool has_tensor = false;
   for (const std::size_t input : inputs) {
-    std::vector<std::string>& names = result_.new_names[*inputs_[input].name];
-    names.insert(names.end(), targets.begin(), targets.end());
-    if (inputs_[input].is_alias) continue;
+    for (const std::string& target : targets) add_new_name(*input_of(input).name, target);
+    if (input_of(input).is_alias) continue;
     has_tensor = true;
-    targets_of_[inputs_[input].tensor] = targets;
+    set_targets(input_of(input).tensor, targets);
   }
   if (has_tensor) follow_state(rule, instance, inputs, targets);
 }
@@ -416,10 +285,8 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
   // The same state of all parameters, by its name without the parameter's.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
-    if (inputs_[input].is_alias) continue;
-    const auto states = states_.find(inputs_[input].tensor);
-    if (states == states_.end()) continue;
-    for (const State& state : states->second) {
+    if (input_of(input).is_alias) continue;
+    for (const State& state : inputs_.states_of(input_of(input).tensor)) {
       groups[{state.name.root, state.name.rest}][input] = &state;
     }
   }
@@ -430,7 +297,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
         std::ranges::find_if(inputs, [&](std::size_t input) { return !states.contains(input); });
     if (missing != inputs.end()) {
       problem(rule_name(rule), fqn, "state of this name for all parameters that become one tensor",
-              "none for " + *inputs_[*missing].name);
+              "none for " + *input_of(*missing).name);
     } else if (is_scalar(first.kind)) {
       follow_scalar(rule, states, targets);
     } else if (first.kind == StateKind::pointwise) {
@@ -448,7 +315,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
 void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
                                    const std::map<std::size_t, const State*>& states) {
   for (const auto& [input, state] : states) {
-    const TensorEntry& parameter = contents_.tensors[inputs_[input].tensor];
+    const TensorEntry& parameter = contents_.tensors[input_of(input).tensor];
     const TensorEntry& tensor = contents_.tensors[state->tensor];
     if (tensor.meta.shape == parameter.meta.shape) continue;
     problem(rule_name(rule), tensor.meta.fqn,
@@ -456,8 +323,9 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
             shape_to_string(tensor.meta.shape));
     return;
   }
+  const bool is_copy = reshard::is_copy_of_parameter(states.begin()->second->name.state());
   std::optional<std::vector<Made>> made =
-      make(rule, instance, Subject::pointwise_state,
+      make(rule, instance, is_copy ? Subject::parameter : Subject::pointwise_state,
            [&](std::size_t input) { return sources_[states.at(input)->tensor]; });
   if (!made) return;
   for (Made& each : *made) {
@@ -497,49 +365,62 @@ void Transformer::add_state(const Rule& rule, const State& like, const std::stri
   target.entry.kind = like.kind;
   target.entry.parameter = parameter;
   target.entry.key_path = path_of_state(old.key_path, like.name, called);
-  result_.new_names[old.meta.fqn].push_back(target.entry.meta.fqn);
+  add_new_name(old.meta.fqn, target.entry.meta.fqn);
   result_.targets.push_back(std::move(target));
 }
 
 // What no rule names
 
 void Transformer::keep_rest() {
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+  for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
     if (rule_of_input_[i]) continue;
     if (rules_.rest == Rest::refuse) {
-      problem("rest", *inputs_[i].name, "a rule that names it, or \"rest\": \"keep\"", "none");
+      problem("rest", *input_of(i).name, "a rule that names it, or \"rest\": \"keep\"", "none");
     }
-    if (inputs_[i].is_alias) {
-      keep_alias(inputs_[i]);
-      continue;
-    }
-    keep_tensor(inputs_[i].tensor);
-    const auto states = states_.find(inputs_[i].tensor);
-    if (states == states_.end()) continue;
-    for (const State& state : states->second) keep_tensor(state.tensor);
+    keep_input(input_of(i));
   }
 }
 
-void Transformer::keep_tensor(std::size_t tensor) {
-  Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};
-  target.entry.pieces.clear();
-  result_.targets.push_back(std::move(target));
+void Transformer::keep_input(const Input& input) {
+  const std::string name = bare(*input.name);
+  add_kept(input.tensor, *input.name, *input.key_path, name);
+  if (input.is_alias) {
+    alias_targets_.emplace_back(name, input.tensor);
+    return;
+  }
+  if (name != *input.name) set_targets(input.tensor, {name});
+  for (const State& state : inputs_.states_of(input.tensor)) keep_state(state, name);
 }
 
-void Transformer::keep_alias(const Input& input) {
-  Target target{
-      .entry = contents_.tensors[input.tensor], .tensor = sources_[input.tensor], .rule = 0};
+void Transformer::keep_state(const State& state, const std::string& parameter) {
+  const TensorEntry& old = contents_.tensors[state.tensor];
+  const bool has_new_name = parameter != contents_.tensors[state.parameter].meta.fqn;
+  const std::string name =
+      has_new_name ? state.name.root + called_by_optimizer(state, parameter) + state.name.rest
+                   : old.meta.fqn;
+  add_kept(state.tensor, old.meta.fqn, old.key_path, name);
+  TensorEntry& entry = result_.targets.back().entry;
+  if (!has_new_name) return;
+  entry.kind = state.kind;
+  entry.parameter = parameter;
+  entry.key_path = path_of_state(old.key_path, state.name, called_by_optimizer(state, parameter));
+}
+
+/// Adds a tensor of the source as it is, under a name that perhaps lacks wrappers.
+void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
+                           const formats::KeyPath& old_path, const std::string& new_name) {
+  Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};
   target.entry.pieces.clear();
-  target.entry.meta.fqn = *input.name;
-  target.entry.key_path = *input.key_path;
-  alias_targets_.emplace_back(*input.name, input.tensor);
+  target.entry.meta.fqn = new_name;
+  target.entry.key_path = old_name == new_name ? old_path : bare_path(old_path, old_name, new_name);
+  if (old_name != new_name) add_new_name(old_name, new_name);
   result_.targets.push_back(std::move(target));
 }
 
 // Values
 
 void Transformer::place_values() {
-  for (std::size_t v = 0; v < contents_.values.size(); ++v) place_value(v, *state_names_);
+  for (std::size_t v = 0; v < contents_.values.size(); ++v) place_value(v, inputs_.state_names());
 }
 
 void Transformer::place_value(std::size_t v, const StateNames& names) {
@@ -550,14 +431,18 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
     if (targets->second.empty()) result_.dropped.push_back(value.name);
     const std::string& old_parameter = contents_.tensors[state->parameter].meta.fqn;
     for (const std::string& target : targets->second) {
-      const std::string called = optimizer_name_of(target, old_parameter, state->name);
+      const std::string called =
+          optimizer_name_of(target, old_parameter, state->name, rules_.wrappers);
       add_value(state->name.root + called + state->name.rest,
                 path_of_state(value.key_path, state->name, called), v);
     }
     return;
   }
-  const std::optional<Match> found = match(value.name);
-  if (!found) return add_value(value.name, value.key_path, v);
+  const std::optional<Match> found = matcher_.match(value.name);
+  if (!found) {
+    const std::string name = bare(value.name);
+    return add_value(name, bare_path(value.key_path, value.name, name), v);
+  }
   const Rule& rule = rules_.rules[found->rule];
   ++result_.uses[found->rule].num_sources;
   if (rule.drops()) {
@@ -585,10 +470,8 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// Sorts, turns tensors of aliases into aliases where they are still equal, and reports names that
-/// are there twice.
-void Transformer::finish() {
-  result_.targets_of = std::move(targets_of_);
+/// Turns tensors of aliases into aliases where they are still equal.
+void Transformer::find_aliases() {
   std::map<std::size_t, std::string> whole;  // tensor of the source: the target that is all of it
   std::set<std::string_view> of_aliases;
   for (const auto& [name, tensor] : alias_targets_) of_aliases.insert(name);
@@ -612,15 +495,33 @@ void Transformer::finish() {
     result_.aliases.push_back({alias->first, alias->second, target.entry.key_path});
     return true;
   });
-  const auto by_name = [](const Target& target) -> const std::string& {
-    return target.entry.meta.fqn;
-  };
-  std::ranges::sort(result_.targets, {}, by_name);
+}
+
+/// Sorts by name, and moves each target once.
+void Transformer::sort_targets() {
+  std::vector<std::pair<std::string_view, std::size_t>> order;
+  order.reserve(result_.targets.size());
+  for (std::size_t i = 0; i < result_.targets.size(); ++i) {
+    order.emplace_back(result_.targets[i].entry.meta.fqn, i);
+  }
+  std::ranges::sort(order);
+  std::vector<Target> sorted;
+  sorted.reserve(order.size());
+  for (const auto& [name, i] : order) sorted.push_back(std::move(result_.targets[i]));
+  result_.targets = std::move(sorted);
+}
+
+/// Sorts, and reports names that are there twice.
+void Transformer::finish() {
+  result_.targets_of = std::move(targets_of_);
+  if (!alias_targets_.empty()) find_aliases();
+  sort_targets();
   std::ranges::sort(result_.aliases, {}, &formats::Alias::fqn);
   std::ranges::sort(result_.values, {}, [](const ValueTarget& value) -> const std::string& {
     return value.entry.name;
   });
-  std::set<std::string_view> seen;
+  std::unordered_set<std::string_view> seen;
+  seen.reserve(result_.targets.size());
   const auto claim = [&](const std::string& name) {
     if (seen.insert(name).second) return;
     problem("names", name, "one tensor or value of that name", "two");
@@ -633,8 +534,9 @@ void Transformer::finish() {
 }  // namespace
 
 Transformation transform(const Rules& rules, const CheckpointContents& contents,
-                         std::vector<BlockTensor> sources, const std::string& prefix) {
-  return Transformer(rules, contents, std::move(sources), prefix).run();
+                         std::vector<BlockTensor> sources, const std::string& prefix,
+                         NewNames new_names) {
+  return Transformer(rules, contents, std::move(sources), prefix, new_names).run();
 }
 
 std::vector<BlockTensor> whole_tensors_of(const CheckpointContents& contents) {

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "recipe/operation.h"
@@ -42,16 +42,22 @@ struct Transformation {
   std::vector<RuleUse> uses;  // parallel to the rules
   std::vector<std::string> dropped;
   std::uint64_t num_dropped_elements = 0;  // of dropped tensors, slices and paddings
-  std::map<std::string, std::vector<std::string>> new_names;  // of the tensors that rules name
+  std::unordered_map<std::string, std::vector<std::string>>
+      new_names;  // of tensors that get others
   /// The parameters that a parameter becomes, by its index in the source; none if it is dropped.
-  std::map<std::size_t, std::vector<std::string>> targets_of;
+  /// Empty if the checkpoint has no optimizer.
+  std::unordered_map<std::size_t, std::vector<std::string>> targets_of;
 };
+
+/// Whether `Transformation::new_names` is wanted. A proof does without.
+enum class NewNames { collect, leave_out };
 
 /// Applies rules. `sources` has the elements of `contents.tensors`: whole tensors, or what another
 /// transformation made. `prefix` comes before all names of the rules. What is wrong is in
 /// `problems`.
 Transformation transform(const Rules& rules, const formats::CheckpointContents& contents,
-                         std::vector<BlockTensor> sources, const std::string& prefix);
+                         std::vector<BlockTensor> sources, const std::string& prefix,
+                         NewNames new_names);
 
 /// Returns the tensors of a checkpoint, each as one block.
 std::vector<BlockTensor> whole_tensors_of(const formats::CheckpointContents& contents);

@@ -63,10 +63,12 @@ void require_whole_sources(const Transformation& transformation, const Checkpoin
 /// The lists of an optimizer's parameters, in values such as `optim.param_groups.0.params`.
 class GroupNames {
  public:
-  GroupNames(const CheckpointContents& contents, const Transformation& transformation)
-      : contents_(contents), transformation_(transformation) {
+  GroupNames(const CheckpointContents& contents, const Transformation& transformation,
+             const Wrappers& wrappers)
+      : contents_(contents), transformation_(transformation), wrappers_(wrappers) {
     std::vector<std::size_t> parameters;
     for (const auto& [tensor, targets] : transformation.targets_of) parameters.push_back(tensor);
+    std::ranges::sort(parameters);
     names_.emplace(contents, parameters);
   }
 
@@ -113,7 +115,7 @@ class GroupNames {
       }
       const std::string& old = contents_.tensors[found->parameter].meta.fqn;
       for (const std::string& target : transformation_.targets_of.at(found->parameter)) {
-        std::string called = optimizer_name_of(target, old, found->name);
+        std::string called = optimizer_name_of(target, old, found->name, wrappers_);
         if (groups != nullptr) note_group(called, group, *groups);
         if (seen.insert(called).second) result.emplace_back(std::move(called));
       }
@@ -131,6 +133,7 @@ class GroupNames {
 
   const CheckpointContents& contents_;
   const Transformation& transformation_;
+  Wrappers wrappers_;
   std::optional<StateNames> names_;
 };
 
@@ -147,9 +150,10 @@ class TransformedReader final : public CheckpointReader {
                     const std::string& prefix)
       : source_(std::move(source)),
         recipe_path_(rules.path),
-        made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix)),
+        made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix,
+                        NewNames::collect)),
         elements_(*source_),
-        groups_(source_->contents(), made_) {
+        groups_(source_->contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
     require_whole_sources(made_, source_->contents(), source_->path());
     take_tensors();
@@ -349,8 +353,8 @@ void TransformedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
   }
   tiles_.read(
       tensor_index, piece_index, numel, itemsize(tensor.dtype), range,
-      [&](FlatRange tile, std::span<std::byte> room) {
-        elements_.read(elements.blocks, tile, room);
+      [&](FlatRange tile, int share, std::span<std::byte> room) {
+        elements_.read(elements.blocks, tile, room, {share, TileCache::kNumShares});
       },
       out);
 }

@@ -15,6 +15,10 @@ std::string digest_of(const std::string& text) {
   return "a file of digest " + hash.hex_digest();
 }
 
+std::string file_of(const std::string& text) {
+  return text.empty() ? text : digest_of(text);
+}
+
 std::string joined(const std::vector<std::string>& texts) {
   std::string text;
   for (const std::string& each : texts) text += (text.empty() ? "" : " ") + each;
@@ -41,10 +45,13 @@ class Explanation {
   void add_argument(const std::string& name, std::string_view text) {
     identity_[formats::kPlanExplanation + name] = text.empty() ? "none" : text;
   }
-  void add_flag(std::string_view option, bool is_given) { add(option, is_given ? "given" : ""); }
-  void add_file(std::string_view option, const std::string& text) {
-    add(option, text.empty() ? text : digest_of(text));
+  /// Adds an option that may change elements of equal plans, so that it is compared always.
+  void add_content(std::string_view option, const std::string& text) {
+    add(option, text);
+    if (!text.empty()) identity_[std::string(option)] = text;
   }
+  void add_flag(std::string_view option, bool is_given) { add(option, is_given ? "given" : ""); }
+  void add_file(std::string_view option, const std::string& text) { add(option, file_of(text)); }
   void add_file_or_word(std::string_view option, const std::string& text, std::string_view word) {
     add(option, text.empty() || text == word ? text : digest_of(text));
   }
@@ -90,17 +97,17 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_file("mesh", given.mesh);
   explanation.add("like", given.like.empty() ? "" : "a layout of digest " + given.like);
   explanation.add_file("units", given.units);
-  explanation.add_file("flat-layout", given.flat_layout);
+  explanation.add_content("flat-layout", file_of(given.flat_layout));
   explanation.add_list("as-dict", given.as_dict);
   explanation.add_file_or_word("optimizer-params", given.optimizer_params, kAutomaticParams);
-  explanation.add_file("recipe", given.recipe);
-  explanation.add_flag("inverse", given.inverse);
-  explanation.add_list("set", given.set);
+  explanation.add_content("recipe", file_of(given.recipe));
+  explanation.add_content("inverse", given.inverse ? "given" : "");
+  explanation.add_content("set", joined(given.set));
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);
   explanation.add_argument("sources", joined(sources));
-  explanation.add("prefer", preference_name(given.preference));
+  explanation.add_content("prefer", std::string(preference_name(given.preference)));
   explanation.add("cast", given.cast ? dtype_name(*given.cast) : "");
   explanation.add("on-overflow", on_overflow_name(given.on_overflow));
   explanation.add("optimizer-names", optimizer_names_name(given.optimizer_names));

@@ -22,7 +22,8 @@ constexpr std::string_view kGroupsComponent = "param_groups";
 constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
-    "exp_inf",    "prev",       "step_size",      "ax"};
+    "exp_inf",    "prev",       "step_size",      "ax",
+    "fp32_param"};
 constexpr std::string_view kRowWiseNames[] = {"row_sum", "row_exp_avg_sq"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
 
@@ -102,8 +103,8 @@ bool is_number(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Splits `<parameter>.<name>`. Takes the longest parameter that exists; if none exists, the last
-/// component is the name.
+/// Splits `<parameter>.<name>`. Takes the longest parameter that exists; if none exists,
+/// `<name>.<parameter>` if that one does; else the last component is the name.
 StateName split_state_name(std::string_view state, std::string_view rest,
                            const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
@@ -112,6 +113,11 @@ StateName split_state_name(std::string_view state, std::string_view rest,
     if (is_number(parameter)) continue;
     if (const auto index = parameters.find(parameter, state)) {
       return {index, rest.substr(dot + 1)};
+    }
+  }
+  if (const auto leading = parse_leading_state_key(rest)) {
+    if (const auto index = parameters.find(leading->parameter, state)) {
+      return {index, leading->name};
     }
   }
   const std::size_t last = rest.rfind('.');
@@ -174,7 +180,7 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
 }  // namespace
 
 std::vector<StateRole> classify_state(const CheckpointContents& contents) {
-  const ParameterNames parameters(contents);
+  std::optional<ParameterNames> parameters;  // only if there is state that needs them
   std::vector<StateRole> roles(contents.tensors.size());
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
@@ -187,7 +193,8 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
         }
       }
     } else if (const auto rest = behind_state(tensor.meta.fqn)) {
-      roles[i] = role_by_name(contents, tensor, *rest, parameters);
+      if (!parameters) parameters.emplace(contents);
+      roles[i] = role_by_name(contents, tensor, *rest, *parameters);
     }
   }
   return roles;
@@ -195,6 +202,20 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
 
 bool is_pointwise_name(std::string_view name) {
   return contains(kPointwiseNames, name);
+}
+
+std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest) {
+  const std::size_t dot = rest.find('.');
+  if (dot == std::string_view::npos || dot + 1 == rest.size()) return std::nullopt;
+  const std::string_view name = rest.substr(0, dot);
+  const bool is_known = contains(kPointwiseNames, name) || contains(kRowWiseNames, name) ||
+                        contains(kScalarNames, name);
+  if (!is_known) return std::nullopt;
+  return LeadingStateKey{name, rest.substr(dot + 1)};
+}
+
+bool is_copy_of_parameter(std::string_view name) {
+  return name == "fp32_param";
 }
 
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {

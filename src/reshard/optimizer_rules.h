@@ -28,13 +28,16 @@ struct StateRole {
 /// them the kind follows from the name `<prefix>state.<parameter>.<name>`, never from a shape:
 ///
 /// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
-///   acc_delta, sum, exp_inf, prev, step_size, ax;
+///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param;
 /// - row-wise: row_sum, row_exp_avg_sq;
 /// - scalar of the parameter: step, mu, eta, mu_product;
 /// - `<table>.iter`: scalar of the table;
 /// - other `<table>.<name>` of torchrec's fused optimizers: pointwise or row-wise, as declared
 /// below;
 /// - anything else: opaque.
+///
+/// Megatron's torch_dist has the name first: `<prefix>state.<name>.<parameter>`. It is read so if
+/// the parameter is in the checkpoint.
 ///
 /// torchrec gives row-wise and pointwise Adagrad the same name `momentum1`. The number of
 /// dimensions tells them apart. `rows x column shards` elements mean that every column shard of the
@@ -44,6 +47,19 @@ std::vector<StateRole> classify_state(const formats::CheckpointContents& content
 
 /// Says whether state of this name has one element for each element of its parameter: `exp_avg`.
 bool is_pointwise_name(std::string_view name);
+
+/// State whose key comes before its parameter, as Megatron's torch_dist names it:
+/// `optimizer.state.exp_avg.decoder.final_layernorm.weight`. Views of the key.
+struct LeadingStateKey {
+  std::string_view name;       // `exp_avg`
+  std::string_view parameter;  // all behind it
+};
+/// Splits what `behind_state` returns. Returns nothing if it does not begin with a name that an
+/// optimizer gives its state.
+std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest);
+
+/// Whether state of this name is a copy of its parameter in float32.
+bool is_copy_of_parameter(std::string_view name);
 
 /// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
 /// checkpoint or recorded there, everything below a `state` that has such a tensor, everything

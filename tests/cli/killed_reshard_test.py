@@ -16,6 +16,7 @@ import time
 import unittest
 
 OPTIONS = None
+RECIPES = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "recipes"
 # Where to, with which options.
 DESTINATIONS = (
     ("native", []),
@@ -25,6 +26,8 @@ DESTINATIONS = (
     ("shards", ["--to", "safetensors", "--max-shard-size", "5MiB"]),
     ("dcp", ["--to", "dcp", "--world-size", "2"]),
     ("one.pt", []),
+    ("turned", ["--recipe", RECIPES / "turned_layers.json", "--world-size", "2"]),
+    ("turned.safetensors", ["--recipe", RECIPES / "turned_layers.json"]),
 )
 
 
@@ -158,6 +161,35 @@ class KilledReshard(unittest.TestCase):
                 _, stderr = first.communicate()
                 self.assertEqual(first.returncode, 0, stderr)
                 self.assertEqual(contents(self.work / name), expected)
+
+    def test_another_recipe_does_not_resume(self):
+        """With the recipe of the run that was killed, all is as without the kill."""
+        draw = random.Random(self.seed)
+        name, options = next(each for each in DESTINATIONS if each[0] == "turned")
+        expected, seconds = self.whole(self.source, name, options)
+        other = self.root / "other.json"
+        # The same names and shapes, other elements.
+        other.write_text((RECIPES / "turned_layers.json").read_text().replace('{"transpose": [0, 1]}', ""))
+        for _ in range(100):
+            with tempfile.TemporaryDirectory(dir=self.root) as folder:
+                self.work = pathlib.Path(folder)
+                first = self.start(self.source, name, options)
+                time.sleep(draw.uniform(0, seconds))
+                first.kill()
+                first.communicate()
+                if (self.work / name).exists():
+                    seconds *= 0.9
+                    continue
+                second = self.start(self.source, name, ["--recipe", other, "--world-size", "2", "--resume"])
+                _, stderr = second.communicate()
+                if "no interrupted run to resume" in stderr:  # the first had not finished anything
+                    continue
+                self.assertEqual(second.returncode, 3, stderr)
+                self.assertIn("source or options have changed: recipe: expected a file of digest", stderr)
+                self.move(self.source, name, options + ["--resume"])
+                self.assertEqual(contents(self.work / name), expected)
+                return
+        self.fail("none of the killed runs had begun")
 
 
 if __name__ == "__main__":

@@ -991,7 +991,7 @@ def test_kept_work_of_another_flat_layout_is_refused(tmp_path):
             {"fqn": name, "shape": [1 << 21], "offset": offset} for name, offset in (("a", 0), ("b", 1 << 21))]}]}))
     other.write_text(layout.read_text().replace('"b"', '"c"'))
     stopped(source, moved, resume=True, flat_layout=layout)
-    with pytest.raises(tessera.Error, match="plan, flat-layout: expected a file of digest .*discard=True starts from the beginning"):
+    with pytest.raises(tessera.Error, match="changed: flat-layout: expected a file of digest .*discard=True starts from the beginning"):
         tessera.reshard(source, moved, compress="zstd:8", resume=True, flat_layout=other)
     assert tessera.reshard(source, moved, compress="zstd:8", resume=True, flat_layout=layout).written
 

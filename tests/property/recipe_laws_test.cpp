@@ -2,6 +2,7 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -270,6 +271,62 @@ RC_GTEST_PROP(RecipeLaws, PiecesCoverEveryTensorOnce, ()) {
     std::vector<Region> regions;
     for (const formats::Piece& piece : tensor.pieces) regions.push_back(piece.region);
     RC_ASSERT(check_coverage(regions, tensor.meta.shape).empty());
+  }
+}
+
+/// Returns the bytes of a tensor whose dimensions are in another order.
+test::Bytes permuted(const test::Bytes& bytes, const Shape& shape,
+                     const std::vector<std::size_t>& order, std::size_t size) {
+  const Shape strides = row_major_strides(shape);
+  test::Bytes result(bytes.size());
+  std::byte* to = result.data();
+  for (std::int64_t i = 0; i < shape[order[0]]; ++i) {
+    for (std::int64_t j = 0; j < shape[order[1]]; ++j) {
+      for (std::int64_t k = 0; k < shape[order[2]]; ++k) {
+        const std::int64_t at =
+            i * strides[order[0]] + j * strides[order[1]] + k * strides[order[2]];
+        std::memcpy(to, bytes.data() + static_cast<std::size_t>(at) * size, size);
+        to += size;
+      }
+    }
+  }
+  return result;
+}
+
+// Large enough for tiles, whatever the size of an element.
+RC_GTEST_PROP(RecipeLaws, AnyWindowOfAPermutedTensorIsRight, ()) {
+  const DType dtype = std::vector{DType::uint8, DType::bfloat16, DType::float32, DType::float64,
+                                  DType::complex128}[static_cast<std::size_t>(pick(0, 4))];
+  const Shape shape{pick(1, 12), pick(1, 140), pick(1, 12)};
+  std::vector<std::size_t> order{0, 1, 2};
+  for (std::size_t d = 2; d > 0; --d) {
+    std::swap(order[d], order[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(d)))]);
+  }
+  const auto size = static_cast<std::size_t>(itemsize(dtype));
+  const auto whole = counting_bytes(static_cast<std::size_t>(numel_of(shape)) * size, 1);
+  MemoryCheckpoint source{"source", 2};
+  source.add({"w", dtype, shape}, whole, random_pieces(shape));
+  std::vector<std::int64_t> numbers(order.begin(), order.end());
+  const auto there = open_transformed(
+      copied(source),
+      Recipe::parse("{\"schema\": 1, \"rules\": [" +
+                        rule_of("\"w\"", "\"v\"", {"{\"permute\": " + list_of(numbers) + "}"}) +
+                        "]}",
+                    "r.json"),
+      {});
+  const test::Bytes expected = permuted(whole, shape, order, size);
+  RC_ASSERT(test::whole_tensor(*there, 0) == expected);
+  for (std::size_t p = 0; p < there->contents().tensors[0].pieces.size(); ++p) {
+    const Region& region = there->contents().tensors[0].pieces[p].region;
+    const std::int64_t numel = numel_of(region);
+    const std::int64_t begin = pick(0, numel);
+    const FlatRange window{begin, pick(begin, numel)};
+    test::Bytes found(static_cast<std::size_t>(window.numel()) * size);
+    there->read_piece(0, p, window, found);
+    const test::Bytes piece =
+        test::gather_region(expected, there->contents().tensors[0].meta.shape, region, size);
+    const auto first = piece.begin() + begin * static_cast<std::int64_t>(size);
+    RC_ASSERT(std::equal(found.begin(), found.end(), first));
   }
 }
 

@@ -46,6 +46,28 @@ TEST(NameTemplateTest, ANumberIsShifted) {
   EXPECT_EQ(formatted(form, {"7"}), "h.11.w");
 }
 
+TEST(NameTemplateTest, ARangeBoundsANumber) {
+  const NameTemplate form = parsed("layers.{L:2..61}.w");
+  EXPECT_FALSE(form.match("layers.1.w"));
+  EXPECT_THAT(*form.match("layers.2.w"), ElementsAre("2"));
+  EXPECT_THAT(*form.match("layers.60.w"), ElementsAre("60"));
+  EXPECT_FALSE(form.match("layers.61.w"));
+  // The range is that of the value, without what the name adds.
+  EXPECT_THAT(*parsed("h.{L+4:0..2}.w").match("h.5.w"), ElementsAre("1"));
+  EXPECT_FALSE(parsed("h.{L+4:0..2}.w").match("h.6.w"));
+}
+
+TEST(NameTemplateTest, NumbersMayBeVariables) {
+  const auto value_of = [](std::string_view) { return std::int64_t{61}; };
+  const auto last = NameTemplate::parse("layers.{M+layers}.w", value_of);
+  EXPECT_THAT(*std::get<NameTemplate>(last).match("layers.62.w"), ElementsAre("1"));
+  EXPECT_FALSE(std::get<NameTemplate>(last).match("layers.60.w"));
+  const auto first = NameTemplate::parse("layers.{L:0..layers}.w", value_of);
+  EXPECT_TRUE(std::get<NameTemplate>(first).match("layers.60.w"));
+  EXPECT_FALSE(std::get<NameTemplate>(first).match("layers.61.w"));
+  EXPECT_NE(problem_of("layers.{M+layers}.w"), "");
+}
+
 TEST(NameTemplateTest, TextsHaveNoDotAndAnyHas) {
   EXPECT_THAT(*parsed("a.{name}.b").match("a.xy.b"), ElementsAre("xy"));
   EXPECT_FALSE(parsed("a.{name}.b").match("a.x.y.b"));
@@ -68,8 +90,28 @@ TEST(NameTemplateTest, ARepeatedNumberIsTheSame) {
 }
 
 TEST(NameTemplateTest, RefusesWhatIsNoTemplate) {
-  for (const char* text : {"", "{", "a}", "{}", "{1}", "{L*2}", "{p:}", "{p:q}", "{p:q||v}",
-                           "{p:q|q}", "{L:*}", "{name+1}", "{L+9999999999}"}) {
+  for (const char* text : {"",
+                           "{",
+                           "a}",
+                           "{}",
+                           "{1}",
+                           "{L*2}",
+                           "{p:}",
+                           "{p:q}",
+                           "{p:q||v}",
+                           "{p:q|q}",
+                           "{L:*}",
+                           "{name+1}",
+                           "{L+9999999999}",
+                           "{L:}",
+                           "{L:3}",
+                           "{L:3..}",
+                           "{L:..3}",
+                           "{L:3..3}",
+                           "{L:0..9999999999}",
+                           "{L:0..3..4}",
+                           "{x:0..3}",
+                           "{L+:0..3}"}) {
     EXPECT_NE(problem_of(text), "") << text;
   }
 }

@@ -20,6 +20,7 @@ using formats::StateKind;
 using test::Bytes;
 using test::bytes_of;
 using test::MemoryCheckpoint;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -75,6 +76,23 @@ TEST(RecipeTest, RenamesWithCaptures) {
       applied(source, parsed(R"({"from": "h.{L}.w", "to": "layers.{L+1}.weight"})"));
   EXPECT_THAT(names(*reader), ElementsAre("layers.1.weight [2]", "layers.12.weight [2]"));
   EXPECT_THAT(floats(*reader, "layers.12.weight"), ElementsAre(10, 11));
+}
+
+// As in checkpoints whose last layers predict further tokens, and have other names elsewhere.
+TEST(RecipeTest, ARangeOfNumbersHasARuleOfItsOwn) {
+  MemoryCheckpoint source;
+  for (const char* layer : {"0", "1", "2"}) {
+    source.add({std::string("h.") + layer + ".w", DType::float32, {1}}, numbers(1));
+  }
+  const Recipe recipe = parsed(R"({"from": "h.{L:0..layers}.w", "to": "main.{L}.w"},
+                {"from": "h.{M+layers}.w", "to": "more.{M}.w"})",
+                               R"("variables": {"layers": {"config": "num_hidden_layers"}}, )");
+  const RecipeOptions options{.config = Value::Dict{{"num_hidden_layers", 2}}};
+  EXPECT_THAT(names(*applied(source, recipe, options)),
+              ElementsAre("main.0.w [1]", "main.1.w [1]", "more.0.w [1]"));
+  EXPECT_TRUE(check_recipe(recipe, source.contents(), options).is_invertible);
+  EXPECT_THAT(message_of([&] { parsed(R"({"from": "h.{L:0..2}.w", "to": "a.{L:0..3}.w"})"); }),
+              HasSubstr("{L} of one kind in all names, with as many words, or with one range"));
 }
 
 TEST(RecipeTest, ConcatenatesAndSplits) {
@@ -210,6 +228,61 @@ TEST(RecipeTest, OptimizerStateFollowsItsParameter) {
   EXPECT_EQ(state->parameter, "model.ab");
 }
 
+// As Megatron's torch_dist names it: the state's own name first.
+TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
+  MemoryCheckpoint source;
+  for (const char* name : {"decoder.a", "decoder.b"}) {
+    const float first = name[8] == 'a' ? 0 : 100;
+    source.add({name, DType::float32, {2}}, numbers(2, first));
+    for (const char* state : {"exp_avg", "fp32_param"}) {
+      source.add({std::string("optimizer.state.") + state + "." + name, DType::float32, {2}},
+                 numbers(2, first + 10));
+    }
+  }
+  source.add_value("optimizer.state.step.decoder.a", 7);
+  source.add_value("optimizer.state.step.decoder.b", 7);
+  const Recipe recipe = parsed(
+      R"({"from": ["decoder.a", "decoder.b"], "to": "model.ab", "ops": [{"concat": 0}, {"add": 1}]})");
+  const auto reader = applied(source, recipe);
+  EXPECT_THAT(names(*reader), ElementsAre("model.ab [4]", "optimizer.state.exp_avg.model.ab [4]",
+                                          "optimizer.state.fp32_param.model.ab [4]"));
+  EXPECT_THAT(floats(*reader, "optimizer.state.exp_avg.model.ab"), ElementsAre(10, 11, 110, 111));
+  // The copy of the weights takes part in what happens to weights.
+  EXPECT_THAT(floats(*reader, "optimizer.state.fp32_param.model.ab"),
+              ElementsAre(11, 12, 111, 112));
+  EXPECT_EQ(reader->contents().find_tensor("optimizer.state.exp_avg.model.ab")->parameter,
+            "model.ab");
+  ASSERT_EQ(reader->contents().values.size(), 1U);
+  EXPECT_EQ(reader->contents().values[0].name, "optimizer.state.step.model.ab");
+  const auto back = open_transformed(
+      applied(source, parsed(R"({"from": "decoder.{p}", "to": "m.{p}"})")),
+      parsed(R"({"from": "decoder.{p}", "to": "m.{p}"})"), {.direction = Direction::inverse});
+  EXPECT_THAT(names(*back), Contains("optimizer.state.exp_avg.decoder.b [2]"));
+}
+
+// Its layers are stacked.
+TEST(RecipeTest, StackedStateWithItsNameFirstIsUnstacked) {
+  MemoryCheckpoint source;
+  source.add({"decoder.layers.w", DType::float32, {2, 2}}, numbers(4));
+  source.add({"optimizer.state.exp_avg.decoder.layers.w", DType::float32, {2, 2}}, numbers(4, 10));
+  const auto reader = applied(
+      source,
+      parsed(R"({"from": "decoder.layers.w", "to": "h.{L}.w", "ops": [{"unstack": "L"}]})"));
+  EXPECT_THAT(names(*reader),
+              ElementsAre("h.0.w [2]", "h.1.w [2]", "optimizer.state.exp_avg.h.0.w [2]",
+                          "optimizer.state.exp_avg.h.1.w [2]"));
+  EXPECT_THAT(floats(*reader, "optimizer.state.exp_avg.h.1.w"), ElementsAre(12, 13));
+}
+
+// A name that only looks so is a tensor like any other.
+TEST(RecipeTest, AStateWithoutItsParameterNeedsARule) {
+  MemoryCheckpoint source;
+  source.add({"optimizer.state.exp_avg.lost", DType::float32, {2}}, numbers(2));
+  source.add({"a", DType::float32, {2}}, numbers(2));
+  EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
+              HasSubstr("optimizer.state.exp_avg.lost: rest: expected a rule that names it"));
+}
+
 TEST(RecipeTest, RefusesStateThatDisagrees) {
   const Recipe recipe = parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})");
   const auto reader = applied(with_adam({7, 8}), recipe, with_prefix());
@@ -265,6 +338,70 @@ TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
               ElementsAre("b [1]", "other [1]"));
   EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"}, {"from": "other"})"))),
               ElementsAre("b [1]"));
+}
+
+MemoryCheckpoint with_wrappers() {
+  MemoryCheckpoint source;
+  source.add({"model._orig_mod.h.0._checkpoint_wrapped_module.w", DType::float32, {2}}, numbers(2));
+  source.add({"model._orig_mod.h.1.module.w", DType::float32, {2}}, numbers(2, 20));
+  source.add({"optim.state.h.0._checkpoint_wrapped_module.w.exp_avg", DType::float32, {2}},
+             numbers(2, 10));
+  source.add({"optim.state._orig_mod.h.1.module.w.exp_avg", DType::float32, {2}}, numbers(2, 30));
+  source.add_value("model._orig_mod.module.count", 3);
+  source.add_value("optim.param_groups.0.params",
+                   Value::List{"h.0._checkpoint_wrapped_module.w", "_orig_mod.h.1.module.w"});
+  return source;
+}
+
+constexpr const char* kUnwrap =
+    R"("unwrap": ["_orig_mod", "_checkpoint_wrapped_module", "module"], )";
+
+TEST(RecipeTest, WrappersAreLeftOutOfNames) {
+  const Recipe recipe = parsed("", std::string(kUnwrap) + R"("rest": "keep", )");
+  const auto reader = applied(with_wrappers(), recipe);
+  EXPECT_THAT(names(*reader),
+              ElementsAre("model.h.0.w [2]", "model.h.1.w [2]", "optim.state.h.0.w.exp_avg [2]",
+                          "optim.state.h.1.w.exp_avg [2]"));
+  EXPECT_THAT(floats(*reader, "optim.state.h.1.w.exp_avg"), ElementsAre(30, 31));
+  EXPECT_EQ(reader->contents().find_tensor("optim.state.h.0.w.exp_avg")->parameter, "model.h.0.w");
+  EXPECT_EQ(reader->contents().values[0].name, "model.count");
+  EXPECT_EQ(reader->read_value(1), Value(Value::List{"h.0.w", "h.1.w"}));
+
+  const RecipeReport report = check_recipe(recipe, with_wrappers().contents(), {});
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_FALSE(report.is_invertible);  // where the wrappers were is lost
+  ASSERT_EQ(report.notes.size(), 1U);
+  EXPECT_EQ(report.notes[0].rule, "unwrap");
+  EXPECT_EQ(report.notes[0].found, "4 tensors without them");
+}
+
+TEST(RecipeTest, RulesSeeNamesWithoutWrappers) {
+  const Recipe recipe = parsed(
+      R"({"from": "h.{L}.w", "to": "all", "ops": [{"stack": "L"}]}, {"from": "count"})", kUnwrap);
+  const auto reader = applied(with_wrappers(), recipe, with_prefix());
+  EXPECT_THAT(names(*reader), ElementsAre("model.all [2, 2]", "optim.state.all.exp_avg [2, 2]"));
+  EXPECT_THAT(floats(*reader, "optim.state.all.exp_avg"), ElementsAre(10, 11, 30, 31));
+  EXPECT_EQ(reader->read_value(0), Value(Value::List{"all"}));
+  // Without wrappers in the checkpoint, nothing is lost.
+  MemoryCheckpoint bare;
+  bare.add({"h.0.w", DType::float32, {2}}, numbers(2));
+  EXPECT_TRUE(
+      check_recipe(parsed(R"({"from": "h.{L}.w", "to": "all", "ops": [{"stack": "L"}]})", kUnwrap),
+                   bare.contents(), {})
+          .is_invertible);
+}
+
+TEST(RecipeTest, TwoNamesThatDifferByTheirWrappersAreRefused) {
+  MemoryCheckpoint source;
+  source.add({"a.module.w", DType::float32, {2}}, numbers(2));
+  source.add({"a.w", DType::float32, {2}}, numbers(2));
+  source.add({"module", DType::float32, {2}}, numbers(2));
+  EXPECT_THAT(message_of([&] {
+                applied(source, parsed("", std::string(kUnwrap) + R"("rest": "keep", )"));
+              }),
+              HasSubstr("a.w: names: expected one tensor or value of that name, found two"));
+  EXPECT_THAT(message_of([&] { parsed("", R"("unwrap": ["a.b"], )"); }),
+              HasSubstr("recipe, unwrap: expected names of modules without dots"));
 }
 
 TEST(RecipeTest, TiedTensorsStayTied) {

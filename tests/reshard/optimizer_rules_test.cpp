@@ -45,6 +45,24 @@ TEST(OptimizerRulesTest, TheLongestParameterNameWins) {
   EXPECT_EQ(classify_state(contents)[2].parameter_index, 1U);
 }
 
+TEST(OptimizerRulesTest, MegatronPutsTheNameOfTheStateFirst) {
+  const auto contents = contents_of({{"decoder.a", {2}},
+                                     {"decoder.b", {4}},
+                                     {"optimizer.state.exp_avg.decoder.a", {2}},
+                                     {"optimizer.state.exp_avg.decoder.b", {3}},
+                                     {"optimizer.state.exp_avg.decoder.lost", {2}},
+                                     {"optimizer.state.fp32_param.decoder.a", {2}},
+                                     {"optimizer.state.other.decoder.a", {2}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[2].kind, StateKind::pointwise);
+  EXPECT_EQ(roles[2].parameter_index, 0U);
+  EXPECT_EQ(roles[3].kind, StateKind::opaque) << "another shape";
+  EXPECT_TRUE(roles[3].is_misnamed);
+  EXPECT_FALSE(roles[4].parameter_index);
+  EXPECT_EQ(roles[5].kind, StateKind::pointwise);
+  EXPECT_FALSE(roles[6].parameter_index) << "no name of state";
+}
+
 TEST(OptimizerRulesTest, StateBelongsToTheParameterThatSharesMostOfItsPrefix) {
   const auto contents = contents_of({{"a.model.w", {2}},
                                      {"a.optim.state.w.exp_avg", {2}},

@@ -1,6 +1,6 @@
 """Loads a state dict into Megatron's GPTModel, and compares its logits with those of transformers. On the CPU.
 
-Usage: python megatron_logits.py dense|experts STATE_DICT LOGITS
+Usage: python megatron_logits.py dense|experts|mixtral|deepseek STATE_DICT LOGITS
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import torch
 warnings.simplefilter("ignore")
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY, LENGTH = 3, 32, 4, 2, 16, 48, 64, 24
 EXPERTS, CHOSEN_EXPERTS, EXPERT_FEED_FORWARD = 4, 2, 24
+Q_LORA, KV_LORA, NOPE, ROPE, V_HEAD_DIM = 12, 10, 8, 4, 8  # of multi-head latent attention
 
 
 def token_ids() -> torch.Tensor:
@@ -20,30 +21,53 @@ def token_ids() -> torch.Tensor:
 
 
 def config(kind: str):
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    options = {"moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
+    options = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS, "ffn_hidden_size": FEED_FORWARD,
+               "use_cpu_initialization": True, "gated_linear_unit": True, "activation_func": torch.nn.functional.silu,
+               "add_bias_linear": False, "normalization": "RMSNorm", "layernorm_epsilon": 1e-6, "hidden_dropout": 0.0,
+               "attention_dropout": 0.0, "bias_activation_fusion": False, "bias_dropout_fusion": False,
+               "apply_rope_fusion": False, "masked_softmax_fusion": False, "persist_layer_norm": False,
+               "pipeline_dtype": torch.float32}
+    experts = {"moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
                "num_moe_experts": EXPERTS, "moe_router_topk": CHOSEN_EXPERTS, "moe_ffn_hidden_size": EXPERT_FEED_FORWARD,
-               "moe_grouped_gemm": False, "qk_layernorm": True} if kind == "experts" else {}
-    return TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS, kv_channels=HEAD_DIM,
-        ffn_hidden_size=FEED_FORWARD, use_cpu_initialization=True, gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu, add_bias_linear=False, normalization="RMSNorm", layernorm_epsilon=1e-6,
-        hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False, bias_dropout_fusion=False,
-        apply_rope_fusion=False, masked_softmax_fusion=False, persist_layer_norm=False, pipeline_dtype=torch.float32,
-        **options)
+               "moe_grouped_gemm": False}
+    if kind == "deepseek":
+        return MLATransformerConfig(
+            **options, **experts, q_lora_rank=Q_LORA, kv_lora_rank=KV_LORA, qk_head_dim=NOPE, qk_pos_emb_head_dim=ROPE,
+            v_head_dim=V_HEAD_DIM, rope_type="rope", qk_layernorm=True, moe_layer_freq=[0, 1, 1],
+            moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_router_num_groups=2,
+            moe_router_group_topk=1, moe_router_topk_scaling_factor=2.5, moe_shared_expert_intermediate_size=EXPERT_FEED_FORWARD)
+    grouped = {"num_query_groups": KV_HEADS, "kv_channels": HEAD_DIM}
+    if kind == "dense":
+        return TransformerConfig(**options, **grouped)
+    return TransformerConfig(**options, **grouped, **experts, qk_layernorm=kind == "experts")
+
+
+class PlainAttention(torch.nn.Module):
+    """What Megatron's local attention lacks: heads of V that have another size than those of Q and K."""
+
+    def __init__(self, *_, **__):
+        super().__init__()
+
+    def forward(self, query, key, value, *_, **__):
+        heads = (part.permute(1, 2, 0, 3) for part in (query, key, value))  # from [length, batch, heads, size]
+        found = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return found.permute(2, 0, 1, 3).flatten(2)
 
 
 def gpt(kind: str):
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
 
     torch.cuda.current_device = lambda: "cpu"  # where Megatron then puts its tensors
     torch.cuda.synchronize = lambda *_: None
     random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
+    multi_latent_attention.HAVE_TE = False
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # TransformerEngine's, which is not installed
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
@@ -51,8 +75,10 @@ def gpt(kind: str):
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     options = config(kind)
-    spec = get_gpt_layer_local_spec(num_experts=options.num_moe_experts, moe_grouped_gemm=False,
-                                    qk_layernorm=options.qk_layernorm, normalization="RMSNorm")
+    spec = get_gpt_decoder_block_spec(options, use_transformer_engine=False, normalization="RMSNorm")
+    if kind == "deepseek":
+        for layer in spec.layer_specs:
+            layer.submodules.self_attention.submodules.core_attention = PlainAttention
     return GPTModel(options, spec, vocab_size=VOCABULARY, max_sequence_length=64, position_embedding_type="rope",
                     rotary_base=10000, share_embeddings_and_output_weights=False, parallel_output=False).eval()
 

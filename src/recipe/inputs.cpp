@@ -1,0 +1,67 @@
+#include "recipe/inputs.h"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "reshard/optimizer_rules.h"
+#include "reshard/state_key.h"
+
+namespace tessera::recipe {
+namespace {
+
+using formats::CheckpointContents;
+using formats::TensorEntry;
+
+/// Without an optimizer, no names of parameters are needed.
+bool may_have_optimizer(const CheckpointContents& contents) {
+  const auto is_of_one = [](const std::string& name) {
+    return reshard::behind_state(name) || name.find("param_groups") != std::string::npos;
+  };
+  return std::ranges::any_of(
+             contents.tensors, is_of_one,
+             [](const TensorEntry& tensor) -> const std::string& { return tensor.meta.fqn; }) ||
+         std::ranges::any_of(contents.values, is_of_one, &formats::ValueEntry::name);
+}
+
+}  // namespace
+
+Inputs::Inputs(const CheckpointContents& contents) : has_optimizer_(may_have_optimizer(contents)) {
+  const std::vector<reshard::StateRole> roles = reshard::classify_state(contents);
+  std::vector<std::size_t> parameters;
+  if (has_optimizer_) {
+    for (std::size_t i = 0; i < roles.size(); ++i) {
+      if (!roles[i].parameter_index) parameters.push_back(i);
+    }
+  }
+  state_names_.emplace(contents, parameters);
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const TensorEntry& tensor = contents.tensors[i];
+    if (roles[i].parameter_index) {
+      auto name = state_names_->split(tensor.meta.fqn, *roles[i].parameter_index);
+      if (name) {
+        states_[*roles[i].parameter_index].push_back(
+            {i, *roles[i].parameter_index, *std::move(name), roles[i].kind});
+        continue;
+      }
+    }
+    inputs_.push_back({&tensor.meta.fqn, &tensor.key_path, i, false});
+  }
+  if (contents.aliases.empty()) return;
+  std::map<std::string_view, std::size_t> index;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    index[contents.tensors[i].meta.fqn] = i;
+  }
+  for (const formats::Alias& alias : contents.aliases) {
+    inputs_.push_back({&alias.fqn, &alias.key_path, index.at(alias.target), true});
+  }
+}
+
+const std::vector<State>& Inputs::states_of(std::size_t parameter) const {
+  static const std::vector<State> kNone;
+  const auto found = states_.find(parameter);
+  return found == states_.end() ? kNone : found->second;
+}
+
+}  // namespace tessera::recipe

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "recipe/state_names.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::recipe {
+
+/// A tensor or an alias that rules may name.
+struct Input {
+  const std::string* name;
+  const formats::KeyPath* key_path;
+  std::size_t tensor;  // of the contents
+  bool is_alias = false;
+};
+
+/// A tensor of an optimizer, with the parts of its name.
+struct State {
+  std::size_t tensor;
+  std::size_t parameter;
+  StateName name;
+  formats::StateKind kind;
+};
+
+/// What rules may name in a checkpoint, and the optimizer state that follows it. Keeps references
+/// to `contents`.
+class Inputs {
+ public:
+  explicit Inputs(const formats::CheckpointContents& contents);
+
+  /// Returns the tensors, in their order, then the aliases.
+  const std::vector<Input>& all() const { return inputs_; }
+  /// Returns the state of a parameter.
+  const std::vector<State>& states_of(std::size_t parameter) const;
+  const StateNames& state_names() const { return *state_names_; }
+  /// Whether an optimizer may have named something.
+  bool has_optimizer() const { return has_optimizer_; }
+
+ private:
+  std::vector<Input> inputs_;
+  std::unordered_map<std::size_t, std::vector<State>>
+      states_;  // by the tensor that is the parameter
+  std::optional<StateNames> state_names_;
+  bool has_optimizer_;
+};
+
+}  // namespace tessera::recipe

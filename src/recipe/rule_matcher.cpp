@@ -1,0 +1,118 @@
+#include "recipe/rule_matcher.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+namespace tessera::recipe {
+namespace {
+
+std::int64_t to_number(const std::string& digits) {
+  std::int64_t number = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return number;
+}
+
+}  // namespace
+
+RuleMatcher::RuleMatcher(const Rules& rules, const std::string& prefix,
+                         const std::vector<Input>& inputs, ReportProblem report)
+    : rules_(rules), prefix_(prefix), inputs_(inputs), report_(std::move(report)) {
+  instances_.resize(rules.rules.size());
+  for (const Rule& rule : rules.rules) shared_.push_back(rule.shared_captures());
+}
+
+std::optional<Match> RuleMatcher::match(const std::string& name) const {
+  const bool has_wrappers = !rules_.wrappers.empty();
+  const std::string unwrapped = has_wrappers ? rules_.wrappers.removed_from(name) : "";
+  std::string_view in_rules = has_wrappers ? unwrapped : name;
+  if (!in_rules.starts_with(prefix_)) return std::nullopt;
+  in_rules.remove_prefix(prefix_.size());
+  std::optional<Match> found;
+  for (std::size_t r = 0; r < rules_.rules.size(); ++r) {
+    const Rule& rule = rules_.rules[r];
+    for (std::size_t s = 0; s < rule.from.size(); ++s) {
+      auto captured = rule.from[s].match(in_rules);
+      if (!captured) continue;
+      if (found) {
+        report_(rule_name(rule), name, "one rule that names it",
+                "also " + rule_name(rules_.rules[found->rule]));
+        return std::nullopt;
+      }
+      found = Match{r, s, *std::move(captured)};
+      break;
+    }
+  }
+  return found;
+}
+
+void RuleMatcher::add(std::size_t input, Match match) {
+  const Rule& rule = rules_.rules[match.rule];
+  const std::vector<std::string>& shared = shared_[match.rule];
+  const std::vector<std::string>& captures = rule.from[match.stream].captures();
+  std::vector<std::string> key;
+  std::vector<std::int64_t> stacked;
+  for (std::size_t c = 0; c < captures.size(); ++c) {
+    if (std::ranges::binary_search(shared, captures[c])) {
+      key.push_back(std::move(match.captured[c]));
+    } else {
+      stacked.push_back(to_number(match.captured[c]));
+    }
+  }
+  Instance& instance = instances_[match.rule][key];
+  if (instance.streams.empty()) {
+    instance.captured = std::move(key);
+    instance.streams.resize(rule.from.size());
+  }
+  const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
+  if (is_new) return;
+  report_(rule_name(rule), *inputs_[input].name,
+          "another name than " + *inputs_[known->second].name, "the same captures");
+}
+
+std::vector<Instance> RuleMatcher::take_complete(std::size_t rule) {
+  std::vector<Instance> complete;
+  for (auto& [key, instance] : instances_[rule]) {
+    if (is_complete(rule, instance)) complete.push_back(std::move(instance));
+  }
+  instances_[rule].clear();
+  return complete;
+}
+
+bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const {
+  std::map<std::vector<std::int64_t>, std::size_t> all;
+  for (const auto& stream : instance.streams) all.insert(stream.begin(), stream.end());
+  bool is_complete = true;
+  for (std::size_t s = 0; s < instance.streams.size(); ++s) {
+    if (instance.streams[s].size() == all.size()) continue;
+    for (const auto& [stacked, input] : all) {
+      if (instance.streams[s].contains(stacked)) continue;
+      report_(rule_name(rules_.rules[rule]), name_of(rule, s, instance, stacked),
+              "a tensor, as there is " + *inputs_[input].name, "none");
+      is_complete = false;
+    }
+  }
+  return is_complete;
+}
+
+/// Returns the name that a template has in an instance.
+std::string RuleMatcher::name_of(std::size_t rule, std::size_t stream, const Instance& instance,
+                                 const std::vector<std::int64_t>& stacked) const {
+  const std::vector<std::string>& shared = shared_[rule];
+  const NameTemplate& form = rules_.rules[rule].from[stream];
+  std::map<std::string, std::string> values;
+  std::size_t number = 0;
+  for (const std::string& capture : form.captures()) {
+    const auto place = std::ranges::lower_bound(shared, capture);
+    const bool is_shared = place != shared.end() && *place == capture;
+    values[capture] = is_shared
+                          ? instance.captured[static_cast<std::size_t>(place - shared.begin())]
+                          : std::to_string(stacked[number++]);
+  }
+  return prefix_ + form.format([&](const std::string& capture) -> const std::string& {
+    return values.at(capture);
+  });
+}
+
+}  // namespace tessera::recipe

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recipe/inputs.h"
+#include "recipe/rules.h"
+
+namespace tessera::recipe {
+
+/// The inputs that a rule takes together: for each name template, by the captures that it stacks.
+struct Instance {
+  std::vector<std::string> captured;  // values of the shared captures
+  std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
+};
+
+/// A rule that names something, and how.
+struct Match {
+  std::size_t rule;
+  std::size_t stream;
+  std::vector<std::string> captured;  // parallel to the captures of the template
+};
+
+/// Takes a broken rule: which, for which tensor, what was expected, what was found.
+using ReportProblem = std::function<void(std::string rule, const std::string& fqn,
+                                         std::string expected, std::string found)>;
+
+/// Returns what messages call a rule.
+inline std::string rule_name(const Rule& rule) {
+  return "rule " + std::to_string(rule.number);
+}
+
+/// Finds the rules that name inputs, and what each rule takes together. Keeps references to all
+/// that it is given.
+class RuleMatcher {
+ public:
+  RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,
+              ReportProblem report);
+
+  /// Finds the rule that names something. Reports a problem if two rules do.
+  std::optional<Match> match(const std::string& name) const;
+  /// Adds an input to what its rule takes.
+  void add(std::size_t input, Match match);
+  /// Returns what a rule takes, in the order of captures, and forgets it. Leaves out what lacks a
+  /// tensor, and reports that.
+  std::vector<Instance> take_complete(std::size_t rule);
+
+  /// Returns the captures that both sides of a rule have, sorted.
+  const std::vector<std::string>& shared_captures(std::size_t rule) const { return shared_[rule]; }
+
+ private:
+  bool is_complete(std::size_t rule, const Instance& instance) const;
+  std::string name_of(std::size_t rule, std::size_t stream, const Instance& instance,
+                      const std::vector<std::int64_t>& stacked) const;
+
+  const Rules& rules_;
+  const std::string& prefix_;
+  const std::vector<Input>& inputs_;
+  ReportProblem report_;
+  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
+  std::vector<std::vector<std::string>> shared_;                         // by rule
+};
+
+}  // namespace tessera::recipe
