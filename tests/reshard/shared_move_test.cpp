@@ -1,0 +1,192 @@
+#include "reshard/shared_move.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "formats/native_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/files.h"
+#include "support/memory_checkpoint.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/create.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::Format;
+using formats::KeptWork;
+using test::MemoryCheckpoint;
+using test::ThrowsError;
+
+/// Counts the bytes that are read, and fails once there have been too many.
+class CountingReader final : public CheckpointReader {
+ public:
+  explicit CountingReader(const CheckpointReader& base) : base_(base) {}
+  void fail_after(std::uint64_t nbytes) { limit_nbytes_ = nbytes_read_ + nbytes; }
+  std::uint64_t nbytes_read() const { return nbytes_read_; }
+
+  Format format() const override { return base_.format(); }
+  const std::string& path() const override { return base_.path(); }
+  const formats::CheckpointContents& contents() const override { return base_.contents(); }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(ErrorKind::io, {}, "pulled plug");
+    nbytes_read_ += out.size();
+    base_.read_piece(tensor_index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override { return base_.read_value(value_index); }
+  std::vector<std::string> data_files() const override { return {}; }
+  formats::PieceStorage piece_storage(std::size_t tensor_index,
+                                      std::size_t piece_index) const override {
+    return base_.piece_storage(tensor_index, piece_index);
+  }
+  void check_files(const formats::FindingSink&) const override {}
+  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
+
+ private:
+  const CheckpointReader& base_;
+  std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
+  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
+};
+
+/// Two tensors of several blocks in every format, in pieces of several ranks, small ones, and a
+/// value.
+MemoryCheckpoint a_source() {
+  test::Random random;
+  MemoryCheckpoint source("source", 3);
+  constexpr std::int64_t kRows = 3 << 10;
+  constexpr std::int64_t kColumns = 1 << 10;
+  const auto bytes = test::random_bytes(kRows * kColumns * 4, random);
+  for (const char* name : {"v", "w"}) {
+    std::vector<formats::Piece> pieces;
+    for (int rank = 0; rank < 3; ++rank) {
+      pieces.push_back({Box{{rank * kRows / 3, 0}, {kRows / 3, kColumns}}, rank});
+    }
+    source.add({name, DType::float32, {kRows, kColumns}}, bytes, pieces);
+  }
+  source.add({"x_empty", DType::float32, {0, 4}}, {});
+  source.add({"y_step", DType::int64, {}}, test::bytes_of<std::int64_t>({42}));
+  source.add_value("epoch", Value(7));
+  return source;
+}
+
+struct Destination {
+  std::string name;
+  std::string file;
+  Format format;
+  int world_size = 0;
+
+  friend std::ostream& operator<<(std::ostream& out, const Destination& destination) {
+    return out << destination.name;
+  }
+};
+
+class SharedMoveTest : public ::testing::TestWithParam<Destination> {
+ protected:
+  Plan planned() const {
+    return plan_reshard(source_.contents(), source_.path(),
+                        {.format = GetParam().format, .world_size = GetParam().world_size});
+  }
+  formats::CreateOptions create_options(KeptWork kept_work = KeptWork::refuse) const {
+    formats::CreateOptions create{.format = GetParam().format};
+    create.journal.emplace();
+    create.journal->kept_work = kept_work;
+    return create;
+  }
+  std::string path() const { return tmp_ / GetParam().file; }
+
+  SharedMoveOutcome move(const CheckpointReader& reader, int share, int num_shares,
+                         KeptWork kept_work = KeptWork::refuse) {
+    return move_share(planned(), reader, FileSystem::posix(), path(), create_options(kept_work),
+                      {.share = share, .num_shares = num_shares}, {.num_threads = 2});
+  }
+
+  std::map<std::string, std::string> all_files() const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
+      const std::string file = entry.path().string();
+      if (entry.is_regular_file()) files[file.substr(tmp_.path().size())] = test::read_all(file);
+    }
+    return files;
+  }
+  /// Returns what one process writes, and removes it.
+  std::map<std::string, std::string> by_one_process(const CheckpointReader& reader) {
+    move_checkpoint(planned(), reader, FileSystem::posix(), path(), create_options(), {});
+    auto files = all_files();
+    for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(entry.path());
+    }
+    return files;
+  }
+
+  MemoryCheckpoint source_ = a_source();
+  test::TemporaryDirectory tmp_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, SharedMoveTest,
+                         ::testing::Values(Destination{"native", "c", Format::native, 3},
+                                           Destination{"dcp", "c", Format::dcp, 2},
+                                           Destination{"safetensors", "c.safetensors",
+                                                       Format::safetensors},
+                                           Destination{"torch_zip", "c.pt", Format::torch_zip},
+                                           Destination{"deepspeed", "c", Format("deepspeed")}),
+                         [](const auto& each) { return each.param.name; });
+
+TEST_P(SharedMoveTest, AnyNumberOfSharesGivesTheBytesOfOneProcessAndReadsNoMore) {
+  CountingReader alone(source_);
+  const auto expected = by_one_process(alone);
+  for (const int number : {1, 2, 3, 8}) {
+    SCOPED_TRACE(number);
+    CountingReader reader(source_);
+    for (int i = 0; i < number; ++i) {
+      EXPECT_FALSE(FileSystem::posix().kind_of(path()).has_value());
+      const SharedMoveOutcome outcome = move(reader, number - 1 - i, number);
+      EXPECT_EQ(outcome.is_finished, i == number - 1);
+      EXPECT_EQ(outcome.missing.size(), static_cast<std::size_t>(number - 1 - i));
+    }
+    EXPECT_LE(static_cast<double>(reader.nbytes_read()),
+              1.05 * static_cast<double>(alone.nbytes_read()));
+    EXPECT_TRUE(all_files() == expected);
+    for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(entry.path());
+    }
+  }
+}
+
+TEST_P(SharedMoveTest, AnInterruptedShareIsResumed) {
+  CountingReader reader(source_);
+  const auto expected = by_one_process(reader);
+  move(reader, 0, 2);
+  reader.fail_after(9 << 20);
+  EXPECT_THAT([&] { move(reader, 1, 2); }, ThrowsError(ErrorKind::io, "pulled plug"));
+  reader.fail_after(std::uint64_t{1} << 40);
+  EXPECT_THAT([&] { move(reader, 1, 2); }, ThrowsError(ErrorKind::already_exists, "part 1 of 2"));
+  const SharedMoveOutcome outcome = move(reader, 1, 2, KeptWork::resume);
+  EXPECT_TRUE(outcome.is_finished);
+  EXPECT_GT(outcome.shares.at(0).resumed_nbytes, 0U);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(SharedMoveTest, AWriterThatWorksAloneIsRefused) {
+  move(source_, 0, 2);
+  const auto alone = [&] {
+    move_checkpoint(planned(), source_, FileSystem::posix(), path(), {.format = GetParam().format},
+                    {});
+  };
+  const auto before = all_files();
+  EXPECT_THAT(alone, ThrowsError(ErrorKind::already_exists, "several workers"));
+  EXPECT_TRUE(all_files() == before);
+}
+
+}  // namespace
+}  // namespace tessera::reshard
