@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ckpt-reshard/move_options.h"
 #include "cli/terminal.h"
+#include "reshard/shared_move.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
@@ -18,7 +20,9 @@ namespace tessera::cli {
 struct Outcome {
   reshard::Plan plan;
   reshard::ExtraFilesPlan extra_files;
-  std::uint64_t kept_nbytes = 0;  // that an interrupted run had written
+  std::uint64_t kept_nbytes = 0;                       // that an interrupted run had written
+  std::optional<reshard::SharedMoveOutcome> shared{};  // if several workers write DST
+  int num_shares = 1;                                  // of these workers
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
   reshard::FileStates source_files{};  // when the source was opened

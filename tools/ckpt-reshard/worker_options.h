@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+/// The options by which several workers do one move.
+struct WorkerOptions {
+  std::string part;     // `I/N`; empty: not given
+  std::string workers;  // `auto`, or N; empty: not given
+  bool take_over = false;
+  std::vector<std::string> arguments;  // of the command line, for `finish`
+  /// The shares' folder that `finish` asks to finish, without links; empty: this run writes.
+  std::string finished_folder;
+};
+
+/// The share of a worker.
+struct WorkerShare {
+  int index = 0;
+  int num_shares = 1;
+};
+
+void add_worker_options(Command& command, WorkerOptions& options);
+
+/// Returns the share that the options and the launcher's variables give to this process; nothing if
+/// the options ask for one process. Throws: UsageError.
+std::optional<WorkerShare> worker_share(const WorkerOptions& options);
+
+/// Returns the text that `finish` runs later: the arguments and the working directory, as JSON.
+std::string command_to_text(const std::vector<std::string>& arguments);
+/// The arguments and the working directory of a worker.
+struct RecordedCommand {
+  std::vector<std::string> arguments;
+  std::string directory;
+};
+/// Undoes `command_to_text`; returns nothing for another text.
+std::optional<RecordedCommand> command_from_text(const std::string& text, const std::string& path);
+
+}  // namespace tessera::cli
