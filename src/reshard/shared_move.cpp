@@ -1,9 +1,8 @@
-#include "reshard/shared_move.h"
-
 #include <atomic>
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "formats/staging/shared_work.h"
@@ -14,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/format_writer.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
 namespace {
@@ -124,8 +124,9 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
 
 void SharedMove::list_missing(SharedMoveOutcome& outcome) const {
   const int number = work_.num_shares();
+  const std::set<int> complete = work_.complete_shares();
   for (int share = 0; share < number; ++share) {
-    if (!work_.is_complete(share)) outcome.missing.push_back({share, work_.state_in_words(share)});
+    if (!complete.contains(share)) outcome.missing.push_back({share, work_.state_in_words(share)});
   }
 }
 

@@ -163,6 +163,7 @@ class KilledWorkers(unittest.TestCase):
             return len(doomed)  # all had ended, or a worker was killed after the last step
         if found == expected != before:
             self.finish(name)  # killed between the appearance and the removal of what was beside it
+            self.assertEqual(contents(self.work / name), expected)
             return len(doomed)
         if takes_over:
             self.run_tool(name, [*parts[draw.randrange(number)], "--take-over", "--resume"])

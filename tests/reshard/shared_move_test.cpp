@@ -1,5 +1,3 @@
-#include "reshard/shared_move.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
 namespace {

@@ -9,7 +9,6 @@
 #include "cli/stop_signals.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
-#include "reshard/shared_move.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -71,7 +70,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
 }
 
 /// Writes the share of one worker, or finishes the shares of all workers.
-void move_with_others(const MoveOptions& options, const std::optional<WorkerShare>& share,
+void move_with_others(const MoveOptions& options, const std::optional<PartOfWork>& part,
                       const formats::CreateOptions& create, Outcome& outcome,
                       const CheckpointReader& reader, Terminal& terminal,
                       const std::stop_token& stop) {
@@ -85,11 +84,11 @@ void move_with_others(const MoveOptions& options, const std::optional<WorkerShar
     return;
   }
   std::optional<Progress> progress;
-  outcome.num_shares = share->num_shares;
+  outcome.num_shares = part->num_parts;
   outcome.shared = reshard::move_share(
       outcome.plan, reader, fs, options.destination, create,
-      {.share = share->index,
-       .num_shares = share->num_shares,
+      {.share = part->index,
+       .num_shares = part->num_parts,
        .other_shares = options.worker.take_over ? reshard::SharedMoveOptions::OtherShares::take_over
                                                 : reshard::SharedMoveOptions::OtherShares::leave,
        .command = command_to_text(options.worker.arguments),
@@ -208,7 +207,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
   const bool finishes = !options.worker.finished_folder.empty();
-  const auto share = finishes ? std::nullopt : worker_share(options.worker);
+  const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
     options.progress.display = ProgressDisplay::none;
   }
@@ -242,8 +241,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
   if (options.dry_run) {
     reshard::check_move(plan, reader, fs, options.destination, create);
-  } else if (share || finishes) {
-    move_with_others(options, share, create, outcome, reader, terminal, signals.token());
+  } else if (part || finishes) {
+    move_with_others(options, part, create, outcome, reader, terminal, signals.token());
   } else {
     move(options, create, outcome, reader, terminal, signals.token());
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);

@@ -8,7 +8,6 @@
 
 #include "ckpt-reshard/move_options.h"
 #include "cli/terminal.h"
-#include "reshard/shared_move.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"

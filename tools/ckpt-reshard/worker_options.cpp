@@ -28,17 +28,7 @@ std::optional<int> parse_number(std::string_view text) {
   return number;
 }
 
-WorkerShare parse_part(const std::string& text) {
-  const std::size_t slash = text.find('/');
-  if (slash != std::string::npos) {
-    const auto index = parse_number(std::string_view(text).substr(0, slash));
-    const auto number = parse_number(std::string_view(text).substr(slash + 1));
-    if (index && number && 0 <= *index && *index < *number) return {*index, *number};
-  }
-  refuse_option("--part", "I/N with I from 0 to N-1", text);
-}
-
-WorkerShare launched_share(const std::string& workers) {
+PartOfWork launched_part(const std::string& workers) {
   const bool is_auto = workers == "auto";
   const int given = is_auto ? 0 : parse_number(workers).value_or(0);
   if (!is_auto && given < 1) refuse_option("--workers", "auto, or a number of 1 or more", workers);
@@ -54,19 +44,19 @@ WorkerShare launched_share(const std::string& workers) {
                   "the number of workers, which " + launched->index_variable + " comes without",
                   "auto");
   }
-  const WorkerShare share{launched->index, is_auto ? launched->num_processes : given};
-  if (launched->num_processes != 0 && share.num_shares != launched->num_processes) {
+  const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
+  if (launched->num_processes != 0 && part.num_parts != launched->num_processes) {
     refuse_option("--workers",
                   "as many as the launcher has started: " + std::to_string(launched->num_processes),
                   workers);
   }
-  if (share.index >= share.num_shares) {
+  if (part.index >= part.num_parts) {
     refuse_option(
         "--workers",
-        "more than " + launched->index_variable + ", which is " + std::to_string(share.index),
+        "more than " + launched->index_variable + ", which is " + std::to_string(part.index),
         workers);
   }
-  return share;
+  return part;
 }
 
 }  // namespace
@@ -84,12 +74,12 @@ void add_worker_options(Command& command, WorkerOptions& options) {
             "After the own part, write those that no living worker writes");
 }
 
-std::optional<WorkerShare> worker_share(const WorkerOptions& options) {
+std::optional<PartOfWork> part_of_worker(const WorkerOptions& options) {
   if (!options.part.empty() && !options.workers.empty()) {
     refuse_option("--part", "either --part or --workers", "both");
   }
-  if (!options.part.empty()) return parse_part(options.part);
-  if (!options.workers.empty()) return launched_share(options.workers);
+  if (!options.part.empty()) return parse_part("--part", options.part, "ckpt-reshard --help");
+  if (!options.workers.empty()) return launched_part(options.workers);
   if (options.take_over) refuse_option("--take-over", "--part or --workers", "neither");
   return std::nullopt;
 }

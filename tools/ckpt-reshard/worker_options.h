@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/command_line.h"
+#include "cli/part_option.h"
 
 namespace tessera::cli {
 
@@ -18,17 +19,11 @@ struct WorkerOptions {
   std::string finished_folder;
 };
 
-/// The share of a worker.
-struct WorkerShare {
-  int index = 0;
-  int num_shares = 1;
-};
-
 void add_worker_options(Command& command, WorkerOptions& options);
 
-/// Returns the share that the options and the launcher's variables give to this process; nothing if
+/// Returns the part that the options and the launcher's variables give to this process; nothing if
 /// the options ask for one process. Throws: UsageError.
-std::optional<WorkerShare> worker_share(const WorkerOptions& options);
+std::optional<PartOfWork> part_of_worker(const WorkerOptions& options);
 
 /// Returns the text that `finish` runs later: the arguments and the working directory, as JSON.
 std::string command_to_text(const std::vector<std::string>& arguments);

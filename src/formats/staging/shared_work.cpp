@@ -28,6 +28,9 @@ constexpr std::string_view kSuffix = ".shares";  // after the staging path
 constexpr const char* kLockName = "lock";
 constexpr const char* kWorkName = "work";
 constexpr const char* kCommandName = "command";
+constexpr const char* kEndedName = "work.ended";
+constexpr std::string_view kSharePrefix = "share-";
+constexpr std::string_view kDoneSuffix = ".done";
 constexpr const char* kNumShares = "number of workers";  // in the identity
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
@@ -182,19 +185,18 @@ void SharedWork::require_same(const ResumeIdentity& identity, int num_shares) co
 }
 
 std::string SharedWork::journal_path(int share) const {
-  return path_in("share-" + std::to_string(share));
+  return path_in(std::string(kSharePrefix) + std::to_string(share));
 }
 
-bool SharedWork::is_complete(int share) const {
-  return mode_of_name(journal_path(share) + ".done").has_value();
-}
-
-bool SharedWork::are_all_complete() const {
-  const int number = num_shares();
-  for (int share = 0; share < number; ++share) {
-    if (!is_complete(share)) return false;
+std::set<int> SharedWork::complete_shares() const {
+  // Lists the folder, because a network file system may remember for a while that a name was not
+  // there.
+  std::set<int> shares;
+  for (const std::string& name : fs_.list_directory(path_)) {
+    if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
+    shares.insert(std::atoi(name.c_str() + kSharePrefix.size()));
   }
-  return true;
+  return shares;
 }
 
 std::string SharedWork::state_in_words(int share) const {
@@ -231,7 +233,7 @@ void SharedWork::refuse_held(int share) const {
 }
 
 void SharedWork::mark_complete(int share) {
-  const std::string path = journal_path(share) + ".done";
+  const std::string path = journal_path(share) + std::string(kDoneSuffix);
   if (!mode_of_name(path)) write_text(fs_, path, this_process() + "\n");
   fs_.sync_directory(path_);
 }
@@ -253,10 +255,28 @@ JournalContents SharedWork::all_blocks() const {
   return all;
 }
 
+void SharedWork::end() {
+  fs_.rename(path_in(kWorkName), path_in(kEndedName));
+  fs_.sync_directory(path_);
+}
+
+void SharedWork::undo_end() noexcept {
+  try {
+    fs_.rename(path_in(kEndedName), path_in(kWorkName));
+  } catch (...) {
+    // The work is lost, as after a kill at this point.
+  }
+}
+
 void SharedWork::remove() {
   // The file `work` goes first: without it, nobody takes the rest for shared work.
   fs_.remove_all(path_in(kWorkName));
-  fs_.remove_all(path_);
+  try {
+    fs_.remove_all(path_);
+  } catch (const Error&) {
+    // A process that waits for the lock has just made a new lock file. It finds no work, and
+    // removes what is left.
+  }
 }
 
 void SharedWork::discard() {

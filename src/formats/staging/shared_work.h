@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/file_descriptor.h"
@@ -58,9 +59,9 @@ class SharedWork {
   void require_same(const ResumeIdentity& identity, int num_shares) const;
 
   std::string journal_path(int share) const;
-  bool is_complete(int share) const;
-  /// Whether all shares are complete. Requires: is_begun().
-  bool are_all_complete() const;
+  /// Returns the numbers of the shares that are complete.
+  std::set<int> complete_shares() const;
+  bool is_complete(int share) const { return complete_shares().contains(share); }
   /// Returns why a share is not complete, in words. Requires: is_complete(share) is false.
   std::string state_in_words(int share) const;
   /// Locks a share; returns nothing if another process holds it. Throws: Error(unsupported) if the
@@ -76,6 +77,11 @@ class SharedWork {
   /// Returns the blocks of all shares, with the identity of the main journal, to be resumed.
   JournalContents all_blocks() const;
 
+  /// Ends the work, just before an exchange. From then on the staging path may hold the replaced
+  /// checkpoint, so it must no longer be taken for the work. Requires: `lock` is held.
+  void end();
+  /// Undoes `end`, because nothing was exchanged.
+  void undo_end() noexcept;
   /// Removes the folder. Requires: `lock` is held.
   void remove();
   /// Removes the folder and what is at the staging path, unless a process is writing a share. Does

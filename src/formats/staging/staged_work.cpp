@@ -281,10 +281,12 @@ void StagedWork::publish_in_exchange() {
       read_file(fs_, staged_->journal_path(), std::numeric_limits<std::uint64_t>::max());
   const auto staged_inode = inode_of_name(staging_path());
   try {
+    if (shared_) shared_->end();
     staged_->reset_journal_for_exchange();
     staged_->publish();
   } catch (...) {
     const bool is_staged = staged_inode && inode_of_name(staging_path()) == staged_inode;
+    if (shared_ && is_staged) shared_->undo_end();
     if (!is_staged || !put_back_journal(text)) journal_.reset();
     throw;
   }
