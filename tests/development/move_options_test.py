@@ -17,7 +17,6 @@ BIN = os.environ.get("TESSERA_BIN")
 NOT_IN_PYTHON = {
     "quiet", "json",  # a function prints nothing, and returns its summary
     "workers",  # a function takes the numbers, and asks no launcher
-    "part", "take-over",
 }
 NOT_IN_JOURNAL = {
     "to", "compress", "max-shard-size",  # part of the journal's destination, not of its plan
@@ -25,7 +24,7 @@ NOT_IN_JOURNAL = {
     "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
     "part", "workers", "take-over",  # the number of workers has an entry of its own
 }
-ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size"}  # beside world_size itself
+ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size", "parts": "part"}  # beside world_size and part themselves
 # Options of merge and split, which have sections of their own on the page.
 JOURNAL_OF_OTHER_VERBS = {"prefix", "sources", "prefer"}
 EXTENSION_OF_OTHER_VERBS = {"prefix", "keep-prefix", "prefer"}
