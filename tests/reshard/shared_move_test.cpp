@@ -10,6 +10,7 @@
 
 #include "formats/native_checkpoint.h"
 #include "support/error_matchers.h"
+#include "support/fault_file_system.h"
 #include "support/files.h"
 #include "support/memory_checkpoint.h"
 #include "support/temporary_directory.h"
@@ -24,6 +25,7 @@ namespace {
 using formats::CheckpointReader;
 using formats::Format;
 using formats::KeptWork;
+using test::FaultFileSystem;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
 
@@ -174,6 +176,85 @@ TEST_P(SharedMoveTest, AnInterruptedShareIsResumed) {
   EXPECT_TRUE(outcome.is_finished);
   EXPECT_GT(outcome.shares.at(0).resumed_nbytes, 0U);
   EXPECT_TRUE(all_files() == expected);
+}
+
+MemoryCheckpoint small_source(float first) {
+  MemoryCheckpoint source("small", 2);
+  source.add({"v", DType::float32, {4}}, test::bytes_of<float>({first, 2, 3, 4}),
+             {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  source.add({"w", DType::float32, {2}}, test::bytes_of<float>({first, 6}),
+             {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
+  source.add_value("epoch", Value(7));
+  return source;
+}
+
+/// Two workers replace a checkpoint; one of them dies.
+class DyingWorkerTest : public SharedMoveTest {
+ protected:
+  DyingWorkerTest() { source_ = small_source(1); }
+
+  void write_old() {
+    const MemoryCheckpoint old = small_source(100);
+    move_checkpoint(planned(), old, quick_, path(), create_options(), {});
+  }
+  SharedMoveOutcome replace(FileSystem& fs, int share, KeptWork kept_work) {
+    formats::CreateOptions create = create_options(kept_work);
+    create.overwrite = OverwritePolicy::replace;
+    return move_share(planned(), source_, fs, path(), create, {.share = share, .num_shares = 2},
+                      {.num_threads = 1});
+  }
+  /// Returns the files of the destination.
+  std::map<std::string, std::string> destination_files() const {
+    auto files = all_files();
+    std::erase_if(
+        files, [](const auto& file) { return file.first.find(".partial") != std::string::npos; });
+    return files;
+  }
+  void remove_everything() const {
+    for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(entry.path());
+    }
+  }
+
+  FaultFileSystem quick_{FileSystem::posix(), tmp_.path()};  // fails nothing, and does not sync
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, DyingWorkerTest,
+                         ::testing::Values(Destination{"native", "c", Format::native, 2},
+                                           Destination{"dcp", "c", Format::dcp, 2},
+                                           Destination{"torch_zip", "c.pt", Format::torch_zip}),
+                         [](const auto& each) { return each.param.name; });
+
+// The last worker also finishes, so this dies in the midst of that, too.
+TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies) {
+  const auto expected = by_one_process(source_);
+  write_old();
+  const auto old = destination_files();
+  bool has_died = true;
+  for (std::int64_t operation = 0; has_died; ++operation) {
+    SCOPED_TRACE(operation);
+    remove_everything();
+    write_old();
+    replace(quick_, 0, KeptWork::refuse);
+    FaultFileSystem fs(FileSystem::posix(), tmp_.path());
+    fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
+    try {
+      replace(fs, 1, KeptWork::refuse);
+    } catch (const Error&) {
+      EXPECT_TRUE(fs.has_failed());
+    }
+    has_died = fs.has_failed();
+    ASSERT_TRUE(destination_files() == old || destination_files() == expected);
+    // A death just before the exchange loses the work of both, as it does for a single writer.
+    for (int share = 0; share < 2 && destination_files() == old; ++share) {
+      replace(quick_, share, KeptWork::resume);
+    }
+    const SharedMoveOutcome outcome =
+        finish_shares(planned(), source_, quick_, path(), create_options());
+    EXPECT_TRUE(outcome.is_finished);
+    ASSERT_TRUE(destination_files() == expected);
+    EXPECT_FALSE(FileSystem::posix().kind_of(path() + ".partial.shares").has_value());
+  }
 }
 
 TEST_P(SharedMoveTest, AWriterThatWorksAloneIsRefused) {

@@ -138,6 +138,11 @@ std::string SharedWork::command() const {
 
 FileDescriptor SharedWork::lock() {
   const std::string path = path_in(kLockName);
+  if (const std::string parent = directory_of(destination_);
+      fs_.kind_of(parent) != FileKind::directory) {
+    throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
+                          "an existing folder to write into", "none at " + printable(parent));
+  }
   for (;;) {
     try {
       fs_.make_directory(path_);
