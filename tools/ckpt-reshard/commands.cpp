@@ -27,8 +27,11 @@ ExitCode run_command_line(const std::vector<std::string>& arguments,
   add_reshard_command(line, reshard, terminal);
   add_merge_command(line, merge, terminal);
   add_split_command(line, split, terminal);
-  add_finish_command(line, finish, terminal);
-  add_rebuild_index_command(line, rebuild_index, terminal);
+  // A recorded command may only be a move.
+  if (finished_folder.empty()) {
+    add_finish_command(line, finish, terminal);
+    add_rebuild_index_command(line, rebuild_index, terminal);
+  }
   line.add_section("Formats", format_rows());
   std::vector<const char*> argv{"ckpt-reshard"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
