@@ -13,6 +13,7 @@
 #include "formats/gatherer.h"
 #include "formats/name_pattern.h"
 #include "reshard/cast_losses.h"
+#include "reshard/execute_blocks.h"
 #include "reshard/piece_index.h"
 #include "reshard/resume_identity.h"
 #include "reshard/row_wise_merge.h"
@@ -77,7 +78,10 @@ class Execution {
     }
   }
 
-  void run() {
+  void run() { run({{0, num_blocks_}}); }
+
+  /// Moves the blocks in ascending ranges.
+  void run(const std::vector<BlockRange>& ranges) {
     const int wanted = options_.num_threads > 0 ? options_.num_threads : default_num_threads();
     const std::uint64_t affordable = options_.memory_nbytes / thread_nbytes_;
     if (affordable == 0) {
@@ -88,9 +92,17 @@ class Execution {
     const int num_threads =
         static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
     try {
-      parallel_for(num_blocks_, num_threads, options_.stop, [&](std::int64_t block) {
+      std::int64_t num_tasks = 0;
+      std::vector<std::int64_t> first_tasks;  // of the ranges
+      for (const BlockRange& range : ranges) {
+        first_tasks.push_back(num_tasks);
+        num_tasks += range.num_blocks();
+      }
+      parallel_for(num_tasks, num_threads, options_.stop, [&](std::int64_t task) {
+        const auto range = static_cast<std::size_t>(std::ranges::upper_bound(first_tasks, task) -
+                                                    first_tasks.begin() - 1);
         try {
-          move_block(block);
+          move_block(ranges[range].begin + task - first_tasks[range]);
         } catch (...) {
           writer_.abandon();  // other threads may wait inside the writer for this block
           throw;
@@ -261,9 +273,17 @@ void execute(const Plan& plan, const TensorSource& source, CheckpointWriter& wri
   }
 }
 
-namespace {
+void execute_blocks(const Plan& plan, const TensorSource& source, CheckpointWriter& writer,
+                    const ExecuteOptions& options, const std::vector<BlockRange>& blocks) {
+  TESSERA_CHECK(plan.problems.empty());
+  try {
+    Execution(plan, source, writer, options).run(blocks);
+  } catch (...) {
+    writer.abandon();
+    throw;
+  }
+}
 
-/// Reads the values that a plan moves, and completes the journal's identity in `create`.
 std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader,
                                 formats::CreateOptions& create) {
   std::vector<Value> values;
@@ -273,6 +293,8 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
   }
   return values;
 }
+
+namespace {
 
 /// Calls `write`. If it refuses a value of the plan, the error says how to leave the value out.
 template <class Write>
@@ -327,10 +349,6 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
   });
 }
 
-namespace {
-
-/// Throws if a file of the source has changed during the move: then some blocks come from the old
-/// file, and others from the new one.
 void require_unchanged(const FileStates& before, const FileStates& after) {
   for (const auto& [path, state] : before) {
     const auto now = after.find(path);
@@ -341,8 +359,6 @@ void require_unchanged(const FileStates& before, const FileStates& after) {
                           "did another program write it? move a checkpoint that is complete");
   }
 }
-
-}  // namespace
 
 void finish_move(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
                  const ExecuteOptions& options) {

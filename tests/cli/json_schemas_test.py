@@ -192,6 +192,16 @@ class JsonSchemasTest(unittest.TestCase):
         self.assertIn("elements", [each["kind"] for each in document["differences"]])
         self.check("ckpt-inspect show", "ckpt-inspect", "show", "--json", destination, "*")
 
+    def test_workers(self):
+        words = ("ckpt-reshard", "--json", OPTIONS.fixtures / "dcp/valid/fsdp2_adamw",
+                 pathlib.Path(self.folder.name) / "by_two_workers", "--part")
+        document = self.check("ckpt-reshard", *words, "1/2")
+        self.assertFalse(document["written"])
+        self.assertEqual(document["workers"]["missing"], [{"part": 0, "state": "was never begun"}])
+        document = self.check("ckpt-reshard", *words, "0/2")
+        self.assertTrue(document["written"])
+        self.assertEqual([each["part"] for each in document["workers"]["written"]], [0])
+
     def test_extra_files(self):
         folder = pathlib.Path(self.folder.name)
         source = folder / "with_extra_files"

@@ -14,13 +14,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = os.environ.get("TESSERA_BIN")
 
 # Options that a place lacks on purpose.
-NOT_IN_PYTHON = {"quiet", "json"}  # a function prints nothing, and returns its summary
+NOT_IN_PYTHON = {
+    "quiet", "json",  # a function prints nothing, and returns its summary
+    "workers",  # a function takes the numbers, and asks no launcher
+}
 NOT_IN_JOURNAL = {
     "to", "compress", "max-shard-size",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
+    "part", "workers", "take-over",  # the number of workers has an entry of its own
 }
-ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size"}  # beside world_size itself
+ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size", "parts": "part"}  # beside world_size and part themselves
 # Options of merge and split, which have sections of their own on the page.
 JOURNAL_OF_OTHER_VERBS = {"prefix", "sources", "prefer"}
 EXTENSION_OF_OTHER_VERBS = {"prefix", "keep-prefix", "prefer"}
@@ -45,6 +49,7 @@ def command_line() -> set[str]:
     body = function("tools/ckpt-reshard/move_options.cpp", "void add_move_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_run_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_flat_layout_option(")
+    body += function("tools/ckpt-reshard/worker_options.cpp", "void add_worker_options(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     body += function("tools/cli/recipe_option.cpp", "void add_recipe_options(")
     return set(re.findall(r'(?:option|choice|flag)\(\s*"--([\w-]+)"', body))

@@ -569,6 +569,31 @@ def test_a_move_writes_what_the_tool_writes(keywords, options, tmp_path):
     moved_alike(tmp_path, lambda folder: tessera.reshard(ADAMW, folder / "moved", **keywords), ADAMW, "moved", *options)
 
 
+def test_workers_share_a_move(tmp_path):
+    def by_three(folder):
+        first, last = (tessera.reshard(ADAMW, folder / "moved", to="dcp", ranks=2, part=part, parts=3) for part in (2, 0))
+        assert (first.written, first.missing_parts, last.missing_parts) == (False, [0, 1], [1])
+        with pytest.raises(tessera.Error, match="number of workers: expected 3, found 4"):
+            tessera.reshard(ADAMW, folder / "moved", to="dcp", ranks=2, part=1, parts=4)
+        with pytest.raises(tessera.Error, match="several workers write this checkpoint"):
+            tessera.reshard(ADAMW, folder / "moved", to="dcp", ranks=2)
+        return tessera.reshard(ADAMW, folder / "moved", to="dcp", ranks=2, part=2, parts=3, take_over=True, resume=True)
+
+    moved_alike(tmp_path, by_three, ADAMW, "moved", "--to", "dcp", "--world-size", 2)
+    for keywords, said in (({"part": 0}, "both part and parts"), ({"part": 2, "parts": 2}, "from 0 to 1"),
+                           ({"take_over": True}, "part and parts")):
+        with pytest.raises(ValueError, match=said):
+            tessera.reshard(ADAMW, tmp_path / "refused", **keywords)
+
+
+def test_the_tool_and_the_package_share_a_move(tmp_path):
+    def by_both(folder):
+        succeed("ckpt-reshard", ADAMW, "moved", "--part", "0/2", cwd=folder)
+        return tessera.reshard(ADAMW, folder / "moved", part=1, parts=2)
+
+    moved_alike(tmp_path, by_both, ADAMW, "moved")
+
+
 def test_numbers_of_an_optimizer_get_names_as_with_the_tool(tmp_path):
     source = FIXTURES / "torch_zip" / "valid" / "training_state.pt"
     names = tmp_path / "names.json"

@@ -4,8 +4,10 @@
 
 #include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
+#include "cli/part_option.h"
 #include "cli/table.h"
 #include "inspect/manifest.h"
+#include "inspect/manifest_parts.h"
 #include "tessera/base/size_text.h"
 
 namespace tessera::cli {
@@ -28,14 +30,16 @@ std::string_view kind_name(ManifestDifference::Kind kind) {
   return "";
 }
 
-// Returns the entries of the expected manifest that the patterns select.
-Manifest read_expected(const HashOptions& options) {
-  const std::string& path = options.manifest_path;
+Manifest read_manifest(const std::string& path) {
   const auto check_begin = [&](std::string_view begin) {
     inspect::check_manifest_begin(begin, path);
   };
-  Manifest expected =
-      inspect::parse_manifest(read_text(path, kMaxManifestNbytes, check_begin), path);
+  return inspect::parse_manifest(read_text(path, kMaxManifestNbytes, check_begin), path);
+}
+
+// Returns the entries of the expected manifest that the patterns select.
+Manifest read_expected(const HashOptions& options) {
+  Manifest expected = read_manifest(options.manifest_path);
   const NameSelection names(options.source.patterns);
   std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
   if (!names.selects_everything()) expected.files.clear();
@@ -92,6 +96,45 @@ void print_differences(const std::vector<ManifestDifference>& differences,
   terminal.print(verdict + ": " + counted(num_checked, "name") + " checked\n");
 }
 
+void check_options(const HashOptions& options) {
+  if (options.part.empty()) return;
+  const bool checks = !options.manifest_path.empty();
+  if (!checks && options.joined_paths.empty()) return;
+  throw UsageError(std::string("--part: expected no ") + (checks ? "--check" : "--join") +
+                       " with it, found both",
+                   "ckpt-inspect hash --help");
+}
+
+// Computes the digests of the selected names, or of one part of them. Part 0 has the extra files.
+Manifest compute(const HashOptions& options, const formats::CheckpointReader& reader,
+                 inspect::Selection selection, Terminal& terminal) {
+  PartOfWork part;
+  if (!options.part.empty()) {
+    part = parse_part("--part", options.part, "ckpt-inspect hash --help");
+    selection =
+        inspect::part_of_selection(reader.contents(), selection, part.index, part.num_parts);
+  }
+  Manifest manifest;
+  {
+    Work work(terminal, "hash", inspect::manifest_nbytes(reader.contents(), selection),
+              options.work);
+    manifest = inspect::compute_manifest(reader, selection, work.scan_options());
+  }
+  if (options.source.patterns.empty() && part.index == 0) {
+    manifest.files = inspect::digest_files(FileSystem::posix(), options.source.path,
+                                           find_extra_files(reader, options.source).names());
+  }
+  return manifest;
+}
+
+// Joins the outputs of all parts.
+Manifest join(const HashOptions& options, const formats::CheckpointReader& reader,
+              const inspect::Selection& selection) {
+  std::vector<inspect::PartOfManifest> parts;
+  for (const std::string& path : options.joined_paths) parts.push_back({path, read_manifest(path)});
+  return inspect::join_manifests(parts, reader.contents(), selection);
+}
+
 }  // namespace
 
 void add_hash_command(CommandLine& line, HashOptions& options, Terminal& terminal) {
@@ -107,17 +150,25 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
       .option("--check", "MANIFEST", options.manifest_path,
               "Compare with MANIFEST, the output of an earlier run (lines or JSON), and print the "
               "differences. - reads standard input")
+      .option("--part", "I/N", options.part,
+              "Print only part I (from 0) of N; other processes print the others")
+      .option("--join", "MANIFEST", options.joined_paths,
+              "Join the outputs of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
   add_recipe_options(command, options.source.recipe);
   add_work_options(command, options.work);
   command.example("hash step-1000 > step-1000.hash", "Save the digests")
+      .example("hash step-1000 --part 0/2 > part-0", "One of two processes that share the work")
+      .example("hash step-1000 --join part-0 --join part-1 > step-1000.hash",
+               "What one process prints")
       .example("hash step-1000.safetensors --check step-1000.hash model",
                "Check that an export has the same model");
 }
 
 ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
+  check_options(options);
   const bool checks = !options.manifest_path.empty();
   if (options.manifest_path == kStandardInput && options.source.path == kStandardInput) {
     throw UsageError("--check: expected - for the manifest or for the checkpoint, found - for both",
@@ -126,16 +177,9 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   const Manifest expected = checks ? read_expected(options) : Manifest{};
   const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
-  Manifest manifest;
-  {
-    Work work(terminal, "hash", inspect::manifest_nbytes(reader->contents(), selection),
-              options.work);
-    manifest = inspect::compute_manifest(*reader, selection, work.scan_options());
-  }
-  if (options.source.patterns.empty()) {
-    manifest.files = inspect::digest_files(FileSystem::posix(), options.source.path,
-                                           find_extra_files(*reader, options.source).names());
-  }
+  const Manifest manifest = options.joined_paths.empty()
+                                ? compute(options, *reader, selection, terminal)
+                                : join(options, *reader, selection);
   if (!checks) {
     if (options.json) {
       print_json(*reader, manifest, terminal);

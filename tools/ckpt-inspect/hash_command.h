@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
 
@@ -8,7 +11,9 @@ namespace tessera::cli {
 struct HashOptions {
   SourceOptions source;
   WorkOptions work;
-  std::string manifest_path;  // to check against; empty: print
+  std::string manifest_path;              // to check against; empty: print
+  std::string part;                       // `I/N`: of the names; empty: all
+  std::vector<std::string> joined_paths;  // of the manifests of all parts; empty: compute
   bool json = false;
 };
 

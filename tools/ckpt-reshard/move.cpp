@@ -1,10 +1,13 @@
 #include "ckpt-reshard/move.h"
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "ckpt-reshard/move_summary.h"
+#include "ckpt-reshard/worker_options.h"
 #include "cli/stop_signals.h"
+#include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
@@ -18,6 +21,29 @@ namespace {
 using formats::CheckpointReader;
 using reshard::Plan;
 using reshard::PlanOptions;
+
+/// Refuses to finish other work than the user has named: the recorded command has paths of its own.
+void require_folder(const formats::SharedWork& work, const std::string& folder) {
+  const FileSystem& fs = FileSystem::posix();
+  const std::string found = fs.kind_of(work.path()) ? fs.resolve_links(work.path()) : work.path();
+  if (found == folder) return;
+  throw Error::expected(ErrorKind::mismatch, {.path = folder}, "destination of the workers",
+                        "the one that they were started with", printable(found),
+                        "was it moved? run any of the workers again with --resume");
+}
+
+[[noreturn]] void refuse_missing(const std::string& destination, const Outcome& outcome) {
+  std::string list;
+  for (const auto& share : outcome.shared->missing) {
+    list += (list.empty() ? "" : "\n") + std::string("part ") + std::to_string(share.index) + " " +
+            share.state;
+  }
+  throw Error::listing(
+      ErrorKind::mismatch, {.path = destination},
+      "parts: expected " + std::to_string(outcome.num_shares) + " that are complete, found " +
+          std::to_string(outcome.num_shares - static_cast<int>(outcome.shared->missing.size())),
+      list);
+}
 
 /// Moves all bytes and commits. Adds to the outcome what it found.
 void move(const MoveOptions& options, const formats::CreateOptions& create, Outcome& outcome,
@@ -41,6 +67,45 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
        .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
        .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+}
+
+/// Writes the share of one worker, or finishes the shares of all workers.
+void move_with_others(const MoveOptions& options, const std::optional<PartOfWork>& part,
+                      const formats::CreateOptions& create, Outcome& outcome,
+                      const CheckpointReader& reader, Terminal& terminal,
+                      const std::stop_token& stop) {
+  FileSystem& fs = FileSystem::posix();
+  const formats::SharedWork work(fs, options.destination);
+  if (!options.worker.finished_folder.empty()) {
+    require_folder(work, options.worker.finished_folder);
+    outcome.num_shares = work.num_shares();
+    outcome.shared = reshard::finish_shares(outcome.plan, reader, fs, options.destination, create);
+    if (!outcome.shared->is_finished) refuse_missing(options.destination, outcome);
+    return;
+  }
+  std::optional<Progress> progress;
+  outcome.num_shares = part->num_parts;
+  outcome.shared = reshard::move_share(
+      outcome.plan, reader, fs, options.destination, create,
+      {.share = part->index,
+       .num_shares = part->num_parts,
+       .other_shares = options.worker.take_over ? reshard::SharedMoveOptions::OtherShares::take_over
+                                                : reshard::SharedMoveOptions::OtherShares::leave,
+       .command = command_to_text(options.worker.arguments),
+       .begins =
+           [&](int, std::uint64_t nbytes) {
+             progress.reset();
+             progress.emplace(terminal, options.progress, options.progress.verb, nbytes);
+           }},
+      {.memory_nbytes = options.memory_nbytes,
+       .num_threads = num_threads(options),
+       .stop = stop,
+       .progress = [&](std::uint64_t nbytes) { progress->add(nbytes); },
+       .resumed = [&](std::uint64_t nbytes) { progress->add_kept(nbytes); },
+       .source_files = outcome.source_files,
+       .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
+       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+  for (const auto& written : outcome.shared->shares) outcome.kept_nbytes += written.resumed_nbytes;
 }
 
 /// Refuses `-`, by which the user means standard input, as with ckpt-inspect. A file with that name
@@ -141,6 +206,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
+  const bool finishes = !options.worker.finished_folder.empty();
+  const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
     options.progress.display = ProgressDisplay::none;
   }
@@ -175,6 +242,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
   if (options.dry_run) {
     reshard::check_move(plan, reader, fs, options.destination, create);
+  } else if (part || finishes) {
+    move_with_others(options, part, create, outcome, reader, terminal, signals.token());
   } else {
     move(options, create, outcome, reader, terminal, signals.token());
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);

@@ -65,6 +65,7 @@ void add_run_options(Command& command, MoveOptions& options) {
       .flag("--quiet", options.quiet, "Print only errors and warnings")
       .flag("--json", options.json, "Print the summary as JSON");
   add_progress_option(command, options.progress);
+  add_worker_options(command, options.worker);
 }
 
 }  // namespace

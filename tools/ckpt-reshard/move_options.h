@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt-reshard/worker_options.h"
 #include "cli/command_line.h"
 #include "cli/progress.h"
 #include "cli/recipe_option.h"
@@ -59,6 +60,7 @@ struct MoveOptions {
   bool overwrite = false;
   bool resume = false;   // the work of an interrupted run
   bool discard = false;  // the work of an interrupted run
+  WorkerOptions worker;
   bool quiet = false;
   bool json = false;
   ProgressOptions progress{};

@@ -26,6 +26,7 @@ using reshard::Plan;
 constexpr int kJsonSchema = 1;
 constexpr std::size_t kMaxFindingsShown = 100;
 constexpr std::size_t kMaxUnderflowsShown = 10;  // they are common, and harmless to most models
+constexpr std::size_t kMaxSharesShown = 20;
 
 std::string contents_line(const MoveOptions& options, const Plan& plan) {
   const formats::CheckpointContents& contents = plan.destination;
@@ -319,6 +320,56 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   print_underflows(plan, outcome.underflows, terminal);
 }
 
+/// Prints what a worker has written, and which parts are missing.
+void print_shares(const MoveOptions& options, const Outcome& outcome, Terminal& terminal) {
+  const std::string number = std::to_string(outcome.num_shares);
+  const auto say = [&](const std::string& what) {
+    terminal.print(options.destination + ": " + what + "\n");
+  };
+  for (const auto& share : outcome.shared->shares) {
+    const std::string name = "part " + std::to_string(share.index) + " of " + number;
+    if (share.was_complete) {
+      say(name + " was complete already");
+    } else {
+      say(name + ": " + exact_size(share.nbytes) +
+          (share.resumed_nbytes > 0
+               ? ", " + exact_size(share.resumed_nbytes) + " of them from an interrupted worker"
+               : ""));
+    }
+  }
+  const auto& missing = outcome.shared->missing;
+  std::string list;
+  for (const auto& share : std::span(missing).first(std::min(missing.size(), kMaxSharesShown))) {
+    list += (list.empty() ? "" : ", ") + std::to_string(share.index);
+  }
+  if (missing.size() > kMaxSharesShown) list += ", …";
+  if (!missing.empty()) {
+    say(std::to_string(missing.size()) + " of " + number + " parts are not complete yet: " + list);
+  }
+  print_overflows(outcome.plan, outcome.overflows, terminal);
+  print_underflows(outcome.plan, outcome.underflows, terminal);
+}
+
+void write_shares(JsonOutput& json, const Outcome& outcome) {
+  json.key("workers").begin_object();
+  json.member("parts", outcome.num_shares);
+  json.key("written").begin_array();
+  for (const auto& share : outcome.shared->shares) {
+    json.begin_object();
+    json.member("part", share.index).member("nbytes", share.nbytes);
+    json.member("kept_nbytes", share.resumed_nbytes);
+    json.member("was_complete", share.was_complete).end_object();
+  }
+  json.end_array();
+  json.key("missing").begin_array();
+  for (const auto& share : outcome.shared->missing) {
+    json.begin_object();
+    json.member("part", share.index).member("state", share.state).end_object();
+  }
+  json.end_array();
+  json.end_object();
+}
+
 }  // namespace
 
 void print_json(const MoveOptions& options, const Outcome& outcome, const CheckpointReader& reader,
@@ -334,7 +385,9 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   json.member("nbytes", plan.nbytes_to_write);
   json.member("kept_nbytes", outcome.kept_nbytes);
   json.member("plan", plan_digest(plan, reader.contents()));
-  json.member("written", !options.dry_run && plan.problems.empty());
+  json.member("written", !options.dry_run && plan.problems.empty() &&
+                             (!outcome.shared || outcome.shared->is_finished));
+  if (outcome.shared) write_shares(json, outcome);
   json.key("ranks").begin_array();
   int rank = 0;
   for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
@@ -394,8 +447,15 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
                    Terminal& terminal) {
   if (options.json) return print_json(options, outcome, reader, terminal);
   if (options.quiet) return;
+  if (outcome.shared) {
+    print_shares(options, outcome, terminal);
+    if (!outcome.shared->is_finished) return;
+  }
   if (options.dry_run) {
     print_plan(options, outcome.plan, terminal);
+  } else if (outcome.shared) {
+    terminal.print(options.destination + ": " + contents_line(options, outcome.plan) + ", by " +
+                   counted(static_cast<std::uint64_t>(outcome.num_shares), "worker") + "\n");
   } else {
     print_summary(options, outcome, start, terminal);
   }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,9 @@ namespace tessera::cli {
 struct Outcome {
   reshard::Plan plan;
   reshard::ExtraFilesPlan extra_files;
-  std::uint64_t kept_nbytes = 0;  // that an interrupted run had written
+  std::uint64_t kept_nbytes = 0;                       // that an interrupted run had written
+  std::optional<reshard::SharedMoveOutcome> shared{};  // if several workers write DST
+  int num_shares = 1;                                  // of these workers
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
   reshard::FileStates source_files{};  // when the source was opened

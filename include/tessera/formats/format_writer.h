@@ -39,6 +39,46 @@ class PartsWriter {
                             const std::vector<Value>& values) const = 0;
 };
 
+/// What one of several processes does for a checkpoint that they write together. See
+/// [Note: Shared work].
+struct ShareOptions {
+  /// What the process does now.
+  enum class Step {
+    write,   // writes one share
+    finish,  // makes the checkpoint appear, once all shares are complete
+  };
+
+  Step step = Step::write;  // of the work
+  int index = 0;            // of the share, from 0; for `write`
+  int num_shares = 1;       // that the work is divided into
+  std::string command{};    // the caller's text for whoever finishes the work; stored, not compared
+  /// Whether a share may begin the work, if no other process has done so.
+  enum class Beginning { allowed, refused } beginning = Beginning::allowed;
+};
+
+/// Writes one share of a checkpoint, or finishes a checkpoint whose shares are complete. In
+/// `write`, call `write_block` for the blocks of the share, and then `commit_share`. In `finish`,
+/// call `adopt_block` for all blocks, and then `commit`.
+class ShareWriter : public CheckpointWriter {
+ public:
+  /// What one share can consist of.
+  enum class Unit {
+    block,  // any blocks
+    file,   // all blocks of a file
+  };
+
+  /// Returns what a share of this writer can consist of.
+  virtual Unit unit() const = 0;
+  /// Returns the number of the file with the bytes of `piece`. In `write_order`, the pieces of one
+  /// file follow each other.
+  virtual std::size_t file_of(PieceId piece) const = 0;
+  /// Takes a block that another process has written and synced, without reading it. Throws:
+  /// Error(corruption) if no share records the block.
+  virtual void adopt_block(PieceId piece, std::int64_t begin) = 0;
+  /// Syncs the blocks that were written, and records durably that the share is complete.
+  virtual void commit_share() = 0;
+};
+
 /// Starts checkpoints of one format. Implementations are stateless and thread-safe.
 class FormatWriter {
  public:
@@ -65,6 +105,18 @@ class FormatWriter {
   /// Returns how several processes write one checkpoint together; null if the format does not allow
   /// several writers.
   virtual const PartsWriter* parts() const { return nullptr; }
+
+  /// As `start`, for one of several processes that start at any time and send each other no
+  /// messages. Returns null if the format does not allow this. Requires: `options.journal`.
+  /// Throws: what `start` throws; what StagedWork throws about shares.
+  virtual std::unique_ptr<ShareWriter> start_share(FileSystem& /*fs*/,
+                                                   const std::string& /*destination*/,
+                                                   CheckpointContents /*contents*/,
+                                                   std::vector<Value> /*values*/,
+                                                   const CreateOptions& /*options*/,
+                                                   const ShareOptions& /*share*/) const {
+    return nullptr;
+  }
 };
 
 /// Adds the writer of a format whose driver says that it can be written. Same rules as

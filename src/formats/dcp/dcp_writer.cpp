@@ -186,7 +186,7 @@ void write_metadata(WritableFile& out, const FileLayout& layout) {
 /// Writes the files of the selected ranks into a directory. A derived class defines `commit`. The
 /// place of every item is known from the start. An item's headers contain its CRC, so they are
 /// written together with the item's last block. As thread-safe as CheckpointWriter.
-class RankFilesWriter : public CheckpointWriter {
+class RankFilesWriter : public ShareWriter {
  public:
   /// File names end in `suffix`. `journal` may be null.
   RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
@@ -199,6 +199,11 @@ class RankFilesWriter : public CheckpointWriter {
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override;
   void abandon() noexcept override {}  // no thread waits in this writer
+
+  Unit unit() const override { return Unit::block; }
+  std::size_t file_of(PieceId piece) const override { return storage_of(piece).file; }
+  void adopt_block(PieceId piece, std::int64_t begin) override;
+  void commit_share() override;
 
  protected:
   FileSystem& file_system() { return fs_; }
@@ -228,7 +233,7 @@ class RankFilesWriter : public CheckpointWriter {
     bool is_finished = false;
   };
 
-  RankFile& file_of(PieceId piece) { return *files_[storage_of(piece).file]; }
+  RankFile& rank_file_of(PieceId piece) { return *files_[storage_of(piece).file]; }
   const StorageInfo& storage_of(PieceId piece) const {
     return layout_.storage.pieces[piece.tensor_index][piece.piece_index];
   }
@@ -279,11 +284,11 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
     for (std::size_t p = 0; p < num_pieces; ++p) {
       const std::int64_t numel = box_of({t, p}).numel();
       if (numel == 0) {
-        file_of({t, p}).empty_tensors.push_back(t);
+        rank_file_of({t, p}).empty_tensors.push_back(t);
         continue;
       }
       progress[p].blocks_left = ceil_div(numel, RankFilesWriter::block_numel({t, p}));
-      ++file_of({t, p}).pieces_left;
+      ++rank_file_of({t, p}).pieces_left;
     }
   }
 }
@@ -351,7 +356,7 @@ ByteRange RankFilesWriter::range_of(PieceId piece, std::int64_t begin, std::uint
 void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
                                   std::span<const std::byte> bytes) {
   const ByteRange range = range_of(piece, begin, bytes.size());
-  RankFile& file = file_of(piece);
+  RankFile& file = rank_file_of(piece);
   const std::uint32_t block_crc = crc32(0, bytes);
   WritableFile* out = nullptr;
   {
@@ -366,7 +371,7 @@ void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
 }
 
 bool RankFilesWriter::resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) {
-  RankFile& file = file_of(piece);
+  RankFile& file = rank_file_of(piece);
   const auto checksum = read_plain_block(journal_, {piece, begin}, path_of(file),
                                          range_of(piece, begin, room.size()), room);
   if (!checksum) return false;
@@ -380,13 +385,36 @@ bool RankFilesWriter::resume_block(PieceId piece, std::int64_t begin, std::span<
   return true;
 }
 
+void RankFilesWriter::adopt_block(PieceId piece, std::int64_t begin) {
+  RankFile& file = rank_file_of(piece);
+  const std::int64_t numel =
+      std::min(RankFilesWriter::block_numel(piece), box_of(piece).numel() - begin);
+  const ByteRange range = range_of(
+      piece, begin, static_cast<std::uint64_t>(numel) * itemsize(tensor_of(piece).meta.dtype));
+  const FinishedBlock block = recorded_plain_block(journal_, {piece, begin}, path_of(file), range);
+  {
+    const std::lock_guard lock(file.mutex);
+    open(file);
+  }
+  count_off(piece, begin, static_cast<std::uint32_t>(block.checksum));
+}
+
+void RankFilesWriter::commit_share() {
+  for (const auto& file : files_) {
+    if (!file->file) continue;
+    file->file->sync();
+    file->file->close();
+    file->file.reset();
+  }
+}
+
 /// Counts a block that has been written. The last block of a piece completes its item; the last
 /// item completes the file.
 void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t block_crc) {
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const std::int64_t numel = box_of(piece).numel();
   const std::int64_t block = block_numel(piece);
-  RankFile& file = file_of(piece);
+  RankFile& file = rank_file_of(piece);
   Progress& progress = progress_[piece.tensor_index][piece.piece_index];
   {
     const std::lock_guard lock(file.mutex);
@@ -517,9 +545,9 @@ std::set<std::string> file_names(const FileLayout& layout) {
   return names;
 }
 
-std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destination,
-                                            CheckpointContents contents, std::vector<Value> values,
-                                            const WorkOptions& work) {
+std::unique_ptr<ShareWriter> start_dcp(FileSystem& fs, std::string destination,
+                                       CheckpointContents contents, std::vector<Value> values,
+                                       const WorkOptions& work) {
   FileLayout layout = lay_out(destination, std::move(contents), values);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
@@ -562,6 +590,13 @@ class DcpFormatWriter final : public FormatWriter {
                                           const CreateOptions& options) const override {
     return start_dcp(fs, destination, std::move(contents), std::move(values),
                      work_options(options));
+  }
+  std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
+                                           CheckpointContents contents, std::vector<Value> values,
+                                           const CreateOptions& options,
+                                           const ShareOptions& share) const override {
+    return start_dcp(fs, destination, std::move(contents), std::move(values),
+                     work_options(options, share));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,

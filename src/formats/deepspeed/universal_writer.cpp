@@ -35,7 +35,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 /// Writes the storages of many small archives. A file is open from its first block to its last one,
 /// which finishes it: the thread that writes the last block also writes what is around the
 /// storages.
-class UniversalWriter final : public CheckpointWriter {
+class UniversalWriter final : public ShareWriter {
  public:
   UniversalWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
                   const std::vector<Value>& values, const WorkOptions& work)
@@ -53,7 +53,7 @@ class UniversalWriter final : public CheckpointWriter {
     }
     for (const std::string& folder : files_.folders()) {
       const std::string path = join_path(work_.staging_path(), folder);
-      if (!is_resumed() || !fs_.kind_of(path)) fs_.make_directory(path);
+      make_folder(path);
     }
   }
 
@@ -96,6 +96,27 @@ class UniversalWriter final : public CheckpointWriter {
     return true;
   }
 
+  Unit unit() const override { return Unit::block; }
+  std::size_t file_of(PieceId piece) const override {
+    return files_.places_of(piece.tensor_index).front().file;
+  }
+  void adopt_block(PieceId piece, std::int64_t begin) override {
+    const std::uint64_t nbytes = blocks_.nbytes(piece, begin);
+    const std::uint64_t begin_byte = blocks_.begin_byte(piece, begin, nbytes);
+    const UniversalFiles::Place& place = files_.places_of(piece.tensor_index).front();
+    const FinishedBlock block = recorded_plain_block(
+        work_.journal(), {piece, begin}, path_of(place.file), range_of(place, begin_byte, nbytes));
+    count_off(piece.tensor_index, begin_byte, static_cast<std::uint32_t>(block.checksum), nbytes);
+  }
+  void commit_share() override {
+    for (FileState& state : states_) {
+      if (!state.file) continue;
+      state.file->sync();
+      state.file->close();
+    }
+    work_.commit_share();
+  }
+
   bool is_resumed() const override { return work_.is_resumed(); }
   bool keep_work() noexcept override { return work_.keep(); }
 
@@ -119,6 +140,16 @@ class UniversalWriter final : public CheckpointWriter {
     std::unique_ptr<WritableFile> file;  // from the first block to the last one
     bool is_finished = false;
   };
+
+  /// Makes a folder, unless an interrupted run or another share has made it.
+  void make_folder(const std::string& path) {
+    try {
+      if ((is_resumed() || work_.is_share()) && fs_.kind_of(path)) return;
+      fs_.make_directory(path);
+    } catch (const Error& error) {
+      if (!work_.is_share() || error.kind() != ErrorKind::already_exists) throw;
+    }
+  }
 
   std::uint64_t tensor_nbytes(std::size_t i) const { return contents_.tensors[i].meta.nbytes(); }
   std::string path_of(std::size_t file) const {
@@ -204,6 +235,13 @@ class DeepSpeedFormatWriter final : public FormatWriter {
                                           const CreateOptions& options) const override {
     return std::make_unique<UniversalWriter>(fs, destination, std::move(contents), values,
                                              work_options(options));
+  }
+  std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
+                                           CheckpointContents contents, std::vector<Value> values,
+                                           const CreateOptions& options,
+                                           const ShareOptions& share) const override {
+    return std::make_unique<UniversalWriter>(fs, destination, std::move(contents), values,
+                                             work_options(options, share));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,

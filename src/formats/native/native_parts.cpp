@@ -22,6 +22,17 @@ std::vector<std::byte> encode_without_places(Index index) {
 
 }  // namespace
 
+RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std::int64_t rank,
+                        Index expected, std::int64_t world_size, std::string_view likely_cause) {
+  RankFileIndex found = read_rank_file_index(fs, directory, rank, world_size);
+  if (encode_without_places(found.index) != encode_without_places(std::move(expected))) {
+    throw Error::expected(
+        ErrorKind::corruption, {.path = join_path(directory, rank_file_name(rank))}, "part",
+        "the contents, values and options of the coordinator", "different ones", likely_cause);
+  }
+  return found;
+}
+
 std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                          CheckpointContents contents, const std::vector<Value>& values,
                          const NativeWriteOptions& options) {
@@ -30,15 +41,9 @@ std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
   const auto world_size = static_cast<std::int64_t>(pieces.size());
   require_rank_files(fs, directory, world_size, "did one rank not finish its part?");
   for (std::int64_t rank = 0; rank < world_size; ++rank) {
-    const RankFileIndex found = read_rank_file_index(fs, directory, rank, world_size);
     const auto& own_pieces = pieces[static_cast<std::size_t>(rank)];
-    if (encode_without_places(found.index) !=
-        encode_without_places(select_pieces(whole, own_pieces))) {
-      throw Error::expected(ErrorKind::corruption,
-                            {.path = join_path(directory, rank_file_name(rank))}, "part",
-                            "the contents, values and options of the coordinator", "different ones",
-                            "did the ranks write different checkpoints?");
-    }
+    const RankFileIndex found = read_part(fs, directory, rank, select_pieces(whole, own_pieces),
+                                          world_size, "did the ranks write different checkpoints?");
     take_storage(whole, own_pieces, found.index);
     whole.rank_files.push_back(found.record());
   }

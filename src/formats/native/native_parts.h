@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/native/index.h"
+#include "formats/native/rank_files.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/native.h"
@@ -22,6 +24,11 @@ std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string direct
 std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                          CheckpointContents contents, const std::vector<Value>& values,
                          const NativeWriteOptions& options);
+
+/// Reads the header and the index of a rank's complete file. Throws: Error(corruption) with the
+/// likely cause if the index differs from `expected`, apart from the places of the pieces.
+RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std::int64_t rank,
+                        Index expected, std::int64_t world_size, std::string_view likely_cause);
 
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token);
 

@@ -59,7 +59,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
 }
 
 /// Writes the files of the selected ranks into a directory. A derived class defines `commit`.
-class RankFilesWriter : public CheckpointWriter {
+class RankFilesWriter : public ShareWriter {
   struct RankSlot {
     std::mutex mutex;  // guards the pointer
     std::unique_ptr<RankFileWriter> file;
@@ -118,6 +118,20 @@ class RankFilesWriter : public CheckpointWriter {
                                       begin, *block, room);
   }
 
+  // A rank file's tables are written with its last block, so one process writes the whole file.
+  Unit unit() const override { return Unit::file; }
+  std::size_t file_of(PieceId piece) const override {
+    return static_cast<std::size_t>(piece_of(piece).rank);
+  }
+  void adopt_block(PieceId /*piece*/, std::int64_t /*begin*/) override { are_ranks_there_ = true; }
+  /// Writes the headers of the complete files, which still lack the checkpoint id.
+  void commit_share() override {
+    for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
+      if (!rank_slots_[static_cast<std::size_t>(rank)].file) continue;
+      write_header(fs_, rank_path(rank), finish_rank(rank));
+    }
+  }
+
   void abandon() noexcept override {
     abandoned_ = true;
     for (RankSlot& slot : rank_slots_) {
@@ -157,6 +171,22 @@ class RankFilesWriter : public CheckpointWriter {
     return header;
   }
 
+  /// Does what `finish_rank` does, for a rank that has blocks, if the shares have written all of
+  /// them; else calls `finish_rank`. Throws: Error(corruption) if the file is not what this writer
+  /// would have written.
+  FileHeader finish_or_adopt_rank(int rank) {
+    const auto& pieces = pieces_by_rank_[static_cast<std::size_t>(rank)];
+    const bool has_blocks = std::ranges::any_of(
+        pieces, [&](const PieceId& id) { return numel_of(piece_of(id).region) > 0; });
+    if (!are_ranks_there_ || !has_blocks) return finish_rank(rank);
+    const RankFileIndex found =
+        read_part(fs_, directory_, rank, select_pieces(index_, pieces), index_.contents.world_size,
+                  "did another program change the file?");
+    take_storage(index_, pieces, found.index);
+    index_.rank_files.push_back(found.record());
+    return found.header;
+  }
+
   /// Returns the index with the results of `finish_rank`.
   const Index& index() const { return index_; }
 
@@ -173,6 +203,10 @@ class RankFilesWriter : public CheckpointWriter {
     const std::lock_guard lock(slot.mutex);
     if (abandoned_) throw Error(ErrorKind::interrupted, {}, "writing was abandoned");
     if (!slot.file) {
+      // HDF5 expects that bytes which it has not written are zero.
+      if (journal_ != nullptr && journal_->is_shared() && !journal_->is_resumed()) {
+        fs_.remove_all(rank_path(rank));
+      }
       slot.file = std::make_unique<RankFileWriter>(
           fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[number]), options_,
           RankFileJournal{journal_, pieces_by_rank_[number]});
@@ -191,6 +225,7 @@ class RankFilesWriter : public CheckpointWriter {
   std::vector<std::vector<std::size_t>> numbers_on_rank_;  // [tensor][piece]
   std::vector<RankSlot> rank_slots_;                       // by rank
   std::atomic<bool> abandoned_ = false;
+  bool are_ranks_there_ = false;  // the shares have written all blocks
 };
 
 /// Writes all rank files and the index.
@@ -204,7 +239,7 @@ class NativeWriter final : public RankFilesWriter {
   void commit() override {
     std::vector<FileHeader> headers;
     for (int rank = ranks().begin; rank < ranks().end; ++rank) {
-      headers.push_back(finish_rank(rank));
+      headers.push_back(finish_or_adopt_rank(rank));
     }
     const std::string index_path = join_path(directory(), kIndexFileName);
     // HDF5 expects that bytes which it has not written are zero, so the old index is removed.
@@ -298,11 +333,10 @@ std::set<std::string> file_names(const CheckpointContents& contents) {
 
 namespace {
 
-std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string destination,
-                                               CheckpointContents contents,
-                                               const std::vector<Value>& values,
-                                               const WorkOptions& work,
-                                               const NativeWriteOptions& options) {
+std::unique_ptr<ShareWriter> start_native(FileSystem& fs, std::string destination,
+                                          CheckpointContents contents,
+                                          const std::vector<Value>& values, const WorkOptions& work,
+                                          const NativeWriteOptions& options) {
   native::Index index =
       native::describe_checkpoint(std::move(contents), values, options, destination);
   auto staged =
@@ -347,6 +381,13 @@ class NativeFormatWriter final : public FormatWriter {
                                           CheckpointContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
     return start_native(fs, destination, std::move(contents), values, work_options(options),
+                        options.native);
+  }
+  std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
+                                           CheckpointContents contents, std::vector<Value> values,
+                                           const CreateOptions& options,
+                                           const ShareOptions& share) const override {
+    return start_native(fs, destination, std::move(contents), values, work_options(options, share),
                         options.native);
   }
   void check_staging(FileSystem& fs, const std::string& destination,

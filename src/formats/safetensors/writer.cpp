@@ -344,7 +344,7 @@ class FileLayout {
 };
 
 /// Writes whole tensors. The place of every tensor in the files is known from the start.
-class SafetensorsWriter final : public CheckpointWriter {
+class SafetensorsWriter final : public ShareWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
                     const std::vector<Value>& values, const WorkOptions& work,
@@ -355,21 +355,30 @@ class SafetensorsWriter final : public CheckpointWriter {
         is_single_file_(FileLayout::is_single_file(destination)) {
     for (const FileLayout::Shard& shard : layout_.shards()) {
       shards_.push_back(std::make_unique<Shard>());
+      shards_.back()->data_nbytes = shard.data_nbytes;
       shards_.back()->unwritten_nbytes = shard.data_nbytes;
     }
-    // This check must come before the leftovers are removed.
-    const bool has_left_values =
-        is_single_file_ && check_single_file(fs_, destination, layout_.texts().values, work);
+    const bool is_share = work.share && work.share->step == ShareOptions::Step::write;
+    // This check must come before the leftovers are removed. A share leaves the values to whoever
+    // finishes the work.
+    const bool has_left_values = is_single_file_ && !is_share &&
+                                 check_single_file(fs_, destination, layout_.texts().values, work);
     work_.emplace(fs_, std::move(destination),
                   is_single_file_ ? DestinationKind::file : DestinationKind::directory, work);
+    for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
+      shards_[shard]->path =
+          is_single_file_
+              ? work_->staging_path()
+              : join_path(work_->staging_path(), layout_.names().shard(shard, shards_.size()));
+      shards_[shard]->header = &layout_.shards()[shard].header;
+    }
+    if (is_share) return;  // a share begins a file with its first block there
     if (has_left_values) fs_.remove_all(values_path());
     if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
     if (is_single_file_ && !layout_.texts().values.empty()) stage_values();
     if (is_single_file_) replaced_values_ = file_states_at(fs_, values_path());
     if (!is_single_file_) work_->set_file_names(layout_.all_names());
-    for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
-      start_file(shard, layout_.shards()[shard].header);
-    }
+    for (const auto& shard : shards_) start_file(*shard);
   }
 
   const CheckpointContents& contents() const override { return layout_.contents(); }
@@ -397,6 +406,26 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!checksum || *checksum != xxh3_64(room)) return false;
     count_off(shard, room.size());
     return true;
+  }
+
+  Unit unit() const override { return Unit::block; }
+  std::size_t file_of(PieceId piece) const override {
+    return layout_.place_of(piece.tensor_index).shard;
+  }
+  void adopt_block(PieceId piece, std::int64_t begin) override {
+    const TensorMeta& meta = contents().tensors.at(piece.tensor_index).meta;
+    const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
+    const ByteRange range =
+        range_of(piece, begin, std::min(kBlockNbytes, meta.nbytes() - begin_byte));
+    Shard& shard = shard_of(piece);
+    recorded_plain_block(work_->journal(), {piece, begin}, shard.path, range);
+    count_off(shard, range.nbytes());
+  }
+  void commit_share() override {
+    for (const auto& shard : shards_) {
+      if (shard->file && shard->unwritten_nbytes > 0) finish_file(*shard->file);
+    }
+    work_->commit_share();
   }
 
   bool is_resumed() const override { return work_->is_resumed(); }
@@ -439,6 +468,8 @@ class SafetensorsWriter final : public CheckpointWriter {
  private:
   struct Shard {
     std::string path;
+    const std::string* header = nullptr;
+    std::uint64_t data_nbytes = 0;  // behind the header
     std::atomic<std::uint64_t> unwritten_nbytes = 0;
     std::mutex open_mutex;
     std::unique_ptr<WritableFile> file;  // from the first block on
@@ -482,25 +513,24 @@ class SafetensorsWriter final : public CheckpointWriter {
 
   /// Writes the header and reserves the rest of the file, so that a full disk is noticed before any
   /// work.
-  void start_file(std::size_t shard_index, const std::string& header) {
-    Shard& shard = *shards_[shard_index];
-    shard.path = is_single_file_ ? work_->staging_path()
-                                 : join_path(work_->staging_path(),
-                                             layout_.names().shard(shard_index, shards_.size()));
+  void start_file(Shard& shard) {
     const auto file = is_single_file_ ? fs_.open_for_update(shard.path)
                                       : begin_file(fs_, work_->journal(), shard.path);
-    file->write_at(0, std::as_bytes(std::span(header)));
-    if (shard.unwritten_nbytes == 0) {
+    file->write_at(0, std::as_bytes(std::span(*shard.header)));
+    if (shard.data_nbytes == 0) {
       finish_file(*file);
     } else {
-      file->resize(header.size() + shard.unwritten_nbytes);
+      file->resize(shard.header->size() + shard.data_nbytes);
       file->close();
     }
   }
 
   WritableFile& file_of(Shard& shard) {
     const std::scoped_lock lock(shard.open_mutex);
-    if (!shard.file) shard.file = fs_.open_for_update(shard.path);
+    if (!shard.file) {
+      if (work_->is_share()) start_file(shard);
+      shard.file = fs_.open_for_update(shard.path);
+    }
     return *shard.file;
   }
 
@@ -534,6 +564,14 @@ class SafetensorsFormatWriter final : public FormatWriter {
                                           const CreateOptions& options) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
                                                work_options(options), options.safetensors,
+                                               FileNames(options));
+  }
+  std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
+                                           CheckpointContents contents, std::vector<Value> values,
+                                           const CreateOptions& options,
+                                           const ShareOptions& share) const override {
+    return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
+                                               work_options(options, share), options.safetensors,
                                                FileNames(options));
   }
   void check_staging(FileSystem& fs, const std::string& destination,

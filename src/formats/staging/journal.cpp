@@ -268,6 +268,12 @@ void Journal::flush() {
   flush_locked();
 }
 
+void Journal::sync() {
+  const std::lock_guard lock(mutex_);
+  flush_locked();
+  file_->sync();
+}
+
 void Journal::flush_locked() {
   if (lines_.empty()) return;
   file_->write_at(end_nbytes_, bytes_of(lines_));
@@ -310,8 +316,24 @@ std::optional<std::uint64_t> read_plain_block(const Journal* journal, const Bloc
   return is_there ? std::optional(block->checksum) : std::nullopt;
 }
 
+FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
+                                   const std::string& path, ByteRange range) {
+  const auto block = journal != nullptr ? journal->find(id) : std::nullopt;
+  if (block && block->form == BlockForm::plain && block->range == range) return *block;
+  throw Error::expected(ErrorKind::corruption, {.path = path, .byte_range = range},
+                        "finished blocks", "each block in the journal of one share", "none");
+}
+
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path) {
+  if (journal != nullptr && journal->is_shared()) {
+    try {
+      if (!fs.kind_of(path)) return fs.create(path);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::already_exists) throw;
+    }
+    return fs.open_for_update(path);
+  }
   const bool is_begun = journal != nullptr && journal->is_resumed() && fs.kind_of(path).has_value();
   return is_begun ? fs.open_for_update(path) : fs.create(path);
 }

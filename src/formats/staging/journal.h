@@ -93,6 +93,9 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   bool is_resumed() const { return is_resumed_; }
+  /// Whether other processes write into the same files: [Note: Shared work].
+  bool is_shared() const { return is_shared_; }
+  void set_shared() { is_shared_ = true; }
   /// Whether any block is finished, by this run or an interrupted one.
   bool has_finished_blocks() const;
 
@@ -100,6 +103,8 @@ class Journal {
   void note(const BlockId& id, const FinishedBlock& block);
   /// Writes all recorded lines to the file.
   void flush();
+  /// Writes all recorded lines to the disk.
+  void sync();
 
   /// Returns what the interrupted run recorded about the block.
   std::optional<FinishedBlock> find(const BlockId& id) const;
@@ -113,6 +118,7 @@ class Journal {
   FileSystem& fs_;
   const std::string path_;
   const bool is_resumed_;
+  bool is_shared_ = false;
   std::vector<JournalContents::Entry> entries_;  // of the interrupted run
 
   mutable std::mutex mutex_;  // guards all below
@@ -132,8 +138,15 @@ std::optional<std::uint64_t> read_plain_block(const Journal* journal, const Bloc
                                               const std::string& path, ByteRange range,
                                               std::span<std::byte> room);
 
+/// Returns what an interrupted run recorded about a block, for a writer that takes over all blocks.
+/// Throws: Error(corruption) naming `path`, the block's file, if there is no plain block at
+/// `range`.
+FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
+                                   const std::string& path, ByteRange range);
+
 /// Creates a file that a writer writes at any offsets. If an interrupted run is resumed and has
-/// begun the file, opens that file and keeps its bytes. `journal` may be null.
+/// begun the file, or if processes share the work and another one has begun it, opens that file and
+/// keeps its bytes. `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
 /// Creates an empty file for a writer. If an interrupted run is resumed and has begun the file,

@@ -16,6 +16,7 @@
 #include "formats/staging/extra_copies.h"
 #include "formats/staging/journal.h"
 #include "formats/staging/own_files.h"
+#include "formats/staging/shared_work.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -276,12 +277,18 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
   const bool is_other_kind = is_directory != (kind_ == DestinationKind::directory);
   const std::string found = is_directory ? "a directory" : "a file";
   LeftOver verdict = LeftOver::foreign;
+  const bool is_shared = SharedWork(fs_, destination_).is_begun();
   if (is_left_over()) {
-    verdict = judge ? judge(*this) : has_kept_work() ? LeftOver::kept : LeftOver::remove;
+    const bool is_needed = is_shared || has_kept_work();
+    verdict = judge ? judge(*this) : is_needed ? LeftOver::kept : LeftOver::remove;
   }
   if (verdict == LeftOver::foreign) {
     refuse_name(staging_path_, "staging",
                 kind_ == DestinationKind::member_file ? found : found + " without a journal");
+  }
+  if (verdict == LeftOver::kept && is_shared) {
+    refuse_kept(staging_path_, "several workers write this checkpoint, or were interrupted",
+                Remedy::Action::discard);
   }
   if (verdict == LeftOver::kept || (verdict == LeftOver::go_on && is_other_kind)) {
     if (is_other_kind) {

@@ -15,11 +15,6 @@
 namespace tessera::formats {
 namespace {
 
-std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
-  const auto found = identity.find(name);
-  return found == identity.end() ? std::nullopt : std::optional(found->second);
-}
-
 /// Returns the identity with the present names of options. Older journals name options as on a
 /// command line: `plan, --only`.
 ResumeIdentity with_plain_names(ResumeIdentity identity) {
@@ -33,45 +28,35 @@ ResumeIdentity with_plain_names(ResumeIdentity identity) {
   return plain;
 }
 
-/// Throws Error(mismatch) naming the first difference. Compares digests last, after the
-/// explanations of the plan, because a difference of digests says least.
+/// Throws Error(mismatch) naming the first difference.
 void require_same_work(const ResumeIdentity& kept, const JournalOptions& options,
                        const std::string& path) {
-  const ResumeIdentity& wanted = options.identity;
-  const auto require_same = [&](const std::string& name) {
-    const auto before = said_of(kept, name);
-    const auto now = said_of(wanted, name);
-    if (before == now) return;
-    throw Error::expected(ErrorKind::mismatch, {.path = path},
-                          "source or options have changed: " + printable(name),
-                          printable(before.value_or("none")), printable(now.value_or("none")),
-                          Remedy{Remedy::Action::discard});
-  };
-  ResumeIdentity all = kept;
-  all.insert(wanted.begin(), wanted.end());
-  ResumeIdentity explanations;
-  for (const auto& entry : all) {
-    if (entry.first.starts_with(kPlanExplanation)) {
-      explanations.insert(entry);
-    } else if (entry.first != kPlanDigest && entry.first != kValuesDigest) {
-      require_same(entry.first);
-    }
-  }
-  for (const char* digest : {kPlanDigest, kValuesDigest}) {
-    if (said_of(kept, digest) == said_of(wanted, digest)) continue;
-    for (const auto& entry : explanations) require_same(entry.first);
-    require_same(digest);
-  }
+  const auto difference = first_difference(kept, options.identity);
+  if (!difference) return;
+  throw Error::expected(ErrorKind::mismatch, {.path = path},
+                        "source or options have changed: " + printable(difference->name),
+                        printable(difference->before), printable(difference->now),
+                        Remedy{Remedy::Action::discard});
 }
 
 /// Decides what to do with what a dead process left. If the work is resumed, fills `left_over`.
-StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& options,
+StagedDestination::LeftOver judge(FileSystem& fs, const WorkOptions& options,
                                   const StagedDestination& staged,
                                   std::optional<JournalContents>& left_over) {
   using enum StagedDestination::LeftOver;
-  if (!options.journal) return staged.has_kept_work() ? kept : remove;
+  const bool is_shared = SharedWork(fs, staged.destination()).is_begun();
+  if (!options.journal) return is_shared || staged.has_kept_work() ? kept : remove;
+  if (options.share) {
+    // The work of one process alone is not divided into shares afterwards.
+    if (options.share->step == ShareOptions::Step::write) {
+      return staged.has_kept_work() ? kept : remove;
+    }
+    left_over = SharedWork(fs, staged.destination()).all_blocks();
+    return go_on;
+  }
   // Discarding works even if the journal cannot be read, such as a journal of a later release.
   if (options.journal->kept_work == KeptWork::discard) return remove;
+  if (is_shared) return kept;
   auto contents = read_journal(fs, staged.journal_path());
   if (!contents) return remove;
   if (options.journal->kept_work == KeptWork::refuse) return kept;
@@ -125,33 +110,107 @@ WorkOptions work_options(const CreateOptions& options) {
   return work;
 }
 
+WorkOptions work_options(const CreateOptions& options, const ShareOptions& share) {
+  WorkOptions work = work_options(options);
+  TESSERA_CHECK(work.journal.has_value());
+  work.share = share;
+  return work;
+}
+
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options)
     : fs_(fs),
-      extra_names_(names_of(options.extra_files)),
-      staged_(fs, std::move(destination), kind, options.overwrite,
-              [&](const auto& staged) { return judge(fs, options, staged, left_over_); }) {
-  if (!extra_names_.empty() && kind != DestinationKind::directory) {
-    throw Error::expected(ErrorKind::invalid_argument, {.path = staged_.destination()},
-                          "extra files", "a directory to copy them into", "a single file");
+      destination_(without_trailing_slashes(std::move(destination))),
+      staging_path_(StagedDestination::staging_path_of(destination_)),
+      extra_names_(names_of(options.extra_files)) {
+  if (options.share) shared_.emplace(fs_, destination_);
+  if (options.share && options.share->step == ShareOptions::Step::write) {
+    join(kind, options);
+  } else {
+    stage(kind, options);
   }
-  staged_.set_extra_names(extra_names_);
+}
+
+/// Takes the staging path as its owner, with the journal and the extra files.
+void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
+  if (!shared_ && options.journal && options.journal->kept_work == KeptWork::discard) {
+    SharedWork(fs_, destination_).discard();
+  }
+  staged_.emplace(fs_, destination_, kind, options.overwrite,
+                  [&](const auto& staged) { return judge(fs_, options, staged, left_over_); });
+  if (!extra_names_.empty() && kind != DestinationKind::directory) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "extra files",
+                          "a directory to copy them into", "a single file");
+  }
+  staged_->set_extra_names(extra_names_);
   if (!options.journal) {
     name_extra_files(options.extra_files);
   } else if (left_over_) {
-    journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
+    journal_.emplace(fs_, staged_->journal_path(), *std::exchange(left_over_, std::nullopt));
   } else {
-    fs_.remove_all(staged_.journal_path());  // before it could describe new work
-    journal_.emplace(fs_, staged_.journal_path(), options.journal->identity);
+    fs_.remove_all(staged_->journal_path());  // before it could describe new work
+    journal_.emplace(fs_, staged_->journal_path(), options.journal->identity);
   }
   copy_extra_files(options.extra_files);
+}
+
+/// Begins the shared work, if no other process has begun it, and takes a share.
+void StagedWork::join(DestinationKind kind, const WorkOptions& options) {
+  const ShareOptions& share = *options.share;
+  share_ = share.index;
+  {
+    const auto lock = shared_->lock();
+    if (!shared_->is_begun()) {
+      shared_->clear();
+      if (share.beginning == ShareOptions::Beginning::refused) {
+        shared_->remove();
+        throw Error(ErrorKind::already_exists, {.path = destination_},
+                    "shared work: another worker has just finished it");
+      }
+      try {
+        stage(kind, options);
+        shared_->begin(options.journal->identity, share.num_shares, share.command);
+      } catch (...) {
+        shared_->remove();
+        throw;
+      }
+      staged_->keep();
+      journal_.reset();
+      staged_.reset();
+    }
+    shared_->require_same(options.journal->identity, share.num_shares);
+  }
+  auto held = shared_->try_lock_share(share_);
+  if (!held) shared_->refuse_held(share_);
+  share_lock_ = std::move(*held);
+  shared_->name_holder(share_);
+  if (!shared_->is_complete(share_)) open_share_journal(options);
+}
+
+void StagedWork::open_share_journal(const WorkOptions& options) {
+  const std::string path = shared_->journal_path(share_);
+  auto blocks = read_journal(fs_, path);
+  if (options.journal->kept_work == KeptWork::discard) blocks.reset();
+  if (blocks && options.journal->kept_work == KeptWork::refuse) {
+    throw Error(ErrorKind::already_exists, {.path = staging_path_},
+                "staging: the work of an interrupted worker is kept here: part " +
+                    std::to_string(share_) + " of " + std::to_string(options.share->num_shares),
+                {Remedy::Action::resume_or_discard});
+  }
+  if (blocks) {
+    journal_.emplace(fs_, path, *std::move(blocks));
+  } else {
+    fs_.remove_all(path);
+    journal_.emplace(fs_, path, ResumeIdentity{});
+  }
+  journal_->set_shared();
 }
 
 /// Leaves a journal that names the extra files and keeps no work.
 void StagedWork::name_extra_files(const std::vector<ExtraFile>& files) {
   if (files.empty()) return;
-  fs_.remove_all(staged_.journal_path());
-  Journal(fs_, staged_.journal_path(), identify_extra_files(files));
+  fs_.remove_all(staged_->journal_path());
+  Journal(fs_, staged_->journal_path(), identify_extra_files(files));
 }
 
 /// Copies all extra files, even those that an interrupted run has copied already.
@@ -187,7 +246,8 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
 }
 
 void StagedWork::set_file_names(const std::set<std::string>& names) {
-  staged_.set_file_names(names);
+  if (is_share()) return;  // other shares write other files
+  staged_->set_file_names(names);
   if (!is_resumed()) return;
   std::set<std::string> own_names = extra_names_;
   own_names.insert(names.begin(), names.end());
@@ -196,14 +256,14 @@ void StagedWork::set_file_names(const std::set<std::string>& names) {
 
 bool StagedWork::keep() noexcept {
   if (!journal_ || !journal_->has_finished_blocks()) return false;
-  staged_.keep();
+  if (staged_) staged_->keep();
   return true;
 }
 
 /// Restores and returns the side files of the checkpoint to be replaced.
 std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   std::vector<const SideFiles*> replaced;
-  if (!staged_.replaces()) return replaced;
+  if (!staged_->replaces()) return replaced;
   for (const FormatDriver* driver : format_drivers()) {
     const SideFiles* side_files = driver->side_files();
     if (side_files == nullptr) continue;
@@ -218,13 +278,15 @@ std::vector<const SideFiles*> StagedWork::replaced_side_files() {
 void StagedWork::publish_in_exchange() {
   journal_->flush();
   const std::string text =
-      read_file(fs_, staged_.journal_path(), std::numeric_limits<std::uint64_t>::max());
+      read_file(fs_, staged_->journal_path(), std::numeric_limits<std::uint64_t>::max());
   const auto staged_inode = inode_of_name(staging_path());
   try {
-    staged_.reset_journal_for_exchange();
-    staged_.publish();
+    if (shared_) shared_->end();
+    staged_->reset_journal_for_exchange();
+    staged_->publish();
   } catch (...) {
     const bool is_staged = staged_inode && inode_of_name(staging_path()) == staged_inode;
+    if (shared_ && is_staged) shared_->undo_end();
     if (!is_staged || !put_back_journal(text)) journal_.reset();
     throw;
   }
@@ -233,7 +295,7 @@ void StagedWork::publish_in_exchange() {
 
 bool StagedWork::put_back_journal(const std::string& text) noexcept {
   try {
-    const auto file = fs_.open_for_update(staged_.journal_path());
+    const auto file = fs_.open_for_update(staged_->journal_path());
     file->write_at(0, std::as_bytes(std::span(text)));
     file->resize(text.size());
     file->close();
@@ -247,13 +309,20 @@ void StagedWork::commit(ReplacedSideFiles side_files) {
   for (const ExtraFile& file : extra_files_) require_unchanged(file);
   std::vector<const SideFiles*> removed;
   if (side_files == ReplacedSideFiles::remove) removed = replaced_side_files();
-  if (journal_ && staged_.replaces()) {
+  if (journal_ && staged_->replaces()) {
     publish_in_exchange();
-  } else if (!extra_names_.empty() && staged_.replaces()) {
-    staged_.reset_journal_for_exchange();
+  } else if (!extra_names_.empty() && staged_->replaces()) {
+    staged_->reset_journal_for_exchange();
   }
-  staged_.commit();
+  staged_->commit();
   for (const SideFiles* files : removed) files->remove(fs_, destination());
+  if (shared_) shared_->remove();
+}
+
+void StagedWork::commit_share() {
+  TESSERA_CHECK(is_share());
+  journal_->sync();
+  shared_->mark_complete(share_);
 }
 
 }  // namespace tessera::formats

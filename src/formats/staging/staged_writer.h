@@ -9,13 +9,14 @@
 
 #include "formats/staging/staged_work.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
 
 /// Wraps another writer, and makes that writer's files appear at the destination on commit.
-class StagedWriter final : public CheckpointWriter {
+class StagedWriter final : public ShareWriter {
  public:
-  StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<CheckpointWriter> writer)
+  StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<ShareWriter> writer)
       : staged_(std::move(staged)), writer_(std::move(writer)) {}
 
   const CheckpointContents& contents() const override { return writer_->contents(); }
@@ -34,10 +35,19 @@ class StagedWriter final : public CheckpointWriter {
     writer_->commit();
     staged_->commit();
   }
+  Unit unit() const override { return writer_->unit(); }
+  std::size_t file_of(PieceId piece) const override { return writer_->file_of(piece); }
+  void adopt_block(PieceId piece, std::int64_t begin) override {
+    writer_->adopt_block(piece, begin);
+  }
+  void commit_share() override {
+    writer_->commit_share();
+    staged_->commit_share();
+  }
 
  private:
   std::unique_ptr<StagedWork> staged_;  // outlives the files within
-  std::unique_ptr<CheckpointWriter> writer_;
+  std::unique_ptr<ShareWriter> writer_;
 };
 
 }  // namespace tessera::formats

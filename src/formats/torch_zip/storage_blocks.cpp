@@ -27,6 +27,12 @@ std::int64_t StorageBlocks::numel(PieceId piece) const {
                                    itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
 }
 
+std::uint64_t StorageBlocks::nbytes(PieceId piece, std::int64_t begin) const {
+  const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
+  return std::min(kNbytes,
+                  meta.nbytes() - static_cast<std::uint64_t>(begin) * itemsize(meta.dtype));
+}
+
 std::uint64_t StorageBlocks::begin_byte(PieceId piece, std::int64_t begin,
                                         std::uint64_t nbytes) const {
   const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;

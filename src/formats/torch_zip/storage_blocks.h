@@ -22,6 +22,8 @@ class StorageBlocks {
   std::vector<PieceId> write_order() const;
   /// Returns the number of elements in a block of the piece.
   std::int64_t numel(PieceId piece) const;
+  /// Returns the number of bytes in the block that begins with element `begin`.
+  std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;
   /// Returns the byte of the tensor with which a block begins. `begin`: the block's first element.
   std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const;
 

@@ -41,7 +41,7 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
 
 /// Writes storages. Their places are known from the start. `commit` writes the segments around the
 /// storages; these hold the storages' CRCs.
-class TorchZipWriter final : public CheckpointWriter {
+class TorchZipWriter final : public ShareWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
                  const std::vector<Value>& values, const WorkOptions& work)
@@ -78,6 +78,20 @@ class TorchZipWriter final : public CheckpointWriter {
     if (crc != *checksum) return false;
     count_off(piece, begin, crc, room.size());
     return true;
+  }
+
+  Unit unit() const override { return Unit::block; }
+  std::size_t file_of(PieceId /*piece*/) const override { return 0; }
+  void adopt_block(PieceId piece, std::int64_t begin) override {
+    const std::uint64_t nbytes = blocks_.nbytes(piece, begin);
+    const FinishedBlock block = recorded_plain_block(
+        work_.journal(), {piece, begin}, work_.staging_path(), range_of(piece, begin, nbytes));
+    count_off(piece, begin, static_cast<std::uint32_t>(block.checksum), nbytes);
+  }
+  void commit_share() override {
+    file_->sync();
+    file_->close();
+    work_.commit_share();
   }
 
   bool is_resumed() const override { return work_.is_resumed(); }
@@ -132,6 +146,13 @@ class TorchZipFormatWriter final : public FormatWriter {
                                           const CreateOptions& options) const override {
     return std::make_unique<TorchZipWriter>(fs, destination, std::move(contents), values,
                                             work_options(options));
+  }
+  std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
+                                           CheckpointContents contents, std::vector<Value> values,
+                                           const CreateOptions& options,
+                                           const ShareOptions& share) const override {
+    return std::make_unique<TorchZipWriter>(fs, destination, std::move(contents), values,
+                                            work_options(options, share));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,

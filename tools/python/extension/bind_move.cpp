@@ -36,6 +36,7 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
+  std::optional<reshard::SharedMoveOutcome> shared;  // if several workers do the move
   std::vector<reshard::TensorOverflow> overflows;
   std::vector<reshard::TensorUnderflow> underflows;
   reshard::FileStates source_files;  // when the source was opened
@@ -84,6 +85,15 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   options.source_files = outcome.source_files;
   options.overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); };
   options.underflowed = [&](const auto& each) { outcome.underflows.push_back(each); };
+  if (request.worker) {
+    reshard::SharedMoveOptions worker = *request.worker;
+    worker.begins = [&](int, std::uint64_t nbytes) { watch.set_total(nbytes); };
+    outcome.shared =
+        reshard::move_share(plan, reader, fs, request.destination, create, worker, options);
+    std::uint64_t resumed_nbytes = 0;
+    for (const auto& share : outcome.shared->shares) resumed_nbytes += share.resumed_nbytes;
+    return resumed_nbytes;
+  }
   const auto writer = reshard::start_move(plan, reader, fs, request.destination, create);
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
@@ -189,7 +199,8 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   result["num_values"] = plan.destination.values.size();
   result["num_aliases"] = plan.destination.aliases.size();
   result["nbytes"] = plan.nbytes_to_write;
-  result["written"] = plan.problems.empty() && !request.dry_run;
+  result["written"] =
+      plan.problems.empty() && !request.dry_run && (!outcome.shared || outcome.shared->is_finished);
   result["kept_nbytes"] = outcome.kept_nbytes;
   result["plan"] = text_to_python(outcome.plan_digest);
   nb::list ranks;
@@ -224,6 +235,11 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   result["left_files"] = left_files(outcome.extra_files);
   result["notes"] = findings_to_python(plan.notes);
   result["problems"] = findings_to_python(plan.problems);
+  nb::list missing_parts;
+  if (outcome.shared) {
+    for (const auto& share : outcome.shared->missing) missing_parts.append(share.index);
+  }
+  result["missing_parts"] = missing_parts;
   result["left_over"] = outcome.left_over ? text_to_python(*outcome.left_over) : nb::none();
   return result;
 }
@@ -300,6 +316,8 @@ MoveOptions move_options(const nb::dict& given) {
   members.read("overwrite", options.overwrite);
   members.read("resume", options.resume);
   members.read("discard", options.discard);
+  members.read("part", options.part);
+  members.read("take_over", options.take_over);
   members.check_all_read();
   return options;
 }
@@ -329,7 +347,8 @@ nb::dict move(const BytesPairs& sources, const nb::bytes& destination, const nb:
   try {
     run_watched(progress, [&](Watch& watch) {
       outcome = run(request, watch);
-      is_complete = outcome.plan.problems.empty() && !request.dry_run;
+      is_complete = outcome.plan.problems.empty() && !request.dry_run &&
+                    (!outcome.shared || outcome.shared->is_finished);
     });
   } catch (nb::python_error& error) {
     if (is_complete) tell_complete(error, request.destination);

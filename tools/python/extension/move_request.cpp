@@ -158,7 +158,7 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
 std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
                                                        const Sources& sources,
                                                        JournaledOptions given) {
-  if (!options.resume && !options.discard) return std::nullopt;
+  if (!options.resume && !options.discard && !options.part) return std::nullopt;
   given.preference = sources.preference;
   if (sources.paths.size() > 1) {
     for (const auto& source : sources.paths) given.source_prefixes.push_back(source.prefix);
@@ -166,7 +166,8 @@ std::optional<formats::JournalOptions> journal_options(const MoveOptions& option
   formats::JournalOptions journal;
   journal.identity = reshard::identity_of_options(given);
   journal.identity["tool"] = kTool;
-  journal.kept_work = options.resume ? formats::KeptWork::resume : formats::KeptWork::discard;
+  if (options.resume) journal.kept_work = formats::KeptWork::resume;
+  if (options.discard) journal.kept_work = formats::KeptWork::discard;
   return journal;
 }
 
@@ -232,6 +233,13 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
   request.create.journal = journal_options(options, request.sources, std::move(given));
   request.extra_files = extra_files_options(options, request.sources.preference);
   request.execute = {.memory_nbytes = options.memory_nbytes, .num_threads = options.num_threads};
+  if (options.part) {
+    request.worker = {.share = options.part->first,
+                      .num_shares = options.part->second,
+                      .other_shares = options.take_over
+                                          ? reshard::SharedMoveOptions::OtherShares::take_over
+                                          : reshard::SharedMoveOptions::OtherShares::leave};
+  }
   return request;
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/formats/create.h"
@@ -55,6 +56,8 @@ struct MoveOptions {
   bool overwrite = false;
   bool resume = false;
   bool discard = false;
+  std::optional<std::pair<int, int>> part;  // of several workers: its number, and how many
+  bool take_over = false;
 };
 
 /// A recipe to apply to a checkpoint.
@@ -92,6 +95,7 @@ struct MoveRequest {
   formats::CreateOptions create{};
   reshard::ExtraFilesOptions extra_files{};
   reshard::ExecuteOptions execute{};
+  std::optional<reshard::SharedMoveOptions> worker{};  // if several workers do the move
 };
 
 /// Reads the files that `options` name, and returns the move that they describe. Throws:

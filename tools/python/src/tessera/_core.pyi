@@ -70,6 +70,8 @@ class _MoveOptions(TypedDict):
     overwrite: bool
     resume: bool
     discard: bool
+    part: tuple[int, int] | None
+    take_over: bool
 
 class TensorSource:
     def read(self, offsets: Sequence[int], sizes: Sequence[int], buffer: Any) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,6 +70,7 @@ class Resharded(NamedTuple):
     underflows: dict[str, int]  # by tensor of the destination: elements that cast made zero, and that were not
     changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
+    missing_parts: list[int] = []  # with part: those that other workers have not completed yet; then written is False
 
 
 class MoveOptions(TypedDict, total=False):
@@ -107,6 +109,9 @@ class MoveOptions(TypedDict, total=False):
     overwrite: bool
     resume: bool
     discard: bool
+    part: int | None
+    parts: int | None
+    take_over: bool
     progress: Progress
 
 
@@ -124,7 +129,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
             memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
-            resume: bool = False, discard: bool = False, progress: Progress = None) -> Resharded:
+            resume: bool = False, discard: bool = False, part: int | None = None, parts: int | None = None,
+            take_over: bool = False, progress: Progress = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
 
     Copies the bytes in bounded memory and checks them against their checksums. The destination appears only when it
@@ -171,6 +177,11 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     resume: resume the work of an interrupted call or an interrupted ckpt-reshard run, if there is any. If this call is
         interrupted, or a read or a write fails, keep its finished work. Without resume or discard, nothing is kept.
     discard: remove the work of an interrupted call, and start from the beginning. Keeps finished work as resume does.
+    part: write only this part, from 0, of a move that `parts` workers share, each with this call on a file system that
+        all of them see. Whoever ends last makes the destination appear; `written` is False until then. Finished work is
+        kept, as with resume.
+    parts: the number of workers.
+    take_over: after the own part, write those that no living worker writes.
     progress: called with the bytes done and the total; True: a bar, with tqdm. An exception in the function stops the move, as Ctrl-C does.
 
     If there is work of an interrupted call, give resume or discard: without them the move is refused.
@@ -248,6 +259,9 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
     if given["resume"] and given["discard"]:
         raise ValueError("resume: expected one of resume and discard, found both")
     encoded = {name: encode(name, given[name]) for name, encode in _ENCODERS.items()}
+    encoded["part"] = _part(given["part"], given["parts"])
+    if encoded["take_over"] and encoded["part"] is None:
+        raise ValueError("take_over: expected part and parts with it, found neither")
     encoded |= {"prefer": prefer, "prefixes": prefixes, "keep_prefix": keep_prefix,
                 "world_size": at_least_one("ranks", ranks) or at_least_one("world_size", world_size)}
     result = _core.move(sources, path_bytes("destination", destination), cast("_core._MoveOptions", encoded),
@@ -268,6 +282,20 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
         notes=[Problem(*row) for row in result["notes"]],
         overflows=[Overflow(*row) for row in result["overflows"]],
         underflows=result["underflows"], changes=result["changes"], left_out=result["left_out"])
+
+
+def _part(part: int | None, parts: int | None) -> tuple[int, int] | None:
+    """Returns the number of a part and the number of all parts; None if one process writes all."""
+    if part is None and parts is None:
+        return None
+    if part is None or parts is None:
+        raise ValueError(f"part: expected both part and parts, found part={part} and parts={parts}")
+    number = at_least_one("parts", parts)
+    if isinstance(part, bool) or not hasattr(type(part), "__index__"):
+        refuse_type("part", "a number", part)
+    if not 0 <= part < number:
+        raise ValueError(f"part: expected a number from 0 to {number - 1}, found {part}")
+    return (operator.index(part), number)
 
 
 def _renames(name: str, renames: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
@@ -323,4 +351,5 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "overwrite": flag,
     "resume": flag,
     "discard": flag,
+    "take_over": flag,
 }

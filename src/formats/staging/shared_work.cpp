@@ -1,0 +1,310 @@
+#include "formats/staging/shared_work.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/advisory_lock.h"
+#include "base/named_object.h"
+#include "formats/staging/staged_destination.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+using tessera::detail::FileDescriptor;
+using tessera::detail::LockResult;
+using tessera::detail::mode_of_name;
+
+constexpr std::string_view kSuffix = ".shares";  // after the staging path
+constexpr const char* kLockName = "lock";
+constexpr const char* kWorkName = "work";
+constexpr const char* kCommandName = "command";
+constexpr const char* kEndedName = "work.ended";
+constexpr std::string_view kSharePrefix = "share-";
+constexpr std::string_view kDoneSuffix = ".done";
+constexpr const char* kNumShares = "number of workers";  // in the identity
+constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
+constexpr std::chrono::milliseconds kPollInterval{20};
+
+void write_text(FileSystem& fs, const std::string& path, const std::string& text) {
+  const auto file = fs.create(path);
+  file->write_at(0, std::as_bytes(std::span(text)));
+  file->sync();
+  file->close();
+}
+
+[[noreturn]] void refuse_no_locks(const std::string& path) {
+  throw Error::expected(ErrorKind::unsupported, {.path = path}, "shared work",
+                        "a file system with locks, so that no two workers write the same share",
+                        "none",
+                        "is it mounted without locks, such as NFS with nolock or Lustre without "
+                        "flock?");
+}
+
+bool is_same_object(const FileDescriptor& file, const std::string& path) {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+std::string this_process() {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return std::string(host) + ", process " + std::to_string(::getpid());
+}
+
+std::string share_in_words(int share, int num_shares) {
+  return "part " + std::to_string(share) + " of " + std::to_string(num_shares);
+}
+
+ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
+  identity[kNumShares] = std::to_string(num_shares);
+  return identity;
+}
+
+std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
+  const auto found = identity.find(name);
+  return found == identity.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace
+
+std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
+                                                   const ResumeIdentity& now) {
+  const auto difference = [&](const std::string& name) -> std::optional<IdentityDifference> {
+    const auto said_before = said_of(before, name);
+    const auto said_now = said_of(now, name);
+    if (said_before == said_now) return std::nullopt;
+    return IdentityDifference{name, said_before.value_or("none"), said_now.value_or("none")};
+  };
+  ResumeIdentity all = before;
+  all.insert(now.begin(), now.end());
+  ResumeIdentity explanations;
+  for (const auto& entry : all) {
+    if (entry.first.starts_with(kPlanExplanation)) {
+      explanations.insert(entry);
+    } else if (entry.first != kPlanDigest && entry.first != kValuesDigest) {
+      if (auto found = difference(entry.first)) return found;
+    }
+  }
+  for (const char* digest : {kPlanDigest, kValuesDigest}) {
+    const auto found = difference(digest);
+    if (!found) continue;
+    for (const auto& entry : explanations) {
+      if (auto explained = difference(entry.first)) return explained;
+    }
+    return found;
+  }
+  return std::nullopt;
+}
+
+SharedWork::SharedWork(FileSystem& fs, const std::string& destination)
+    : fs_(fs),
+      destination_(without_trailing_slashes(destination)),
+      path_(StagedDestination::staging_path_of(destination_) + std::string(kSuffix)) {}
+
+bool SharedWork::is_begun() const {
+  return mode_of_name(path_in(kWorkName)).has_value() &&
+         mode_of_name(StagedDestination::staging_path_of(destination_)).has_value();
+}
+
+ResumeIdentity SharedWork::identity() const {
+  return read_journal_head(fs_, path_in(kWorkName)).identity;
+}
+
+int SharedWork::num_shares() const {
+  const std::string text = said_of(identity(), kNumShares).value_or("");
+  const int number = std::atoi(text.c_str());
+  if (number < 1) {
+    throw Error::expected(ErrorKind::corruption, {.path = path_in(kWorkName)}, kNumShares,
+                          "1 or more", printable(text));
+  }
+  return number;
+}
+
+std::string SharedWork::command() const {
+  return read_file(fs_, path_in(kCommandName), kMaxTextNbytes);
+}
+
+FileDescriptor SharedWork::lock() {
+  const std::string path = path_in(kLockName);
+  if (const std::string parent = directory_of(destination_);
+      fs_.kind_of(parent) != FileKind::directory) {
+    throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
+                          "an existing folder to write into", "none at " + printable(parent));
+  }
+  for (;;) {
+    try {
+      fs_.make_directory(path_);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::already_exists) throw;
+    }
+    FileDescriptor file(tessera::detail::retry_on_interrupt(
+        [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666); }));
+    if (!file) {
+      if (errno == ENOENT) continue;  // another process has just finished and removed the folder
+      tessera::detail::throw_system_error(errno, path, "open");
+    }
+    LockResult result = tessera::detail::try_lock_between_hosts(file);
+    while (result == LockResult::held_by_another) {
+      std::this_thread::sleep_for(kPollInterval);
+      result = tessera::detail::try_lock_between_hosts(file);
+    }
+    if (result == LockResult::unavailable) refuse_no_locks(path_);
+    if (is_same_object(file, path)) return file;
+  }
+}
+
+void SharedWork::clear() {
+  for (const std::string& name : fs_.list_directory(path_)) {
+    if (name != kLockName) fs_.remove_all(path_in(name));
+  }
+}
+
+void SharedWork::begin(const ResumeIdentity& identity, int num_shares, const std::string& command) {
+  write_text(fs_, path_in(kCommandName), command);
+  const std::string unfinished = path_in(std::string(kWorkName) + ".new");
+  Journal(fs_, unfinished, with_num_shares(identity, num_shares)).sync();
+  fs_.rename(unfinished, path_in(kWorkName));
+  fs_.sync_directory(path_);
+}
+
+void SharedWork::require_same(const ResumeIdentity& identity, int num_shares) const {
+  const auto difference = first_difference(this->identity(), with_num_shares(identity, num_shares));
+  if (!difference) return;
+  throw Error::expected(
+      ErrorKind::mismatch, {.path = path_},
+      "the workers' source or options differ: " + printable(difference->name),
+      printable(difference->before), printable(difference->now),
+      "all workers need the same command; to begin anew, discard the work of all");
+}
+
+std::string SharedWork::journal_path(int share) const {
+  return path_in(std::string(kSharePrefix) + std::to_string(share));
+}
+
+std::set<int> SharedWork::complete_shares() const {
+  // Lists the folder, because a network file system may remember for a while that a name was not
+  // there.
+  std::set<int> shares;
+  for (const std::string& name : fs_.list_directory(path_)) {
+    if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
+    shares.insert(std::atoi(name.c_str() + kSharePrefix.size()));
+  }
+  return shares;
+}
+
+std::string SharedWork::state_in_words(int share) const {
+  if (!mode_of_name(journal_path(share) + ".lock")) return "was never begun";
+  if (!try_lock_share(share)) {
+    const std::string holder =
+        read_begin(fs_, journal_path(share) + ".lock", kMaxTextNbytes).value_or("");
+    return "is being written" + (holder.empty() ? "" : " by " + printable(holder));
+  }
+  return mode_of_name(journal_path(share)) ? "was interrupted" : "was never begun";
+}
+
+std::optional<FileDescriptor> SharedWork::try_lock_share(int share) const {
+  const std::string path = journal_path(share) + ".lock";
+  FileDescriptor file = tessera::detail::open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  const LockResult result = tessera::detail::try_lock_between_hosts(file);
+  if (result == LockResult::unavailable) refuse_no_locks(path_);
+  if (result == LockResult::held_by_another) return std::nullopt;
+  return file;
+}
+
+void SharedWork::name_holder(int share) {
+  const std::string name = this_process();
+  const auto file = fs_.open_for_update(journal_path(share) + ".lock");
+  file->write_at(0, std::as_bytes(std::span(name)));
+  file->resize(name.size());
+  file->close();
+}
+
+void SharedWork::refuse_held(int share) const {
+  throw Error(ErrorKind::already_exists, {.path = path_},
+              share_in_words(share, num_shares()) + " " + state_in_words(share) +
+                  " (each part needs one worker)");
+}
+
+void SharedWork::mark_complete(int share) {
+  const std::string path = journal_path(share) + std::string(kDoneSuffix);
+  if (!mode_of_name(path)) write_text(fs_, path, this_process() + "\n");
+  fs_.sync_directory(path_);
+}
+
+JournalContents SharedWork::all_blocks() const {
+  const std::string main_journal =
+      StagedDestination::journal_path_of(StagedDestination::staging_path_of(destination_));
+  const JournalHead head = read_journal_head(fs_, main_journal);
+  JournalContents all;
+  all.identity = head.identity;
+  all.end_nbytes = head.identity_end_nbytes;
+  const int number = num_shares();
+  for (int share = 0; share < number; ++share) {
+    auto blocks = read_journal(fs_, journal_path(share));
+    if (blocks)
+      all.entries.insert(all.entries.end(), blocks->entries.begin(), blocks->entries.end());
+  }
+  std::ranges::sort(all.entries, {}, &JournalContents::Entry::id);
+  return all;
+}
+
+void SharedWork::end() {
+  fs_.rename(path_in(kWorkName), path_in(kEndedName));
+  fs_.sync_directory(path_);
+}
+
+void SharedWork::undo_end() noexcept {
+  try {
+    fs_.rename(path_in(kEndedName), path_in(kWorkName));
+  } catch (...) {
+    // The work is lost, as after a kill at this point.
+  }
+}
+
+void SharedWork::remove() {
+  // The file `work` goes first: without it, nobody takes the rest for shared work.
+  fs_.remove_all(path_in(kWorkName));
+  try {
+    fs_.remove_all(path_);
+  } catch (const Error&) {
+    // A process that waits for the lock has just made a new lock file. It finds no work, and
+    // removes what is left.
+  }
+}
+
+void SharedWork::discard() {
+  if (!mode_of_name(path_)) return;
+  const FileDescriptor whole = lock();
+  std::vector<FileDescriptor> shares;
+  const int number = is_begun() ? num_shares() : 0;
+  for (int share = 0; share < number; ++share) {
+    auto held = try_lock_share(share);
+    if (!held) refuse_held(share);
+    shares.push_back(std::move(*held));
+  }
+  fs_.remove_all(path_in(kWorkName));
+  const std::string staging_path = StagedDestination::staging_path_of(destination_);
+  const auto mode = mode_of_name(staging_path);
+  if (number > 0 && mode) {
+    // If this is destroyed without commit, it removes the work at the staging path.
+    const StagedDestination staged(
+        fs_, destination_, S_ISDIR(*mode) ? DestinationKind::directory : DestinationKind::file,
+        OverwritePolicy::replace,
+        [](const StagedDestination&) { return StagedDestination::LeftOver::remove; });
+  }
+  remove();
+}
+
+}  // namespace tessera::formats

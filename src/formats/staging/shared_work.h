@@ -1,0 +1,110 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include "base/file_descriptor.h"
+#include "formats/staging/journal.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/create.h"
+
+namespace tessera::formats {
+
+// [Note: Shared work] Several processes can write one checkpoint together, each one a share of the
+// blocks. They need no messages, only a directory that all of them see. Beside the staging path is
+// the folder `<destination>.partial.shares`:
+//
+//     lock           is locked by a process that begins or finishes the work
+//     work           what the work is: an identity that must be equal in all processes
+//     command        a text of the process that began the work
+//     share-I        the journal of share I
+//     share-I.lock   is locked by the process that writes share I, and names that process
+//     share-I.done   exists once share I is complete and synced
+//
+// The first process makes the staging path, with its main journal, and then `work`. Each process
+// writes the blocks of its share into the files at the staging path, and records them in the
+// journal of its share. When all shares are complete, one process takes over all blocks from the
+// journals without reading them, and commits like a writer that works alone. It removes the folder
+// after the checkpoint has appeared. A folder without a staging path is what a process left that
+// died in between.
+//
+// The locks are byte-range locks, which NFS has too. If the file system has none, every share is
+// refused.
+
+/// The folder of shared work of one destination. Thread-safe, as it holds no state.
+class SharedWork {
+ public:
+  SharedWork(FileSystem& fs, const std::string& destination);
+
+  const std::string& path() const { return path_; }
+  /// Whether a process has begun shared work, and nobody has finished or discarded it.
+  bool is_begun() const;
+  /// Returns the identity of the work. Requires: is_begun().
+  ResumeIdentity identity() const;
+  /// Returns the number of shares of the work. Requires: is_begun().
+  int num_shares() const;
+  /// Returns the text of the process that began the work. Requires: is_begun().
+  std::string command() const;
+
+  /// Waits for the lock of the whole work, and creates the folder if it is missing. Throws:
+  /// Error(unsupported) if the file system has no locks.
+  tessera::detail::FileDescriptor lock();
+  /// Removes what an earlier process left in the folder. Requires: `lock` is held.
+  void clear();
+  /// Begins the work. Requires: `lock` is held, and the staging path exists.
+  void begin(const ResumeIdentity& identity, int num_shares, const std::string& command);
+  /// Throws Error(mismatch) with the first difference if the work was begun with another identity
+  /// or another number of shares.
+  void require_same(const ResumeIdentity& identity, int num_shares) const;
+
+  std::string journal_path(int share) const;
+  /// Returns the numbers of the shares that are complete.
+  std::set<int> complete_shares() const;
+  bool is_complete(int share) const { return complete_shares().contains(share); }
+  /// Returns why a share is not complete, in words. Requires: is_complete(share) is false.
+  std::string state_in_words(int share) const;
+  /// Locks a share; returns nothing if another process holds it. Throws: Error(unsupported) if the
+  /// file system has no locks.
+  std::optional<tessera::detail::FileDescriptor> try_lock_share(int share) const;
+  /// Writes this process's name into the lock file of a share. Requires: the share is locked.
+  void name_holder(int share);
+  /// Throws the error for a share that another process holds.
+  [[noreturn]] void refuse_held(int share) const;
+  /// Records that a share is complete. Requires: its blocks and its journal are synced.
+  void mark_complete(int share);
+
+  /// Returns the blocks of all shares, with the identity of the main journal, to be resumed.
+  JournalContents all_blocks() const;
+
+  /// Ends the work, just before an exchange. From then on the staging path may hold the replaced
+  /// checkpoint, so it must no longer be taken for the work. Requires: `lock` is held.
+  void end();
+  /// Undoes `end`, because nothing was exchanged.
+  void undo_end() noexcept;
+  /// Removes the folder. Requires: `lock` is held.
+  void remove();
+  /// Removes the folder and what is at the staging path, unless a process is writing a share. Does
+  /// nothing without the folder. Throws: Error(already_exists).
+  void discard();
+
+ private:
+  std::string path_in(const std::string& name) const { return join_path(path_, name); }
+
+  FileSystem& fs_;
+  std::string destination_;
+  std::string path_;
+};
+
+/// A difference between the identities of two runs.
+struct IdentityDifference {
+  std::string name;
+  std::string before;
+  std::string now;
+};
+/// Returns the first difference of two identities. Compares digests last, after the explanations of
+/// the plan, because a difference of digests says least.
+std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
+                                                   const ResumeIdentity& now);
+
+}  // namespace tessera::formats

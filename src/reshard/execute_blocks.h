@@ -1,0 +1,24 @@
+#pragma once
+
+#include <vector>
+
+#include "reshard/work_shares.h"
+#include "tessera/reshard/executor.h"
+
+namespace tessera::reshard {
+
+/// Does what `execute` does, for some blocks of the writer alone. `blocks`: ascending ranges that
+/// do not overlap.
+void execute_blocks(const Plan& plan, const formats::TensorSource& source,
+                    formats::CheckpointWriter& writer, const ExecuteOptions& options,
+                    const std::vector<BlockRange>& blocks);
+
+/// Throws Error(mismatch) if a file of the source has changed during the move: then some blocks
+/// come from the old file, and others from the new one.
+void require_unchanged(const FileStates& before, const FileStates& after);
+
+/// Reads the values that a plan moves, and completes the journal's identity in `create`.
+std::vector<Value> prepare_move(const Plan& plan, const formats::CheckpointReader& reader,
+                                formats::CreateOptions& create);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,195 @@
+#include <atomic>
+#include <memory>
+#include <new>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "formats/staging/shared_work.h"
+#include "formats/staging/staged_destination.h"
+#include "formats/staging/staged_work.h"
+#include "reshard/execute_blocks.h"
+#include "reshard/work_shares.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/formats/format_writer.h"
+#include "tessera/reshard/executor.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::CreateOptions;
+using formats::KeptWork;
+using formats::SharedWork;
+using formats::ShareOptions;
+using formats::ShareWriter;
+
+/// A move by several processes, as one of them sees it.
+class SharedMove {
+ public:
+  SharedMove(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
+             const std::string& destination, CreateOptions create)
+      : plan_(plan),
+        reader_(reader),
+        fs_(fs),
+        destination_(destination),
+        create_(std::move(create)),
+        values_(prepare_move(plan, reader, create_)),
+        work_(fs, destination) {
+    TESSERA_CHECK(plan.problems.empty());
+  }
+
+  const SharedWork& work() const { return work_; }
+  void set_kept_work(KeptWork kept_work) { create_.journal->kept_work = kept_work; }
+
+  /// Writes one share. Returns nothing if it was complete already. `beginning` says whether this
+  /// may begin the work.
+  std::optional<SharedMoveOutcome::Share> write(const SharedMoveOptions& worker, int share,
+                                                ShareOptions::Beginning beginning,
+                                                const ExecuteOptions& options) const;
+  /// Makes the destination appear if all shares are complete.
+  void finish(SharedMoveOutcome& outcome);
+
+ private:
+  std::unique_ptr<ShareWriter> start(const ShareOptions& share) const;
+  void write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
+                    const ExecuteOptions& options) const;
+  void list_missing(SharedMoveOutcome& outcome) const;
+
+  const Plan& plan_;
+  const CheckpointReader& reader_;
+  FileSystem& fs_;
+  const std::string& destination_;
+  CreateOptions create_;
+  const std::vector<Value> values_;
+  SharedWork work_;
+};
+
+std::unique_ptr<ShareWriter> SharedMove::start(const ShareOptions& share) const {
+  auto writer = formats::writer_of(create_.format)
+                    .start_share(fs_, destination_, plan_.destination, values_, create_, share);
+  if (writer) return writer;
+  throw Error(ErrorKind::unsupported, {.path = destination_},
+              "format: one process must write all of " + std::string(create_.format.name()));
+}
+
+std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOptions& worker,
+                                                          int share,
+                                                          ShareOptions::Beginning beginning,
+                                                          const ExecuteOptions& options) const {
+  const auto writer = start({.index = share,
+                             .num_shares = worker.num_shares,
+                             .command = worker.command,
+                             .beginning = beginning});
+  if (work_.is_complete(share)) return std::nullopt;
+  const BlocksOfShare blocks =
+      divide_blocks(*writer, worker.num_shares)[static_cast<std::size_t>(share)];
+  if (worker.begins) worker.begins(share, blocks.nbytes);
+  std::atomic<std::uint64_t> resumed_nbytes = 0;
+  ExecuteOptions counting = options;
+  counting.resumed = [&](std::uint64_t nbytes) {
+    resumed_nbytes += nbytes;
+    if (options.resumed) options.resumed(nbytes);
+  };
+  write_blocks(*writer, blocks, counting);
+  return SharedMoveOutcome::Share{share, blocks.nbytes, resumed_nbytes};
+}
+
+/// Adds to an error that the share's finished blocks are kept.
+void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
+                              const ExecuteOptions& options) const {
+  const auto kept = [&] {
+    return "kept: the finished blocks of this part, in " +
+           printable(formats::StagedDestination::staging_path_of(destination_));
+  };
+  ExecuteOptions with_path = options;
+  with_path.source_path = reader_.path();
+  const FileStates before =
+      options.source_files ? *options.source_files : source_file_states(reader_);
+  try {
+    execute_blocks(plan_, reader_, writer, with_path, blocks.ranges);
+    require_unchanged(before, source_file_states(reader_));
+    if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+    writer.commit_share();
+  } catch (const Error& error) {
+    if (!writer.keep_work()) throw;
+    throw Error::listing(error.kind(), error.where(), error.reason(), kept(),
+                         {Remedy::Action::resume_or_discard});
+  } catch (const std::bad_alloc&) {
+    throw Error::listing(ErrorKind::io, {}, "out of memory", kept(),
+                         {Remedy::Action::use_less_memory});
+  }
+}
+
+void SharedMove::list_missing(SharedMoveOutcome& outcome) const {
+  const int number = work_.num_shares();
+  const std::set<int> complete = work_.complete_shares();
+  for (int share = 0; share < number; ++share) {
+    if (!complete.contains(share)) outcome.missing.push_back({share, work_.state_in_words(share)});
+  }
+}
+
+void SharedMove::finish(SharedMoveOutcome& outcome) {
+  const auto lock = work_.lock();
+  if (!work_.is_begun()) {
+    // Another worker has finished the work while this one waited for the lock.
+    work_.remove();
+    outcome.is_finished = fs_.kind_of(destination_).has_value();
+    return;
+  }
+  work_.require_same(formats::work_options(create_).journal->identity, work_.num_shares());
+  list_missing(outcome);
+  if (!outcome.missing.empty()) return;
+  const auto writer = start({.step = ShareOptions::Step::finish});
+  for (const auto id : writer->write_order()) {
+    const auto& tensor = plan_.destination.tensors[id.tensor_index];
+    const std::int64_t numel =
+        numel_of(writer->contents().tensors[id.tensor_index].pieces[id.piece_index].region);
+    TESSERA_CHECK(tensor.meta.fqn == writer->contents().tensors[id.tensor_index].meta.fqn);
+    const std::int64_t step = writer->block_numel(id);
+    for (std::int64_t begin = 0; begin < numel; begin += step) writer->adopt_block(id, begin);
+  }
+  writer->commit();
+  outcome.is_finished = true;
+}
+
+}  // namespace
+
+SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
+                             const std::string& destination, CreateOptions create,
+                             const SharedMoveOptions& worker, const ExecuteOptions& options) {
+  TESSERA_CHECK(0 <= worker.share && worker.share < worker.num_shares);
+  SharedMove move(plan, reader, fs, destination, std::move(create));
+  SharedMoveOutcome outcome;
+  const auto own = move.write(worker, worker.share, ShareOptions::Beginning::allowed, options);
+  outcome.shares.push_back(
+      own.value_or(SharedMoveOutcome::Share{.index = worker.share, .was_complete = true}));
+  if (worker.other_shares == SharedMoveOptions::OtherShares::take_over) {
+    move.set_kept_work(KeptWork::resume);
+    for (int step = 1; step < worker.num_shares; ++step) {
+      const int share = (worker.share + step) % worker.num_shares;
+      if (!move.work().is_begun()) break;  // another worker has finished the move
+      if (move.work().is_complete(share) || !move.work().try_lock_share(share)) continue;
+      try {
+        const auto taken = move.write(worker, share, ShareOptions::Beginning::refused, options);
+        if (taken) outcome.shares.push_back(*taken);
+      } catch (const Error& error) {
+        // Another worker has locked the share, or finished the move, in between.
+        if (error.kind() != ErrorKind::already_exists) throw;
+      }
+    }
+  }
+  move.finish(outcome);
+  return outcome;
+}
+
+SharedMoveOutcome finish_shares(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
+                                const std::string& destination, CreateOptions create) {
+  SharedMove move(plan, reader, fs, destination, std::move(create));
+  SharedMoveOutcome outcome;
+  move.finish(outcome);
+  return outcome;
+}
+
+}  // namespace tessera::reshard

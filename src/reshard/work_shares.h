@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/formats/format_writer.h"
+
+namespace tessera::reshard {
+
+/// A half-open range of a writer's blocks. Blocks are numbered in the order of
+/// CheckpointWriter::write_order.
+struct BlockRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t num_blocks() const { return end - begin; }
+  friend bool operator==(const BlockRange&, const BlockRange&) = default;
+};
+
+/// The blocks of one share: ranges in ascending order that do not touch, and their bytes.
+struct BlocksOfShare {
+  std::vector<BlockRange> ranges{};
+  std::uint64_t nbytes = 0;
+  friend bool operator==(const BlocksOfShare&, const BlocksOfShare&) = default;
+};
+
+/// The blocks of one piece, which follow each other.
+struct PieceExtent {
+  std::int64_t num_blocks = 0;
+  std::uint64_t block_nbytes = 0;  // of all blocks except the last one
+  std::uint64_t nbytes = 0;        // of all blocks
+  std::size_t file = 0;            // that holds them; the pieces of a file follow each other
+};
+
+/// Divides blocks into `num_shares` shares of about equal bytes. Each block is in one share. The
+/// result depends only on the arguments.
+///
+/// With Unit::block, a share is one range. Shares differ from the mean by at most one block, plus 4
+/// % of the mean where this lets a share end at the end of a file, so that fewer files have two
+/// writers. With Unit::file, a share has whole files: the largest file goes first, to the share
+/// with the fewest bytes.
+std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
+                                         formats::ShareWriter::Unit unit, int num_shares);
+
+/// Divides the blocks of a writer.
+std::vector<BlocksOfShare> divide_blocks(const formats::ShareWriter& writer, int num_shares);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Moves checkpoints with several workers, kills some of them at random moments, and has others go on."""
+
+import argparse
+import fcntl
+import json
+import os
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+OPTIONS = None
+DESTINATIONS = (
+    ("native", ["--world-size", "5"]),
+    ("zstd", ["--world-size", "3", "--compress", "zstd"]),
+    ("one.safetensors", []),
+    ("shards", ["--to", "safetensors", "--max-shard-size", "5MiB"]),
+    ("dcp", ["--to", "dcp", "--world-size", "2"]),
+    ("one.pt", []),
+    ("cast", ["--to", "dcp", "--cast", "float32"]),
+)
+NUM_WORKERS = (1, 2, 3, 8)
+
+
+def write_source(path, seed):
+    """Writes 24 MiB of safetensors whose bytes compress as weights do."""
+    rows, columns, num_tensors = 1024, 1024, 12
+    nbytes = rows * columns * 2
+    header = {f"layers.{i}.weight": {"dtype": "BF16", "shape": [rows, columns],
+                                     "data_offsets": [i * nbytes, (i + 1) * nbytes]}
+              for i in range(num_tensors)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    noise = bytearray(random.Random(seed).randbytes(nbytes))
+    noise[1::2] = bytes(0x38 + byte % 4 for byte in noise[1::2])
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for i in range(num_tensors):
+            noise[0:2] = struct.pack("<H", i)
+            out.write(noise)
+
+
+def contents(path):
+    """Returns all files of a checkpoint with their bytes; nothing where there is none."""
+    if path.is_file():
+        return {path.name: path.read_bytes()}
+    return {each.name: each.read_bytes() for each in path.iterdir()} if path.exists() else {}
+
+
+class KilledWorkers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.seed = int(os.environ.get("TESSERA_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+        cls.folder = tempfile.TemporaryDirectory(prefix="tessera-workers-")
+        cls.root = pathlib.Path(cls.folder.name)
+        cls.source, cls.old_source = cls.root / "source.safetensors", cls.root / "old.safetensors"
+        write_source(cls.source, 1)
+        write_source(cls.old_source, 2)
+        cls.extra = cls.root / "extra"
+        cls.extra.mkdir()
+        (cls.extra / "config.json").write_text("{}")
+        cls.expected = {}
+        cls.seconds = {}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=self.root)
+        self.addCleanup(folder.cleanup)
+        self.work = pathlib.Path(folder.name)
+
+    def start(self, name, options, source=None):
+        extra = [] if pathlib.Path(name).suffix else ["--extra-files-from", self.extra]
+        command = [OPTIONS.bin / "ckpt-reshard", source or self.source, self.work / name, *options, *extra,
+                   "--threads", "1"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run_tool(self, name, options, code=0, source=None):
+        """Returns what a run printed."""
+        process = self.start(name, options, source)
+        stdout, stderr = process.communicate()
+        self.assertEqual(process.returncode, code, stderr)
+        return stdout + stderr
+
+    def finish(self, name, *options, code=0):
+        done = subprocess.run([OPTIONS.bin / "ckpt-reshard", "finish", self.work / name, *options],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout + done.stderr
+
+    def by_one_process(self, name, options):
+        if name not in self.expected:
+            with tempfile.TemporaryDirectory(dir=self.root) as alone:
+                work, self.work = getattr(self, "work", None), pathlib.Path(alone)
+                start = time.monotonic()
+                self.run_tool(name, options)
+                self.seconds[name] = time.monotonic() - start
+                self.expected[name] = contents(self.work / name)
+                self.work = work
+        return self.expected[name]
+
+    def assert_finished(self, name, options):
+        self.assertEqual(contents(self.work / name), self.by_one_process(name, options))
+        self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
+
+    def test_any_number_of_workers_gives_the_bytes_of_one_process(self):
+        for name, options in DESTINATIONS:
+            expected = self.by_one_process(name, options)
+            for number in NUM_WORKERS:
+                with self.subTest(name=name, number=number):
+                    work, self.work = self.work, self.work / f"{name}-{number}"
+                    self.work.mkdir()
+                    workers = [self.start(name, [*options, "--part", f"{i}/{number}"]) for i in range(number)]
+                    for worker in workers:
+                        _, stderr = worker.communicate()
+                        self.assertEqual(worker.returncode, 0, stderr)
+                    self.assertEqual(contents(self.work / name), expected)
+                    self.assertEqual([e.name for e in self.work.iterdir() if ".partial" in e.name], [])
+                    self.work = work
+
+    def test_killed_at_any_moment(self):
+        draw = random.Random(self.seed)
+        num_killed = 0
+        while num_killed < OPTIONS.kills:
+            name, options = draw.choice(DESTINATIONS)
+            expected = self.by_one_process(name, options)
+            number = draw.choice((2, 3, 5))
+            replaces, takes_over = draw.random() < 0.25, draw.random() < 0.3
+            with self.subTest(seed=self.seed, name=name, number=number, replaces=replaces, takes_over=takes_over), \
+                 tempfile.TemporaryDirectory(dir=self.root) as folder:
+                self.work = pathlib.Path(folder)
+                before = {}
+                if replaces:
+                    self.run_tool(name, options, source=self.old_source)
+                    before = contents(self.work / name)
+                    self.assertNotEqual(before, expected)
+                num_killed += self.kill_and_go_on(draw, name, [*options, *["--overwrite"] * replaces], number,
+                                                  takes_over, before, expected)
+
+    def kill_and_go_on(self, draw, name, options, number, takes_over, before, expected):
+        parts = [[*options, "--part", f"{i}/{number}"] for i in range(number)]
+        workers = [self.start(name, part) for part in parts]
+        doomed = draw.sample(range(number), draw.randint(1, number))
+        for i in doomed:
+            time.sleep(draw.uniform(0, self.seconds[name]))
+            workers[i].kill()
+        is_complete = [False] * number
+        for i, worker in enumerate(workers):
+            _, stderr = worker.communicate()
+            is_complete[i] = worker.returncode == 0
+            if i not in doomed:
+                self.assertEqual(worker.returncode, 0, stderr)
+        found = contents(self.work / name)
+        self.assertIn(found, (before, expected), "neither the old nor the new one, whole")
+        if found == expected and not list(self.work.glob("*.partial*")):
+            return len(doomed)  # all had ended, or a worker was killed after the last step
+        if found == expected != before:
+            self.finish(name)  # killed between the appearance and the removal of what was beside it
+            self.assertEqual(contents(self.work / name), expected)
+            return len(doomed)
+        if takes_over:
+            self.run_tool(name, [*parts[draw.randrange(number)], "--take-over", "--resume"])
+        else:
+            for i in range(number):  # one that was killed at its end may find that others have finished
+                if not is_complete[i] and contents(self.work / name) != expected:
+                    self.run_tool(name, [*parts[i], "--resume"])
+            if all(is_complete):
+                self.finish(name)
+        self.assertEqual(contents(self.work / name), expected)
+        self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
+        return len(doomed)
+
+    def test_two_workers_of_one_part(self):
+        for name, options in DESTINATIONS:
+            with self.subTest(name=name):
+                self.run_tool(name, [*options, "--part", "0/2"])
+                with open(self.work / (name + ".partial.shares") / "share-1.lock", "w") as lock:
+                    fcntl.lockf(lock, fcntl.LOCK_EX)  # as another worker does
+                    lock.write("host-7, process 123")
+                    lock.flush()
+                    for flags in ([], ["--resume"], ["--discard"]):
+                        said = self.run_tool(name, [*options, "--part", "1/2", *flags], code=2)
+                        self.assertIn("part 1 of 2 is being written by host-7, process 123", said)
+                    self.assertIn("several workers write this checkpoint", self.run_tool(name, options, code=2))
+                    self.assertIn("is being written", self.run_tool(name, [*options, "--discard"], code=2))
+                    self.assertIn("is being written", self.finish(name, "--discard", code=2))
+                    self.assertIn("part 1 is being written by host-7", self.finish(name, code=3))
+                    said = self.run_tool(name, [*options, "--part", "0/2", "--take-over"])
+                    self.assertIn("1 of 2 parts are not complete yet: 1", said)
+                self.run_tool(name, [*options, "--part", "1/2"])
+                self.assert_finished(name, options)
+
+    def test_another_plan_source_or_number_is_refused_by_name(self):
+        name, options = "dcp", ["--to", "dcp", "--world-size", "2"]
+        self.run_tool(name, [*options, "--part", "0/2"])
+        for other, said in ((["--to", "dcp", "--world-size", "3", "--part", "1/2"], "world-size"),
+                            ([*options, "--part", "1/3"], "number of workers: expected 2, found 3"),
+                            ([*options, "--cast", "float16", "--part", "1/2"], "cast")):
+            found = self.run_tool(name, other, code=3)
+            self.assertIn("the workers' source or options differ", found)
+            self.assertIn(said, found)
+        found = self.run_tool(name, [*options, "--part", "1/2"], code=3, source=self.old_source)
+        self.assertIn("source old.safetensors", found)
+        self.run_tool(name, [*options, "--part", "1/2"])
+        self.assert_finished(name, options)
+
+    def test_finish_names_missing_parts_and_a_worker_takes_them_over(self):
+        name, options = "shards", ["--to", "safetensors", "--max-shard-size", "5MiB"]
+        self.run_tool(name, [*options, "--part", "2/4"])
+        said = self.finish(name, code=3)
+        self.assertIn("expected 4 that are complete, found 1", said)
+        for part in (0, 1, 3):
+            self.assertIn(f"part {part} was never begun", said)
+        self.run_tool(name, [*options, "--part", "0/4", "--take-over"])
+        self.assert_finished(name, options)
+        self.assertIn("is it finished already?", self.finish(name, code=3))
+
+    def test_the_work_of_all_can_be_discarded(self):
+        for name, options in DESTINATIONS:
+            with self.subTest(name=name):
+                self.run_tool(name, [*options, "--part", "0/2"])
+                self.assertIn("several workers", self.run_tool(name, options, code=2))
+                self.finish(name, "--discard")
+                self.assertEqual([each.name for each in self.work.iterdir() if each.name.startswith(name)], [])
+                self.run_tool(name, [*options, "--part", "0/3"])
+                self.run_tool(name, [*options, "--discard"])
+                self.assert_finished(name, options)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True, type=pathlib.Path, help="folder of the tools")
+    parser.add_argument("--kills", type=int, default=30)
+    OPTIONS, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])

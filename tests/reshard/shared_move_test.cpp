@@ -1,0 +1,272 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "formats/native_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/fault_file_system.h"
+#include "support/files.h"
+#include "support/memory_checkpoint.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/create.h"
+#include "tessera/reshard/executor.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::Format;
+using formats::KeptWork;
+using test::FaultFileSystem;
+using test::MemoryCheckpoint;
+using test::ThrowsError;
+
+/// Counts the bytes that are read, and fails once there have been too many.
+class CountingReader final : public CheckpointReader {
+ public:
+  explicit CountingReader(const CheckpointReader& base) : base_(base) {}
+  void fail_after(std::uint64_t nbytes) { limit_nbytes_ = nbytes_read_ + nbytes; }
+  std::uint64_t nbytes_read() const { return nbytes_read_; }
+
+  Format format() const override { return base_.format(); }
+  const std::string& path() const override { return base_.path(); }
+  const formats::CheckpointContents& contents() const override { return base_.contents(); }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(ErrorKind::io, {}, "pulled plug");
+    nbytes_read_ += out.size();
+    base_.read_piece(tensor_index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override { return base_.read_value(value_index); }
+  std::vector<std::string> data_files() const override { return {}; }
+  formats::PieceStorage piece_storage(std::size_t tensor_index,
+                                      std::size_t piece_index) const override {
+    return base_.piece_storage(tensor_index, piece_index);
+  }
+  void check_files(const formats::FindingSink&) const override {}
+  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
+
+ private:
+  const CheckpointReader& base_;
+  std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
+  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
+};
+
+/// Two tensors of several blocks in every format, in pieces of several ranks, small ones, and a
+/// value.
+MemoryCheckpoint a_source() {
+  test::Random random;
+  MemoryCheckpoint source("source", 3);
+  constexpr std::int64_t kRows = 3 << 10;
+  constexpr std::int64_t kColumns = 1 << 10;
+  const auto bytes = test::random_bytes(kRows * kColumns * 4, random);
+  for (const char* name : {"v", "w"}) {
+    std::vector<formats::Piece> pieces;
+    for (int rank = 0; rank < 3; ++rank) {
+      pieces.push_back({Box{{rank * kRows / 3, 0}, {kRows / 3, kColumns}}, rank});
+    }
+    source.add({name, DType::float32, {kRows, kColumns}}, bytes, pieces);
+  }
+  source.add({"x_empty", DType::float32, {0, 4}}, {});
+  source.add({"y_step", DType::int64, {}}, test::bytes_of<std::int64_t>({42}));
+  source.add_value("epoch", Value(7));
+  return source;
+}
+
+struct Destination {
+  std::string name;
+  std::string file;
+  Format format;
+  int world_size = 0;
+
+  friend std::ostream& operator<<(std::ostream& out, const Destination& destination) {
+    return out << destination.name;
+  }
+};
+
+class SharedMoveTest : public ::testing::TestWithParam<Destination> {
+ protected:
+  Plan planned() const {
+    return plan_reshard(source_.contents(), source_.path(),
+                        {.format = GetParam().format, .world_size = GetParam().world_size});
+  }
+  formats::CreateOptions create_options(KeptWork kept_work = KeptWork::refuse) const {
+    formats::CreateOptions create{.format = GetParam().format};
+    create.journal.emplace();
+    create.journal->kept_work = kept_work;
+    return create;
+  }
+  std::string path() const { return tmp_ / GetParam().file; }
+
+  SharedMoveOutcome move(const CheckpointReader& reader, int share, int num_shares,
+                         KeptWork kept_work = KeptWork::refuse) {
+    return move_share(planned(), reader, FileSystem::posix(), path(), create_options(kept_work),
+                      {.share = share, .num_shares = num_shares}, {.num_threads = 2});
+  }
+
+  std::map<std::string, std::string> all_files() const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
+      const std::string file = entry.path().string();
+      if (entry.is_regular_file()) files[file.substr(tmp_.path().size())] = test::read_all(file);
+    }
+    return files;
+  }
+  /// Returns what one process writes, and removes it.
+  std::map<std::string, std::string> by_one_process(const CheckpointReader& reader) {
+    move_checkpoint(planned(), reader, FileSystem::posix(), path(), create_options(), {});
+    auto files = all_files();
+    for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(entry.path());
+    }
+    return files;
+  }
+
+  MemoryCheckpoint source_ = a_source();
+  test::TemporaryDirectory tmp_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, SharedMoveTest,
+                         ::testing::Values(Destination{"native", "c", Format::native, 3},
+                                           Destination{"dcp", "c", Format::dcp, 2},
+                                           Destination{"safetensors", "c.safetensors",
+                                                       Format::safetensors},
+                                           Destination{"torch_zip", "c.pt", Format::torch_zip},
+                                           Destination{"deepspeed", "c", Format("deepspeed")}),
+                         [](const auto& each) { return each.param.name; });
+
+TEST_P(SharedMoveTest, AnyNumberOfSharesGivesTheBytesOfOneProcessAndReadsNoMore) {
+  CountingReader alone(source_);
+  const auto expected = by_one_process(alone);
+  for (const int number : {1, 2, 3, 8}) {
+    SCOPED_TRACE(number);
+    CountingReader reader(source_);
+    for (int i = 0; i < number; ++i) {
+      EXPECT_FALSE(FileSystem::posix().kind_of(path()).has_value());
+      const SharedMoveOutcome outcome = move(reader, number - 1 - i, number);
+      EXPECT_EQ(outcome.is_finished, i == number - 1);
+      EXPECT_EQ(outcome.missing.size(), static_cast<std::size_t>(number - 1 - i));
+    }
+    EXPECT_LE(static_cast<double>(reader.nbytes_read()),
+              1.05 * static_cast<double>(alone.nbytes_read()));
+    EXPECT_TRUE(all_files() == expected);
+    for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(entry.path());
+    }
+  }
+}
+
+TEST_P(SharedMoveTest, AnInterruptedShareIsResumed) {
+  CountingReader reader(source_);
+  const auto expected = by_one_process(reader);
+  move(reader, 0, 2);
+  reader.fail_after(9 << 20);
+  EXPECT_THAT([&] { move(reader, 1, 2); }, ThrowsError(ErrorKind::io, "pulled plug"));
+  reader.fail_after(std::uint64_t{1} << 40);
+  EXPECT_THAT([&] { move(reader, 1, 2); }, ThrowsError(ErrorKind::already_exists, "part 1 of 2"));
+  const SharedMoveOutcome outcome = move(reader, 1, 2, KeptWork::resume);
+  EXPECT_TRUE(outcome.is_finished);
+  EXPECT_GT(outcome.shares.at(0).resumed_nbytes, 0U);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+MemoryCheckpoint small_source(float first) {
+  MemoryCheckpoint source("small", 2);
+  source.add({"v", DType::float32, {4}}, test::bytes_of<float>({first, 2, 3, 4}),
+             {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  source.add({"w", DType::float32, {2}}, test::bytes_of<float>({first, 6}),
+             {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
+  source.add_value("epoch", Value(7));
+  return source;
+}
+
+/// Two workers replace a checkpoint; one of them dies.
+class DyingWorkerTest : public SharedMoveTest {
+ protected:
+  DyingWorkerTest() { source_ = small_source(1); }
+
+  void write_old() {
+    const MemoryCheckpoint old = small_source(100);
+    move_checkpoint(planned(), old, quick_, path(), create_options(), {});
+  }
+  SharedMoveOutcome replace(FileSystem& fs, int share, KeptWork kept_work) {
+    formats::CreateOptions create = create_options(kept_work);
+    create.overwrite = OverwritePolicy::replace;
+    return move_share(planned(), source_, fs, path(), create, {.share = share, .num_shares = 2},
+                      {.num_threads = 1});
+  }
+  /// Returns the files of the destination.
+  std::map<std::string, std::string> destination_files() const {
+    auto files = all_files();
+    std::erase_if(
+        files, [](const auto& file) { return file.first.find(".partial") != std::string::npos; });
+    return files;
+  }
+  void remove_everything() const {
+    for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
+      std::filesystem::remove_all(entry.path());
+    }
+  }
+
+  FaultFileSystem quick_{FileSystem::posix(), tmp_.path()};  // fails nothing, and does not sync
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, DyingWorkerTest,
+                         ::testing::Values(Destination{"native", "c", Format::native, 2},
+                                           Destination{"dcp", "c", Format::dcp, 2},
+                                           Destination{"torch_zip", "c.pt", Format::torch_zip}),
+                         [](const auto& each) { return each.param.name; });
+
+// The last worker also finishes, so this dies in the midst of that, too.
+TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies) {
+  const auto expected = by_one_process(source_);
+  write_old();
+  const auto old = destination_files();
+  bool has_died = true;
+  for (std::int64_t operation = 0; has_died; ++operation) {
+    SCOPED_TRACE(operation);
+    remove_everything();
+    write_old();
+    replace(quick_, 0, KeptWork::refuse);
+    FaultFileSystem fs(FileSystem::posix(), tmp_.path());
+    fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
+    try {
+      replace(fs, 1, KeptWork::refuse);
+    } catch (const Error&) {
+      EXPECT_TRUE(fs.has_failed());
+    }
+    has_died = fs.has_failed();
+    ASSERT_TRUE(destination_files() == old || destination_files() == expected);
+    // A death just before the exchange loses the work of both, as it does for a single writer.
+    for (int share = 0; share < 2 && destination_files() == old; ++share) {
+      replace(quick_, share, KeptWork::resume);
+    }
+    const SharedMoveOutcome outcome =
+        finish_shares(planned(), source_, quick_, path(), create_options());
+    EXPECT_TRUE(outcome.is_finished);
+    ASSERT_TRUE(destination_files() == expected);
+    EXPECT_FALSE(FileSystem::posix().kind_of(path() + ".partial.shares").has_value());
+  }
+}
+
+TEST_P(SharedMoveTest, AWriterThatWorksAloneIsRefused) {
+  move(source_, 0, 2);
+  const auto alone = [&] {
+    move_checkpoint(planned(), source_, FileSystem::posix(), path(), {.format = GetParam().format},
+                    {});
+  };
+  const auto before = all_files();
+  EXPECT_THAT(alone, ThrowsError(ErrorKind::already_exists, "several workers"));
+  EXPECT_TRUE(all_files() == before);
+}
+
+}  // namespace
+}  // namespace tessera::reshard

@@ -1,0 +1,59 @@
+#include "ckpt-reshard/finish_command.h"
+
+#include <filesystem>
+#include <optional>
+
+#include "ckpt-reshard/commands.h"
+#include "ckpt-reshard/worker_options.h"
+#include "formats/staging/shared_work.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::cli {
+
+void add_finish_command(CommandLine& line, FinishOptions& options, Terminal& terminal) {
+  line.add_command("finish", "Makes a checkpoint appear that several workers have written",
+                   [&] { return run_finish(options, terminal); })
+      .describe(
+          "The worker that ends last does this by itself. Use this verb if that worker died before "
+          "it could, or to see which parts are missing. It repeats the command of the worker that "
+          "began, so the source must still be there.")
+      .argument("DST", options.destination, "The destination of the workers")
+      .flag("--discard", options.discard, "Remove the work of all workers instead")
+      .example("finish step-1000.8",
+               "Finish what ckpt-reshard --part 0/4 … --part 3/4 have written");
+}
+
+ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
+  FileSystem& fs = FileSystem::posix();
+  formats::SharedWork work(fs, options.destination);
+  if (!fs.kind_of(work.path())) {
+    throw Error::expected(ErrorKind::not_found, {.path = options.destination}, "work of workers",
+                          "the folder " + printable(work.path()), "none",
+                          fs.kind_of(options.destination) ? "is it finished already?" : "");
+  }
+  if (options.discard) {
+    work.discard();
+    terminal.print(options.destination + ": the work of all workers is removed\n");
+    return ExitCode::done;
+  }
+  if (!work.is_begun()) {
+    const auto lock = work.lock();
+    if (!work.is_begun()) work.remove();
+    terminal.print(options.destination + ": nothing to finish\n");
+    return ExitCode::done;
+  }
+  const std::optional<RecordedCommand> command = command_from_text(work.command(), work.path());
+  if (!command) {
+    throw Error::expected(ErrorKind::unsupported, {.path = work.path()}, "workers",
+                          "workers that ran ckpt-reshard", "others",
+                          "run any of them again with resume, which finishes complete work");
+  }
+  const std::string folder = fs.resolve_links(work.path());
+  if (std::filesystem::current_path() != command->directory) {
+    std::filesystem::current_path(command->directory);
+  }
+  return run_command_line(command->arguments, folder, terminal);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,118 @@
+#include "ckpt-reshard/worker_options.h"
+
+#include <charconv>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "base/json.h"
+#include "cli/launcher.h"
+#include "tessera/base/value.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kArguments = "arguments";
+constexpr const char* kDirectory = "directory";
+
+[[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
+                                const std::string& found) {
+  throw UsageError(option + ": expected " + expected + ", found '" + printable(found) + "'",
+                   "ckpt-reshard --help");
+}
+
+std::optional<int> parse_number(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+PartOfWork launched_part(const std::string& workers) {
+  const bool is_auto = workers == "auto";
+  const int given = is_auto ? 0 : parse_number(workers).value_or(0);
+  if (!is_auto && given < 1) refuse_option("--workers", "auto, or a number of 1 or more", workers);
+  const auto launched = find_launched_process();
+  if (!launched) {
+    refuse_option(
+        "--workers",
+        "a launcher's variables (" + launcher_variables_in_words() + "), or --part I/N instead",
+        "none of them");
+  }
+  if (is_auto && launched->num_processes == 0) {
+    refuse_option("--workers",
+                  "the number of workers, which " + launched->index_variable + " comes without",
+                  "auto");
+  }
+  const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
+  if (launched->num_processes != 0 && part.num_parts != launched->num_processes) {
+    refuse_option("--workers",
+                  "as many as the launcher has started: " + std::to_string(launched->num_processes),
+                  workers);
+  }
+  if (part.index >= part.num_parts) {
+    refuse_option(
+        "--workers",
+        "more than " + launched->index_variable + ", which is " + std::to_string(part.index),
+        workers);
+  }
+  return part;
+}
+
+}  // namespace
+
+void add_worker_options(Command& command, WorkerOptions& options) {
+  command
+      .option("--part", "I/N", options.part,
+              "Write part I (from 0) of N, while other workers write the others; whoever ends last "
+              "makes DST appear")
+      .option(
+          "--workers", "N", options.workers,
+          "Like --part, with I from the launcher (Slurm, MPI, torchrun, Kubernetes); auto takes "
+          "N from there, too")
+      .flag("--take-over", options.take_over,
+            "After the own part, write those that no living worker writes");
+}
+
+std::optional<PartOfWork> part_of_worker(const WorkerOptions& options) {
+  if (!options.part.empty() && !options.workers.empty()) {
+    refuse_option("--part", "either --part or --workers", "both");
+  }
+  if (!options.part.empty()) return parse_part("--part", options.part, "ckpt-reshard --help");
+  if (!options.workers.empty()) return launched_part(options.workers);
+  if (options.take_over) refuse_option("--take-over", "--part or --workers", "neither");
+  return std::nullopt;
+}
+
+std::string command_to_text(const std::vector<std::string>& arguments) {
+  Value::List list;
+  for (const std::string& argument : arguments) list.emplace_back(argument);
+  Value::Dict members;
+  members.emplace_back(kArguments, std::move(list));
+  members.emplace_back(kDirectory, std::filesystem::current_path().string());
+  return value_to_json(Value(std::move(members))) + "\n";
+}
+
+std::optional<RecordedCommand> command_from_text(const std::string& text, const std::string& path) {
+  if (text.empty()) return std::nullopt;
+  const Value value = value_from_json(parse_json(text, path), path);
+  const auto* members = value.get_if<Value::Dict>();
+  if (members == nullptr) return std::nullopt;
+  RecordedCommand command;
+  for (const auto& [key, member] : *members) {
+    const auto* name = key.get_if<std::string>();
+    if (name == nullptr) continue;
+    if (const auto* said = member.get_if<std::string>(); said != nullptr && *name == kDirectory) {
+      command.directory = *said;
+    }
+    const auto* list = member.get_if<Value::List>();
+    if (list == nullptr || *name != kArguments) continue;
+    for (const Value& argument : *list) {
+      if (const auto* said = argument.get_if<std::string>()) command.arguments.push_back(*said);
+    }
+  }
+  if (command.arguments.empty()) return std::nullopt;
+  return command;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,79 @@
+#include "cli/launcher.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+namespace {
+
+/// The variables of one launcher. A launcher counts only if it sets all of them.
+struct LauncherVariables {
+  const char* index;
+  const char* count;  // null: there is none
+  const char* first;  // the smallest index; null: 0
+};
+
+// A job array comes before the tasks of one of its jobs, because a job of one task sets both.
+constexpr LauncherVariables kLaunchers[] = {
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr},
+    {"PMI_RANK", "PMI_SIZE", nullptr},
+    {"RANK", "WORLD_SIZE", nullptr},
+    {"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"},
+    {"SLURM_PROCID", "SLURM_NTASKS", nullptr},
+    {"JOB_COMPLETION_INDEX", nullptr, nullptr},
+};
+
+std::optional<int> number_in(const char* variable) {
+  const char* const text = variable == nullptr ? nullptr : std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string_view all = text;
+  int number = 0;
+  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), number);
+  if (error != std::errc() || end != all.data() + all.size() || number < 0) {
+    throw UsageError(
+        std::string(variable) + ": expected a number of 0 or more, found '" + printable(all) + "'",
+        "ckpt-reshard --help");
+  }
+  return number;
+}
+
+/// Whether several tasks of one array job run: then the array's index is not unique.
+bool has_several_tasks() {
+  return number_in("SLURM_NTASKS").value_or(1) > 1;
+}
+
+}  // namespace
+
+std::optional<LaunchedProcess> find_launched_process() {
+  for (const LauncherVariables& launcher : kLaunchers) {
+    const bool is_array = std::string_view(launcher.index) == "SLURM_ARRAY_TASK_ID";
+    if (is_array && has_several_tasks()) continue;
+    auto index = number_in(launcher.index);
+    const auto count = number_in(launcher.count);
+    if (!index || (launcher.count != nullptr && !count)) continue;
+    *index -= number_in(launcher.first).value_or(0);
+    if (count && (*index < 0 || *index >= *count)) {
+      throw UsageError(std::string(launcher.index) + ": expected a number from " +
+                           std::to_string(number_in(launcher.first).value_or(0)) +
+                           " on, fewer than " + launcher.count + " (" + std::to_string(*count) +
+                           ") of them, found '" + std::getenv(launcher.index) + "'" +
+                           (is_array ? " (a job array needs steps of 1)" : ""),
+                       "ckpt-reshard --help");
+    }
+    return LaunchedProcess{*index, count.value_or(0), launcher.index};
+  }
+  return std::nullopt;
+}
+
+std::string launcher_variables_in_words() {
+  std::string words;
+  for (const LauncherVariables& launcher : kLaunchers) {
+    words += (words.empty() ? "" : ", ") + std::string(launcher.index);
+  }
+  return words;
+}
+
+}  // namespace tessera::cli

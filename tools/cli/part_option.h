@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+namespace tessera::cli {
+
+/// One part of work that several processes share: `I/N` on a command line.
+struct PartOfWork {
+  int index = 0;  // from 0
+  int num_parts = 1;
+};
+
+/// Reads `I/N`. Throws: UsageError naming `option`.
+PartOfWork parse_part(const std::string& option, const std::string& text,
+                      const std::string& help_command);
+
+}  // namespace tessera::cli
