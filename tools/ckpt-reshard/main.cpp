@@ -1,3 +1,4 @@
+#include "ckpt-reshard/combine_command.h"
 #include "ckpt-reshard/merge_command.h"
 #include "ckpt-reshard/rebuild_index_command.h"
 #include "ckpt-reshard/reshard_command.h"
@@ -17,10 +18,12 @@ int main(int argc, char** argv) {
     ReshardOptions reshard;
     MergeOptions merge;
     SplitOptions split;
+    CombineCommandOptions combine;
     RebuildIndexOptions rebuild_index;
     add_reshard_command(line, reshard, terminal);
     add_merge_command(line, merge, terminal);
     add_split_command(line, split, terminal);
+    add_combine_command(line, combine, terminal);
     add_rebuild_index_command(line, rebuild_index, terminal);
     line.add_section("Formats", format_rows());
     return line.run(argc, argv);

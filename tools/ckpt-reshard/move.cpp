@@ -101,8 +101,12 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   Outcome outcome{reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                         reshard::find_gaps(reader, wanted.only)),
                   {}};
-  outcome.extra_files = reshard::plan_extra_files(FileSystem::posix(), outcome.plan, reader, paths,
-                                                  options.destination, *options.format,
+  outcome.combination = source.combination;
+  // The other sources of a combination describe other models; adapters are no models.
+  const std::vector<std::string> described =
+      source.combination ? std::vector{paths.front()} : paths;
+  outcome.extra_files = reshard::plan_extra_files(FileSystem::posix(), outcome.plan, reader,
+                                                  described, options.destination, *options.format,
                                                   {.policy = options.extra_files,
                                                    .max_nbytes = options.extra_files_nbytes,
                                                    .folder = options.extra_files_folder,

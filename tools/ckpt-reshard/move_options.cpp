@@ -252,6 +252,9 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .allow_missing = options.allow_missing,
                                     .allow_lossy = options.allow_lossy,
                                     .as_is = options.as_is});
+  if (!options.combination.empty()) {
+    create.journal->identity["combination"] = options.combination;
+  }
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;

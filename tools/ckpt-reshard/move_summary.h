@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "arithmetic/combination.h"
 #include "ckpt-reshard/move_options.h"
 #include "cli/terminal.h"
 #include "tessera/formats/checkpoint.h"
@@ -22,6 +24,7 @@ struct Outcome {
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
   reshard::FileStates source_files{};  // when the source was opened
+  std::optional<arithmetic::CombinationCounts> combination{};
 };
 
 /// Prints what a run has done, or would do with `--dry-run`. `start`: when it began to move bytes.
