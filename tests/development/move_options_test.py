@@ -14,8 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = os.environ.get("TESSERA_BIN")
 
 # Options that a place lacks on purpose.
-NOT_IN_PYTHON = {"quiet", "json"}  # a function prints nothing, and returns its summary
+NOT_IN_PYTHON = {
+    "quiet", "json",  # a function prints nothing, and returns its summary
+    "dequantize",  # the tool alone computes new numbers, as `combine` does
+}
 NOT_IN_JOURNAL = {
+    "dequantize",  # an entry of its own beside the plan's
     "to", "compress", "max-shard-size",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ

@@ -164,10 +164,14 @@ arithmetic::CombineOptions combine_options(const Formula& formula,
 
 MoveSource open_combined(const FileSystem& fs, const Formula& formula,
                          const CombineCommandOptions& options) {
+  std::vector<formats::Finding> problems;
+  std::optional<Dequantized> dequantized;
   std::vector<arithmetic::WeightedReader> sources;
   for (const SourceStep& source : formula.sources) {
-    sources.push_back({formats::open_checkpoint(fs, source.path, {.as_dict = options.move.as_dict}),
-                       source.step});
+    auto reader = formats::open_checkpoint(fs, source.path, {.as_dict = options.move.as_dict});
+    sources.push_back(
+        {apply_dequantize(std::move(reader), fs, source.path, options.move, problems, dequantized),
+         source.step});
   }
   std::vector<arithmetic::LoraAdapter> adapters;
   for (const ScaledAdapter& adapter : formula.adapters) {
@@ -175,9 +179,11 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
   }
   auto combined = arithmetic::combine_checkpoints(std::move(sources), std::move(adapters),
                                                   combine_options(formula, options));
+  if (problems.empty()) problems = std::move(combined.problems);
   return MoveSource{.reader = std::move(combined.reader),
-                    .problems = std::move(combined.problems),
-                    .combination = std::move(combined.counts)};
+                    .problems = std::move(problems),
+                    .combination = std::move(combined.counts),
+                    .dequantized = dequantized};
 }
 
 void add_terms(Command& command, CombineCommandOptions& options) {

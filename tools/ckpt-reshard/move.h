@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arithmetic/combination.h"
+#include "ckpt-reshard/dequantize_option.h"
 #include "ckpt-reshard/move_options.h"
 #include "cli/exit_code.h"
 #include "cli/terminal.h"
@@ -21,6 +22,7 @@ struct MoveSource {
   std::vector<formats::Finding> problems{};
   reshard::NamePrefixes prefixes{};                            // each must select something
   std::optional<arithmetic::CombinationCounts> combination{};  // its first source has extra files
+  std::optional<Dequantized> dequantized{};
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.

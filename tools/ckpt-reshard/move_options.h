@@ -45,6 +45,7 @@ struct MoveOptions {
   std::string optimizer_params;  // a file or `auto`; empty: not given
   RecipeArguments recipe;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
+  std::string dequantize;  // a dtype; empty: not given
   std::string cast;
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   bool allow_missing = false;

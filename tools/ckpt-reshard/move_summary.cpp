@@ -245,6 +245,12 @@ void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
   terminal.print("left out by " + by + ": " + what + "\n");
 }
 
+void print_dequantized(const Dequantized& done, Terminal& terminal) {
+  terminal.print(counted(done.num_weights, "quantized weight") + " became " +
+                 std::string(dtype_name(done.dtype)) + "; left out " +
+                 counted(done.num_companions, "tensor") + " of scales and the like\n");
+}
+
 /// Prints one line about the sources of a combination, and one about each adapter.
 void print_combination(const arithmetic::CombinationCounts& counts, Terminal& terminal) {
   std::string line = "combined " + counted(counts.num_sources, "source") + ": " +
@@ -391,6 +397,12 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   }
   write_extra_files(outcome.extra_files, json);
   if (outcome.combination) write_combination(*outcome.combination, json);
+  if (outcome.dequantized) {
+    json.key("dequantized").begin_object();
+    json.member("dtype", dtype_name(outcome.dequantized->dtype));
+    json.member("weights", std::uint64_t{outcome.dequantized->num_weights});
+    json.member("companions", std::uint64_t{outcome.dequantized->num_companions}).end_object();
+  }
   json.finish();
 }
 
@@ -427,6 +439,7 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   } else {
     print_summary(options, outcome, start, terminal);
   }
+  if (outcome.dequantized) print_dequantized(*outcome.dequantized, terminal);
   if (outcome.combination) print_combination(*outcome.combination, terminal);
   print_left_out(options, outcome.plan.left_out, reader.contents(), terminal);
   print_changes(outcome.plan.changes, terminal);
