@@ -63,7 +63,12 @@ class Scales {
 
   /// Returns what the product of a module's two matrices is multiplied by.
   double of(const std::string& module, std::int64_t rank) const {
+    constexpr std::size_t kMaxNameNbytes = 300;  // the time to match grows with a power of it
     double alpha = alpha_;
+    if (!patterns_.empty() && module.size() > kMaxNameNbytes) {
+      refuse("alpha_pattern", "names of modules of at most 300 bytes",
+             "'" + printable(module, 40) + "'");
+    }
     for (const auto& [pattern, of_pattern] : patterns_) {
       if (!std::regex_match(module, pattern)) continue;
       alpha = of_pattern;
@@ -86,11 +91,30 @@ class Scales {
     return *number;
   }
 
+  /// Whether a pattern is short, and repeats only single characters, and few of them. Others could
+  /// take any time to match.
+  static bool is_cheap(std::string_view pattern) {
+    constexpr std::size_t kMaxNbytes = 200;
+    constexpr auto kMaxRepetitions = 3;
+    constexpr std::string_view kRepetitions = "*+{";
+    std::ptrdiff_t num_repetitions = 0;
+    for (std::size_t i = 0; i < pattern.size(); ++i) {
+      if (kRepetitions.find(pattern[i]) == std::string_view::npos) continue;
+      ++num_repetitions;
+      if (i > 0 && pattern[i - 1] == ')') return false;
+    }
+    return pattern.size() <= kMaxNbytes && num_repetitions <= kMaxRepetitions;
+  }
+
   /// A pattern matches the last components of a module's name, as PEFT has it.
   void add_pattern(const Value& key, const Value& alpha) {
     const auto* const text = key.get_if<std::string>();
     const auto number = number_of(alpha);
     if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
+    if (!is_cheap(*text)) {
+      refuse("alpha_pattern", "a short regular expression without repeated groups",
+             "'" + printable(*text, 40) + "'");
+    }
     try {
       patterns_.emplace_back(std::regex("(.*\\.)?(" + *text + ")"), *number);
     } catch (const std::regex_error&) {

@@ -344,6 +344,11 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
               ThrowsError(ErrorKind::corruption, "expected a regular expression"));
+  for (const std::string pattern : {"(a+)+b", "a*a*a*a*b", "(a|a){30}b"}) {
+    EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {")" + pattern +
+                     R"(": 1}})"),
+                ThrowsError(ErrorKind::corruption, "without repeated groups"));
+  }
 }
 
 TEST(LoraTest, MatricesMustMakeTheWeight) {
