@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "support/fixtures.h"
@@ -74,6 +75,53 @@ TEST(DequantizeTest, WithoutQuantizedWeightsTheSourceStaysAsItIs) {
       dequantize(std::move(source), DType::bfloat16, {}, {}, reshard::OnOverflow::refuse);
   EXPECT_EQ(result.reader.get(), before);
   EXPECT_EQ(result.num_weights, 0);
+}
+
+TEST(DequantizeTest, EveryMatrixOfAStackHasItsOwnScales) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w", DType::int8, {2, 2, 3}},
+              test::bytes_of<std::int8_t>({1, 2, 3, 4, 5, 6, -1, -2, -3, -4, -5, -6}),
+              {{Box{{0, 0, 1}, {2, 2, 2}}, 0}, {Box{{0, 0, 0}, {2, 2, 1}}, 1}});
+  source->add({"w_scale", DType::float32, {2, 2, 1}}, test::bytes_of<float>({1, 10, 100, 1000}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0),
+            test::bytes_of<float>({1, 2, 3, 40, 50, 60, -100, -200, -300, -4000, -5000, -6000}));
+}
+
+TEST(DequantizeTest, ATransposedWeightMayBeLargerThanATile) {
+  constexpr std::int64_t kRows = 3000;
+  constexpr std::int64_t kGroups = 180;
+  constexpr std::int64_t kColumns = kGroups * 32;
+  const auto code = [](std::int64_t row, std::int64_t column) {
+    return static_cast<unsigned>((row * 5 + column * 3) % 8);
+  };
+  test::Bytes blocks;
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    for (std::int64_t column = 0; column < kColumns; column += 2) {
+      blocks.push_back(static_cast<std::byte>(code(row, column) | code(row, column + 1) << 4));
+    }
+  }
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w_blocks", DType::uint8, {kRows, kGroups, 16}}, blocks);
+  source->add({"w_scales", DType::uint8, {kRows, kGroups}},
+              test::Bytes(kRows * kGroups, std::byte{127}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  ASSERT_EQ(result.reader->contents().tensors[0].meta.shape, (Shape{kColumns, kRows}));
+  constexpr std::array<float, 8> kNumbers = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{8'388'600},
+                                   std::int64_t{16'777'210}, kRows * kColumns - 20}) {
+    std::array<float, 20> numbers{};
+    result.reader->read_piece(0, 0, {begin, begin + 20},
+                              std::as_writable_bytes(std::span(numbers)));
+    for (std::int64_t i = 0; i < 20; ++i) {
+      const std::int64_t at = begin + i;
+      EXPECT_EQ(numbers[static_cast<std::size_t>(i)], kNumbers[code(at % kRows, at / kRows)]) << at;
+    }
+  }
 }
 
 TEST(DequantizeTest, ShapesFromDiskAreChecked) {
