@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -100,7 +101,7 @@ TEST(CombinationTest, AWindowHasTheElementsOfTheWhole) {
     for (std::int64_t end = begin; end <= 12; ++end) {
       std::vector<std::byte> window(static_cast<std::size_t>(end - begin) * 4);
       result.reader->read_piece(0, 0, {begin, end}, window);
-      EXPECT_EQ(std::memcmp(window.data(), whole.data() + begin * 4, window.size()), 0);
+      EXPECT_TRUE(std::equal(window.begin(), window.end(), whole.begin() + begin * 4));
     }
   }
 }
