@@ -7,6 +7,7 @@
 #include "formats/extra_entries.h"
 #include "formats/staging/extra_copies.h"
 #include "reshard/config_dtype.h"
+#include "reshard/config_quantization.h"
 #include "tessera/base/error.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
@@ -190,7 +191,9 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   if (config->nbytes > kMaxConfigNbytes) {
     edit.why_not = exact_size(config->nbytes);
   } else {
-    edit = edit_config_dtype(read_file(fs, config->path, kMaxConfigNbytes), cast);
+    const std::string text =
+        config->text ? *config->text : read_file(fs, config->path, kMaxConfigNbytes);
+    edit = edit_config_dtype(text, cast);
   }
   if (!edit.why_not.empty()) {
     files.notes.push_back({.severity = Finding::Severity::note,
@@ -211,6 +214,31 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   config->text = std::move(edit.text);
   config->nbytes = config->text->size();
   files.edits.push_back({config->name, std::move(edit.what)});
+}
+
+/// Removes the description of codes from the copy of `config.json`, or notes why not.
+void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
+  const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
+  if (config == files.carried.end()) return;
+  std::optional<UnquantizedConfig> without;
+  if (config->nbytes <= kMaxConfigNbytes) {
+    without = remove_quantization(read_file(fs, config->path, kMaxConfigNbytes));
+  }
+  if (!without) {
+    files.notes.push_back({.severity = Finding::Severity::note,
+                           .rule = std::string(kRule),
+                           .where = {.path = config->path},
+                           .expected = "a JSON object of at most " + iec_size(kMaxConfigNbytes) +
+                                       ", to remove quantization_config from it",
+                           .found = "something else; it is copied unchanged"});
+    return;
+  }
+  if (without->removed.empty()) return;
+  config->text = std::move(without->text);
+  config->nbytes = config->text->size();
+  for (const std::string& member : without->removed) {
+    files.edits.push_back({config->name, member + ": removed"});
+  }
 }
 
 /// Returns a problem with the number of entries and the names of the first ones.
@@ -269,6 +297,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
       has_names_of_models && std::ranges::none_of(reader.data_files(), [](const std::string& path) {
         return path.substr(path.rfind('/') + 1).starts_with("adapter");
       });
+  if (options.removes_quantization) unquantize_config(fs, files);
   if (const auto cast = dtypes_of_cast(plan, reader)) edit_config(fs, *cast, files);
   return files;
 }

@@ -227,6 +227,13 @@ class JsonSchemasTest(unittest.TestCase):
         self.assertIn("merge", [each["rule"] for each in document["problems"]])
         self.check("ckpt-reshard", "ckpt-reshard", "merge", "--json", f"a={source}", f"b={source}", destination)
 
+    def test_combine(self):
+        lora = OPTIONS.fixtures / "arithmetic" / "lora"
+        destination = pathlib.Path(self.folder.name) / "combined"
+        document = self.check("ckpt-reshard", "ckpt-reshard", "combine", "--json", destination, "--base", lora / "base",
+                              "--lora", lora / "many")
+        self.assertEqual(document["combination"]["adapters"][0]["replaced"], 7)
+
     def progress(self, status, *command, **settings):
         """Returns the events of each phase, and what else the tool printed to standard error."""
         tool, *arguments = command
@@ -271,9 +278,10 @@ class JsonSchemasTest(unittest.TestCase):
             self.assertEqual([phase[-1]["phase"] for phase in phases], names)
             self.assertEqual({(phase[-1]["verb"], phase[-1]["state"]) for phase in phases}, {(verb, "done")})
             self.assertEqual(others, [])
-        moves = (("reshard", []), ("merge", [f"other={source}"]), ("split", ["--prefix", "model"]))
+        moves = (("reshard", [source]), ("merge", [source, f"other={source}"]), ("split", [source, "--prefix", "model"]),
+                 ("combine", ["--base", source, "--drop-optimizer"]))
         for verb, arguments in moves:
-            words = [word for word in (verb, source, *arguments, folder / verb) if word != "reshard"]
+            words = [word for word in (verb, *arguments, folder / verb) if word != "reshard"]
             planned = json.loads(self.output("ckpt-reshard", *words, "--json", "--dry-run"))
             [phase], _ = self.progress(0, "ckpt-reshard", *words, "--json", "--quiet")
             self.assertEqual((phase[-1]["verb"], phase[-1]["done_nbytes"]), (verb, planned["nbytes"]))

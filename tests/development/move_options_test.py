@@ -17,8 +17,10 @@ BIN = os.environ.get("TESSERA_BIN")
 NOT_IN_PYTHON = {
     "quiet", "json",  # a function prints nothing, and returns its summary
     "workers",  # a function takes the numbers, and asks no launcher
+    "dequantize",  # the tool alone computes new numbers, as `combine` does
 }
 NOT_IN_JOURNAL = {
+    "dequantize",  # an entry of its own beside the plan's
     "to", "compress", "max-shard-size",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ

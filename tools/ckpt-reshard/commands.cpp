@@ -1,5 +1,6 @@
 #include "ckpt-reshard/commands.h"
 
+#include "ckpt-reshard/combine_command.h"
 #include "ckpt-reshard/finish_command.h"
 #include "ckpt-reshard/merge_command.h"
 #include "ckpt-reshard/rebuild_index_command.h"
@@ -18,15 +19,17 @@ ExitCode run_command_line(const std::vector<std::string>& arguments,
   ReshardOptions reshard;
   MergeOptions merge;
   SplitOptions split;
+  CombineCommandOptions combine;
   FinishOptions finish;
   RebuildIndexOptions rebuild_index;
-  for (MoveOptions* move : {&reshard.move, &merge.move, &split.move}) {
+  for (MoveOptions* move : {&reshard.move, &merge.move, &split.move, &combine.move}) {
     move->worker.arguments = arguments;
     move->worker.finished_folder = finished_folder;
   }
   add_reshard_command(line, reshard, terminal);
   add_merge_command(line, merge, terminal);
   add_split_command(line, split, terminal);
+  add_combine_command(line, combine, terminal);
   // A recorded command may only be a move.
   if (finished_folder.empty()) {
     add_finish_command(line, finish, terminal);

@@ -149,6 +149,16 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const FileSystem& fs) {
   MoveSource source = open(fs);
   formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
+  if (!source.combination) {
+    source.reader = apply_dequantize(std::move(source.reader), fs, paths.front(), options,
+                                     source.problems, source.dequantized);
+  }
+  if (source.dequantized && source.dequantized->num_weights == 0 && source.problems.empty()) {
+    source.problems.push_back({.rule = "dequantize",
+                               .where = {.path = source.reader->path()},
+                               .expected = "quantized weights",
+                               .found = "none"});
+  }
   if (!options.optimizer_params.empty() && source.problems.empty()) {
     source.reader =
         reshard::name_optimizer_params(std::move(source.reader), files.optimizer_params, only);
@@ -166,12 +176,18 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   Outcome outcome{reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                         reshard::find_gaps(reader, wanted.only)),
                   {}};
-  outcome.extra_files = reshard::plan_extra_files(FileSystem::posix(), outcome.plan, reader, paths,
-                                                  options.destination, *options.format,
-                                                  {.policy = options.extra_files,
-                                                   .max_nbytes = options.extra_files_nbytes,
-                                                   .folder = options.extra_files_folder,
-                                                   .preference = options.preference});
+  outcome.combination = source.combination;
+  outcome.dequantized = source.dequantized;
+  // The other sources of a combination describe other models; adapters are no models.
+  const std::vector<std::string> described =
+      source.combination ? std::vector{paths.front()} : paths;
+  outcome.extra_files = reshard::plan_extra_files(
+      FileSystem::posix(), outcome.plan, reader, described, options.destination, *options.format,
+      {.policy = options.extra_files,
+       .max_nbytes = options.extra_files_nbytes,
+       .folder = options.extra_files_folder,
+       .preference = options.preference,
+       .removes_quantization = source.dequantized.has_value()});
   auto& problems = outcome.plan.problems;
   problems.insert(problems.begin(), source.problems.begin(), source.problems.end());
   const auto& refused = outcome.extra_files.problems;

@@ -2,9 +2,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "arithmetic/combination.h"
+#include "ckpt-reshard/dequantize_option.h"
 #include "ckpt-reshard/move_options.h"
 #include "cli/exit_code.h"
 #include "cli/terminal.h"
@@ -17,7 +20,9 @@ namespace tessera::cli {
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};
-  reshard::NamePrefixes prefixes{};  // each must select something
+  reshard::NamePrefixes prefixes{};                            // each must select something
+  std::optional<arithmetic::CombinationCounts> combination{};  // its first source has extra files
+  std::optional<Dequantized> dequantized{};
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.

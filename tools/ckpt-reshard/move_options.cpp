@@ -114,6 +114,8 @@ void add_move_options(Command& command, MoveOptions& options) {
             options.optimizer_names = *reshard::parse_optimizer_names(name);
           },
           "Names and shapes for the fused optimizer state of embedding tables (default: as-stored)")
+      .option("--dequantize", "DTYPE", options.dequantize,
+              "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
               "Convert floating-point tensors, except scalar optimizer state")
       .choice(
@@ -253,6 +255,12 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .allow_missing = options.allow_missing,
                                     .allow_lossy = options.allow_lossy,
                                     .as_is = options.as_is});
+  if (!options.combination.empty()) {
+    create.journal->identity["combination"] = options.combination;
+  }
+  if (!options.dequantize.empty()) {
+    create.journal->identity["dequantize"] = options.dequantize;
+  }
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;

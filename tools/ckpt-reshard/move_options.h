@@ -41,10 +41,12 @@ struct MoveOptions {
   std::vector<reshard::Rename> prefix_removals;  // of names that no rename matches
   std::vector<std::string> source_prefixes;      // of a merge
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
+  std::string combination;  // of a combination: the formula; empty: none
   bool drop_optimizer = false;
   std::string optimizer_params;  // a file or `auto`; empty: not given
   RecipeArguments recipe;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
+  std::string dequantize;  // a dtype; empty: not given
   std::string cast;
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   bool allow_missing = false;

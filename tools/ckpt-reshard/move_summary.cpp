@@ -246,6 +246,40 @@ void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
   terminal.print("left out by " + by + ": " + what + "\n");
 }
 
+void print_dequantized(const Dequantized& done, Terminal& terminal) {
+  terminal.print(counted(done.num_weights, "quantized weight") + " became " +
+                 std::string(dtype_name(done.dtype)) + "; left out " +
+                 counted(done.num_companions, "tensor") + " of scales and the like\n");
+}
+
+/// Prints one line about the sources of a combination, and one about each adapter.
+void print_combination(const arithmetic::CombinationCounts& counts, Terminal& terminal) {
+  std::string line = "combined " + counted(counts.num_sources, "source") + ": " +
+                     counted(counts.num_summed, "tensor") + " added up";
+  if (counts.num_taken > 0)
+    line += ", " + std::to_string(counts.num_taken) + " taken from one source";
+  if (counts.num_sources > 1 || counts.adapters.empty()) terminal.print(line + "\n");
+  for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
+    line = printable(adapter.path) + ": " + counted(adapter.num_changed, "tensor") + " changed";
+    if (adapter.num_replaced > 0) line += ", " + std::to_string(adapter.num_replaced) + " replaced";
+    terminal.print(line + "\n");
+  }
+}
+
+void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& json) {
+  json.key("combination").begin_object();
+  json.member("sources", std::uint64_t{counts.num_sources});
+  json.member("summed", std::uint64_t{counts.num_summed});
+  json.member("taken", std::uint64_t{counts.num_taken});
+  json.key("adapters").begin_array();
+  for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
+    json.begin_object().member("path", adapter.path);
+    json.member("changed", std::uint64_t{adapter.num_changed});
+    json.member("replaced", std::uint64_t{adapter.num_replaced}).end_object();
+  }
+  json.end_array().end_object();
+}
+
 /// Prints what the reader found in the source when it opened it; notes have said it before.
 void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
   for (const Finding& finding : reader.contents().opening_findings) {
@@ -416,6 +450,13 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
     json.end_array();
   }
   write_extra_files(outcome.extra_files, json);
+  if (outcome.combination) write_combination(*outcome.combination, json);
+  if (outcome.dequantized) {
+    json.key("dequantized").begin_object();
+    json.member("dtype", dtype_name(outcome.dequantized->dtype));
+    json.member("weights", std::uint64_t{outcome.dequantized->num_weights});
+    json.member("companions", std::uint64_t{outcome.dequantized->num_companions}).end_object();
+  }
   json.finish();
 }
 
@@ -459,6 +500,8 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   } else {
     print_summary(options, outcome, start, terminal);
   }
+  if (outcome.dequantized) print_dequantized(*outcome.dequantized, terminal);
+  if (outcome.combination) print_combination(*outcome.combination, terminal);
   print_left_out(options, outcome.plan.left_out, reader.contents(), terminal);
   print_changes(outcome.plan.changes, terminal);
   print_opening_findings(reader, terminal);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "arithmetic/combination.h"
+#include "ckpt-reshard/dequantize_option.h"
 #include "ckpt-reshard/move_options.h"
 #include "cli/terminal.h"
 #include "tessera/formats/checkpoint.h"
@@ -25,6 +27,8 @@ struct Outcome {
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
   reshard::FileStates source_files{};  // when the source was opened
+  std::optional<arithmetic::CombinationCounts> combination{};
+  std::optional<Dequantized> dequantized{};
 };
 
 /// Prints what a run has done, or would do with `--dry-run`. `start`: when it began to move bytes.

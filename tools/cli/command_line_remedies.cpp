@@ -50,7 +50,9 @@ std::string command_line_remedy(const Remedy& remedy) {
     case Remedy::Action::allow_overflow:
       return "--on-overflow saturate or infinity moves it";
     case Remedy::Action::keep_dtype:
-      return "move without --cast, or leave it out with --only '!" + pasted(remedy.argument) + "'";
+      return "--dequantize DTYPE turns codes into numbers; or move without --cast, or leave it out "
+             "with --only '!" +
+             pasted(remedy.argument) + "'";
     case Remedy::Action::use_less_memory:
       return "try a smaller --memory or --threads";
     case Remedy::Action::choose_source:

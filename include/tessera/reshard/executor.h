@@ -56,6 +56,8 @@ struct ExtraFilesOptions {
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
   /// Whose file is carried if several sources of a merge have a file of the same name.
   formats::MergePreference preference = formats::MergePreference::none;
+  /// Whether `config.json` loses its description of codes, because the weights became numbers.
+  bool removes_quantization = false;
 };
 
 /// What happens to the extra files of a move.

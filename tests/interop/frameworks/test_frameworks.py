@@ -173,6 +173,32 @@ def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_adapter_is_what_peft_merges(llama, tmp_path, dtype):
+    import copy
+
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    _, model = llama
+    model = copy.deepcopy(model).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "base")
+    base = reshard(tmp_path / "base", tmp_path / "sharded", "--world-size", "3")
+    config = LoraConfig(r=4, lora_alpha=16, use_rslora=True, target_modules=["q_proj", "down_proj"],
+                        alpha_pattern={"layers.0.mlp.down_proj": 2}, init_lora_weights=False)
+    adapted = get_peft_model(copy.deepcopy(model), config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = tmp_path / "merged"
+    succeed("ckpt-reshard", "combine", merged, "--base", base, "--lora", tmp_path / "adapter", "--to", "safetensors")
+    wanted = adapted.merge_and_unload()
+    for name, tensor in AutoModelForCausalLM.from_pretrained(merged, torch_dtype="auto").state_dict().items():
+        peft = wanted.state_dict()[name]
+        assert tensor.dtype == peft.dtype
+        torch.testing.assert_close(tensor, peft, rtol=2**-7 if dtype == "bfloat16" else 1e-6, atol=1e-6)
+    assert len(load_file(merged / "model.safetensors")) == len(load_file(tmp_path / "base" / "model.safetensors"))
+
+
 @pytest.fixture(scope="module")
 def zero(tmp_path_factory):
     """Folders that DeepSpeed writes now, each with what it held."""

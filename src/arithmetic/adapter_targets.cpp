@@ -1,0 +1,124 @@
+#include "arithmetic/adapter_targets.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "arithmetic/element_sum.h"
+#include "tessera/base/error.h"
+
+namespace tessera::arithmetic {
+
+using inspect::TensorReader;
+
+AdapterTargets::AdapterTargets(const formats::CheckpointReader& base,
+                               const SelectedEntries& entries, const LoraAdapter& adapter)
+    : base_(base), entries_(entries), adapter_(adapter), problems_(adapter.problems) {
+  counts_.path = adapter.reader->path();
+  for (const auto& tensor : base.contents().tensors) all_names_.insert(tensor.meta.fqn);
+  for (const auto& alias : base.contents().aliases) all_names_.insert(alias.fqn);
+}
+
+void AdapterTargets::problem(const std::string& name, const std::string& expected,
+                             const std::string& found) {
+  problems_.push_back(combine_problem(name, expected, found));
+}
+
+/// Returns the one prefix under which the base has all targets; empty if there is none.
+std::string AdapterTargets::find_prefix() const {
+  const auto has_all = [&](const std::string& prefix) {
+    return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
+      return all_names_.contains(prefix + change.target);
+    });
+  };
+  if (adapter_.changes.empty() || has_all("")) return {};
+  const std::string& target = adapter_.changes.front().target;
+  std::vector<std::string> prefixes;
+  for (const std::string& name : all_names_) {
+    if (!name.ends_with("." + target)) continue;
+    std::string prefix = name.substr(0, name.size() - target.size());
+    if (has_all(prefix)) prefixes.push_back(std::move(prefix));
+  }
+  return prefixes.size() == 1 ? prefixes.front() : "";
+}
+
+void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced) {
+  const std::string prefix = find_prefix();
+  for (const AdapterChange& change : adapter_.changes) {
+    const std::string name = prefix + change.target;
+    if (!all_names_.contains(name)) {
+      problem(name, "a tensor of this name, which " + printable(counts_.path) + " changes",
+              "none in " + printable(base_.path()));
+      continue;
+    }
+    const auto index = entries_.find_tensor(name);
+    if (!index || std::holds_alternative<AsInFirst>(tensors[*index])) continue;
+    const bool is_new =
+        change.kind != AdapterChange::Kind::replaced || replaced.insert(*index).second;
+    add(change, base_.contents().tensors[*index].meta, tensors[*index], is_new);
+  }
+}
+
+void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
+                         TensorOrigin& origin, bool is_new) {
+  const auto whole = [&](std::size_t tensor) { return TensorReader(*adapter_.reader, tensor); };
+  auto* const sum = std::get_if<TensorSum>(&origin);
+  if (sum == nullptr) {
+    return problem(target.fqn, "numbers to which an adapter can add something",
+                   std::string(dtype_name(target.dtype)));
+  }
+  if (change.kind == AdapterChange::Kind::low_rank) return add_low_rank(change, target, *sum);
+  const TensorMeta& meta = adapter_.reader->contents().tensors[change.tensor].meta;
+  if (meta.shape != target.shape || !can_be_summed(meta.dtype) ||
+      is_complex(meta.dtype) != is_complex(target.dtype)) {
+    return problem(target.fqn,
+                   std::string(dtype_name(target.dtype)) + " " + shape_to_string(target.shape) +
+                       ", as in " + printable(base_.path()),
+                   std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) +
+                       " in " + printable(counts_.path));
+  }
+  if (change.kind == AdapterChange::Kind::scaled) {
+    sum->add_after({whole(change.tensor), {.weight = change.scale}});
+    ++counts_.num_changed;
+    return;
+  }
+  if (!is_new) {
+    return problem(target.fqn, "one adapter that replaces it", "a second one");
+  }
+  sum->replace_terms({whole(change.tensor), {.weight = 1.0}});
+  ++counts_.num_replaced;
+}
+
+void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta& target,
+                                  TensorSum& sum) {
+  const auto& tensors = adapter_.reader->contents().tensors;
+  const TensorMeta& down = tensors[change.down].meta;
+  const TensorMeta& up = tensors[change.up].meta;
+  const std::int64_t rank = down.shape[0];
+  const std::int64_t num_rows = target.shape.empty() ? 0 : target.shape[0];
+  const std::int64_t num_columns = num_rows == 0 ? 0 : target.numel() / num_rows;
+  const std::int64_t down_columns = down.numel() / rank;
+  const bool fits = target.shape.size() >= 2 && up.shape[0] == num_rows &&
+                    down_columns == num_columns && down.shape.size() == target.shape.size();
+  const bool fits_transposed =
+      target.shape.size() == 2 && up.shape[0] == num_columns && down_columns == num_rows;
+  const bool has_numbers = can_be_summed(down.dtype) && can_be_summed(up.dtype) &&
+                           !is_complex(down.dtype) && !is_complex(up.dtype) &&
+                           !is_complex(target.dtype);
+  if ((!fits && !fits_transposed) || !has_numbers) {
+    return problem(target.fqn,
+                   "matrices that make " + std::string(dtype_name(target.dtype)) + " " +
+                       shape_to_string(target.shape),
+                   std::string(dtype_name(up.dtype)) + " " + shape_to_string(up.shape) + " and " +
+                       std::string(dtype_name(down.dtype)) + " " + shape_to_string(down.shape));
+  }
+  // If both fit, the weight is square, and only the configuration knows.
+  const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;
+  sum.add_after(LowRankTerm{.down = TensorReader(*adapter_.reader, change.down),
+                            .up = TensorReader(*adapter_.reader, change.up),
+                            .is_transposed = is_transposed,
+                            .scale = change.scale});
+  ++counts_.num_changed;
+}
+
+}  // namespace tessera::arithmetic

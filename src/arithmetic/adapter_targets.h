@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "arithmetic/combination.h"
+#include "arithmetic/combined_reader.h"
+#include "arithmetic/lora_adapter.h"
+#include "arithmetic/source_match.h"
+
+namespace tessera::arithmetic {
+
+/// The tensors of a base that an adapter changes. Names of the base may have a prefix that the
+/// adapter does not know, such as `model.`: it is found if it is the same for all of them.
+class AdapterTargets {
+ public:
+  /// Keeps references to all arguments.
+  AdapterTargets(const formats::CheckpointReader& base, const SelectedEntries& entries,
+                 const LoraAdapter& adapter);
+
+  /// Adds the adapter's changes to the sums of the base's tensors. `replaced` has the tensors that
+  /// an adapter has replaced. Changes of tensors that are not selected are left out.
+  void add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced);
+
+  const std::vector<formats::Finding>& problems() const { return problems_; }
+  const AdapterCounts& counts() const { return counts_; }
+
+ private:
+  std::string find_prefix() const;
+  void add(const AdapterChange& change, const TensorMeta& target, TensorOrigin& origin,
+           bool is_new);
+  void add_low_rank(const AdapterChange& change, const TensorMeta& target, TensorSum& sum);
+  void problem(const std::string& name, const std::string& expected, const std::string& found);
+
+  const formats::CheckpointReader& base_;
+  const SelectedEntries& entries_;
+  const LoraAdapter& adapter_;
+  std::set<std::string, std::less<>> all_names_;  // of the base, also those that are not selected
+  std::vector<formats::Finding> problems_;
+  AdapterCounts counts_;
+};
+
+}  // namespace tessera::arithmetic

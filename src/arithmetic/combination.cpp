@@ -1,0 +1,267 @@
+#include "arithmetic/combination.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "arithmetic/adapter_targets.h"
+#include "arithmetic/combined_reader.h"
+#include "arithmetic/element_sum.h"
+#include "arithmetic/source_match.h"
+#include "base/value_bits.h"
+#include "tessera/base/error.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::Finding;
+using formats::MergePreference;
+using formats::TensorEntry;
+using inspect::TensorReader;
+
+/// Whether a tensor has the same bytes in two places. Requires: the same shape and dtype.
+bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
+  constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
+  std::vector<std::byte> other;
+  bool are_equal = true;
+  inspect::for_each_block(a, kWindowNbytes,
+                          [&](FlatRange window, std::span<const std::byte> bytes) {
+                            if (!are_equal) return;
+                            other.resize(bytes.size());
+                            b.read(window, other);
+                            are_equal = std::ranges::equal(bytes, other);
+                          });
+  return are_equal;
+}
+
+/// Makes a combination from sources that are open.
+class Combination {
+ public:
+  Combination(std::vector<WeightedReader> sources, std::vector<LoraAdapter> adapters,
+              const CombineOptions& options)
+      : adapters_(std::move(adapters)), options_(std::make_unique<CombineOptions>(options)) {
+    TESSERA_CHECK(!sources.empty());
+    for (WeightedReader& source : sources) {
+      entries_.emplace_back(source.reader->contents(), options.selection);
+      steps_.push_back(source.step);
+      readers_.push_back(source.reader.get());
+      sources_.push_back(std::move(source.reader));
+    }
+    contents_ = readers_.front()->contents();
+    origins_.resize(contents_.tensors.size());  // AsInFirst
+  }
+
+  CombinedCheckpoint make() {
+    problems_ = match_sources(readers_, entries_, options_->selection);
+    counts_.num_sources = readers_.size();
+    const std::set<std::size_t> refused = tensors_with_problems();
+    for (const auto& [name, index] : entries_.front().tensors()) {
+      if (!refused.contains(index)) add_tensor(name, index);
+    }
+    add_adapters();
+    for (std::size_t i = 0; i < contents_.values.size(); ++i) add_value(i);
+    note_values_left();
+    note_preferred();
+    add_findings_of_others();
+    count();
+    sort_problems();
+    auto reader = std::make_unique<CombinedReader>(std::move(sources_), std::move(adapters_),
+                                                   std::move(options_), std::move(contents_),
+                                                   std::move(origins_), std::move(values_));
+    return {std::move(reader), std::move(problems_), std::move(counts_)};
+  }
+
+ private:
+  std::set<std::size_t> tensors_with_problems() const {
+    std::set<std::size_t> refused;
+    for (const Finding& problem : problems_) {
+      const auto index = entries_.front().find_tensor(problem.where.fqn);
+      if (index) refused.insert(*index);
+    }
+    return refused;
+  }
+
+  /// Opens a tensor of a source for reads of any part. Returns nothing if pieces are missing: the
+  /// move reports that of the first source, this reports that of the others.
+  std::optional<TensorReader> open(std::size_t source, std::size_t index) {
+    try {
+      return TensorReader(*readers_[source], index);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corruption) throw;
+      if (source > 0) {
+        problems_.push_back(
+            combine_problem(readers_[source]->contents().tensors[index].meta.fqn,
+                            "a whole tensor in " + printable(readers_[source]->path()),
+                            std::string(error.reason())));
+      }
+      return std::nullopt;
+    }
+  }
+
+  /// Returns the tensor in each source; nothing if one of them is incomplete.
+  std::vector<TensorReader> open_in_all(const std::string& name) {
+    std::vector<TensorReader> tensors;
+    for (std::size_t s = 0; s < readers_.size(); ++s) {
+      auto tensor = open(s, *entries_[s].find_tensor(name));
+      if (tensor) tensors.push_back(std::move(*tensor));
+    }
+    if (tensors.size() != readers_.size()) tensors.clear();
+    return tensors;
+  }
+
+  void add_tensor(const std::string& name, std::size_t index) {
+    std::vector<TensorReader> tensors = open_in_all(name);
+    if (tensors.empty()) return;
+    TensorMeta& meta = contents_.tensors[index].meta;
+    if (!can_be_summed(meta.dtype)) return take_tensor(name, index, std::move(tensors));
+    TensorSum sum(meta, *options_);
+    for (std::size_t s = 0; s < tensors.size(); ++s) sum.add({std::move(tensors[s]), steps_[s]});
+    origins_[index].emplace<TensorSum>(std::move(sum));
+    if (options_->rounding == Rounding::later && !is_complex(meta.dtype)) {
+      meta.dtype = DType::float64;
+    }
+  }
+
+  /// Takes a tensor that has no sum from one source.
+  void take_tensor(const std::string& name, std::size_t index, std::vector<TensorReader> tensors) {
+    bool are_equal = true;
+    for (std::size_t s = 1; s < tensors.size() && are_equal; ++s) {
+      are_equal = have_equal_elements(tensors.front(), tensors[s]);
+    }
+    if (!are_equal && options_->preference == MergePreference::none) {
+      problems_.push_back(combine_problem(
+          name,
+          "equal elements in all sources, because " +
+              std::string(dtype_name(contents_.tensors[index].meta.dtype)) + " has no sum",
+          "different ones", {Remedy::Action::prefer_source}));
+    }
+    if (!are_equal) preferred_.push_back(name);
+    const bool is_last = options_->preference == MergePreference::last;
+    origins_[index].emplace<TensorReader>(std::move(is_last ? tensors.back() : tensors.front()));
+  }
+
+  void add_value(std::size_t index) {
+    values_.push_back({0, index});
+    const std::string& name = contents_.values[index].name;
+    if (!entries_.front().find_value(name)) return;
+    bool are_equal = true;
+    for (std::size_t s = 1; s < readers_.size(); ++s) {
+      const auto other = entries_[s].find_value(name);
+      are_equal = are_equal && other && have_equal_values(index, s, *other);
+      if (other && options_->preference == MergePreference::last) values_.back() = {s, *other};
+    }
+    if (are_equal) return;
+    preferred_.push_back(name);
+    if (options_->preference != MergePreference::none) return;
+    problems_.push_back(combine_problem(name, "one value in all sources", "different ones, or none",
+                                        {Remedy::Action::prefer_source}));
+  }
+
+  /// A value that cannot be read is equal to none.
+  bool have_equal_values(std::size_t index, std::size_t source, std::size_t other) const {
+    try {
+      return tessera::detail::have_equal_bits(readers_.front()->read_value(index),
+                                              readers_[source]->read_value(other));
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      return false;
+    }
+  }
+
+  /// Values that the first source does not have are left out.
+  void note_values_left() {
+    std::set<std::string> left;
+    for (std::size_t s = 1; s < readers_.size(); ++s) {
+      for (const auto& [name, index] : entries_[s].values()) {
+        if (!entries_.front().find_value(name)) left.insert(name);
+      }
+    }
+    for (const std::string& name : left) {
+      if (options_->preference != MergePreference::none) {
+        preferred_.push_back(name);
+      } else {
+        problems_.push_back(combine_problem(name, "one value in all sources",
+                                            "none in " + printable(readers_.front()->path()),
+                                            {Remedy::Action::prefer_source}));
+      }
+    }
+  }
+
+  /// Adds a note about everything that a preference decided.
+  void note_preferred() {
+    if (preferred_.empty() || options_->preference == MergePreference::none) return;
+    const std::string others =
+        preferred_.size() == 1 ? "" : " and " + std::to_string(preferred_.size() - 1) + " more";
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = kCombineRule,
+         .where = {.path = readers_.front()->path()},
+         .expected = "equal values and equal tensors of integers in all sources",
+         .found = "different ones; one of them is taken: '" + printable(preferred_.front()) + "'" +
+                  others});
+  }
+
+  void add_findings_of_others() {
+    for (std::size_t s = 1; s < readers_.size(); ++s) {
+      const CheckpointContents& other = readers_[s]->contents();
+      contents_.opening_findings.insert(contents_.opening_findings.end(),
+                                        other.opening_findings.begin(),
+                                        other.opening_findings.end());
+      if (!contents_.part) contents_.part = other.part;
+    }
+  }
+
+  void add_adapters() {
+    for (LoraAdapter& adapter : adapters_) {
+      AdapterTargets targets(*readers_.front(), entries_.front(), adapter);
+      targets.add_to(origins_, replaced_);
+      problems_.insert(problems_.end(), targets.problems().begin(), targets.problems().end());
+      counts_.adapters.push_back(targets.counts());
+    }
+  }
+
+  /// Sorts by name. A source that is given twice has its problems once.
+  void sort_problems() {
+    std::ranges::stable_sort(problems_, {}, [](const Finding& each) { return each.where.fqn; });
+    std::vector<Finding> once;
+    std::set<std::string> seen;
+    for (Finding& problem : problems_) {
+      if (seen.insert(finding_to_string(problem)).second) once.push_back(std::move(problem));
+    }
+    problems_ = std::move(once);
+  }
+
+  void count() {
+    for (const auto& [name, index] : entries_.front().tensors()) {
+      ++(std::holds_alternative<TensorSum>(origins_[index]) ? counts_.num_summed
+                                                            : counts_.num_taken);
+    }
+  }
+
+  CombinedReader::Sources sources_;
+  std::vector<const CheckpointReader*> readers_;  // the sources
+  std::vector<Step> steps_;                       // parallel to the sources
+  std::vector<SelectedEntries> entries_;          // parallel to the sources
+  std::vector<LoraAdapter> adapters_;
+  std::unique_ptr<CombineOptions> options_;
+  CheckpointContents contents_;
+  std::vector<TensorOrigin> origins_;
+  std::vector<ValueOrigin> values_;
+  std::set<std::size_t> replaced_;      // tensors that an adapter replaces
+  std::vector<std::string> preferred_;  // names of which a preference takes one
+  std::vector<Finding> problems_;
+  CombinationCounts counts_;
+};
+
+}  // namespace
+
+CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
+                                       std::vector<LoraAdapter> adapters,
+                                       const CombineOptions& options) {
+  return Combination(std::move(sources), std::move(adapters), options).make();
+}
+
+}  // namespace tessera::arithmetic

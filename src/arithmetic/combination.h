@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arithmetic/lora_adapter.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/merge.h"
+#include "tessera/reshard/planner.h"
+
+// Weighted sums of checkpoints, with adapters added (docs/combine.md).
+
+namespace tessera::arithmetic {
+
+/// How one source enters the sum: `sum = keep * sum + weight * source`. Of the first source only
+/// the weight counts.
+struct Step {
+  double keep = 1.0;
+  double weight = 1.0;
+};
+
+/// In which numbers sums are computed.
+enum class Accumulation { float64, float32 };
+
+/// What the combined tensors are rounded to.
+enum class Rounding {
+  to_first_source,  // the dtype that the tensor has in the first source
+  later,            // nothing: they are float64, for a move that casts them
+};
+
+/// How to combine.
+struct CombineOptions {
+  double divisor = 1.0;  // of the sum, before adapters are added
+  Accumulation accumulation = Accumulation::float64;
+  Rounding rounding = Rounding::to_first_source;
+  /// What becomes of sums that are too large for the dtype.
+  reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
+  /// Whose entry is taken if entries that cannot be added up (integers, values) differ.
+  formats::MergePreference preference = formats::MergePreference::none;
+  /// `only` and `optimizer` select the names that are combined.
+  reshard::PlanOptions selection{};
+};
+
+/// A checkpoint to add.
+struct WeightedReader {
+  std::unique_ptr<formats::CheckpointReader> reader;
+  Step step{};
+};
+
+/// What an adapter changes in its base.
+struct AdapterCounts {
+  std::string path;
+  std::size_t num_changed = 0;   // tensors to which it adds something
+  std::size_t num_replaced = 0;  // tensors that it replaces
+};
+
+/// What a combination does.
+struct CombinationCounts {
+  std::size_t num_sources = 0;
+  std::size_t num_summed = 0;  // tensors that are added up, or changed by an adapter
+  std::size_t num_taken = 0;   // tensors that are taken from one source
+  std::vector<AdapterCounts> adapters{};
+};
+
+/// The result of a combination.
+struct CombinedCheckpoint {
+  std::unique_ptr<formats::CheckpointReader> reader;
+  std::vector<formats::Finding> problems;  // every reason to refuse it, by name
+  CombinationCounts counts;                // of the selected tensors
+};
+
+/// Returns the weighted sum of several checkpoints as one checkpoint, with adapters added. It has
+/// the names, pieces, ties, annotations and flat units of the first source. Elements are read and
+/// added up when they are asked for, in bounded memory, so that the result does not depend on how
+/// often or in which order they are read. Each number is rounded once.
+///
+/// Floating-point and complex tensors are added up. All other tensors, and values, are taken from
+/// the first source and must be equal in all of them, unless there is a preference. The selected
+/// names and their shapes must be equal in all sources. Optimizer state has no sum: it must be left
+/// out. Requires: at least one source.
+CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
+                                       std::vector<LoraAdapter> adapters,
+                                       const CombineOptions& options);
+
+}  // namespace tessera::arithmetic

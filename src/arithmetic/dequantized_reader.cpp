@@ -1,0 +1,294 @@
+#include "arithmetic/dequantized_reader.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "arithmetic/quantized_weights.h"
+#include "base/cast.h"
+#include "base/json.h"
+#include "recipe/tile_cache.h"
+#include "reshard/cast_losses.h"
+#include "tessera/base/error.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::TensorEntry;
+
+/// How many numbers are decoded at a time.
+constexpr std::int64_t kPartNumel = std::int64_t{1} << 18;
+
+void replace_suffix(std::string& text, const QuantizedWeight& weight) {
+  if (weight.codes_suffix.empty() || !text.ends_with(weight.codes_suffix)) return;
+  text.resize(text.size() - weight.codes_suffix.size());
+  text += weight.suffix;
+}
+
+/// Returns the pieces of the numbers: those of the codes where both have the same elements, else
+/// one, which is whole.
+std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedWeight& weight) {
+  if (weight.matrix.form == CodeForm::elements) return codes.pieces;
+  return {{whole_box(weight.shape), codes.pieces.empty() ? 0 : codes.pieces.front().rank}};
+}
+
+class DequantizedReader final : public CheckpointReader {
+ public:
+  DequantizedReader(std::unique_ptr<CheckpointReader> source, QuantizedWeights found, DType to,
+                    reshard::OnOverflow on_overflow)
+      : source_(std::move(source)),
+        weights_(std::move(found.weights)),
+        to_(to),
+        on_overflow_(on_overflow),
+        contents_(source_->contents()) {
+    take_tensors(found.companions);
+    std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
+      return contents_.find_tensor(alias.target) == nullptr;
+    });
+    std::erase_if(contents_.units, [&](const FlatUnit& unit) {
+      return std::ranges::any_of(unit.parameters, [&](const FlatUnitParameter& each) {
+        const TensorEntry* const tensor = contents_.find_tensor(each.fqn);
+        return tensor == nullptr || tensor->meta.shape != each.shape;
+      });
+    });
+  }
+
+  formats::Format format() const override { return source_->format(); }
+  const std::string& path() const override { return source_->path(); }
+  const CheckpointContents& contents() const override { return contents_; }
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    return source_->dict_orders();
+  }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override;
+  Value read_value(std::size_t value_index) const override {
+    return source_->read_value(value_index);
+  }
+  formats::PieceStorage piece_storage(std::size_t tensor_index,
+                                      std::size_t piece_index) const override {
+    const Origin& origin = origins_[tensor_index];
+    const auto& pieces = source_->contents().tensors[origin.source].pieces;
+    return source_->piece_storage(origin.source, std::min(piece_index, pieces.size() - 1));
+  }
+  std::vector<std::string> data_files() const override { return source_->data_files(); }
+  formats::MissingData find_missing_data() const override;
+  void check_files(const formats::FindingSink& sink) const override { source_->check_files(sink); }
+  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
+              int num_threads) const override {
+    source_->verify(sink, progress, num_threads);
+  }
+
+ private:
+  /// Where a tensor comes from.
+  struct Origin {
+    std::size_t source = 0;             // index of the tensor, or of the codes
+    std::optional<std::size_t> weight;  // none: the tensor is not quantized
+  };
+
+  void take_tensors(const std::set<std::size_t>& companions);
+  void read_rows(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
+                 std::span<std::byte> out) const;
+  void read_transposed(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
+                       std::span<std::byte> out) const;
+  void round(std::span<const float> numbers, const std::string& fqn,
+             std::span<std::byte> out) const;
+
+  std::unique_ptr<CheckpointReader> source_;
+  std::vector<QuantizedWeight> weights_;
+  DType to_;
+  reshard::OnOverflow on_overflow_;
+  CheckpointContents contents_;
+  std::vector<Origin> origins_;  // parallel to contents_.tensors
+  mutable recipe::TileCache tiles_;
+};
+
+void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
+  std::map<std::size_t, std::size_t> weight_of;  // by codes
+  for (std::size_t w = 0; w < weights_.size(); ++w) weight_of.emplace(weights_[w].codes, w);
+  std::map<std::string, std::pair<TensorEntry, Origin>> named;
+  const auto& tensors = source_->contents().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (companions.contains(i)) continue;
+    TensorEntry entry = tensors[i];
+    Origin origin{.source = i, .weight = {}};
+    if (const auto found = weight_of.find(i); found != weight_of.end()) {
+      const QuantizedWeight& weight = weights_[found->second];
+      origin.weight = found->second;
+      replace_suffix(entry.meta.fqn, weight);
+      if (!entry.key_path.empty()) {
+        if (auto* key = std::get_if<std::string>(&entry.key_path.back())) {
+          replace_suffix(*key, weight);
+        }
+      }
+      entry.pieces = pieces_of(entry, weight);
+      entry.meta.dtype = to_;
+      entry.meta.shape = weight.shape;
+      validate_tensor_meta(entry.meta, path());
+      for (formats::Alias& alias : contents_.aliases) {
+        if (alias.target == tensors[i].meta.fqn) alias.target = entry.meta.fqn;
+      }
+    }
+    std::string name = entry.meta.fqn;
+    if (!named.emplace(name, std::pair(std::move(entry), origin)).second) {
+      throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = name}, "dequantize",
+                            "one tensor of this name", "a quantized weight and another tensor");
+    }
+  }
+  contents_.tensors.clear();
+  for (auto& [name, tensor] : named) {
+    contents_.tensors.push_back(std::move(tensor.first));
+    origins_.push_back(tensor.second);
+  }
+}
+
+formats::MissingData DequantizedReader::find_missing_data() const {
+  const formats::MissingData below = source_->find_missing_data();
+  formats::MissingData result;
+  result.values = below.values;
+  for (std::size_t t = 0; t < origins_.size(); ++t) {
+    const auto lost = below.pieces.find(origins_[t].source);
+    if (lost == below.pieces.end()) continue;
+    for (const auto& [piece, file] : lost->second) {
+      result.pieces[t].emplace(std::min(piece, contents_.tensors[t].pieces.size() - 1), file);
+    }
+  }
+  return result;
+}
+
+void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_index,
+                                   FlatRange range, std::span<std::byte> out) const {
+  const Origin& origin = origins_[tensor_index];
+  if (!origin.weight) return source_->read_piece(origin.source, piece_index, range, out);
+  const QuantizedWeight& weight = weights_[*origin.weight];
+  const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+  const auto size = static_cast<std::size_t>(itemsize(to_));
+  if (weight.is_transposed) {
+    return tiles_.read(
+        tensor_index, piece_index, numel_of(weight.shape), size, range,
+        [&](FlatRange tile, std::span<std::byte> room) {
+          read_transposed(weight, meta.fqn, tile, room);
+        },
+        out);
+  }
+  const Region& region = contents_.tensors[tensor_index].pieces[piece_index].region;
+  const CopyRuns runs(meta.shape, FlatRange{0, numel_of(meta.shape)}, region);
+  runs.for_each_in(range, [&](const CopyRuns::Run& run) {
+    read_rows(weight, meta.fqn, {run.source_begin, run.source_begin + run.numel},
+              out.subspan(static_cast<std::size_t>(run.destination_begin - range.begin) * size,
+                          static_cast<std::size_t>(run.numel) * size));
+  });
+}
+
+void DequantizedReader::round(std::span<const float> numbers, const std::string& fqn,
+                              std::span<std::byte> out) const {
+  const CastLosses losses = cast_and_count(DType::float32, std::as_bytes(numbers), to_, out,
+                                           reshard::too_large_by(on_overflow_));
+  if (losses.num_too_large == 0 || on_overflow_ != reshard::OnOverflow::refuse) return;
+  throw reshard::overflow_error(path(), fqn, to_, losses);
+}
+
+/// Reads a range of a weight whose numbers are in the order of the codes: the rest of a row, whole
+/// rows, or the beginning of one.
+void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::string& fqn,
+                                  FlatRange range, std::span<std::byte> out) const {
+  const QuantizedMatrix& matrix = weight.matrix;
+  const auto size = static_cast<std::size_t>(itemsize(to_));
+  std::vector<float> numbers;
+  for (std::int64_t at = range.begin; at < range.end;) {
+    const std::int64_t row = at / matrix.num_columns;
+    const std::int64_t column = at % matrix.num_columns;
+    const std::int64_t number_of_matrix = row / matrix.num_rows;
+    const FlatRange in_row{
+        column, std::min({matrix.num_columns, column + range.end - at, column + kPartNumel})};
+    const bool is_whole = column == 0 && in_row.end == matrix.num_columns;
+    const std::int64_t num_rows =
+        is_whole ? std::clamp<std::int64_t>(std::min((range.end - at) / matrix.num_columns,
+                                                     kPartNumel / matrix.num_columns),
+                                            1, matrix.num_rows - row % matrix.num_rows)
+                 : 1;
+    const std::int64_t first = row % matrix.num_rows;
+    numbers.resize(static_cast<std::size_t>(num_rows * in_row.numel()));
+    matrix.decode(number_of_matrix, {first, first + num_rows}, in_row, numbers);
+    round(numbers, fqn,
+          out.subspan(static_cast<std::size_t>(at - range.begin) * size, numbers.size() * size));
+    at += static_cast<std::int64_t>(numbers.size());
+  }
+}
+
+/// Reads a range of a weight whose rows are the columns of the codes.
+void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std::string& fqn,
+                                        FlatRange range, std::span<std::byte> out) const {
+  const QuantizedMatrix& matrix = weight.matrix;
+  const auto size = static_cast<std::size_t>(itemsize(to_));
+  std::vector<float> numbers;
+  std::vector<std::byte> rounded;
+  const std::int64_t in_matrix = matrix.num_rows * matrix.num_columns;
+  for (std::int64_t m = range.begin / in_matrix; m * in_matrix < range.end; ++m) {
+    const FlatRange own{std::max(range.begin - m * in_matrix, std::int64_t{0}),
+                        std::min(range.end - m * in_matrix, in_matrix)};
+    const FlatRange columns{own.begin / matrix.num_rows,
+                            (own.end + matrix.num_rows - 1) / matrix.num_rows};
+    const std::int64_t at_once = std::max<std::int64_t>(1, kPartNumel / columns.numel());
+    for (std::int64_t row = 0; row < matrix.num_rows; row += at_once) {
+      const FlatRange rows{row, std::min(row + at_once, matrix.num_rows)};
+      numbers.resize(static_cast<std::size_t>(rows.numel() * columns.numel()));
+      matrix.decode(m, rows, columns, numbers);
+      rounded.resize(numbers.size() * size);
+      round(numbers, fqn, rounded);
+      const std::byte* from = rounded.data();
+      for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+        for (std::int64_t c = columns.begin; c < columns.end; ++c, from += size) {
+          const std::int64_t place = c * matrix.num_rows + r;
+          if (place < own.begin || place >= own.end) continue;
+          std::copy_n(
+              from, size,
+              out.data() + static_cast<std::size_t>(place + m * in_matrix - range.begin) * size);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
+  constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+  const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
+  const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
+  const std::string path = join_path(folder, "config.json");
+  if (fs.kind_of(path) != FileKind::regular) return {};
+  try {
+    return parse_json(read_file(fs, path, kMaxConfigNbytes), path);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    return {};  // the file is not ours
+  }
+}
+
+bool can_be_dequantized_to(DType dtype) {
+  return dtype == DType::float64 || dtype == DType::float32 || dtype == DType::float16 ||
+         dtype == DType::bfloat16;
+}
+
+DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType to,
+                                 const Value& config, const NameSelection& only,
+                                 reshard::OnOverflow on_overflow) {
+  TESSERA_CHECK(can_be_dequantized_to(to));
+  QuantizedWeights found = find_quantized_weights(*reader, config, only);
+  DequantizedCheckpoint result{.reader = nullptr,
+                               .problems = std::move(found.problems),
+                               .num_weights = found.weights.size(),
+                               .num_companions = found.companions.size()};
+  if (!result.problems.empty() || found.weights.empty()) {
+    result.reader = std::move(reader);
+    return result;
+  }
+  result.reader =
+      std::make_unique<DequantizedReader>(std::move(reader), std::move(found), to, on_overflow);
+  return result;
+}
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/name_rules.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::arithmetic {
+
+/// A checkpoint whose quantized weights are numbers.
+struct DequantizedCheckpoint {
+  std::unique_ptr<formats::CheckpointReader> reader;
+  std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
+  std::size_t num_weights = 0;
+  std::size_t num_companions = 0;  // tensors that are left out: scales, zero points, …
+};
+
+/// Returns the content of `config.json` beside a checkpoint; None without one, or if it is no JSON.
+Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
+
+/// Whether numbers of codes can have the dtype: float64, float32, float16 or bfloat16.
+bool can_be_dequantized_to(DType dtype);
+
+/// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
+/// codes times scales, computed in float32 and rounded. Reads elements when they are asked for, in
+/// bounded memory. `config` is the checkpoint's config.json. `only` selects the weights that must
+/// become numbers. If there are problems, or no quantized weights, returns `reader`.
+DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
+                                 const Value& config, const NameSelection& only,
+                                 reshard::OnOverflow on_overflow);
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,285 @@
+#include "arithmetic/lora_adapter.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <regex>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "arithmetic/source_match.h"
+#include "base/digest.h"
+#include "base/json.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using formats::TensorEntry;
+
+constexpr const char* kConfigName = "adapter_config.json";
+constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+constexpr std::string_view kNamePrefix = "base_model.model.";
+
+// Members of the configuration that make an adapter more than a product of two matrices.
+constexpr std::array<std::string_view, 10> kUnsupported = {
+    "use_dora",          "use_qalora",
+    "use_bdlora",        "layer_replication",
+    "arrow_config",      "kasa_config",
+    "monteclora_config", "trainable_token_indices",
+    "target_parameters", "alora_invocation_tokens"};
+
+/// Whether a member is given: Python's truth of it.
+bool is_given(const Value* value) {
+  if (value == nullptr || value->is<Value::None>()) return false;
+  if (const auto* flag = value->get_if<bool>()) return *flag;
+  if (const auto* list = value->get_if<Value::List>()) return !list->empty();
+  if (const auto* dict = value->get_if<Value::Dict>()) return !dict->empty();
+  return true;
+}
+
+std::optional<double> number_of(const Value& value) {
+  if (const auto* integer = value.get_if<std::int64_t>()) return static_cast<double>(*integer);
+  if (const auto* number = value.get_if<double>()) return *number;
+  return std::nullopt;
+}
+
+/// What the configuration says of the scales.
+class Scales {
+ public:
+  Scales(const Value& config, std::string path, double given)
+      : path_(std::move(path)),
+        given_(given),
+        is_rank_stabilized_(is_given(config.find("use_rslora"))),
+        alpha_(required(config, "lora_alpha")) {
+    const Value* const patterns = config.find("alpha_pattern");
+    const auto* const dict = patterns ? patterns->get_if<Value::Dict>() : nullptr;
+    if (dict == nullptr) return;
+    for (const auto& [key, alpha] : *dict) add_pattern(key, alpha);
+  }
+
+  /// Returns what the product of a module's two matrices is multiplied by.
+  double of(const std::string& module, std::int64_t rank) const {
+    constexpr std::size_t kMaxNameNbytes = 300;  // the time to match grows with a power of it
+    double alpha = alpha_;
+    if (!patterns_.empty() && module.size() > kMaxNameNbytes) {
+      refuse("alpha_pattern", "names of modules of at most 300 bytes",
+             "'" + printable(module, 40) + "'");
+    }
+    for (const auto& [pattern, of_pattern] : patterns_) {
+      if (!std::regex_match(module, pattern)) continue;
+      alpha = of_pattern;
+      break;
+    }
+    const auto divisor = static_cast<double>(rank);
+    return given_ * (alpha / (is_rank_stabilized_ ? std::sqrt(divisor) : divisor));
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& member, const std::string& expected,
+                           const std::string& found) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, member, expected, found);
+  }
+
+  double required(const Value& config, const std::string& member) const {
+    const Value* const value = config.find(member);
+    const auto number = value ? number_of(*value) : std::nullopt;
+    if (!number) refuse(member, "a number", value ? value_to_string(*value, 40) : "none");
+    return *number;
+  }
+
+  /// Whether a pattern is short, and repeats only single characters, and few of them. Others could
+  /// take any time to match.
+  static bool is_cheap(std::string_view pattern) {
+    constexpr std::size_t kMaxNbytes = 200;
+    constexpr auto kMaxRepetitions = 3;
+    constexpr std::string_view kRepetitions = "*+{";
+    std::ptrdiff_t num_repetitions = 0;
+    for (std::size_t i = 0; i < pattern.size(); ++i) {
+      if (kRepetitions.find(pattern[i]) == std::string_view::npos) continue;
+      ++num_repetitions;
+      if (i > 0 && pattern[i - 1] == ')') return false;
+    }
+    return pattern.size() <= kMaxNbytes && num_repetitions <= kMaxRepetitions;
+  }
+
+  /// A pattern matches the last components of a module's name, as PEFT has it.
+  void add_pattern(const Value& key, const Value& alpha) {
+    const auto* const text = key.get_if<std::string>();
+    const auto number = number_of(alpha);
+    if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
+    if (!is_cheap(*text)) {
+      refuse("alpha_pattern", "a short regular expression without repeated groups",
+             "'" + printable(*text, 40) + "'");
+    }
+    try {
+      patterns_.emplace_back(std::regex("(.*\\.)?(" + *text + ")"), *number);
+    } catch (const std::regex_error&) {
+      refuse("alpha_pattern", "a regular expression", "'" + printable(*text, 40) + "'");
+    }
+  }
+
+  std::string path_;
+  double given_;
+  bool is_rank_stabilized_;
+  double alpha_;
+  std::vector<std::pair<std::regex, double>> patterns_;
+};
+
+void require_plain_lora(const Value& config, const std::string& path) {
+  const Value* const type = config.find("peft_type");
+  const auto* const name = type ? type->get_if<std::string>() : nullptr;
+  if (name == nullptr || *name != "LORA") {
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "peft_type", "LORA",
+                          type ? value_to_string(*type, 40) : "none");
+  }
+  for (const std::string_view member : kUnsupported) {
+    if (!is_given(config.find(member))) continue;
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, member,
+                          "a plain LoRA, which is two matrices for each weight",
+                          value_to_string(*config.find(member), 40));
+  }
+}
+
+void remove_all(std::string& text, std::string_view part) {
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part)) {
+    text.erase(at, part.size());
+  }
+}
+
+/// The tensors of one layer.
+struct Layer {
+  std::optional<std::size_t> down;
+  std::optional<std::size_t> up;
+  std::optional<std::size_t> bias;
+  bool is_embedding = false;
+};
+
+/// Sorts an adapter's tensors by layers.
+class AdapterNames {
+ public:
+  AdapterNames(LoraAdapter& adapter, const Scales& scales, bool stores_transposed)
+      : adapter_(adapter),
+        tensors_(adapter.reader->contents().tensors),
+        scales_(scales),
+        stores_transposed_(stores_transposed) {}
+
+  void sort() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) sort(i);
+    for (const auto& [module, layer] : layers_) add(module, layer);
+    std::ranges::stable_sort(adapter_.changes, {}, &AdapterChange::target);
+  }
+
+ private:
+  void problem(std::size_t tensor, const std::string& expected, const std::string& found) {
+    formats::Finding finding = combine_problem(tensors_[tensor].meta.fqn, expected, found);
+    finding.where.path = adapter_.reader->path();
+    adapter_.problems.push_back(std::move(finding));
+  }
+
+  void sort(std::size_t tensor) {
+    std::string name = tensors_[tensor].meta.fqn;
+    if (name.starts_with(kNamePrefix)) name.erase(0, kNamePrefix.size());
+    constexpr std::array<std::string_view, 4> kRoles = {".lora_A", ".lora_B", ".lora_embedding_A",
+                                                        ".lora_embedding_B"};
+    for (const std::string_view role : kRoles) {
+      const std::size_t at = name.rfind(role);
+      if (at == std::string::npos) continue;
+      const std::string rest = name.substr(at + role.size());
+      if (!rest.empty() && rest.front() != '.') continue;
+      std::string module = name.substr(0, at);
+      remove_all(module, ".base_layer");
+      return put(tensor, layers_[module], role, rest.ends_with(".bias"));
+    }
+    if (name.find(".lora_") != std::string::npos) {
+      return problem(tensor, "lora_A and lora_B alone", "another part of an adapter");
+    }
+    if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's
+    remove_all(name, ".modules_to_save.default");
+    remove_all(name, ".modules_to_save");
+    remove_all(name, ".base_layer");
+    if (!replaced_.insert(name).second) return;  // PEFT writes some biases twice
+    adapter_.changes.push_back(
+        {.target = name, .kind = AdapterChange::Kind::replaced, .tensor = tensor});
+  }
+
+  void put(std::size_t tensor, Layer& layer, std::string_view role, bool is_bias) {
+    auto& place = is_bias ? layer.bias : role.ends_with('A') ? layer.down : layer.up;
+    if (place) return problem(tensor, "one adapter", "a second one, with other names");
+    place = tensor;
+    layer.is_embedding = role.find("embedding") != std::string_view::npos;
+  }
+
+  void add(const std::string& module, const Layer& layer) {
+    if (!layer.down || !layer.up) {
+      return problem(layer.down ? *layer.down
+                     : layer.up ? *layer.up
+                                : *layer.bias,
+                     "lora_A and lora_B of one layer", "one without the other");
+    }
+    const Shape& down = tensors_[*layer.down].meta.shape;
+    const Shape& up = tensors_[*layer.up].meta.shape;
+    if (down.size() < 2 || up.size() < 2 || up[1] != down[0] || numel_of(up) != up[0] * up[1] ||
+        down[0] == 0) {
+      return problem(*layer.up, "lora_B [rows, rank] that fits lora_A " + shape_to_string(down),
+                     shape_to_string(up));
+    }
+    const double scale = scales_.of(module, down[0]);
+    adapter_.changes.push_back({.target = module + ".weight",
+                                .kind = AdapterChange::Kind::low_rank,
+                                .down = *layer.down,
+                                .up = *layer.up,
+                                .is_transposed = layer.is_embedding || stores_transposed_,
+                                .scale = scale});
+    if (!layer.bias) return;
+    adapter_.changes.push_back({.target = module + ".bias",
+                                .kind = AdapterChange::Kind::scaled,
+                                .tensor = *layer.bias,
+                                .scale = scale});
+  }
+
+  LoraAdapter& adapter_;
+  const std::vector<TensorEntry>& tensors_;
+  const Scales& scales_;
+  const bool stores_transposed_;
+  std::map<std::string, Layer> layers_;  // by module
+  std::set<std::string> replaced_;
+};
+
+}  // namespace
+
+LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
+                              std::string_view config, const std::string& config_path,
+                              double scale) {
+  const Value parsed = parse_json(config, config_path);
+  require_plain_lora(parsed, config_path);
+  const Scales scales(parsed, config_path, scale);
+  LoraAdapter adapter{.reader = std::move(reader), .scale = scale};
+  AdapterNames(adapter, scales, is_given(parsed.find("fan_in_fan_out"))).sort();
+  return adapter;
+}
+
+LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale) {
+  const std::string config_path = join_path(folder, kConfigName);
+  if (fs.kind_of(folder) != FileKind::directory || fs.kind_of(config_path) != FileKind::regular) {
+    throw Error::expected(ErrorKind::not_found, {.path = folder}, "adapter",
+                          "a folder of PEFT, with adapter_config.json",
+                          fs.kind_of(folder) ? "none in it" : "nothing");
+  }
+  const std::string config = read_file(fs, config_path, kMaxConfigNbytes);
+  return read_lora_adapter(formats::open_checkpoint(fs, folder), config, config_path, scale);
+}
+
+std::string adapter_config_digest(const FileSystem& fs, const std::string& folder) {
+  const std::string path = join_path(folder, kConfigName);
+  if (fs.kind_of(path) != FileKind::regular) return {};
+  Xxh3Wide hash;
+  const std::string config = read_file(fs, path, kMaxConfigNbytes);
+  hash.update(std::as_bytes(std::span(config)));
+  return hash.hex_digest();
+}
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::arithmetic {
+
+/// What an adapter does to one tensor of its base. Indices are those of the adapter's tensors.
+struct AdapterChange {
+  enum class Kind {
+    low_rank,  // adds scale * up * down
+    scaled,    // adds scale * tensor (the bias of a low-rank layer)
+    replaced,  // puts the adapter's tensor in place (modules_to_save, trained biases)
+  };
+
+  std::string target;  // the base tensor's name, without a prefix that the base may have
+  Kind kind = Kind::low_rank;
+  std::size_t tensor = 0;  // of scaled and replaced
+  std::size_t down = 0;    // lora_A
+  std::size_t up = 0;      // lora_B
+  /// Whether the change is the transpose of up * down: embeddings, and layers that store their
+  /// weight as [in, out].
+  bool is_transposed = false;
+  double scale = 1.0;
+};
+
+/// An open LoRA adapter of PEFT: a folder with `adapter_config.json` and the adapter's tensors.
+struct LoraAdapter {
+  std::unique_ptr<formats::CheckpointReader> reader;
+  std::vector<AdapterChange> changes{};      // by target
+  std::vector<formats::Finding> problems{};  // tensors that cannot be merged, by name
+  double scale = 1.0;                        // given by the user; in each change's scale
+};
+
+/// Opens an adapter. `scale` multiplies what it adds. `fs` must outlive the reader.
+/// Throws: Error(unsupported) if it is no LoRA, or one with a part that is not supported, naming
+/// it; Error(corruption) naming what is wrong in the configuration; as open_checkpoint.
+LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
+
+/// Returns a digest of an adapter's configuration; empty if it has none.
+std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
+
+/// Returns what an adapter with this configuration (JSON) changes.
+LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
+                              std::string_view config, const std::string& config_path,
+                              double scale);
+
+}  // namespace tessera::arithmetic

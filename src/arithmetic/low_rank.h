@@ -1,0 +1,16 @@
+#pragma once
+
+#include <span>
+
+#include "arithmetic/tensor_sum.h"
+
+namespace tessera::arithmetic {
+
+/// Adds elements `window` of a region of the term to `sum`. `shape` is that of the whole tensor.
+/// Each element is the sum over the rank in its order, times the scale. Reads the matrices in
+/// parts, in bounded memory.
+template <class Number>
+void add_low_rank(const LowRankTerm& term, const Shape& shape, const Region& region,
+                  FlatRange window, std::span<Number> sum);
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tessera/inspect/tensor_reader.h"
+#include "tessera/layout/region.h"
+
+namespace tessera::arithmetic {
+
+/// How codes, or zero points, are stored.
+enum class CodeForm {
+  elements,        // each one is an element of its tensor
+  fp4_pairs,       // two float4_e2m1 in a byte, the lower half first
+  signed_columns,  // integers of `bits`, packed along the columns; each is stored plus 2^(bits-1)
+  signed_rows,     // the same, packed along the rows
+  columns,         // unsigned integers of `bits`, packed along the columns
+  rows,            // the same, packed along the rows
+  awq_columns,     // eight unsigned integers of 4 bits, packed along the columns in AWQ's order
+};
+
+/// Matrices of codes with their scales: `number = (code - zero) * scale`. Matrix, row and column
+/// count the codes as they are stored. Immutable, so thread-safe.
+struct QuantizedMatrix {
+  std::int64_t num_matrices = 1;
+  std::int64_t num_rows = 0;
+  std::int64_t num_columns = 0;
+
+  inspect::TensorReader codes;
+  CodeForm form = CodeForm::elements;
+  int bits = 8;  // of packed integers
+
+  inspect::TensorReader scales;  // [matrices, rows of blocks, columns of blocks]
+  std::int64_t block_rows = 1;   // rows that share a scale
+  std::int64_t block_columns = 1;
+  bool are_exponents = false;  // scales in uint8 are exponents of 2, plus 127
+  float scale_factor = 1.0F;   // multiplies the scales
+  float scale_divisor = 1.0F;  // divides the scales
+
+  std::optional<inspect::TensorReader> zeros{};  // one for each scale
+  CodeForm zero_form = CodeForm::elements;
+  float zero_added = 0.0F;                 // to each stored zero
+  std::vector<std::int32_t> row_blocks{};  // the row of blocks of each row; empty: by block_rows
+
+  std::int64_t num_block_rows() const {
+    return row_blocks.empty() ? (num_rows + block_rows - 1) / block_rows : num_row_blocks;
+  }
+  std::int64_t num_block_columns() const {
+    return (num_columns + block_columns - 1) / block_columns;
+  }
+  std::int64_t num_row_blocks = 0;  // with `row_blocks`
+
+  /// Fills `out` with the numbers of some rows and columns of one matrix, row by row. Computes in
+  /// float32, as the libraries do that wrote the codes.
+  void decode(std::int64_t matrix, FlatRange rows, FlatRange columns, std::span<float> out) const;
+};
+
+}  // namespace tessera::arithmetic

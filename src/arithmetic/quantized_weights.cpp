@@ -1,0 +1,437 @@
+#include "arithmetic/quantized_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/cast.h"
+#include "formats/quantized_tensors.h"
+#include "tessera/base/error.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using formats::CheckpointReader;
+using formats::Finding;
+using formats::QuantizedPart;
+using formats::QuantizedTensors;
+using inspect::TensorReader;
+
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
+
+/// Why a weight cannot be turned into numbers.
+struct Refusal {
+  std::string expected;
+  std::string found;
+};
+
+/// What config.json says of the quantization.
+class QuantizationConfig {
+ public:
+  explicit QuantizationConfig(const Value& config) {
+    const Value* const text_config = config.find("text_config");
+    for (const Value* const part : {&config, text_config}) {
+      for (const char* key : {"quantization_config", "compression_config"}) {
+        const Value* const found = part ? part->find(key) : nullptr;
+        if (found != nullptr && !config_) config_ = *found;
+      }
+    }
+  }
+
+  std::string text(std::string_view key) const {
+    const Value* const value = config_ ? config_->find(key) : nullptr;
+    const auto* const text = value ? value->get_if<std::string>() : nullptr;
+    return text ? *text : "";
+  }
+  std::optional<std::int64_t> number(std::string_view key) const {
+    return integer_of(config_ ? config_->find(key) : nullptr);
+  }
+  /// The block of rows and columns that share a scale, if the configuration names one.
+  std::optional<std::pair<std::int64_t, std::int64_t>> block() const {
+    auto found = block_of(config_ ? config_->find("weight_block_size") : nullptr);
+    for (const Value* const weights : weights_of_groups()) {
+      if (!found) found = block_of(weights->find("block_structure"));
+    }
+    return found;
+  }
+  /// The bits of a weight, one for each group of modules.
+  std::set<std::int64_t> bits() const {
+    std::set<std::int64_t> all;
+    if (const auto own = number("bits")) all.insert(*own);
+    for (const Value* const weights : weights_of_groups()) {
+      if (const auto each = integer_of(weights->find("num_bits"))) all.insert(*each);
+    }
+    return all;
+  }
+
+ private:
+  static std::optional<std::int64_t> integer_of(const Value* value) {
+    const auto* const integer = value ? value->get_if<std::int64_t>() : nullptr;
+    return integer ? std::optional(*integer) : std::nullopt;
+  }
+  static std::optional<std::pair<std::int64_t, std::int64_t>> block_of(const Value* value) {
+    const auto* const list = value ? value->get_if<Value::List>() : nullptr;
+    if (list == nullptr || list->size() != 2) return std::nullopt;
+    const auto rows = integer_of(&list->front());
+    const auto columns = integer_of(&list->back());
+    if (!rows || !columns || *rows < 1 || *columns < 1) return std::nullopt;
+    return std::pair(*rows, *columns);
+  }
+  /// The member `weights` of each member of `config_groups` (compressed-tensors).
+  std::vector<const Value*> weights_of_groups() const {
+    std::vector<const Value*> result;
+    const Value* const groups = config_ ? config_->find("config_groups") : nullptr;
+    const auto* const dict = groups ? groups->get_if<Value::Dict>() : nullptr;
+    if (dict == nullptr) return result;
+    for (const auto& [name, group] : *dict) {
+      const Value* const weights = group.find("weights");
+      if (weights != nullptr) result.push_back(weights);
+    }
+    return result;
+  }
+
+  std::optional<Value> config_;
+};
+
+/// The tensors of one weight.
+struct Parts {
+  std::size_t codes;
+  std::size_t scales;
+  std::string_view scheme;
+  std::map<std::string_view, std::size_t> companions;  // by role
+};
+
+class Builder {
+ public:
+  Builder(const CheckpointReader& reader, const QuantizationConfig& config, const Parts& parts)
+      : reader_(reader),
+        config_(config),
+        parts_(parts),
+        codes_(reader.contents().tensors[parts.codes].meta),
+        scales_(reader.contents().tensors[parts.scales].meta) {}
+
+  /// Throws: Refusal.
+  QuantizedWeight build() const {
+    for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
+    if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
+      refuse("weights without an order of groups", "group indices");
+    }
+    const std::string_view scheme = parts_.scheme;
+    if (scheme == "block-scaled fp8" || scheme == "scaled fp8" || scheme == "mxfp8" ||
+        scheme == "scaled int8") {
+      return build_elements();
+    }
+    if (scheme == "mxfp4" || scheme == "nvfp4") return build_float4();
+    if (scheme == "compressed-tensors packed integers") return build_packed();
+    if (scheme == "GPTQ or AWQ") return build_gptq_or_awq();
+    refuse("a scheme with known numbers (docs/combine.md#quantized-weights)", std::string(scheme));
+  }
+
+ private:
+  [[noreturn]] static void refuse(std::string expected, std::string found) {
+    throw Refusal{std::move(expected), std::move(found)};
+  }
+  /// Keeps later products of sizes within 64 bits.
+  static void require_sizes(const Shape& shape) {
+    for (const std::int64_t size : shape) {
+      if (size < 0 || size > kMaxSize) refuse("sizes up to 2^40", shape_to_string(shape));
+    }
+  }
+  [[noreturn]] void refuse_scales(const std::string& expected) const {
+    refuse(expected, scales_.fqn + " " + shape_to_string(scales_.shape));
+  }
+
+  std::optional<std::size_t> companion(std::string_view role) const {
+    const auto found = parts_.companions.find(role);
+    return found == parts_.companions.end() ? std::nullopt : std::optional(found->second);
+  }
+  TensorReader open(std::size_t tensor) const { return TensorReader(reader_, tensor); }
+
+  /// Returns matrices that consist of the last two of some dimensions.
+  QuantizedMatrix matrix_of(const Shape& shape, CodeForm form) const {
+    if (shape.size() < 2) refuse("codes with two dimensions or more", shape_to_string(shape));
+    QuantizedMatrix matrix{.num_rows = shape[shape.size() - 2],
+                           .num_columns = shape.back(),
+                           .codes = open(parts_.codes),
+                           .form = form,
+                           .scales = open(parts_.scales)};
+    for (std::size_t d = 0; d + 2 < shape.size(); ++d) matrix.num_matrices *= shape[d];
+    matrix.are_exponents = scales_.dtype == DType::uint8;
+    return matrix;
+  }
+
+  /// Finds the blocks from the shape of the scales: one for all, one for each row, or a grid.
+  void set_blocks(QuantizedMatrix& matrix) const {
+    const std::int64_t numel = numel_of(scales_.shape);
+    const std::int64_t in_matrix = matrix.num_matrices == 0 ? 0 : numel / matrix.num_matrices;
+    if (matrix.num_rows == 0 || matrix.num_columns == 0 ||
+        numel != in_matrix * matrix.num_matrices || in_matrix == 0) {
+      refuse_scales("scales for each matrix of the codes " + shape_to_string(codes_.shape));
+    }
+    matrix.block_rows = matrix.num_rows;
+    matrix.block_columns = matrix.num_columns;
+    if (in_matrix == 1) return;
+    const bool has_columns = scales_.shape.size() >= 2 && scales_.shape.back() > 1;
+    if (!has_columns && in_matrix == matrix.num_rows) {
+      matrix.block_rows = 1;
+      return;
+    }
+    if (scales_.shape.size() < 2) refuse_scales("one scale, one for each row, or a grid of them");
+    const std::int64_t columns = scales_.shape.back();
+    const std::int64_t rows = in_matrix / columns;
+    const auto given = config_.block();
+    const auto fits = [&](std::int64_t block_rows, std::int64_t block_columns) {
+      return (matrix.num_rows + block_rows - 1) / block_rows == rows &&
+             (matrix.num_columns + block_columns - 1) / block_columns == columns;
+    };
+    if (given && fits(given->first, given->second)) {
+      matrix.block_rows = given->first;
+      matrix.block_columns = given->second;
+    } else if (matrix.num_rows % rows == 0 && matrix.num_columns % columns == 0) {
+      matrix.block_rows = matrix.num_rows / rows;
+      matrix.block_columns = matrix.num_columns / columns;
+    } else {
+      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) +
+                    ", with the size of its blocks in config.json");
+    }
+  }
+
+  void set_zeros(QuantizedMatrix& matrix, CodeForm form, const Shape& expected) const {
+    const auto zeros = companion("zero points");
+    if (!zeros) return;
+    const TensorMeta& meta = reader_.contents().tensors[*zeros].meta;
+    if (numel_of(meta.shape) != numel_of(expected)) {
+      refuse("zero points " + shape_to_string(expected),
+             meta.fqn + " " + shape_to_string(meta.shape));
+    }
+    if (form == CodeForm::elements ? !can_cast(meta.dtype, DType::float32)
+                                   : meta.dtype != DType::int32) {
+      refuse("zero points that are integers", std::string(dtype_name(meta.dtype)));
+    }
+    matrix.zeros.emplace(open(*zeros));
+    matrix.zero_form = form;
+  }
+
+  QuantizedWeight build_elements() const {
+    const Shape shape = codes_.shape.size() == 1 ? Shape{1, codes_.shape[0]} : codes_.shape;
+    QuantizedWeight weight{.shape = codes_.shape, .matrix = matrix_of(shape, CodeForm::elements)};
+    set_blocks(weight.matrix);
+    set_zeros(weight.matrix, CodeForm::elements, scales_.shape);
+    return weight;
+  }
+
+  /// Returns the one number of a companion.
+  float number_of(std::size_t tensor) const {
+    const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
+    if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {
+      refuse("one second scale", meta.fqn + " " + shape_to_string(meta.shape));
+    }
+    std::vector<std::byte> bytes(itemsize(meta.dtype));
+    open(tensor).read({0, 1}, bytes);
+    float number = 0.0F;
+    cast_elements(meta.dtype, bytes, DType::float32, std::as_writable_bytes(std::span(&number, 1)));
+    return number;
+  }
+
+  QuantizedWeight build_float4() const {
+    const bool has_blocks = codes_.fqn.ends_with("_blocks");  // of gpt-oss: [..., rows, groups, 16]
+    Shape shape = codes_.shape;
+    if (has_blocks) {
+      if (shape.size() < 3) refuse("blocks with three dimensions or more", shape_to_string(shape));
+      shape[shape.size() - 2] *= shape.back();
+      shape.resize(shape.size() - 1);
+    }
+    if (shape.empty()) refuse("codes with two dimensions or more", "none");
+    shape.back() *= 2;
+    QuantizedWeight weight{.shape = shape, .matrix = matrix_of(shape, CodeForm::fp4_pairs)};
+    set_blocks(weight.matrix);
+    if (const auto second = companion("second scales")) {
+      const bool divides = reader_.contents().tensors[*second].meta.fqn.ends_with("_global_scale");
+      (divides ? weight.matrix.scale_divisor : weight.matrix.scale_factor) = number_of(*second);
+    } else if (parts_.scheme == "nvfp4") {
+      refuse("a second scale for all of the weight", "none");
+    }
+    if (has_blocks) {
+      weight.is_transposed = true;
+      std::swap(weight.shape.back(), weight.shape[weight.shape.size() - 2]);
+      weight.codes_suffix = "_blocks";
+    } else if (codes_.fqn.ends_with("_packed")) {
+      weight.codes_suffix = "_packed";
+    }
+    return weight;
+  }
+
+  std::vector<std::int64_t> integers_of(std::size_t tensor) const {
+    const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
+    if ((meta.dtype != DType::int32 && meta.dtype != DType::int64) || meta.numel() > (1 << 24)) {
+      refuse("integers", meta.fqn + " " + std::string(dtype_name(meta.dtype)));
+    }
+    std::vector<std::byte> bytes(static_cast<std::size_t>(meta.nbytes()));
+    open(tensor).read({0, meta.numel()}, bytes);
+    std::vector<double> numbers(static_cast<std::size_t>(meta.numel()));
+    cast_elements(meta.dtype, bytes, DType::float64, std::as_writable_bytes(std::span(numbers)));
+    for (const double number : numbers) {
+      if (std::fabs(number) > static_cast<double>(kMaxSize)) {
+        refuse("numbers up to 2^40", meta.fqn + " with larger ones");
+      }
+    }
+    return {numbers.begin(), numbers.end()};
+  }
+
+  QuantizedWeight build_packed() const {
+    const auto described = companion("shape");
+    if (!described) refuse("the shape of the weight, in a tensor", "none");
+    const Shape shape = [&] {
+      const auto sizes = integers_of(*described);
+      return Shape(sizes.begin(), sizes.end());
+    }();
+    require_sizes(shape);
+    const bool has_rows = shape.size() == codes_.shape.size() && shape.size() >= 2 &&
+                          std::equal(shape.begin(), shape.end() - 1, codes_.shape.begin()) &&
+                          shape.back() > 0;
+    if (!has_rows) {
+      refuse("codes of a weight " + shape_to_string(shape), shape_to_string(codes_.shape));
+    }
+    QuantizedWeight weight{.codes_suffix = "_packed",
+                           .shape = shape,
+                           .matrix = matrix_of(shape, CodeForm::signed_columns)};
+    weight.matrix.bits = packed_bits(shape.back(), codes_.shape.back());
+    set_blocks(weight.matrix);
+    Shape packed = scales_.shape;
+    if (packed.size() >= 2) {
+      packed[packed.size() - 2] = (weight.matrix.num_block_rows() * weight.matrix.bits + 31) / 32;
+    }
+    set_zeros(weight.matrix, CodeForm::signed_rows, packed);
+    return weight;
+  }
+
+  /// Returns the bits of integers of which `numel` fill `num_words` words.
+  int packed_bits(std::int64_t numel, std::int64_t num_words) const {
+    std::vector<int> possible;
+    for (int bits = 1; bits <= 8; ++bits) {
+      if ((numel * bits + 31) / 32 == num_words) possible.push_back(bits);
+    }
+    const std::set<std::int64_t> given = config_.bits();
+    for (const int bits : possible) {
+      if (possible.size() == 1 || given.contains(bits)) return bits;
+    }
+    refuse("packed integers of the bits that config.json names",
+           std::to_string(num_words) + " words for " + std::to_string(numel) + " of them");
+  }
+
+  QuantizedWeight build_gptq_or_awq() const {
+    const auto zeros = companion("zero points");
+    const bool is_table = codes_.shape.size() == 2 && scales_.shape.size() == 2;
+    if (!is_table || !zeros) refuse("qweight, qzeros and scales of two dimensions", "others");
+    const std::int64_t num_columns = scales_.shape[1];
+    const bool is_awq = codes_.shape[1] != num_columns;
+    if (is_awq && codes_.shape[1] * 8 != num_columns) {
+      refuse_scales("scales for codes " + shape_to_string(codes_.shape));
+    }
+    const TensorMeta& zeros_meta = reader_.contents().tensors[*zeros].meta;
+    const std::int64_t zero_words = zeros_meta.shape.size() == 2 ? zeros_meta.shape[1] : 0;
+    const std::int64_t bits = is_awq || num_columns == 0 ? 4 : zero_words * 32 / num_columns;
+    if (bits != 2 && bits != 4 && bits != 8) {
+      refuse("codes of 2, 4 or 8 bits", std::to_string(bits) + " bits");
+    }
+    const std::int64_t num_rows = is_awq ? codes_.shape[0] : codes_.shape[0] * 32 / bits;
+    if (num_rows == 0 || num_columns == 0) refuse("codes", "none");
+    QuantizedWeight weight{.codes_suffix = "qweight",
+                           .suffix = "weight",
+                           .shape = {num_columns, num_rows},
+                           .is_transposed = true,
+                           .matrix = matrix_of({num_rows, num_columns},
+                                               is_awq ? CodeForm::awq_columns : CodeForm::rows)};
+    weight.matrix.bits = static_cast<int>(bits);
+    weight.matrix.block_rows = scales_.shape[0] == 0 ? 1 : group_rows(num_rows);
+    set_zeros(weight.matrix, is_awq ? CodeForm::awq_columns : CodeForm::columns,
+              {scales_.shape[0], num_columns * bits / 32});
+    if (!is_awq) {
+      if (config_.text("quant_method") != "gptq") {
+        refuse("a config.json that says how GPTQ stores zero points (quantization_config)", "none");
+      }
+      const bool is_second_version = config_.text("checkpoint_format") == "gptq_v2";
+      weight.matrix.zero_added = is_second_version ? 0.0F : 1.0F;
+      set_groups(weight.matrix);
+    }
+    return weight;
+  }
+
+  std::int64_t group_rows(std::int64_t num_rows) const {
+    const std::int64_t num_groups = scales_.shape[0];
+    const auto given = config_.number("group_size");
+    if (given && *given > 0 && (num_rows + *given - 1) / *given == num_groups) return *given;
+    if (num_rows % num_groups != 0) refuse_scales("scales for groups of equal size");
+    return num_rows / num_groups;
+  }
+
+  /// Reads which group each row belongs to, unless the groups follow each other.
+  void set_groups(QuantizedMatrix& matrix) const {
+    const auto indices = companion("group indices");
+    if (!indices) return;
+    const auto groups = integers_of(*indices);
+    const std::int64_t num_groups = scales_.shape[0];
+    if (static_cast<std::int64_t>(groups.size()) != matrix.num_rows) {
+      refuse(std::to_string(matrix.num_rows) + " group indices", std::to_string(groups.size()));
+    }
+    bool is_trivial = true;
+    for (std::size_t r = 0; r < groups.size(); ++r) {
+      if (groups[r] < 0 || groups[r] >= num_groups) {
+        refuse("group indices below " + std::to_string(num_groups), std::to_string(groups[r]));
+      }
+      is_trivial = is_trivial && groups[r] == static_cast<std::int64_t>(r) / matrix.block_rows;
+      matrix.row_blocks.push_back(static_cast<std::int32_t>(groups[r]));
+    }
+    matrix.num_row_blocks = num_groups;
+    if (is_trivial) matrix.row_blocks.clear();
+  }
+
+  const CheckpointReader& reader_;
+  const QuantizationConfig& config_;
+  const Parts& parts_;
+  const TensorMeta& codes_;
+  const TensorMeta& scales_;
+};
+
+}  // namespace
+
+QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Value& config,
+                                        const NameSelection& only) {
+  const QuantizedTensors quantized(reader.contents());
+  const QuantizationConfig described(config);
+  QuantizedWeights result;
+  std::map<std::size_t, Parts> weights;  // by codes
+  const auto& tensors = reader.contents().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (quantized.are_codes(i)) {
+      const QuantizedPart* const part = quantized.find(i);
+      weights.emplace(i, Parts{i, part->partner, part->scheme, {}});
+    }
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const QuantizedPart* const part = quantized.find(i);
+    if (part == nullptr || quantized.are_codes(i)) continue;
+    result.companions.insert(i);
+    const auto weight = weights.find(part->partner);
+    if (weight != weights.end()) weight->second.companions.emplace(part->role, i);
+  }
+  for (const auto& [codes, parts] : weights) {
+    try {
+      QuantizedWeight weight = Builder(reader, described, parts).build();
+      weight.codes = codes;
+      result.weights.push_back(std::move(weight));
+    } catch (const Refusal& refusal) {
+      if (!only.selects(tensors[codes].meta.fqn)) continue;
+      result.problems.push_back({.severity = Finding::Severity::error,
+                                 .rule = "dequantize",
+                                 .where = {.path = reader.path(), .fqn = tensors[codes].meta.fqn},
+                                 .expected = refusal.expected,
+                                 .found = refusal.found});
+    }
+  }
+  return result;
+}
+
+}  // namespace tessera::arithmetic

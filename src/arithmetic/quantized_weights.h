@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "arithmetic/quantized_matrix.h"
+#include "tessera/base/name_rules.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::arithmetic {
+
+/// A quantized weight, and the tensor that its numbers make.
+struct QuantizedWeight {
+  std::size_t codes = 0;       // index of the tensor
+  std::string codes_suffix{};  // what the name of the codes ends with
+  std::string suffix{};        // what replaces it in the name of the numbers
+  Shape shape{};               // of the numbers
+  bool is_transposed =
+      false;  // whether the numbers' last two dimensions are those of the codes, swapped
+  QuantizedMatrix matrix;
+};
+
+/// The quantized weights of a checkpoint that can be turned into numbers.
+struct QuantizedWeights {
+  std::vector<QuantizedWeight> weights{};
+  std::set<std::size_t> companions{};  // scales, zero points, …: tensors that the numbers replace
+  std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers, by name
+};
+
+/// Finds the quantized weights of `reader`. `config` is its config.json, or None. A weight that
+/// `only` does not select is no problem.
+QuantizedWeights find_quantized_weights(const formats::CheckpointReader& reader,
+                                        const Value& config, const NameSelection& only);
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,195 @@
+#include "arithmetic/source_match.h"
+
+#include <utility>
+
+#include "arithmetic/element_sum.h"
+#include "formats/quantized_tensors.h"
+#include "reshard/optimizer_rules.h"
+#include "tessera/base/error.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::Finding;
+using formats::TensorEntry;
+
+std::optional<std::size_t> find_in(const SelectedEntries::Indices& indices, std::string_view name) {
+  const auto found = indices.find(name);
+  return found == indices.end() ? std::nullopt : std::optional(found->second);
+}
+
+/// Compares one source with the first one.
+class Match {
+ public:
+  Match(const CheckpointReader& first, const SelectedEntries& first_entries,
+        const CheckpointReader& other, const SelectedEntries& other_entries,
+        std::vector<Finding>& problems)
+      : first_(first),
+        first_entries_(first_entries),
+        other_(other),
+        other_entries_(other_entries),
+        problems_(problems) {}
+
+  void run() {
+    for (const auto& [name, index] : first_entries_.tensors()) {
+      const auto found = other_entries_.find_tensor(name);
+      if (found) {
+        compare(first_.contents().tensors[index], other_.contents().tensors[*found]);
+      } else {
+        problems_.push_back(combine_problem(name, "a tensor of this name in all sources",
+                                            "none in " + printable(other_.path())));
+      }
+    }
+    for (const auto& [name, index] : other_entries_.tensors()) {
+      if (first_entries_.tensors().contains(name)) continue;
+      const auto tied = first_entries_.find_tensor(name);
+      problems_.push_back(
+          tied ? combine_problem(name,
+                                 "a second name of " +
+                                     printable(first_.contents().tensors[*tied].meta.fqn) +
+                                     ", as in " + printable(first_.path()),
+                                 "a tensor of its own in " + printable(other_.path()))
+               : combine_problem(name, "a tensor of this name in all sources",
+                                 "none in " + printable(first_.path())));
+    }
+    find_missing();
+  }
+
+ private:
+  void compare(const TensorEntry& first, const TensorEntry& other) {
+    const auto described = [](const TensorEntry& tensor) {
+      return std::string(dtype_name(tensor.meta.dtype)) + " " + shape_to_string(tensor.meta.shape);
+    };
+    const bool is_summed = can_be_summed(first.meta.dtype);
+    const bool has_same_numbers =
+        is_summed ? can_be_summed(other.meta.dtype) &&
+                        is_complex(first.meta.dtype) == is_complex(other.meta.dtype)
+                  : first.meta.dtype == other.meta.dtype;
+    if (first.meta.shape == other.meta.shape && has_same_numbers) return;
+    problems_.push_back(combine_problem(first.meta.fqn,
+                                        described(first) + ", as in " + printable(first_.path()),
+                                        described(other) + " in " + printable(other_.path())));
+  }
+
+  void find_missing() {
+    for (const auto& [tensor, pieces] : other_.find_missing_data().pieces) {
+      const std::string& name = other_.contents().tensors[tensor].meta.fqn;
+      if (!other_entries_.tensors().contains(name)) continue;
+      problems_.push_back(combine_problem(name, "all files of " + printable(other_.path()),
+                                          "no " + printable(pieces.begin()->second)));
+    }
+  }
+
+  const CheckpointReader& first_;
+  const SelectedEntries& first_entries_;
+  const CheckpointReader& other_;
+  const SelectedEntries& other_entries_;
+  std::vector<Finding>& problems_;
+};
+
+/// Returns the pattern that selects an optimizer's entries: `optim` for `optim.state.w.step`.
+std::string root_of_optimizer(const std::string& name) {
+  for (const std::string_view level : {"state.", "param_groups"}) {
+    const std::size_t at = name.find(level);
+    if (at == 0) return std::string(level.substr(0, level.find('.')));
+    if (at != std::string::npos && name[at - 1] == '.') return name.substr(0, at - 1);
+  }
+  return name;
+}
+
+/// Reports optimizer state that the options do not leave out. Sums of it have no meaning: it
+/// belongs to the parameters of its own run.
+void find_optimizer_state(const CheckpointReader& source, const NameSelection& only,
+                          std::vector<Finding>& problems) {
+  const reshard::OptimizerEntries optimizer(source.contents());
+  std::size_t number = 0;
+  std::string first;
+  const auto add = [&](const std::string& name) {
+    if (only.selects(name) && optimizer.contain(name) && number++ == 0) first = name;
+  };
+  for (const TensorEntry& tensor : source.contents().tensors) add(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : source.contents().values) add(value.name);
+  if (number == 0) return;
+  Finding problem =
+      combine_problem({}, "parameters and buffers alone",
+                      std::to_string(number) + " entries of optimizer state: " + printable(first) +
+                          (number > 1 ? ", …" : ""),
+                      {Remedy::Action::leave_out, root_of_optimizer(first)});
+  problem.where.path = source.path();
+  problems.push_back(std::move(problem));
+}
+
+/// Reports tensors whose elements are no numbers.
+void find_quantized_weights(const CheckpointReader& source, const SelectedEntries& entries,
+                            std::vector<Finding>& problems) {
+  const formats::QuantizedTensors quantized(source.contents());
+  if (quantized.empty()) return;
+  for (const auto& [name, index] : entries.tensors()) {
+    const formats::QuantizedPart* const part = quantized.find(index);
+    if (part == nullptr) continue;
+    Finding problem = combine_problem(name, "numbers to add up", quantized.in_words(*part));
+    problem.where.path = source.path();
+    problems.push_back(std::move(problem));
+  }
+}
+
+}  // namespace
+
+Finding combine_problem(std::string fqn, std::string expected, std::string found, Remedy remedy) {
+  return {.severity = Finding::Severity::error,
+          .rule = kCombineRule,
+          .where = {.fqn = std::move(fqn)},
+          .expected = std::move(expected),
+          .found = std::move(found),
+          .remedy = std::move(remedy)};
+}
+
+SelectedEntries::SelectedEntries(const CheckpointContents& contents,
+                                 const reshard::PlanOptions& selection) {
+  reshard::PlanOptions without_optimizer;
+  without_optimizer.only = selection.only;
+  without_optimizer.optimizer = reshard::OptimizerSelection::leave_out;
+  const reshard::MovedSelection selected(contents, without_optimizer);
+  std::map<std::string_view, std::size_t> all;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const std::string& name = contents.tensors[i].meta.fqn;
+    all.emplace(name, i);
+    if (selected.contains(name)) tensors_.emplace(name, i);
+  }
+  for (const formats::Alias& alias : contents.aliases) {
+    if (!selected.contains(alias.fqn)) continue;
+    aliases_.emplace(alias.fqn, all.at(alias.target));
+    tensors_.emplace(alias.target, all.at(alias.target));
+  }
+  for (std::size_t i = 0; i < contents.values.size(); ++i) {
+    const std::string& name = contents.values[i].name;
+    if (selected.contains(name)) values_.emplace(name, i);
+  }
+}
+
+std::optional<std::size_t> SelectedEntries::find_tensor(std::string_view name) const {
+  const auto found = find_in(tensors_, name);
+  return found ? found : find_in(aliases_, name);
+}
+
+std::optional<std::size_t> SelectedEntries::find_value(std::string_view name) const {
+  return find_in(values_, name);
+}
+
+std::vector<Finding> match_sources(const std::vector<const CheckpointReader*>& sources,
+                                   const std::vector<SelectedEntries>& entries,
+                                   const reshard::PlanOptions& selection) {
+  std::vector<Finding> problems;
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    if (selection.optimizer == reshard::OptimizerSelection::keep) {
+      find_optimizer_state(*sources[s], selection.only, problems);
+    }
+    find_quantized_weights(*sources[s], entries[s], problems);
+    if (s > 0) Match(*sources[0], entries[0], *sources[s], entries[s], problems).run();
+  }
+  return problems;
+}
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/moved_names.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::arithmetic {
+
+/// The rule that all problems of a combination name.
+inline constexpr const char* kCombineRule = "combine";
+
+/// Returns a problem of a combination.
+formats::Finding combine_problem(std::string fqn, std::string expected, std::string found,
+                                 Remedy remedy = {});
+
+/// The tensors (also under the names of aliases) and values of a source that are selected, by name.
+/// Optimizer state is never among them.
+class SelectedEntries {
+ public:
+  /// Takes the names that `selection.only` selects. Keeps no reference.
+  SelectedEntries(const formats::CheckpointContents& contents,
+                  const reshard::PlanOptions& selection);
+
+  using Indices = std::map<std::string, std::size_t, std::less<>>;
+  const Indices& tensors() const { return tensors_; }
+  const Indices& values() const { return values_; }
+  /// Returns the index of a tensor, also by an alias.
+  std::optional<std::size_t> find_tensor(std::string_view name) const;
+  std::optional<std::size_t> find_value(std::string_view name) const;
+
+ private:
+  Indices tensors_;  // without aliases
+  Indices aliases_;
+  Indices values_;
+};
+
+/// Lists what forbids to add up the sources: optimizer state, names that not all of them have,
+/// shapes and kinds of numbers that differ, missing files. `entries` is parallel to `sources`.
+std::vector<formats::Finding> match_sources(
+    const std::vector<const formats::CheckpointReader*>& sources,
+    const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);
+
+}  // namespace tessera::arithmetic

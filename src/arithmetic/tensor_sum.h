@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "arithmetic/combination.h"
+#include "tessera/inspect/tensor_reader.h"
+#include "tessera/layout/region.h"
+
+namespace tessera::arithmetic {
+
+/// A tensor of a source, and how it enters a sum.
+struct SumTerm {
+  inspect::TensorReader tensor;
+  Step step{};
+};
+
+/// A product of two matrices that is added to a sum: `scale * up * down`, or its transpose. The
+/// sum's first dimension counts the rows, all others together the columns.
+struct LowRankTerm {
+  inspect::TensorReader down;  // [rank, columns]; transposed: [rank, rows]
+  inspect::TensorReader up;    // [rows, rank]; transposed: [columns, rank]
+  bool is_transposed = false;
+  double scale = 1.0;
+
+  std::int64_t rank() const { return down.meta().shape.front(); }
+};
+
+/// Fills `out` with elements `window` of a region of a tensor, in the region's own order.
+void read_region(const inspect::TensorReader& tensor, const Region& region, FlatRange window,
+                 std::span<std::byte> out);
+
+/// How one tensor of a combination is made. Reads elements when it is asked for them. Uses at most
+/// about 16 MiB of memory for each call of `read`. Immutable while it is read, so thread-safe.
+class TensorSum {
+ public:
+  TensorSum(TensorMeta meta, const CombineOptions& options)
+      : meta_(std::move(meta)), options_(&options), divisor_(options.divisor) {}
+
+  /// Adds the next term. Requires: the shape of the sum.
+  void add(SumTerm term) { terms_.push_back(std::move(term)); }
+  /// Adds a term that the divisor does not divide.
+  void add_after(SumTerm term) { added_.push_back(std::move(term)); }
+  void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
+  /// Takes the elements of another tensor instead of all terms; what adapters add stays.
+  void replace_terms(SumTerm term) {
+    terms_.clear();
+    terms_.push_back(std::move(term));
+    divisor_ = 1.0;
+  }
+
+  /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
+  /// Throws: Error(mismatch) with the tensor if a sum is too large for `to`, unless that is
+  /// allowed; what readers throw.
+  void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
+
+ private:
+  template <class Number>
+  void read_numbers(const Region& region, FlatRange window, DType to,
+                    std::span<std::byte> out) const;
+  template <class Number>
+  void sum_up(const Region& region, FlatRange window, std::span<Number> sum) const;
+  void round(DType from, std::span<const std::byte> numbers, DType to,
+             std::span<std::byte> out) const;
+
+  TensorMeta meta_;  // as in the first source
+  const CombineOptions* options_;
+  double divisor_;
+  std::vector<SumTerm> terms_;
+  std::vector<SumTerm> added_;
+  std::vector<LowRankTerm> low_rank_;
+};
+
+}  // namespace tessera::arithmetic

@@ -1,0 +1,366 @@
+#include "arithmetic/combination.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "support/error_matchers.h"
+#include "support/memory_checkpoint.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using formats::Finding;
+using formats::MergePreference;
+using formats::Piece;
+using test::bytes_of;
+using test::MemoryCheckpoint;
+using test::ThrowsError;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+struct Source {
+  MemoryCheckpoint checkpoint;
+  Step step{};
+};
+
+CombinedCheckpoint combined(std::vector<Source> sources, const CombineOptions& options = {},
+                            std::vector<LoraAdapter> adapters = {}) {
+  std::vector<WeightedReader> readers;
+  for (Source& source : sources) {
+    readers.push_back(
+        {std::make_unique<MemoryCheckpoint>(std::move(source.checkpoint)), source.step});
+  }
+  return combine_checkpoints(std::move(readers), std::move(adapters), options);
+}
+
+template <class T>
+std::vector<T> elements(const formats::CheckpointReader& reader, std::string_view fqn) {
+  const auto index = reader.contents().find_tensor(fqn) - reader.contents().tensors.data();
+  const test::Bytes bytes = test::whole_tensor(reader, static_cast<std::size_t>(index));
+  std::vector<T> result(bytes.size() / sizeof(T));
+  std::memcpy(result.data(), bytes.data(), bytes.size());
+  return result;
+}
+
+template <class T>
+MemoryCheckpoint one_tensor(const char* path, DType dtype, Shape shape, std::vector<T> numbers,
+                            std::vector<Piece> pieces = {}) {
+  MemoryCheckpoint checkpoint(path, 8);
+  if (pieces.empty()) pieces = {{whole_box(shape), 0}};
+  checkpoint.add({"w", dtype, std::move(shape)}, bytes_of<T>(numbers), pieces);
+  return checkpoint;
+}
+
+std::vector<std::string> texts(const std::vector<Finding>& problems) {
+  std::vector<std::string> lines;
+  for (const Finding& each : problems) lines.push_back(finding_to_string(each));
+  return lines;
+}
+
+std::vector<float> counting(std::size_t numel) {
+  std::vector<float> numbers;
+  for (std::size_t i = 0; i < numel; ++i) numbers.push_back(static_cast<float>(i) + 0.5F);
+  return numbers;
+}
+
+TEST(CombinationTest, AddsUpWhateverTheShardingOfEachSource) {
+  const Shape shape{4, 6};
+  const std::vector<float> a = counting(24);
+  const std::vector<Piece> columns{{Box{{0, 0}, {4, 2}}, 0}, {Box{{0, 2}, {4, 4}}, 1}};
+  const std::vector<Piece> ranges{{FlatRange{0, 7}, 0}, {FlatRange{7, 24}, 1}};
+  auto result =
+      combined({{one_tensor<float>("a", DType::float32, shape, a, columns), {.weight = 2}},
+                {one_tensor<float>("b", DType::float32, shape, a, ranges), {.weight = -1}},
+                {one_tensor<float>("c", DType::float32, shape, a), {.weight = 0.5}}});
+  EXPECT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(result.reader->contents().tensors[0].pieces, columns);
+  std::vector<float> expected;
+  for (const float number : a) expected.push_back(1.5F * number);
+  EXPECT_EQ(elements<float>(*result.reader, "w"), expected);
+  EXPECT_EQ(result.reader->path(), "a + b + c");
+}
+
+TEST(CombinationTest, AWindowHasTheElementsOfTheWhole) {
+  const Shape shape{4, 6};
+  const std::vector<Piece> columns{
+      {Box{{0, 1}, {4, 3}}, 0}, {Box{{0, 0}, {4, 1}}, 1}, {Box{{0, 4}, {4, 2}}, 2}};
+  const auto result =
+      combined({{one_tensor<float>("a", DType::float32, shape, counting(24), columns)},
+                {one_tensor<float>("b", DType::float32, shape, counting(24))}});
+  std::vector<std::byte> whole(12 * 4);
+  result.reader->read_piece(0, 0, {0, 12}, whole);
+  for (std::int64_t begin = 0; begin < 12; ++begin) {
+    for (std::int64_t end = begin; end <= 12; ++end) {
+      std::vector<std::byte> window(static_cast<std::size_t>(end - begin) * 4);
+      result.reader->read_piece(0, 0, {begin, end}, window);
+      EXPECT_TRUE(std::equal(window.begin(), window.end(), whole.begin() + begin * 4));
+    }
+  }
+}
+
+TEST(CombinationTest, RoundsOnceToTheDtypeOfTheFirstSource) {
+  // 1 + 2^-8 lies between two bfloat16; 2^-40 more decides. Rounding to float32 first loses it.
+  const auto a = one_tensor<float>("a", DType::float32, {1}, {1.00390625F});
+  MemoryCheckpoint first("first", 1);
+  first.add({"w", DType::bfloat16, {1}}, bytes_of<std::uint16_t>({0}), {{whole_box(Shape{1}), 0}});
+  const auto tiny = one_tensor<double>("c", DType::float64, {1}, {0x1p-40});
+  std::vector<Source> sources;
+  sources.push_back({std::move(first)});
+  sources.push_back({a});
+  sources.push_back({tiny});
+  const auto result = combined(std::move(sources));
+  EXPECT_THAT(elements<std::uint16_t>(*result.reader, "w"), ElementsAre(0x3F81));
+}
+
+TEST(CombinationTest, LeavesTheRoundingToACast) {
+  CombineOptions options;
+  options.rounding = Rounding::later;
+  const auto result = combined({{one_tensor<float>("a", DType::float32, {1}, {1})},
+                                {one_tensor<double>("b", DType::float64, {1}, {0x1p-40})}},
+                               options);
+  EXPECT_THAT(elements<double>(*result.reader, "w"), ElementsAre(1 + 0x1p-40));
+}
+
+TEST(CombinationTest, ASourceTimesOneIsItself) {
+  const std::vector<float> odd{-0.0F, 0x1p-149F, std::numeric_limits<float>::infinity(), 1e38F};
+  const auto result = combined({{one_tensor<float>("a", DType::float32, {4}, odd)}});
+  EXPECT_EQ(elements<std::uint32_t>(*result.reader, "w"),
+            elements<std::uint32_t>(one_tensor<float>("a", DType::float32, {4}, odd), "w"));
+}
+
+TEST(CombinationTest, AverageAndMovingAverage) {
+  const auto source = [](float number) {
+    return one_tensor<float>("s", DType::float32, {1}, {number});
+  };
+  CombineOptions options;
+  options.divisor = 3;
+  EXPECT_THAT(
+      elements<float>(*combined({{source(1)}, {source(2)}, {source(6)}}, options).reader, "w"),
+      ElementsAre(3));
+  const Step step{.keep = 0.75, .weight = 0.25};
+  const auto moving = combined({{source(8)}, {source(4), step}, {source(-1), step}});
+  EXPECT_THAT(elements<float>(*moving.reader, "w"), ElementsAre(0.75F * 7 - 0.25F));
+}
+
+TEST(CombinationTest, ComplexNumbersAreAddedUp) {
+  const auto source = [](float re, float im) {
+    return one_tensor<float>("s", DType::complex64, {1}, {re, im});
+  };
+  const auto result = combined({{source(1, 2)}, {source(3, 5), {.weight = 2}}});
+  EXPECT_THAT(elements<float>(*result.reader, "w"), ElementsAre(7, 12));
+}
+
+TEST(CombinationTest, SumsInFloat32IfAsked) {
+  const auto source = [](float number) {
+    return one_tensor<float>("s", DType::float32, {1}, {number});
+  };
+  CombineOptions options;
+  EXPECT_THAT(elements<float>(
+                  *combined({{source(1e8F)}, {source(1)}, {source(-1e8F)}}, options).reader, "w"),
+              ElementsAre(1));
+  options.accumulation = Accumulation::float32;
+  EXPECT_THAT(elements<float>(
+                  *combined({{source(1e8F)}, {source(1)}, {source(-1e8F)}}, options).reader, "w"),
+              ElementsAre(0));
+}
+
+TEST(CombinationTest, RefusesSumsThatAreTooLarge) {
+  const auto source = [] { return one_tensor<float>("s", DType::float32, {2}, {3e38F, 1}); };
+  CombineOptions options;
+  const auto refused = combined({{source()}, {source()}}, options);
+  EXPECT_THAT([&] { elements<float>(*refused.reader, "w"); },
+              ThrowsError(ErrorKind::mismatch, "w: cast: expected finite numbers"));
+  options.on_overflow = reshard::OnOverflow::infinity;
+  const auto allowed = combined({{source()}, {source()}}, options);
+  EXPECT_THAT(elements<float>(*allowed.reader, "w"),
+              ElementsAre(std::numeric_limits<float>::infinity(), 2));
+}
+
+TEST(CombinationTest, ListsAllProblemsAtOnce) {
+  MemoryCheckpoint a("a", 1);
+  a.add({"only_a", DType::float32, {1}}, bytes_of<float>({1}), {{whole_box(Shape{1}), 0}});
+  a.add({"shape", DType::float32, {2}}, bytes_of<float>({1, 2}), {{whole_box(Shape{2}), 0}});
+  a.add({"steps", DType::int64, {1}}, bytes_of<std::int64_t>({1}), {{whole_box(Shape{1}), 0}});
+  a.add_value("epoch", 1);
+  MemoryCheckpoint b("b", 1);
+  b.add({"only_b", DType::float32, {1}}, bytes_of<float>({1}), {{whole_box(Shape{1}), 0}});
+  b.add({"shape", DType::float32, {1, 2}}, bytes_of<float>({1, 2}), {{whole_box(Shape{1, 2}), 0}});
+  b.add({"steps", DType::int64, {1}}, bytes_of<std::int64_t>({2}), {{whole_box(Shape{1}), 0}});
+  b.add_value("epoch", 2);
+  const auto problems = combined({{a}, {b}}).problems;
+  EXPECT_THAT(texts(problems),
+              ElementsAre(HasSubstr("epoch: combine: expected one value in all sources"),
+                          HasSubstr("only_a: combine: expected a tensor of this name in all "
+                                    "sources, found none in b"),
+                          HasSubstr("only_b: combine: expected a tensor of this name in all "
+                                    "sources, found none in a"),
+                          HasSubstr("shape: combine: expected float32 [2], as in a, found float32 "
+                                    "[1, 2] in b"),
+                          HasSubstr("steps: combine: expected equal elements in all sources")));
+  CombineOptions options;
+  options.selection.only = NameSelection({"steps", "epoch"});
+  options.preference = MergePreference::last;
+  const auto result = combined({{a}, {b}}, options);
+  EXPECT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<std::int64_t>(*result.reader, "steps"), ElementsAre(2));
+  EXPECT_EQ(result.reader->read_value(0), Value(2));
+  EXPECT_THAT(result.reader->contents().opening_findings, SizeIs(1));
+}
+
+TEST(CombinationTest, OptimizerStateMustBeLeftOut) {
+  MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+  a.add({"optim.state.w.exp_avg", DType::float32, {1}}, bytes_of<float>({1}),
+        {{whole_box(Shape{1}), 0}});
+  CombineOptions options;
+  EXPECT_THAT(texts(combined({{a}}, options).problems),
+              ElementsAre(HasSubstr("found 1 entries of optimizer state: optim.state.w.exp_avg")));
+  options.selection.optimizer = reshard::OptimizerSelection::leave_out;
+  EXPECT_THAT(combined({{a}, {one_tensor<float>("b", DType::float32, {1}, {1})}}, options).problems,
+              IsEmpty());
+}
+
+TEST(CombinationTest, AnIncompleteSourceIsRefused) {
+  const std::vector<Piece> half{{Box{{0}, {1}}, 0}};
+  MemoryCheckpoint b("b", 1);
+  b.add({"w", DType::float32, {2}}, bytes_of<float>({1, 2}), half);
+  EXPECT_THAT(
+      texts(combined({{one_tensor<float>("a", DType::float32, {2}, {1, 2})}, {b}}).problems),
+      ElementsAre(HasSubstr("w: combine: expected a whole tensor in b")));
+}
+
+TEST(CombinationTest, ATiedTensorMustBeTiedInAllSources) {
+  MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+  MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {1});
+  a.add_alias("tied", "w");
+  EXPECT_THAT(combined({{a}, {b}}).problems, IsEmpty());
+  EXPECT_THAT(combined({{b}, {a}}).problems, IsEmpty());
+  b.add({"tied", DType::float32, {1}}, bytes_of<float>({1}), {{whole_box(Shape{1}), 0}});
+  EXPECT_THAT(texts(combined({{a}, {b}}).problems),
+              ElementsAre(HasSubstr("tied: combine: expected a second name of w, as in a, found a "
+                                    "tensor of its own in b")));
+}
+
+/// An adapter of one layer with rank 2.
+LoraAdapter adapter_of(Shape down_shape, std::vector<float> down, Shape up_shape,
+                       std::vector<float> up, const std::string& more = "") {
+  MemoryCheckpoint checkpoint("adapter", 1);
+  const auto add = [&](const char* name, const Shape& shape, std::vector<float> numbers) {
+    checkpoint.add({name, DType::float32, shape}, bytes_of<float>(numbers),
+                   {{whole_box(shape), 0}});
+  };
+  add("base_model.model.w.lora_A.weight", down_shape, std::move(down));
+  add("base_model.model.w.lora_B.weight", up_shape, std::move(up));
+  return read_lora_adapter(std::make_unique<MemoryCheckpoint>(std::move(checkpoint)),
+                           R"({"peft_type": "LORA", "lora_alpha": 4)" + more + "}", "config", 1.0);
+}
+
+MemoryCheckpoint base_of(const Shape& shape, const std::vector<Piece>& pieces) {
+  MemoryCheckpoint base("base", 4);
+  const auto numel = static_cast<std::size_t>(numel_of(shape));
+  base.add({"w.weight", DType::float32, shape}, bytes_of<float>(std::vector<float>(numel, 100)),
+           pieces);
+  return base;
+}
+
+// up * down = [[1, 2, 3], [10, 10, 10], [11, 12, 13], [0, 0, 0]], times 4 / 2
+const std::vector<float> kDown{1, 2, 3, 10, 10, 10};
+const std::vector<float> kUp{1, 0, 0, 1, 1, 1, 0, 0};
+
+TEST(LoraTest, AddsTheProductOfTheMatricesToAnySharding) {
+  const Shape shape{4, 3};
+  const std::vector<std::vector<Piece>> layouts{
+      {{whole_box(shape), 0}},
+      {{FlatRange{0, 5}, 0}, {FlatRange{5, 12}, 1}},
+      {{Box{{0, 0}, {4, 1}}, 0}, {Box{{0, 1}, {4, 2}}, 1}},
+  };
+  for (const auto& pieces : layouts) {
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));
+    const auto result = combined({{base_of(shape, pieces)}}, {}, std::move(adapters));
+    EXPECT_THAT(result.problems, IsEmpty());
+    EXPECT_THAT(elements<float>(*result.reader, "w.weight"),
+                ElementsAre(102, 104, 106, 120, 120, 120, 122, 124, 126, 100, 100, 100));
+  }
+}
+
+TEST(LoraTest, AddsTheTransposeToAWeightStoredTheOtherWay) {
+  const Shape shape{3, 4};
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp, R"(, "fan_in_fan_out": true)"));
+  const auto result =
+      combined({{base_of(shape, {{Box{{0, 0}, {3, 1}}, 0}, {Box{{0, 1}, {3, 3}}, 1}})}}, {},
+               std::move(adapters));
+  EXPECT_THAT(elements<float>(*result.reader, "w.weight"),
+              ElementsAre(102, 120, 122, 100, 104, 120, 124, 100, 106, 120, 126, 100));
+}
+
+TEST(LoraTest, OnlyTheConfigurationKnowsHowASquareWeightIsStored) {
+  const std::vector<float> down{1, 2};
+  const std::vector<float> up{1, 10};
+  for (const bool is_transposed : {false, true}) {
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(
+        adapter_of({1, 2}, down, {2, 1}, up, is_transposed ? R"(, "fan_in_fan_out": true)" : ""));
+    const auto result =
+        combined({{base_of({2, 2}, {{whole_box(Shape{2, 2}), 0}})}}, {}, std::move(adapters));
+    EXPECT_EQ(elements<float>(*result.reader, "w.weight"),
+              is_transposed ? (std::vector<float>{104, 140, 108, 180})
+                            : (std::vector<float>{104, 108, 140, 180}));
+  }
+}
+
+TEST(LoraTest, ScalesByPatternAndRank) {
+  const std::vector<std::pair<std::string, double>> cases{
+      {"", 2},
+      {R"(, "use_rslora": true)", 4 / std::sqrt(2.0)},
+      {R"(, "alpha_pattern": {"x": 6, "w": 8})", 4},
+      {R"(, "alpha_pattern": {"[vw]": 8, "w": 6})", 4},
+      {R"(, "alpha_pattern": {"ww": 8})", 2},
+  };
+  for (const auto& [more, scale] : cases) {
+    SCOPED_TRACE(more);
+    EXPECT_EQ(adapter_of({2, 3}, kDown, {4, 2}, kUp, more).changes.at(0).scale, scale);
+  }
+}
+
+TEST(LoraTest, RefusesWhatIsNoPlainLora) {
+  const auto open = [](const std::string& config) {
+    return [=] {
+      read_lora_adapter(std::make_unique<MemoryCheckpoint>("adapter", 1), config, "c", 1.0);
+    };
+  };
+  EXPECT_THAT(open(R"({"peft_type": "LOHA"})"),
+              ThrowsError(ErrorKind::unsupported, "peft_type: expected LORA, found 'LOHA'"));
+  EXPECT_THAT(open(R"({"peft_type": "LORA", "use_dora": true})"),
+              ThrowsError(ErrorKind::unsupported, "use_dora: expected a plain LoRA"));
+  EXPECT_THAT(open(R"({"peft_type": "LORA"})"),
+              ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
+  EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
+              ThrowsError(ErrorKind::corruption, "expected a regular expression"));
+  for (const std::string pattern : {"(a+)+b", "a*a*a*a*b", "(a|a){30}b"}) {
+    EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {")" + pattern +
+                     R"(": 1}})"),
+                ThrowsError(ErrorKind::corruption, "without repeated groups"));
+  }
+}
+
+TEST(LoraTest, MatricesMustMakeTheWeight) {
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));
+  const auto result =
+      combined({{base_of({5, 3}, {{whole_box(Shape{5, 3}), 0}})}}, {}, std::move(adapters));
+  EXPECT_THAT(texts(result.problems),
+              ElementsAre(HasSubstr("w.weight: combine: expected matrices that make float32 [5, "
+                                    "3], found float32 [4, 2] and float32 [2, 3]")));
+}
+
+}  // namespace
+}  // namespace tessera::arithmetic

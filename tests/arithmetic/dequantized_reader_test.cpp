@@ -1,0 +1,146 @@
+#include "arithmetic/dequantized_reader.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "support/fixtures.h"
+#include "support/memory_checkpoint.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+using test::MemoryCheckpoint;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+std::string folder() {
+  return std::string(TESSERA_FIXTURES) + "/arithmetic/quantized/";
+}
+
+DequantizedCheckpoint dequantized(const std::string& name, DType to) {
+  const FileSystem& fs = FileSystem::posix();
+  return dequantize(formats::open_checkpoint(fs, folder() + name), to,
+                    read_model_config(fs, folder() + name), {}, reshard::OnOverflow::refuse);
+}
+
+class DequantizedTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(DequantizedTest, EveryWindowHasTheNumbersOfTheLibraries) {
+  const std::string name = GetParam();
+  const auto numbers =
+      formats::open_checkpoint(FileSystem::posix(), folder() + name + ".numbers.safetensors");
+  for (const formats::TensorEntry& tensor : numbers->contents().tensors) {
+    const auto result = dequantized(name, tensor.meta.dtype);
+    ASSERT_THAT(result.problems, IsEmpty());
+    const auto& tensors = result.reader->contents().tensors;
+    const formats::TensorEntry* const found =
+        result.reader->contents().find_tensor(tensor.meta.fqn);
+    ASSERT_NE(found, nullptr);
+    if (found->meta != tensor.meta) continue;  // another tensor, in another dtype
+    const auto index = static_cast<std::size_t>(found - tensors.data());
+    const test::Bytes expected = test::whole_tensor(
+        *numbers, static_cast<std::size_t>(&tensor - numbers->contents().tensors.data()));
+    const auto size = static_cast<std::int64_t>(itemsize(tensor.meta.dtype));
+    const std::int64_t step = std::max<std::int64_t>(3, tensor.meta.numel() / 17);
+    for (std::int64_t begin = 0; begin <= tensor.meta.numel(); begin += step) {
+      for (std::int64_t end = begin; end <= tensor.meta.numel(); end += step - 1) {
+        std::vector<std::byte> window(static_cast<std::size_t>((end - begin) * size));
+        result.reader->read_piece(index, 0, {begin, end}, window);
+        ASSERT_TRUE(std::ranges::equal(
+            window,
+            std::span(expected).subspan(static_cast<std::size_t>(begin * size), window.size())))
+            << tensor.meta.fqn << " " << begin << " " << end;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schemes, DequantizedTest,
+                         testing::Values("awq", "fp8_blocks", "fp8_channels", "fp8_groups",
+                                         "fp8_tensor", "gptq", "gptq_ordered", "int3_channels",
+                                         "int4_groups", "int4_zeros", "int8_channels",
+                                         "int8_packed", "mxfp4_experts", "mxfp4_groups",
+                                         "mxfp8_groups", "nvfp4"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST(DequantizeTest, WithoutQuantizedWeightsTheSourceStaysAsItIs) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w", DType::float32, {1}}, test::bytes_of<float>({1}));
+  const auto* const before = source.get();
+  const auto result =
+      dequantize(std::move(source), DType::bfloat16, {}, {}, reshard::OnOverflow::refuse);
+  EXPECT_EQ(result.reader.get(), before);
+  EXPECT_EQ(result.num_weights, 0);
+}
+
+TEST(DequantizeTest, EveryMatrixOfAStackHasItsOwnScales) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w", DType::int8, {2, 2, 3}},
+              test::bytes_of<std::int8_t>({1, 2, 3, 4, 5, 6, -1, -2, -3, -4, -5, -6}),
+              {{Box{{0, 0, 1}, {2, 2, 2}}, 0}, {Box{{0, 0, 0}, {2, 2, 1}}, 1}});
+  source->add({"w_scale", DType::float32, {2, 2, 1}}, test::bytes_of<float>({1, 10, 100, 1000}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0),
+            test::bytes_of<float>({1, 2, 3, 40, 50, 60, -100, -200, -300, -4000, -5000, -6000}));
+}
+
+TEST(DequantizeTest, ATransposedWeightMayBeLargerThanATile) {
+  constexpr std::int64_t kRows = 3000;
+  constexpr std::int64_t kGroups = 180;
+  constexpr std::int64_t kColumns = kGroups * 32;
+  const auto code = [](std::int64_t row, std::int64_t column) {
+    return static_cast<unsigned>((row * 5 + column * 3) % 8);
+  };
+  test::Bytes blocks;
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    for (std::int64_t column = 0; column < kColumns; column += 2) {
+      blocks.push_back(static_cast<std::byte>(code(row, column) | code(row, column + 1) << 4));
+    }
+  }
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w_blocks", DType::uint8, {kRows, kGroups, 16}}, blocks);
+  source->add({"w_scales", DType::uint8, {kRows, kGroups}},
+              test::Bytes(kRows * kGroups, std::byte{127}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  ASSERT_EQ(result.reader->contents().tensors[0].meta.shape, (Shape{kColumns, kRows}));
+  constexpr std::array<float, 8> kNumbers = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{8'388'600},
+                                   std::int64_t{16'777'210}, kRows * kColumns - 20}) {
+    std::array<float, 20> numbers{};
+    result.reader->read_piece(0, 0, {begin, begin + 20},
+                              std::as_writable_bytes(std::span(numbers)));
+    for (std::int64_t i = 0; i < 20; ++i) {
+      const std::int64_t at = begin + i;
+      EXPECT_EQ(numbers[static_cast<std::size_t>(i)], kNumbers[code(at % kRows, at / kRows)]) << at;
+    }
+  }
+}
+
+TEST(DequantizeTest, ShapesFromDiskAreChecked) {
+  const auto problems_of = [](Shape codes, Shape scales) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w", DType::float8_e4m3fn, codes},
+                test::Bytes(static_cast<std::size_t>(numel_of(codes))));
+    source->add({"w_scale_inv", DType::float32, scales},
+                test::Bytes(static_cast<std::size_t>(numel_of(scales)) * 4));
+    return dequantize(std::move(source), DType::bfloat16, {}, {}, reshard::OnOverflow::refuse)
+        .problems;
+  };
+  EXPECT_THAT(problems_of({4, 6}, {2, 3}), IsEmpty());
+  EXPECT_THAT(problems_of({4, 6}, {3, 3}), SizeIs(1));
+  EXPECT_THAT(problems_of({4, 6}, {0, 3}), SizeIs(1));
+  EXPECT_THAT(problems_of({4, 6}, {5}), SizeIs(1));
+  EXPECT_THAT(problems_of({0, 6}, {0, 3}), SizeIs(1));
+  EXPECT_THAT(problems_of({}, {}), SizeIs(1));
+}
+
+}  // namespace
+}  // namespace tessera::arithmetic

@@ -1,0 +1,105 @@
+"""Sums of checkpoints against PyTorch's own sums and averages."""
+
+import pytest
+import torch
+from ckpt_tools import reshard, succeed
+from safetensors.torch import load_file, save_file
+
+SEEDS = range(4)
+
+
+def weights(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator)
+
+    return {"embed": random(31, 17).to(torch.bfloat16), "up": random(8, 3, 3, 5), "norm": random(9).half(),
+            "scale": random().double(), "empty": torch.zeros(0, 3), "ids": torch.arange(5)}
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """Checkpoints in several formats and shardings, with what they hold."""
+    folder = tmp_path_factory.mktemp("series")
+    ways = [["--world-size", "3"], ["--to", "dcp", "--world-size", "2"], ["--world-size", "2", "--strategy", "dim1"], []]
+    paths = []
+    for seed in SEEDS:
+        path = folder / f"{seed}.safetensors"
+        save_file(weights(seed), path)
+        paths.append(reshard(path, folder / f"moved-{seed}", *ways[seed]))
+    return paths, [weights(seed) for seed in SEEDS]
+
+
+def rounded_once(numbers, dtype):
+    """PyTorch rounds float64 to 16 bits by way of float32. Rounding to odd on the way makes that one rounding."""
+    if numbers.dtype != torch.float64 or dtype.itemsize > 2:
+        return numbers.to(dtype)
+    near = numbers.float()
+    bits = near.view(torch.int32)
+    bits = torch.where(near.double().abs() > numbers.abs(), bits - 1, bits)
+    bits = torch.where(near.double() != numbers, bits | 1, bits)
+    return bits.view(torch.float32).to(dtype)
+
+
+def assert_equals(path, first, sum_of, cast=None):
+    for name, tensor in load_file(path).items():
+        wanted = first[name]
+        if wanted.is_floating_point():
+            wanted = rounded_once(sum_of(name), cast or wanted.dtype)
+        assert tensor.dtype == wanted.dtype and torch.equal(tensor, wanted), name
+
+
+def combine(destination, *arguments):
+    succeed("ckpt-reshard", "combine", destination, *arguments)
+    return destination
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_a_weighted_sum_is_that_of_torch_rounded_once(series, tmp_path, threads):
+    paths, states = series
+    factors = [0.3, -1.7, 1e-3, 2.5]
+    terms = [word for factor, path in zip(factors, paths) for word in ("--linear", f"{factor}={path}")]
+
+    def total(name):
+        result = factors[0] * states[0][name].double()
+        for factor, state in zip(factors[1:], states[1:]):
+            result = result + factor * state[name].double()
+        return result
+
+    assert_equals(combine(tmp_path / "sum.safetensors", *terms, "--threads", threads), states[0], total)
+    cast = combine(tmp_path / "cast.safetensors", *terms, "--cast", "float16", "--threads", threads)
+    assert_equals(cast, states[0], total, torch.float16)
+
+
+@pytest.mark.parametrize("accumulate", ["float32", "float64"])
+def test_a_moving_average_follows_the_formula_of_swa_utils(series, tmp_path, accumulate):
+    from torch.optim.swa_utils import get_ema_avg_fn
+
+    paths, states = series
+    average = get_ema_avg_fn(0.9)
+
+    def moving(name):
+        result = states[0][name].to(getattr(torch, accumulate))
+        for state in states[1:]:
+            result = average(result, state[name].to(result.dtype), None)
+        return result
+
+    path = combine(tmp_path / "ema.safetensors", *paths, "--ema", "0.9", "--accumulate", accumulate)
+    assert_equals(path, states[0], moving)
+
+
+def test_the_mean_is_that_of_an_averaged_model(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.LayerNorm(30))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    paths = []
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+        averaged.update_parameters(model)
+        torch.save(model.state_dict(), tmp_path / f"{seed}.pt")
+        paths.append(tmp_path / f"{seed}.pt")
+    mean = load_file(combine(tmp_path / "mean.safetensors", "--average", *paths))
+    for name, wanted in averaged.module.state_dict().items():
+        torch.testing.assert_close(mean[name], wanted, rtol=1e-6, atol=1e-6)  # PyTorch rounds after each step

@@ -1,0 +1,259 @@
+#include "ckpt-reshard/combine_command.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "base/float_text.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::cli {
+namespace {
+
+using arithmetic::Accumulation;
+using arithmetic::Step;
+using formats::MergePreference;
+
+constexpr const char* kHelp = "ckpt-reshard combine --help";
+
+struct SourceStep {
+  std::string path;
+  Step step{};
+};
+
+struct ScaledAdapter {
+  std::string path;
+  double scale = 1.0;
+};
+
+/// What the options ask for.
+struct Formula {
+  std::vector<SourceStep> sources;
+  double divisor = 1.0;
+  std::vector<ScaledAdapter> adapters;
+};
+
+[[noreturn]] void refuse(const std::string& option, const std::string& expected,
+                         const std::string& found) {
+  throw UsageError(option + ": expected " + expected + ", found " + found, kHelp);
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  double number = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool is_whole = error == std::errc() && end == text.data() + text.size();
+  return is_whole && std::isfinite(number) ? std::optional(number) : std::nullopt;
+}
+
+SourceStep parse_linear(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  const auto weight =
+      equals == std::string::npos ? std::nullopt : parse_number(text.substr(0, equals));
+  if (!weight || equals + 1 == text.size()) {
+    refuse("--linear", "WEIGHT=SRC, such as 0.5=step-1000", "'" + printable(text) + "'");
+  }
+  return {text.substr(equals + 1), {.weight = *weight}};
+}
+
+/// A path that ends like a scale, `a=2`, is written with its scale: `a=2=1`.
+ScaledAdapter parse_adapter(const std::string& text) {
+  const std::size_t equals = text.rfind('=');
+  const auto scale =
+      equals == std::string::npos ? std::nullopt : parse_number(text.substr(equals + 1));
+  if (!scale) return {text};
+  return {text.substr(0, equals), *scale};
+}
+
+/// Returns the sum of --average and --ema.
+Formula formula_of_series(const CombineCommandOptions& options) {
+  if (options.averages && options.ema_decay) refuse("--ema", "either --average or --ema", "both");
+  if (options.sources.size() < 2) {
+    refuse(options.averages ? "--average" : "--ema", "two or more SRC after DST",
+           std::to_string(options.sources.size()));
+  }
+  Formula formula;
+  for (const std::string& path : options.sources) formula.sources.push_back({path});
+  if (options.averages) {
+    formula.divisor = static_cast<double>(options.sources.size());
+    return formula;
+  }
+  const double decay = *options.ema_decay;
+  if (!(decay >= 0.0 && decay <= 1.0)) {
+    refuse("--ema", "a decay from 0 to 1", tessera::detail::float_to_text(decay));
+  }
+  for (std::size_t i = 1; i < formula.sources.size(); ++i) {
+    formula.sources[i].step = {.keep = decay, .weight = 1.0 - decay};
+  }
+  return formula;
+}
+
+/// Returns the sum of --base, --linear and --subtract, in this order.
+Formula formula_of_terms(const CombineCommandOptions& options) {
+  if (!options.sources.empty()) {
+    refuse("SRC", "--average or --ema with it", "'" + printable(options.sources.front()) + "'");
+  }
+  Formula formula;
+  double sum = 0.0;
+  const auto add = [&](SourceStep source) {
+    sum += source.step.weight;
+    formula.sources.push_back(std::move(source));
+  };
+  if (!options.base.empty()) add({options.base});
+  for (const std::string& text : options.linear) add(parse_linear(text));
+  for (const std::string& path : options.subtracted) add({path, {.weight = -1.0}});
+  if (formula.sources.empty()) {
+    throw UsageError("combine: one of --linear, --base, --average and --ema is missing", kHelp);
+  }
+  if (!options.normalizes) return formula;
+  if (sum == 0.0) refuse("--normalize", "weights whose sum is not 0", "0");
+  formula.divisor = sum;
+  return formula;
+}
+
+Formula formula_of(const CombineCommandOptions& options) {
+  const bool is_series = options.averages || options.ema_decay;
+  const bool has_terms =
+      !options.base.empty() || !options.linear.empty() || !options.subtracted.empty();
+  if (is_series && (has_terms || options.normalizes)) {
+    refuse(options.averages ? "--average" : "--ema",
+           "no --base, --linear, --subtract or --normalize with it", "one of them");
+  }
+  Formula formula = is_series ? formula_of_series(options) : formula_of_terms(options);
+  for (const std::string& text : options.adapters) {
+    formula.adapters.push_back(parse_adapter(text));
+  }
+  return formula;
+}
+
+/// Returns all that decides the numbers, except the sources' bytes, for --resume.
+std::string identity_of(const Formula& formula, const CombineCommandOptions& options) {
+  using tessera::detail::float_to_text;
+  std::string text;
+  for (const SourceStep& source : formula.sources) {
+    text += float_to_text(source.step.keep) + "*sum+" + float_to_text(source.step.weight) + "*" +
+            source.path + " ";
+  }
+  text += "/" + float_to_text(formula.divisor);
+  for (const ScaledAdapter& adapter : formula.adapters) {
+    text += " lora " + float_to_text(adapter.scale) + "*" + adapter.path + " " +
+            arithmetic::adapter_config_digest(FileSystem::posix(), adapter.path);
+  }
+  const bool is_double = options.accumulation == Accumulation::float64;
+  return text + (is_double ? " in float64" : " in float32");
+}
+
+arithmetic::CombineOptions combine_options(const Formula& formula,
+                                           const CombineCommandOptions& options) {
+  arithmetic::CombineOptions combine;
+  combine.divisor = formula.divisor;
+  combine.accumulation = options.accumulation;
+  if (!options.move.cast.empty()) combine.rounding = arithmetic::Rounding::later;
+  combine.on_overflow = options.move.on_overflow;
+  combine.preference = options.preference;
+  combine.selection.only = NameSelection(options.move.only);
+  if (options.move.drop_optimizer) {
+    combine.selection.optimizer = reshard::OptimizerSelection::leave_out;
+  }
+  return combine;
+}
+
+MoveSource open_combined(const FileSystem& fs, const Formula& formula,
+                         const CombineCommandOptions& options) {
+  std::vector<formats::Finding> problems;
+  std::optional<Dequantized> dequantized;
+  std::vector<arithmetic::WeightedReader> sources;
+  for (const SourceStep& source : formula.sources) {
+    auto reader = formats::open_checkpoint(fs, source.path, {.as_dict = options.move.as_dict});
+    sources.push_back(
+        {apply_dequantize(std::move(reader), fs, source.path, options.move, problems, dequantized),
+         source.step});
+  }
+  std::vector<arithmetic::LoraAdapter> adapters;
+  for (const ScaledAdapter& adapter : formula.adapters) {
+    adapters.push_back(arithmetic::open_lora_adapter(fs, adapter.path, adapter.scale));
+  }
+  auto combined = arithmetic::combine_checkpoints(std::move(sources), std::move(adapters),
+                                                  combine_options(formula, options));
+  if (problems.empty()) problems = std::move(combined.problems);
+  return MoveSource{.reader = std::move(combined.reader),
+                    .problems = std::move(problems),
+                    .combination = std::move(combined.counts),
+                    .dequantized = dequantized};
+}
+
+void add_terms(Command& command, CombineCommandOptions& options) {
+  command
+      .option("--linear", "WEIGHT=SRC", options.linear,
+              "Add WEIGHT times the tensors of SRC. Repeatable")
+      .option("--base", "SRC", options.base, "The same as --linear 1=SRC, before all others")
+      .option("--subtract", "SRC", options.subtracted,
+              "The same as --linear -1=SRC, after all others. Repeatable")
+      .option("--lora", "ADAPTER[=SCALE]", options.adapters,
+              "Add a LoRA adapter, a folder that PEFT wrote, SCALE times (default: 1). Repeatable")
+      .flag("--average", options.averages, "Write the mean of all SRC")
+      .option("--ema", "DECAY", options.ema_decay,
+              "Write the exponential moving average of all SRC, oldest first: "
+              "DECAY * average + (1 - DECAY) * SRC")
+      .flag("--normalize", options.normalizes, "Divide the sum by the sum of all weights")
+      .choice(
+          "--accumulate", {"float64", "float32"},
+          [&](const std::string& name) {
+            options.accumulation =
+                name == "float64" ? Accumulation::float64 : Accumulation::float32;
+          },
+          "The numbers in which sums are computed (default: float64)")
+      .choice(
+          "--prefer", {"first", "last"},
+          [&](const std::string& which) {
+            options.preference = which == "first" ? MergePreference::first : MergePreference::last;
+          },
+          "If values or integers differ between sources, take those of the first or the last");
+}
+
+}  // namespace
+
+void add_combine_command(CommandLine& line, CombineCommandOptions& options, Terminal& terminal) {
+  Command& command = line.add_command("combine", "Adds up the tensors of several checkpoints",
+                                      [&] { return run_combine(options, terminal); });
+  command
+      .describe(
+          "Writes a weighted sum, a mean or a moving average of checkpoints, or a model with LoRA "
+          "adapters merged into it. Sources may have any format and sharding. DST has the names, "
+          "dtypes, pieces and extra files of the first source.")
+      .describe(
+          "Sums are computed in float64 and rounded once. All sources must have the same names and "
+          "shapes. Optimizer state has no sum; --drop-optimizer leaves it out.")
+      .argument("DST", options.move.destination,
+                "The checkpoint to write. It must not exist, unless you give --overwrite")
+      .arguments("SRC...", options.sources, "The checkpoints of --average and --ema");
+  add_terms(command, options);
+  add_move_options(command, options.move);
+  command
+      .example("combine merged --linear 0.5=step-1000 --linear 0.5=step-2000",
+               "Write the mean of two checkpoints")
+      .example("combine merged --base model --lora adapter",
+               "Merge a LoRA adapter into its base model")
+      .example("combine task --linear 1=finetuned --subtract model",
+               "Write what fine-tuning has changed (a task vector)")
+      .example("combine ema --ema 0.99 step-1000 step-2000 step-3000 --drop-optimizer",
+               "Write the moving average of a run's models");
+}
+
+ExitCode run_combine(const CombineCommandOptions& options, Terminal& terminal) {
+  const Formula formula = formula_of(options);
+  std::vector<std::string> paths;
+  for (const SourceStep& source : formula.sources) paths.push_back(source.path);
+  for (const ScaledAdapter& adapter : formula.adapters) paths.push_back(adapter.path);
+  MoveOptions move = options.move;
+  move.preference = options.preference;
+  move.combination = identity_of(formula, options);
+  const auto open = [&](const FileSystem& fs) { return open_combined(fs, formula, options); };
+  return run_move(move, paths, open, terminal);
+}
+
+}  // namespace tessera::cli

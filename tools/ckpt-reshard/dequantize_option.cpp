@@ -1,0 +1,35 @@
+#include "ckpt-reshard/dequantize_option.h"
+
+#include <utility>
+
+#include "arithmetic/dequantized_reader.h"
+#include "tessera/base/error.h"
+
+namespace tessera::cli {
+
+std::unique_ptr<formats::CheckpointReader> apply_dequantize(
+    std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
+    const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
+    std::optional<Dequantized>& done) {
+  if (options.dequantize.empty()) return reader;
+  const auto dtype = parse_dtype(options.dequantize);
+  if (!dtype || !arithmetic::can_be_dequantized_to(*dtype)) {
+    throw UsageError("--dequantize: expected bfloat16, float16, float32 or float64, found '" +
+                         printable(options.dequantize) + "'",
+                     "ckpt-reshard --help");
+  }
+  Value config = arithmetic::read_model_config(fs, path);
+  if (config.is<Value::None>() && !options.extra_files_folder.empty()) {
+    config = arithmetic::read_model_config(fs, options.extra_files_folder);
+  }
+  auto result = arithmetic::dequantize(std::move(reader), *dtype, config,
+                                       NameSelection(options.only), options.on_overflow);
+  problems.insert(problems.end(), result.problems.begin(), result.problems.end());
+  if (!done) done.emplace();
+  done->dtype = *dtype;
+  done->num_weights += result.num_weights;
+  done->num_companions += result.num_companions;
+  return std::move(result.reader);
+}
+
+}  // namespace tessera::cli
