@@ -92,7 +92,7 @@ class DequantizedReader final : public CheckpointReader {
   void read_rows(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
                  std::span<std::byte> out) const;
   void read_transposed(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
-                       std::span<std::byte> out) const;
+                       int share, std::span<std::byte> out) const;
   void round(std::span<const float> numbers, const std::string& fqn,
              std::span<std::byte> out) const;
 
@@ -168,8 +168,8 @@ void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
   if (weight.is_transposed) {
     return tiles_.read(
         tensor_index, piece_index, numel_of(weight.shape), size, range,
-        [&](FlatRange tile, std::span<std::byte> room) {
-          read_transposed(weight, meta.fqn, tile, room);
+        [&](FlatRange tile, int share, std::span<std::byte> room) {
+          read_transposed(weight, meta.fqn, tile, share, room);
         },
         out);
   }
@@ -218,13 +218,15 @@ void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::stri
   }
 }
 
-/// Reads a range of a weight whose rows are the columns of the codes.
+/// Reads one share of a range of a weight whose rows are the columns of the codes.
 void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std::string& fqn,
-                                        FlatRange range, std::span<std::byte> out) const {
+                                        FlatRange range, int share,
+                                        std::span<std::byte> out) const {
   const QuantizedMatrix& matrix = weight.matrix;
   const auto size = static_cast<std::size_t>(itemsize(to_));
   std::vector<float> numbers;
   std::vector<std::byte> rounded;
+  int block = 0;
   const std::int64_t in_matrix = matrix.num_rows * matrix.num_columns;
   for (std::int64_t m = range.begin / in_matrix; m * in_matrix < range.end; ++m) {
     const FlatRange own{std::max(range.begin - m * in_matrix, std::int64_t{0}),
@@ -233,6 +235,7 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std
                             (own.end + matrix.num_rows - 1) / matrix.num_rows};
     const std::int64_t at_once = std::max<std::int64_t>(1, kPartNumel / columns.numel());
     for (std::int64_t row = 0; row < matrix.num_rows; row += at_once) {
+      if (block++ % recipe::TileCache::kNumShares != share) continue;
       const FlatRange rows{row, std::min(row + at_once, matrix.num_rows)};
       numbers.resize(static_cast<std::size_t>(rows.numel() * columns.numel()));
       matrix.decode(m, rows, columns, numbers);

@@ -221,8 +221,7 @@ nb::list path_to_python(const formats::KeyPath& path, std::string_view name) {
     } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
       keys.append(nb::make_tuple(*position));
     } else {
-      keys.append(
-          value_to_python(formats::dict_key_value(std::get<formats::NonStringKey>(key))));
+      keys.append(value_to_python(formats::dict_key_value(std::get<formats::NonStringKey>(key))));
     }
   }
   if (path.empty()) keys.append(text_to_python(name));
