@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import scikit_build_core
 import torch
 
 from ckpt_tools import ROOT, run
@@ -139,3 +140,16 @@ def test_the_sdist_has_all_that_a_compiler_needs(built):
                  "dependencies/nettle/sha256.c", "dependencies/hdf5/COPYING"):
         assert name in names, name
     assert not any("/tests/" in name or name.startswith("core/docs") for name in names if "dependencies" not in name)
+
+
+def test_the_sdist_builds_with_a_compiler_alone(built, tmp_path):
+    """The machine's compiler and its own HDF5 are there, but pkg-config, which finds the machine's libraries, is not."""
+    environment = os.environ | {"PYTHONPATH": str(Path(scikit_build_core.__file__).parents[1]), "PKG_CONFIG": "/nothing"}
+    succeed(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-index", "--no-deps", "--wheel-dir", tmp_path,
+            the(built, "*.tar.gz"), environment=environment)
+    with zipfile.ZipFile(the(tmp_path, "*.whl")) as archive:
+        archive.extractall(tmp_path / "site")
+    [extension] = (tmp_path / "site" / "tessera").glob("_core*.so")
+    assert not [path for path in libraries_of(extension) if "hdf5" in path.name or "zstd" in path.name]
+    program = "import tessera; print(tessera.scan('.').files)"
+    assert succeed(sys.executable, "-c", program, environment=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
