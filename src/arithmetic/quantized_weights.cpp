@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "base/cast.h"
@@ -48,13 +49,20 @@ class QuantizationConfig {
   std::optional<std::int64_t> number(std::string_view key) const {
     return integer_of(config_ ? config_->find(key) : nullptr);
   }
-  /// The block of rows and columns that share a scale, if the configuration names one.
-  std::optional<std::pair<std::int64_t, std::int64_t>> block() const {
-    auto found = block_of(config_ ? config_->find("weight_block_size") : nullptr);
+  using Block = std::pair<std::int64_t, std::int64_t>;
+  /// The blocks of rows and columns that share a scale, those that the configuration names.
+  std::set<Block> blocks() const {
+    std::set<Block> all;
+    const auto add = [&](const std::optional<Block>& block) {
+      if (block) all.insert(*block);
+    };
+    add(block_of(config_ ? config_->find("weight_block_size") : nullptr));
     for (const Value* const weights : weights_of_groups()) {
-      if (!found) found = block_of(weights->find("block_structure"));
+      add(block_of(weights->find("block_structure")));
+      const auto group = integer_of(weights->find("group_size"));
+      if (group && *group > 0) add(Block(1, *group));
     }
-    return found;
+    return all;
   }
   /// The bits of a weight, one for each group of modules.
   std::set<std::int64_t> bits() const {
@@ -71,13 +79,13 @@ class QuantizationConfig {
     const auto* const integer = value ? value->get_if<std::int64_t>() : nullptr;
     return integer ? std::optional(*integer) : std::nullopt;
   }
-  static std::optional<std::pair<std::int64_t, std::int64_t>> block_of(const Value* value) {
+  static std::optional<Block> block_of(const Value* value) {
     const auto* const list = value ? value->get_if<Value::List>() : nullptr;
     if (list == nullptr || list->size() != 2) return std::nullopt;
     const auto rows = integer_of(&list->front());
     const auto columns = integer_of(&list->back());
     if (!rows || !columns || *rows < 1 || *columns < 1) return std::nullopt;
-    return std::pair(*rows, *columns);
+    return Block(*rows, *columns);
   }
   /// The member `weights` of each member of `config_groups` (compressed-tensors).
   std::vector<const Value*> weights_of_groups() const {
@@ -181,21 +189,27 @@ class Builder {
     if (scales_.shape.size() < 2) refuse_scales("one scale, one for each row, or a grid of them");
     const std::int64_t columns = scales_.shape.back();
     const std::int64_t rows = in_matrix / columns;
-    const auto given = config_.block();
-    const auto fits = [&](std::int64_t block_rows, std::int64_t block_columns) {
-      return (matrix.num_rows + block_rows - 1) / block_rows == rows &&
-             (matrix.num_columns + block_columns - 1) / block_columns == columns;
-    };
-    if (given && fits(given->first, given->second)) {
-      matrix.block_rows = given->first;
-      matrix.block_columns = given->second;
-    } else if (matrix.num_rows % rows == 0 && matrix.num_columns % columns == 0) {
-      matrix.block_rows = matrix.num_rows / rows;
-      matrix.block_columns = matrix.num_columns / columns;
-    } else {
-      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) +
-                    ", with the size of its blocks in config.json");
+    const std::set<QuantizationConfig::Block> blocks = block_sizes(matrix, rows, columns);
+    if (blocks.size() != 1) {
+      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) + ", and " +
+                    (blocks.empty() ? "the size of their blocks" : "one size of blocks for them") +
+                    " in the quantization_config of config.json");
     }
+    std::tie(matrix.block_rows, matrix.block_columns) = *blocks.begin();
+  }
+
+  /// Returns the sizes of blocks that give this grid. The grid alone leaves open which it is: 960
+  /// rows have 8 rows of scales with blocks of 120 rows to 137. Only some schemes fix the size.
+  std::set<QuantizationConfig::Block> block_sizes(const QuantizedMatrix& matrix, std::int64_t rows,
+                                                  std::int64_t columns) const {
+    std::set<QuantizationConfig::Block> candidates = config_.blocks();
+    if (parts_.scheme == "mxfp8" || parts_.scheme == "mxfp4") candidates = {{1, 32}};
+    if (parts_.scheme == "nvfp4") candidates = {{1, 16}};
+    std::erase_if(candidates, [&](const QuantizationConfig::Block& block) {
+      return (matrix.num_rows + block.first - 1) / block.first != rows ||
+             (matrix.num_columns + block.second - 1) / block.second != columns;
+    });
+    return candidates;
   }
 
   void set_zeros(QuantizedMatrix& matrix, CodeForm form, const Shape& expected) const {

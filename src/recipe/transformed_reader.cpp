@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <set>
 #include <utility>
 
+#include "base/once.h"
 #include "base/value_bits.h"
 #include "recipe/element_reader.h"
 #include "recipe/placed_pieces.h"
@@ -187,7 +187,7 @@ class TransformedReader final : public CheckpointReader {
     bool is_permuted;
   };
   struct Conditions {
-    std::once_flag checked;
+    tessera::detail::Once checked;
     std::vector<Condition> list;
   };
 
@@ -341,7 +341,7 @@ void TransformedReader::check(const Condition& condition, std::size_t tensor_ind
 void TransformedReader::read_piece(std::size_t tensor_index, std::size_t piece_index,
                                    FlatRange range, std::span<std::byte> out) const {
   if (const auto conditions = conditions_.find(tensor_index); conditions != conditions_.end()) {
-    std::call_once(conditions->second.checked, [&] {
+    conditions->second.checked.run([&] {
       for (const Condition& condition : conditions->second.list) check(condition, tensor_index);
     });
   }

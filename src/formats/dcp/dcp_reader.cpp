@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -11,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/once.h"
 #include "formats/dcp.h"
 #include "formats/dcp/item.h"
 #include "formats/dcp/metadata.h"
@@ -131,7 +131,7 @@ class DcpReader final : public CheckpointReader {
   std::string directory_;  // of the data files
   std::vector<std::string> as_dict_;
   dcp::Metadata metadata_;
-  mutable std::once_flag limit_found_;
+  mutable tessera::detail::Once limit_found_;
   mutable std::uint64_t limit_nbytes_ = 0;    // of all tensors (expansion_limit.h)
   mutable std::set<std::size_t> over_limit_;  // tensors
   dcp::NestedTensors nested_;
@@ -243,7 +243,7 @@ std::uint64_t DcpReader::stored_nbytes() const {
 /// limit.
 void DcpReader::require_within_limit(std::size_t tensor_index) const {
   const auto& tensors = metadata_.contents.tensors;
-  std::call_once(limit_found_, [&] {
+  limit_found_.run([&] {
     if (!describes_more_than_items()) return;
     limit_nbytes_ = max_tensor_nbytes(stored_nbytes());
     std::uint64_t left = limit_nbytes_;
