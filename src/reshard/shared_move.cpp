@@ -49,7 +49,7 @@ class SharedMove {
                                                 ShareOptions::Beginning beginning,
                                                 const ExecuteOptions& options) const;
   /// Makes the destination appear if all shares are complete.
-  void finish(SharedMoveOutcome& outcome);
+  void finish(SharedMoveOutcome& outcome, const std::stop_token& stop);
 
  private:
   std::unique_ptr<ShareWriter> start(const ShareOptions& share) const;
@@ -130,8 +130,8 @@ void SharedMove::list_missing(SharedMoveOutcome& outcome) const {
   }
 }
 
-void SharedMove::finish(SharedMoveOutcome& outcome) {
-  const auto lock = work_.lock();
+void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop) {
+  const auto lock = work_.lock(stop);
   if (!work_.is_begun()) {
     // Another worker has finished the work while this one waited for the lock.
     work_.remove();
@@ -180,15 +180,16 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
       }
     }
   }
-  move.finish(outcome);
+  move.finish(outcome, options.stop);
   return outcome;
 }
 
 SharedMoveOutcome finish_shares(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
-                                const std::string& destination, CreateOptions create) {
+                                const std::string& destination, CreateOptions create,
+                                const std::stop_token& stop) {
   SharedMove move(plan, reader, fs, destination, std::move(create));
   SharedMoveOutcome outcome;
-  move.finish(outcome);
+  move.finish(outcome, stop);
   return outcome;
 }
 

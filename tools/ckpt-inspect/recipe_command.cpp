@@ -22,7 +22,14 @@ std::string totals_in_words(const RecipeReport& report) {
 std::string verdict(const RecipeReport& report) {
   if (!report.problems.empty()) return counted(report.problems.size(), "problem");
   if (!report.is_invertible) return "the recipe fits, but has no way back";
-  return "proved: each element is placed, and the way back gives the source again";
+  std::string line = report.num_dropped_elements == 0
+                         ? "proved: each element is placed, and the way back gives the source again"
+                         : "proved: each element that is not dropped is placed, and comes back";
+  if (report.num_equal_elements > 0) {
+    line += "; " + std::to_string(report.num_equal_elements) +
+            " must equal others, which reading compares";
+  }
+  return line;
 }
 
 void print_text(const RecipeReport& report, Terminal& terminal) {

@@ -50,8 +50,12 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
                           "run any of them again with resume, which finishes complete work");
   }
   const std::string folder = fs.resolve_links(work.path());
-  if (std::filesystem::current_path() != command->directory) {
-    std::filesystem::current_path(command->directory);
+  std::error_code error;
+  std::filesystem::current_path(command->directory, error);
+  if (error) {
+    throw Error::expected(ErrorKind::not_found, {.path = work.path()}, "workers",
+                          "the folder in which they ran, " + printable(command->directory), "none",
+                          "run any of them again with --resume, which finishes complete work");
   }
   return run_command_line(command->arguments, folder, terminal);
 }

@@ -79,7 +79,8 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
   if (!options.worker.finished_folder.empty()) {
     require_folder(work, options.worker.finished_folder);
     outcome.num_shares = work.num_shares();
-    outcome.shared = reshard::finish_shares(outcome.plan, reader, fs, options.destination, create);
+    outcome.shared =
+        reshard::finish_shares(outcome.plan, reader, fs, options.destination, create, stop);
     if (!outcome.shared->is_finished) refuse_missing(options.destination, outcome);
     return;
   }

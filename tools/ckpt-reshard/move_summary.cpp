@@ -257,7 +257,7 @@ void print_combination(const arithmetic::CombinationCounts& counts, Terminal& te
   std::string line = "combined " + counted(counts.num_sources, "source") + ": " +
                      counted(counts.num_summed, "tensor") + " added up";
   if (counts.num_taken > 0)
-    line += ", " + std::to_string(counts.num_taken) + " taken from one source";
+    line += ", " + std::to_string(counts.num_taken) + " copied (integers and bools have no sum)";
   if (counts.num_sources > 1 || counts.adapters.empty()) terminal.print(line + "\n");
   for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
     line = printable(adapter.path) + ": " + counted(adapter.num_changed, "tensor") + " changed";

@@ -31,7 +31,9 @@ std::optional<int> parse_number(std::string_view text) {
 PartOfWork launched_part(const std::string& workers) {
   const bool is_auto = workers == "auto";
   const int given = is_auto ? 0 : parse_number(workers).value_or(0);
-  if (!is_auto && given < 1) refuse_option("--workers", "auto, or a number of 1 or more", workers);
+  if (!is_auto && (given < 1 || given > kMaxParts)) {
+    refuse_option("--workers", "auto, or a number from 1 to " + std::to_string(kMaxParts), workers);
+  }
   const auto launched = find_launched_process();
   if (!launched) {
     refuse_option(

@@ -24,6 +24,11 @@ PartOfWork parse_part(const std::string& option, const std::string& text,
   if (slash != std::string::npos) {
     const auto index = parse_number(std::string_view(text).substr(0, slash));
     const auto number = parse_number(std::string_view(text).substr(slash + 1));
+    if (number && *number > kMaxParts) {
+      throw UsageError(option + ": expected " + std::to_string(kMaxParts) +
+                           " parts at most, found '" + printable(text) + "'",
+                       help_command);
+    }
     if (index && number && 0 <= *index && *index < *number) return {*index, *number};
   }
   throw UsageError(option + ": expected I/N with I from 0 to N-1, found '" + printable(text) + "'",

@@ -10,6 +10,8 @@ struct PartOfWork {
   int num_parts = 1;
 };
 
+constexpr int kMaxParts = 1 << 16;
+
 /// Reads `I/N`. Throws: UsageError naming `option`.
 PartOfWork parse_part(const std::string& option, const std::string& text,
                       const std::string& help_command);

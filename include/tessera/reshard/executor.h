@@ -244,9 +244,10 @@ SharedMoveOutcome move_share(const Plan& plan, const formats::CheckpointReader& 
                              formats::CreateOptions create, const SharedMoveOptions& worker,
                              const ExecuteOptions& options);
 
-/// Makes the destination appear if all shares are complete. Writes no share. Throws: as move_share.
+/// Makes the destination appear if all shares are complete. Writes no share. `stop` ends the wait
+/// for another process that finishes, too. Throws: as move_share.
 SharedMoveOutcome finish_shares(const Plan& plan, const formats::CheckpointReader& reader,
                                 FileSystem& fs, const std::string& destination,
-                                formats::CreateOptions create);
+                                formats::CreateOptions create, const std::stop_token& stop = {});
 
 }  // namespace tessera::reshard

@@ -31,6 +31,7 @@ constexpr const char* kCommandName = "command";
 constexpr const char* kEndedName = "work.ended";
 constexpr std::string_view kSharePrefix = "share-";
 constexpr std::string_view kDoneSuffix = ".done";
+constexpr std::string_view kDoneText = "complete, written by ";
 constexpr const char* kNumShares = "number of workers";  // in the identity
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
@@ -70,6 +71,17 @@ std::string share_in_words(int share, int num_shares) {
 ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
   identity[kNumShares] = std::to_string(num_shares);
   return identity;
+}
+
+/// Returns whether a name is one of a file of shared work.
+bool is_own_name(std::string_view name) {
+  if (name == kLockName || name == kCommandName || name == kEndedName) return true;
+  if (name == kWorkName || name == std::string(kWorkName) + ".new") return true;
+  if (!name.starts_with(kSharePrefix)) return false;
+  name.remove_prefix(kSharePrefix.size());
+  const std::size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+  const std::string_view suffix = name.substr(digits);
+  return digits > 0 && (suffix.empty() || suffix == ".lock" || suffix == kDoneSuffix);
 }
 
 std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
@@ -133,10 +145,25 @@ int SharedWork::num_shares() const {
 }
 
 std::string SharedWork::command() const {
+  require_own();
   return read_file(fs_, path_in(kCommandName), kMaxTextNbytes);
 }
 
-FileDescriptor SharedWork::lock() {
+void SharedWork::require_own() const {
+  struct stat named {};
+  if (::lstat(path_.c_str(), &named) != 0) return;
+  const auto refuse = [&](const std::string& found) {
+    throw Error::expected(ErrorKind::already_exists, {.path = path_}, "folder of shared work",
+                          "one that this user's workers have made", found, "rename or remove it");
+  };
+  if (!S_ISDIR(named.st_mode)) refuse(S_ISLNK(named.st_mode) ? "a link" : "a file");
+  if (named.st_uid != ::geteuid()) refuse("a folder of another user");
+  for (const std::string& name : fs_.list_directory(path_)) {
+    if (!is_own_name(name)) refuse("another file in it, " + printable(name));
+  }
+}
+
+FileDescriptor SharedWork::lock(const std::stop_token& stop) {
   const std::string path = path_in(kLockName);
   if (const std::string parent = directory_of(destination_);
       fs_.kind_of(parent) != FileKind::directory) {
@@ -149,6 +176,7 @@ FileDescriptor SharedWork::lock() {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::already_exists) throw;
     }
+    require_own();
     FileDescriptor file(tessera::detail::retry_on_interrupt(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666); }));
     if (!file) {
@@ -157,6 +185,7 @@ FileDescriptor SharedWork::lock() {
     }
     LockResult result = tessera::detail::try_lock_between_hosts(file);
     while (result == LockResult::held_by_another) {
+      if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
       std::this_thread::sleep_for(kPollInterval);
       result = tessera::detail::try_lock_between_hosts(file);
     }
@@ -199,6 +228,9 @@ std::set<int> SharedWork::complete_shares() const {
   std::set<int> shares;
   for (const std::string& name : fs_.list_directory(path_)) {
     if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
+    if (!read_begin(fs_, path_in(name), kDoneText.size()).value_or("").starts_with(kDoneText)) {
+      continue;
+    }
     shares.insert(std::atoi(name.c_str() + kSharePrefix.size()));
   }
   return shares;
@@ -239,7 +271,7 @@ void SharedWork::refuse_held(int share) const {
 
 void SharedWork::mark_complete(int share) {
   const std::string path = journal_path(share) + std::string(kDoneSuffix);
-  if (!mode_of_name(path)) write_text(fs_, path, this_process() + "\n");
+  write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
   fs_.sync_directory(path_);
 }
 

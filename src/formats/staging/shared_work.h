@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 
 #include "base/file_descriptor.h"
@@ -20,7 +21,7 @@ namespace tessera::formats {
 //     command        a text of the process that began the work
 //     share-I        the journal of share I
 //     share-I.lock   is locked by the process that writes share I, and names that process
-//     share-I.done   exists once share I is complete and synced
+//     share-I.done   says "complete" once share I is complete and synced
 //
 // The first process makes the staging path, with its main journal, and then `work`. Each process
 // writes the blocks of its share into the files at the staging path, and records them in the
@@ -47,9 +48,14 @@ class SharedWork {
   /// Returns the text of the process that began the work. Requires: is_begun().
   std::string command() const;
 
+  /// Throws Error(already_exists) if something that is not the folder of this user's shared work
+  /// has its name: a link, a folder of another user, or one with other files. Does nothing without
+  /// it.
+  void require_own() const;
   /// Waits for the lock of the whole work, and creates the folder if it is missing. Throws:
-  /// Error(unsupported) if the file system has no locks.
-  tessera::detail::FileDescriptor lock();
+  /// Error(unsupported) if the file system has no locks; Error(interrupted); what require_own
+  /// throws.
+  tessera::detail::FileDescriptor lock(const std::stop_token& stop = {});
   /// Removes what an earlier process left in the folder. Requires: `lock` is held.
   void clear();
   /// Begins the work. Requires: `lock` is held, and the staging path exists.
