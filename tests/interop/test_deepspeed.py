@@ -1,5 +1,9 @@
 """ZeRO checkpoints of DeepSpeed: what is moved, FSDP2 loads at other numbers of ranks, and trains on."""
 
+import enum
+import importlib.abc
+import importlib.machinery
+import json
 import shutil
 import sys
 
@@ -101,6 +105,87 @@ def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
     assert tensors_by_name(found)["model.up._extra_state.scale"][:2] == ("float32", [2])
     assert found["values"]["model.up._extra_state.recipe.margin"] == 3
     assert found["values"]["model.down._extra_state"] == 4
+
+
+@pytest.fixture
+def classes_of_deepspeed(monkeypatch):
+    """Lets torch.load make objects of DeepSpeed's classes without DeepSpeed."""
+    class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name, path=None, target=None):
+            is_ours = name.split(".")[0] == "deepspeed"
+            return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_ours else None
+
+        def exec_module(self, module):
+            module.__getattr__ = lambda name: vars(module).setdefault(name, made(module.__name__, name))
+
+    def made(module, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "ZeroStageEnum":
+            return enum.IntEnum(name, {f"stage{number}": number for number in range(4)}, module=module)
+        return type(name, (), {"__module__": module})
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
+
+def with_ranks_apart(path, copy):
+    """Copies a checkpoint of ZeRO. Each rank gets entries of its own in both of its files."""
+    shutil.copytree(path, copy, copy_function=shutil.copyfile)
+    for kind in ("model", "optim"):
+        for rank, file in enumerate(sorted(copy.glob(f"*/zero_pp_rank_*_{kind}_states.pt"))):
+            state = torch.load(file, weights_only=False)
+            if kind == "model":
+                state |= {"rng": torch.tensor([rank]), "epoch": 4, "skipped_steps": rank, "seen": {"by": [rank]}}
+                state["module"]["up._extra_state"] = {"calls": rank}
+                if rank == 1:
+                    state["only"] = "here"
+            else:
+                state |= {"top": rank, "all": torch.ones(2)}
+                state["optimizer_state_dict"] |= {"mine": [rank], "overflow": rank == 1}
+                of_optimizer = state["optimizer_state_dict"].get("base_optimizer_state", state["optimizer_state_dict"].get("optimizer_state_dict"))
+                of_optimizer["extra"] = rank
+            torch.save(state, file)
+    return copy
+
+
+def test_what_each_rank_of_stage_3_saves_for_itself_is_there(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. That of rank 0 keeps the name; others have their rank in the name, and a note counts them."""
+    copy = with_ranks_apart(VALID / "zero3", tmp_path / "run")
+    found = listing(copy)
+    tensors, values = tensors_by_name(found), found["values"]
+    assert {name for name in tensors if "rng" in name} == {"rng", "per_rank.1.rng", "per_rank.2.rng"}
+    assert values["epoch"] == 4 and "per_rank.1.epoch" not in values and values["only"] == "here"
+    for rank, front in enumerate(("", "per_rank.1.", "per_rank.2.")):
+        assert values[front + "deepspeed.skipped_steps"] == rank and values[front + "seen.by"] == [rank]
+        assert values[front + "model.up._extra_state.calls"] == rank
+        assert values[front + "deepspeed.optim_states.top"] == rank
+        assert values[front + "deepspeed.optimizer_state_dict.mine"] == [rank]
+        assert values[front + "deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == rank
+    document = json.loads(succeed("ckpt-reshard", copy, tmp_path / "whole.pt", "--json"))
+    assert [note["found"] for note in document["notes"] if "per_rank" in note["found"]] == [
+        "8 names with different copies, such as 'deepspeed.optim_states.top': that of the lowest rank keeps the name, "
+        "others are per_rank.<rank>.<name>"]
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert whole["per_rank"]["2"]["rng"].tolist() == [2] and whole["rng"].tolist() == [0]
+    again = listing(reshard(copy, tmp_path / "again", "--to", "deepspeed"))["values"]
+    assert again["per_rank.2.deepspeed.skipped_steps"] == 2
+    assert again["deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == 0
+
+
+def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Members of the files of optimizer states that DeepSpeed does not write."""
+    for name in ("zero1", "zero2_fp16"):
+        found = listing(with_ranks_apart(VALID / name, tmp_path / name))
+        values = found["values"]
+        assert tensors_by_name(found)["deepspeed.optim_states.all"][1] == [2]
+        for rank, front in enumerate(("", "per_rank.1.")):
+            assert values[front + "deepspeed.optim_states.top"] == rank
+            assert values[front + "deepspeed.optimizer_state_dict.overflow"] == (rank == 1)
+            assert values[front + "deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == rank
+        assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
 
 
 def write_universal(path, folder):

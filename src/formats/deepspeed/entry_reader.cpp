@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
 
+#include "base/value_bits.h"
 #include "formats/drivers.h"
 #include "formats/opened_classes.h"
+#include "formats/per_rank.h"
+#include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -23,6 +27,23 @@ std::optional<float> as_float(const std::optional<Value>& value) {
   const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
   if (number == nullptr || *number < 0 || *number > kMax) return std::nullopt;
   return static_cast<float>(*number);
+}
+
+/// An entry and the file that it is in.
+struct Origin {
+  const File* file;
+  const Entry* entry;
+};
+
+bool are_equal(const Origin& a, const Origin& b) {
+  if (a.entry->kind != b.entry->kind) return false;
+  if (a.entry->kind == Entry::Kind::tensor) {
+    return torch_zip::are_equal(a.file->reader(), a.entry->index, b.file->reader(), b.entry->index);
+  }
+  const auto value = a.file->value_of(*a.entry);
+  const auto other = b.file->value_of(*b.entry);
+  if (!value || !other) return !value && !other;
+  return tessera::detail::have_equal_bits(*value, *other);
 }
 
 std::vector<std::string> with_records(std::vector<std::string> as_dict) {
@@ -176,6 +197,27 @@ void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, 
   add(std::move(tensor));
 }
 
+void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
+                                   const std::function<KeyPath(const Entry&)>& path_of) {
+  std::map<std::string, Origin> first_of;  // by name
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    for (const Entry& entry : files[i]->entries()) {
+      KeyPath path = path_of(entry);
+      if (path.empty()) continue;
+      std::string name = spell(path);
+      const Origin origin{files[i], &entry};
+      const auto [first, is_new] = first_of.emplace(name, origin);
+      if (is_new) {
+        add_entry(std::move(path), *files[i], entry, rank);
+      } else if (!are_equal(first->second, origin)) {
+        add_entry(per_rank_path(rank, name, path), *files[i], entry, rank);
+        differing_.insert(std::move(name));
+      }
+    }
+  }
+}
+
 void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                            std::optional<std::size_t> small_file) {
   const auto number = as_float(file.value_of(entry));
@@ -238,6 +280,9 @@ void EntryReader::finish() {
     contents_.values.push_back({value.name, value.path});
   }
   for (const Alias& alias : contents_.aliases) require_new(alias.fqn);
+  if (!differing_.empty()) {
+    contents_.opening_findings.push_back(per_rank_note(path_, differing_));
+  }
   add_what_readers_found();
 }
 

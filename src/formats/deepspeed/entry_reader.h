@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -80,6 +82,10 @@ class EntryReader : public CheckpointReader {
   void add(Tensor tensor);
   /// Adds a tensor of a file, or what a value of it is.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
+  /// Adds entries of which each rank has its own; `files` are by rank. `path_of` gives the path
+  /// that an entry gets, an empty one if it is something else. See [Note: Entries of each rank].
+  void add_of_each_rank(const std::vector<const File*>& files,
+                        const std::function<KeyPath(const Entry&)>& path_of);
   /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
   /// `small_file`: the file's number, if it is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
@@ -111,8 +117,9 @@ class EntryReader : public CheckpointReader {
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;
-  std::vector<Tensor> tensors_;     // parallel to contents_.tensors
-  std::vector<NamedValue> values_;  // parallel to contents_.values
+  std::set<std::string> differing_;  // names with other entries on other ranks
+  std::vector<Tensor> tensors_;      // parallel to contents_.tensors
+  std::vector<NamedValue> values_;   // parallel to contents_.values
 };
 
 /// Returns a path of keys that are all text.

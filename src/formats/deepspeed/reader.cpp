@@ -193,9 +193,41 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     Path groups = optimizer;
     groups.emplace_back("param_groups");
     add_param_groups(file, groups, [&](std::int64_t vector) { return names_in(vector); });
-    add_members_of_optimizer(
-        file, {optimizer.front()},
-        {optimizer.back(), deepspeed::path_of_weights(partition_.stage).back()});
+    add_members(optimizer);
+  }
+
+  /// Adds what the files of optimizer states have beside groups and the state of parameters.
+  /// `optimizer`: where these are.
+  void add_members(const Path& optimizer) {
+    const Path weights = deepspeed::path_of_weights(partition_.stage);
+    const bool has_list =
+        deepspeed::path_of_state(*optimizer_.front(), partition_.stage) == optimizer;
+    const auto is_state = [&](const Entry& entry) {
+      return entry.path[1] == optimizer.back() || entry.path[1] == weights.back();
+    };
+    add_members_of_optimizer(optimizer_, {optimizer.front()}, is_state);
+    const auto is_below = [&](const Entry& entry) {
+      return entry.path.size() > optimizer.size() &&
+             std::equal(optimizer.begin(), optimizer.end(), entry.path.begin());
+    };
+    add_of_each_rank(optimizer_, [&](const Entry& entry) {
+      if (!is_below(entry) || has_list || entry.path[2] == "state" ||
+          entry.path[2] == "param_groups") {
+        return KeyPath{};
+      }
+      KeyPath path{"deepspeed", "optimizer_state_dict", "base_optimizer_state"};
+      path.insert(path.end(), entry.keys.begin() + 2, entry.keys.end());
+      return path;
+    });
+    add_of_each_rank(optimizer_, [&](const Entry& entry) {
+      const std::string& member = entry.path.front();
+      if (member == optimizer.front() || member == "ds_config" || member == "ds_version") {
+        return KeyPath{};
+      }
+      KeyPath path{"deepspeed", "optim_states"};
+      path.insert(path.end(), entry.keys.begin(), entry.keys.end());
+      return path;
+    });
   }
 
   /// Whether the copy of a parameter in the module is in another dtype than the fp32 weights.

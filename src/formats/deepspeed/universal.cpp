@@ -192,7 +192,8 @@ class UniversalReader final : public ModelStatesReader {
         [&](std::int64_t vector) { return names_in(vector); }, num_groups);
     std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
     used.insert({kParamGroups, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
-    add_members_of_optimizer(*optimizer_, {}, used);
+    add_members_of_optimizer({optimizer_}, {},
+                             [&](const Entry& entry) { return used.contains(entry.path.front()); });
   }
 
   /// Returns the names of the parameters behind a number in a group.
