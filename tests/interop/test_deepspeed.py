@@ -188,6 +188,41 @@ def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_o
         assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
 
 
+def left_and_carried(source, destination, *options):
+    document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "native", "--json", *options))
+    assert {file["name"] for file in document["extra_files"]} == {path.name for path in destination.iterdir() if path.suffix != ".h5"}
+    return {left["name"]: left["why"] for left in document["left_files"]}, {file["name"] for file in document["extra_files"]}
+
+
+def test_files_beside_a_step_are_carried_or_named(tmp_path):
+    """Shows F2, E13."""
+    folder = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    shutil.copytree(folder / "global_step2", folder / "global_step1", copy_function=shutil.copyfile)
+    (folder / "zero_to_fp32.py").write_text("")
+    (folder / "global_step2" / "random_states_0.pkl").write_text("")
+    (folder / "global_step2" / "more").mkdir()
+    left, carried = left_and_carried(folder, tmp_path / "moved")
+    assert left == {"global_step1": "a folder", "more": "a folder"}
+    assert carried == {"random_states_0.pkl", "zero_to_fp32.py"}
+    for name in ("config.json", "global_step2/config.json"):
+        (folder / name).write_text(name)
+    left, carried = left_and_carried(folder, tmp_path / "again")
+    assert left["config.json"] == "differs between the sources" and "config.json" not in carried
+
+
+def test_files_within_a_universal_checkpoint_are_carried_or_named(tmp_path):
+    """Shows F2, E13."""
+    folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    assert left_and_carried(folder, tmp_path / "plain") == ({}, set())
+    (step,) = folder.glob("global_step*")
+    for name in ("note.txt", "zero/top.pt", "zero/scale/notes.txt", "bf16_notes.txt"):
+        (step / name).write_text("")
+    inside = {name: "in a folder of the checkpoint" for name in ("zero/scale/notes.txt", "zero/top.pt")}
+    assert left_and_carried(step, tmp_path / "step") == (inside, {"bf16_notes.txt", "note.txt"})
+    inside = {f"{step.name}/{name}": why for name, why in inside.items()}
+    assert left_and_carried(folder, tmp_path / "whole") == (inside, {"bf16_notes.txt", "note.txt"})
+
+
 def write_universal(path, folder):
     """Writes what ds_to_universal.py makes of a checkpoint of stage 1: a file for each parameter and kind of state."""
     folder.mkdir(parents=True)
