@@ -1,5 +1,6 @@
 """ZeRO checkpoints of DeepSpeed: what is moved, FSDP2 loads at other numbers of ranks, and trains on."""
 
+import collections
 import enum
 import importlib.abc
 import importlib.machinery
@@ -186,6 +187,26 @@ def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_o
             assert values[front + "deepspeed.optimizer_state_dict.overflow"] == (rank == 1)
             assert values[front + "deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == rank
         assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
+
+
+def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
+    """Shows F2, A2. In what the trainer saved beside the model, as for torch.save files."""
+    def with_classes(rank):
+        return {"t": (torch.ones(2), rank), "fs": frozenset((1,)), "od": collections.OrderedDict(a=1), "p": torch.nn.Parameter(torch.ones(2))}
+
+    kinds = {"tuples", "value_types", "dict_classes", "parameters"}
+    for name in ("zero1", "zero3"):
+        copy = shutil.copytree(VALID / name, tmp_path / name, copy_function=shutil.copyfile)
+        plain = json.loads(succeed("ckpt-reshard", copy, tmp_path / f"{name}.plain", "--to", "torch", "--json"))["changes"]
+        for rank, file in enumerate(sorted(copy.glob("*/*_model_states.pt"))):
+            state = torch.load(file, weights_only=False)
+            torch.save(state | with_classes(rank), file)
+        changes = json.loads(succeed("ckpt-reshard", copy, tmp_path / f"{name}.pt", "--to", "torch", "--json"))["changes"]
+        counts = {change["kind"]: change["count"] for change in changes}
+        for change in plain:
+            counts[change["kind"]] -= change["count"]
+        assert {kind for kind, count in counts.items() if count} == kinds
+        assert {counts[kind] for kind in kinds - {"tuples"}} == {1} and counts["tuples"] == (1 if name == "zero1" else 3)
 
 
 def left_and_carried(source, destination, *options):

@@ -185,6 +185,7 @@ void EntryReader::add(Tensor tensor) {
 }
 
 void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, int rank) {
+  renamed_.push_back({&file, entry.keys, spell(path)});
   if (entry.kind == Entry::Kind::value) {
     add_value(std::move(path), ValueSource{&file, entry.index});
     return;
@@ -298,6 +299,31 @@ void EntryReader::add_what_readers_found() {
     opened.add(classes);
   }
   contents_.opened_classes = opened.classes();
+  add_simplifications();
+}
+
+/// Adds what the files' readers made simpler, under the names that the entries have here. The dict
+/// of the module is left out: that of the checkpoint is made from several dicts and vectors.
+void EntryReader::add_simplifications() {
+  std::map<const File*, std::map<std::string, std::string>> names;  // in the file, and here
+  for (const auto& [file, keys, name] : renamed_) names[file].emplace(spell(keys), name);
+  std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
+  for (const auto& [file, of_file] : names) {
+    for (const auto& [kind, name, what] : file->reader().contents().simplifications) {
+      if (name.empty() || name == "module") continue;
+      for (auto next = of_file.lower_bound(name);
+           next != of_file.end() && next->first.starts_with(name); ++next) {
+        const std::string_view behind = std::string_view(next->first).substr(name.size());
+        if ((!behind.empty() && behind.front() != '.') || !next->second.ends_with(behind)) continue;
+        const std::string here = next->second.substr(0, next->second.size() - behind.size());
+        simplified[{here, kind}].insert(what.begin(), what.end());
+      }
+    }
+  }
+  for (const auto& [entry, what] : simplified) {
+    contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
+  }
+  renamed_.clear();
 }
 
 }  // namespace tessera::formats::deepspeed

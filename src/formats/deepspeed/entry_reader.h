@@ -106,7 +106,14 @@ class EntryReader : public CheckpointReader {
     KeyPath path;
     std::variant<Value, ValueSource> source;
   };
+  /// An entry that is one of a file's entries, under another name or the same.
+  struct Renamed {
+    const File* file;
+    KeyPath keys;  // in the file
+    std::string name;
+  };
   void add_what_readers_found();
+  void add_simplifications();
   std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
 
   const FileSystem& fs_;
@@ -117,6 +124,7 @@ class EntryReader : public CheckpointReader {
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;
+  std::vector<Renamed> renamed_;     // only while opening
   std::set<std::string> differing_;  // names with other entries on other ranks
   std::vector<Tensor> tensors_;      // parallel to contents_.tensors
   std::vector<NamedValue> values_;   // parallel to contents_.values
