@@ -209,6 +209,46 @@ def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
         assert {counts[kind] for kind in kinds - {"tuples"}} == {1} and counts["tuples"] == (1 if name == "zero1" else 3)
 
 
+def notes_of_move(source, destination):
+    document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
+    return [note["rule"] + ": " + note["found"] for note in document["notes"]]
+
+
+def edit(file, change):
+    state = torch.load(file, weights_only=False)
+    change(state)
+    torch.save(state, file)
+
+
+def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Of ZeRO in fp32, whose module has the dtype of the master weights."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    assert notes_of_move(copy, tmp_path / "plain.pt") == []
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
+    assert notes_of_move(copy, tmp_path / "whole.pt") == [
+        "copies: 1 name with other numbers there, such as 'up.weight'; the master weights are read"]
+
+
+def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Files of other ranks are read; other members of files are named."""
+    run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    (folder,) = run_folder.glob("global_step*")
+    assert notes_of_move(folder, tmp_path / "plain.pt") == []
+    edit(folder / "zero" / "scale" / "fp32.pt", lambda state: state.update(mine=5, sub_param_shape=(1,)))
+    copy = folder / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    for rank in (1, 0):
+        state = torch.load(copy, weights_only=False)
+        torch.save(state | {"epoch": rank + 7}, folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+    edit(folder / "mp_rank_00_model_states.pt", lambda state: state.update(epoch=3))
+    assert notes_of_move(folder, tmp_path / "whole.pt") == [
+        "members: 1 file with other members, such as 'mine' in zero/scale/fp32.pt: they are left out",
+        "copies: 1 name with another value, such as 'epoch': left out",
+        "ranks: 1 name with different copies, such as 'epoch': that of the lowest rank keeps the name, "
+        "others are per_rank.<rank>.<name>"]
+    values = listing(folder)["values"]
+    assert values["epoch"] == 3 and values["per_rank.1.epoch"] == 8
+
+
 def left_and_carried(source, destination, *options):
     document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "native", "--json", *options))
     assert {file["name"] for file in document["extra_files"]} == {path.name for path in destination.iterdir() if path.suffix != ".h5"}

@@ -35,17 +35,6 @@ struct Origin {
   const Entry* entry;
 };
 
-bool are_equal(const Origin& a, const Origin& b) {
-  if (a.entry->kind != b.entry->kind) return false;
-  if (a.entry->kind == Entry::Kind::tensor) {
-    return torch_zip::are_equal(a.file->reader(), a.entry->index, b.file->reader(), b.entry->index);
-  }
-  const auto value = a.file->value_of(*a.entry);
-  const auto other = b.file->value_of(*b.entry);
-  if (!value || !other) return !value && !other;
-  return tessera::detail::have_equal_bits(*value, *other);
-}
-
 std::vector<std::string> with_records(std::vector<std::string> as_dict) {
   as_dict.insert(as_dict.end(), kRecords.begin(), kRecords.end());
   return as_dict;
@@ -61,6 +50,17 @@ void refuse(const File& file, const std::string& name, const std::string& rule,
             const std::string& expected, const std::string& found) {
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path(), .fqn = name}, rule,
                         expected, found, "files of different runs?");
+}
+
+bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other) {
+  if (entry.kind != other.kind) return false;
+  if (entry.kind == Entry::Kind::tensor) {
+    return torch_zip::are_equal(file.reader(), entry.index, other_file.reader(), other.index);
+  }
+  const auto value = file.value_of(entry);
+  const auto other_value = other_file.value_of(other);
+  if (!value || !other_value) return !value && !other_value;
+  return tessera::detail::have_equal_bits(*value, *other_value);
 }
 
 KeyPath text_keys(const Path& path) {
@@ -207,11 +207,10 @@ void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
       KeyPath path = path_of(entry);
       if (path.empty()) continue;
       std::string name = spell(path);
-      const Origin origin{files[i], &entry};
-      const auto [first, is_new] = first_of.emplace(name, origin);
+      const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
       if (is_new) {
         add_entry(std::move(path), *files[i], entry, rank);
-      } else if (!are_equal(first->second, origin)) {
+      } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], entry)) {
         add_entry(per_rank_path(rank, name, path), *files[i], entry, rank);
         differing_.insert(std::move(name));
       }

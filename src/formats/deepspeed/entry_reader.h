@@ -29,6 +29,9 @@ const std::vector<std::string>& classes_read_as_dicts();
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
                          const std::string& expected, const std::string& found);
 
+/// Whether two entries are tensors of the same dtype, shape and bytes, or values of the same bits.
+bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
+
 /// A checkpoint whose tensors and values are parts of those of several files. Subclasses open the
 /// files, add the entries, and call `finish`; all in their constructors.
 class EntryReader : public CheckpointReader {

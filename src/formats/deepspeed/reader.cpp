@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
@@ -10,6 +11,7 @@
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {
@@ -76,6 +78,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
                        [&](const std::string& name, DType copy) { return is_rounded(name, copy); });
     add_members_of_model_states();
     finish();
+    note_changed_copies();
   }
 
  private:
@@ -239,6 +242,42 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     path.push_back(slice.vector);
     const File& file = *optimizer_[slice.rank];
     return file.tensor(*file.find(path)).dtype != copy;
+  }
+
+  /// Notes parameters whose copy in the module has the dtype of the fp32 weights, but other bytes.
+  void note_changed_copies() {
+    std::vector<std::string> changed;
+    for (const Parameter& parameter : partition_.parameters) {
+      const Entry* const copy = model().find({"module", parameter.fqn});
+      const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
+      const bool has_copy = copy != nullptr && copy->kind == Entry::Kind::tensor &&
+                            model().tensor(*copy).shape == weights->meta.shape &&
+                            model().tensor(*copy).dtype == weights->meta.dtype;
+      if (has_copy && !begins_equal(*weights, *copy)) changed.push_back(parameter.fqn);
+    }
+    if (changed.empty()) return;
+    note("copies", "the fp32 master weights also in 'module'",
+         counted(changed.size(), "name") + " with other numbers there, such as '" +
+             printable(changed.front()) + "'; the master weights are read");
+  }
+
+  /// Whether the first elements of each rank's part of a parameter are those of its copy.
+  bool begins_equal(const TensorEntry& weights, const Entry& copy) const {
+    constexpr std::int64_t kMaxElements = 8192;  // so that opening reads little of large weights
+    const auto index = static_cast<std::size_t>(&weights - contents().tensors.data());
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes_of_copy;
+    for (std::size_t i = 0; i < weights.pieces.size(); ++i) {
+      const auto* const part = std::get_if<FlatRange>(&weights.pieces[i].region);
+      TESSERA_CHECK(part != nullptr);
+      const std::int64_t numel = std::min(part->numel(), kMaxElements);
+      bytes.resize(static_cast<std::size_t>(numel) * itemsize(weights.meta.dtype));
+      bytes_of_copy.resize(bytes.size());
+      read_piece(index, i, {0, numel}, bytes);
+      model().reader().read_piece(copy.index, 0, {part->begin, part->begin + numel}, bytes_of_copy);
+      if (bytes != bytes_of_copy) return false;
+    }
+    return true;
   }
 
   std::vector<const File*> optimizer_;  // by rank
