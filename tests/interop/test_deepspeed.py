@@ -209,6 +209,15 @@ def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
         assert {counts[kind] for kind in kinds - {"tuples"}} == {1} and counts["tuples"] == (1 if name == "zero1" else 3)
 
 
+def test_a_configuration_of_a_rank_alone_is_there(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Before stage 3, in the rank's optimizer states."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt", lambda state: state["ds_config"].update(train_micro_batch_size_per_gpu=7))
+    values = listing(copy)["values"]
+    assert values["per_rank.1.deepspeed.ds_config.train_micro_batch_size_per_gpu"] == 7
+    assert sum(name.startswith("per_rank") for name in values) == 1
+
+
 def notes_of_move(source, destination):
     document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
     return [note["rule"] + ": " + note["found"] for note in document["notes"]]

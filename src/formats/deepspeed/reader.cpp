@@ -25,6 +25,7 @@ using deepspeed::refuse;
 using deepspeed::Slice;
 using deepspeed::text_keys;
 
+const std::string kConfig = "ds_config";
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
 
 /// Returns what a file such as `latest` names: a folder beside it.
@@ -76,7 +77,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add_groups_and_members();
     add_rest_of_module(std::move(trained),
                        [&](const std::string& name, DType copy) { return is_rounded(name, copy); });
-    add_members_of_model_states();
+    add_members_of_model_states({kConfig});
+    add_configurations();
     finish();
     note_changed_copies();
   }
@@ -224,7 +226,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     });
     add_of_each_rank(optimizer_, [&](const Entry& entry) {
       const std::string& member = entry.path.front();
-      if (member == optimizer.front() || member == "ds_config" || member == "ds_version") {
+      if (member == optimizer.front() || member == kConfig || member == "ds_version") {
         return KeyPath{};
       }
       KeyPath path{"deepspeed", "optim_states"};
@@ -242,6 +244,21 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     path.push_back(slice.vector);
     const File& file = *optimizer_[slice.rank];
     return file.tensor(*file.find(path)).dtype != copy;
+  }
+
+  /// Adds each rank's configuration. Before stage 3 only rank 0 has a file of model states.
+  void add_configurations() {
+    std::vector<const File*> files = models();
+    if (files.size() < optimizer_.size()) {
+      const auto next = optimizer_.begin() + static_cast<std::ptrdiff_t>(files.size());
+      files.insert(files.end(), next, optimizer_.end());
+    }
+    add_of_each_rank(files, [](const Entry& entry) {
+      if (entry.path.front() != kConfig) return KeyPath{};
+      KeyPath path{"deepspeed"};
+      path.insert(path.end(), entry.keys.begin(), entry.keys.end());
+      return path;
+    });
   }
 
   /// Notes parameters whose copy in the module has the dtype of the fp32 weights, but other bytes.
