@@ -69,6 +69,20 @@ std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::stri
   return entries;
 }
 
+std::set<std::string> list_own_folders(const std::string& directory,
+                                       const std::set<std::string>& opened) {
+  const std::string prefix = join_path(directory, "");
+  std::set<std::string> folders;
+  for (const std::string& path : opened) {
+    if (!path.starts_with(prefix)) continue;
+    std::size_t slash = path.find('/', prefix.size());
+    for (; slash != std::string::npos; slash = path.find('/', slash + 1)) {
+      folders.insert(path.substr(prefix.size(), slash - prefix.size()));
+    }
+  }
+  return folders;
+}
+
 std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
                                                         const std::string& directory) {
   std::vector<ExtraEntry> entries;

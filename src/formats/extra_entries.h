@@ -19,6 +19,7 @@ struct ExtraEntry {
     folder,
     other,            // a pipe, a socket, a device
     checkpoint_file,  // a checkpoint of some format could own a file of this name
+    in_own_folder,    // anything in a folder that holds files of the checkpoint
     unnamed_file,     // this checkpoint's format could own it, but the checkpoint does not name it
   };
 
@@ -33,6 +34,11 @@ struct ExtraEntry {
 /// look into folders inside.
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened);
+
+/// Returns the folders below a checkpoint's folder that hold files of the checkpoint, as paths from
+/// it; each after the one that it is in. `opened`: as for `list_extra_entries`.
+std::set<std::string> list_own_folders(const std::string& directory,
+                                       const std::set<std::string>& opened);
 
 /// Returns the entries of a folder that no checkpoint in the folder could own. Does not look for
 /// such a checkpoint. So it leaves out every file whose name some format could use, and also what

@@ -33,6 +33,26 @@ void add(Found& found, const std::string& directory, const std::vector<ExtraEntr
   for (const ExtraEntry& entry : entries) found[entry.name].emplace_back(directory, entry);
 }
 
+/// Adds what is in the folders that hold files of the checkpoint. A checkpoint without a file
+/// directly in its folder is the one folder in it: what is beside its files there counts as being
+/// beside the checkpoint.
+void add_within(const FileSystem& fs, const std::string& source, formats::Format format,
+                const std::set<std::string>& opened, Found& found) {
+  const auto is_beside = [&](const std::string& path) { return directory_of(path) == source; };
+  const bool is_one_folder = std::ranges::none_of(opened, is_beside);
+  for (const std::string& folder : formats::list_own_folders(source, opened)) {
+    const std::string path = join_path(source, folder);
+    std::vector<ExtraEntry> entries = formats::list_extra_entries(fs, path, format, opened);
+    const bool is_checkpoint = is_one_folder && is_beside(path);
+    for (ExtraEntry& entry : entries) {
+      if (is_checkpoint) break;
+      entry.name = join_path(folder, entry.name);
+      entry.kind = ExtraEntry::Kind::in_own_folder;
+    }
+    add(found, is_checkpoint ? path : source, entries);
+  }
+}
+
 Found find_beside_sources(const FileSystem& fs, const CheckpointReader& reader,
                           const std::vector<std::string>& sources) {
   const std::vector<std::string> data_files = reader.data_files();
@@ -40,8 +60,9 @@ Found find_beside_sources(const FileSystem& fs, const CheckpointReader& reader,
   Found found;
   for (const std::string& source : sources) {
     if (fs.kind_of(source) != FileKind::directory) continue;
-    add(found, source,
-        formats::list_extra_entries(fs, source, formats::detect_format(fs, source), opened));
+    const formats::Format format = formats::detect_format(fs, source);
+    add(found, source, formats::list_extra_entries(fs, source, format, opened));
+    add_within(fs, without_trailing_slashes(source), format, opened, found);
   }
   return found;
 }
@@ -71,6 +92,8 @@ std::string_view why_never(ExtraEntry::Kind kind) {
       return "not a regular file";
     case ExtraEntry::Kind::checkpoint_file:
       return "looks like a checkpoint file";
+    case ExtraEntry::Kind::in_own_folder:
+      return "in a folder of the checkpoint";
     case ExtraEntry::Kind::unnamed_file:
       return "has the name of a checkpoint file, but the checkpoint does not list it";
   }

@@ -1,5 +1,10 @@
 """ZeRO checkpoints of DeepSpeed: what is moved, FSDP2 loads at other numbers of ranks, and trains on."""
 
+import collections
+import enum
+import importlib.abc
+import importlib.machinery
+import json
 import shutil
 import sys
 
@@ -101,6 +106,191 @@ def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
     assert tensors_by_name(found)["model.up._extra_state.scale"][:2] == ("float32", [2])
     assert found["values"]["model.up._extra_state.recipe.margin"] == 3
     assert found["values"]["model.down._extra_state"] == 4
+
+
+@pytest.fixture
+def classes_of_deepspeed(monkeypatch):
+    """Lets torch.load make objects of DeepSpeed's classes without DeepSpeed."""
+    class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name, path=None, target=None):
+            is_ours = name.split(".")[0] == "deepspeed"
+            return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_ours else None
+
+        def exec_module(self, module):
+            module.__getattr__ = lambda name: vars(module).setdefault(name, made(module.__name__, name))
+
+    def made(module, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "ZeroStageEnum":
+            return enum.IntEnum(name, {f"stage{number}": number for number in range(4)}, module=module)
+        return type(name, (), {"__module__": module})
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
+
+def with_ranks_apart(path, copy):
+    """Copies a checkpoint of ZeRO. Each rank gets entries of its own in both of its files."""
+    shutil.copytree(path, copy, copy_function=shutil.copyfile)
+    for kind in ("model", "optim"):
+        for rank, file in enumerate(sorted(copy.glob(f"*/zero_pp_rank_*_{kind}_states.pt"))):
+            state = torch.load(file, weights_only=False)
+            if kind == "model":
+                state |= {"rng": torch.tensor([rank]), "epoch": 4, "skipped_steps": rank, "seen": {"by": [rank]}}
+                state["module"]["up._extra_state"] = {"calls": rank}
+                if rank == 1:
+                    state["only"] = "here"
+            else:
+                state |= {"top": rank, "all": torch.ones(2)}
+                state["optimizer_state_dict"] |= {"mine": [rank], "overflow": rank == 1}
+                of_optimizer = state["optimizer_state_dict"].get("base_optimizer_state", state["optimizer_state_dict"].get("optimizer_state_dict"))
+                of_optimizer["extra"] = rank
+            torch.save(state, file)
+    return copy
+
+
+def test_what_each_rank_of_stage_3_saves_for_itself_is_there(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. That of rank 0 keeps the name; others have their rank in the name, and a note counts them."""
+    copy = with_ranks_apart(VALID / "zero3", tmp_path / "run")
+    found = listing(copy)
+    tensors, values = tensors_by_name(found), found["values"]
+    assert {name for name in tensors if "rng" in name} == {"rng", "per_rank.1.rng", "per_rank.2.rng"}
+    assert values["epoch"] == 4 and "per_rank.1.epoch" not in values and values["only"] == "here"
+    for rank, front in enumerate(("", "per_rank.1.", "per_rank.2.")):
+        assert values[front + "deepspeed.skipped_steps"] == rank and values[front + "seen.by"] == [rank]
+        assert values[front + "model.up._extra_state.calls"] == rank
+        assert values[front + "deepspeed.optim_states.top"] == rank
+        assert values[front + "deepspeed.optimizer_state_dict.mine"] == [rank]
+        assert values[front + "deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == rank
+    document = json.loads(succeed("ckpt-reshard", copy, tmp_path / "whole.pt", "--json"))
+    assert [note["found"] for note in document["notes"] if "per_rank" in note["found"]] == [
+        "8 names with different copies, such as 'deepspeed.optim_states.top': that of the lowest rank keeps the name, "
+        "others are per_rank.<rank>.<name>"]
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert whole["per_rank"]["2"]["rng"].tolist() == [2] and whole["rng"].tolist() == [0]
+    again = listing(reshard(copy, tmp_path / "again", "--to", "deepspeed"))["values"]
+    assert again["per_rank.2.deepspeed.skipped_steps"] == 2
+    assert again["deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == 0
+
+
+def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Members of the files of optimizer states that DeepSpeed does not write."""
+    for name in ("zero1", "zero2_fp16"):
+        found = listing(with_ranks_apart(VALID / name, tmp_path / name))
+        values = found["values"]
+        assert tensors_by_name(found)["deepspeed.optim_states.all"][1] == [2]
+        for rank, front in enumerate(("", "per_rank.1.")):
+            assert values[front + "deepspeed.optim_states.top"] == rank
+            assert values[front + "deepspeed.optimizer_state_dict.overflow"] == (rank == 1)
+            assert values[front + "deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == rank
+        assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
+
+
+def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
+    """Shows F2, A2. In what the trainer saved beside the model, as for torch.save files."""
+    def with_classes(rank):
+        return {"t": (torch.ones(2), rank), "fs": frozenset((1,)), "od": collections.OrderedDict(a=1), "p": torch.nn.Parameter(torch.ones(2))}
+
+    kinds = {"tuples", "value_types", "dict_classes", "parameters"}
+    for name in ("zero1", "zero3"):
+        copy = shutil.copytree(VALID / name, tmp_path / name, copy_function=shutil.copyfile)
+        plain = json.loads(succeed("ckpt-reshard", copy, tmp_path / f"{name}.plain", "--to", "torch", "--json"))["changes"]
+        for rank, file in enumerate(sorted(copy.glob("*/*_model_states.pt"))):
+            state = torch.load(file, weights_only=False)
+            torch.save(state | with_classes(rank), file)
+        changes = json.loads(succeed("ckpt-reshard", copy, tmp_path / f"{name}.pt", "--to", "torch", "--json"))["changes"]
+        counts = {change["kind"]: change["count"] for change in changes}
+        for change in plain:
+            counts[change["kind"]] -= change["count"]
+        assert {kind for kind, count in counts.items() if count} == kinds
+        assert {counts[kind] for kind in kinds - {"tuples"}} == {1} and counts["tuples"] == (1 if name == "zero1" else 3)
+
+
+def test_a_configuration_of_a_rank_alone_is_there(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Before stage 3, in the rank's optimizer states."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt", lambda state: state["ds_config"].update(train_micro_batch_size_per_gpu=7))
+    values = listing(copy)["values"]
+    assert values["per_rank.1.deepspeed.ds_config.train_micro_batch_size_per_gpu"] == 7
+    assert sum(name.startswith("per_rank") for name in values) == 1
+
+
+def notes_of_move(source, destination):
+    document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
+    return [note["rule"] + ": " + note["found"] for note in document["notes"]]
+
+
+def edit(file, change):
+    state = torch.load(file, weights_only=False)
+    change(state)
+    torch.save(state, file)
+
+
+def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Of ZeRO in fp32, whose module has the dtype of the master weights."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    assert notes_of_move(copy, tmp_path / "plain.pt") == []
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
+    assert notes_of_move(copy, tmp_path / "whole.pt") == [
+        "copies: 1 name with other numbers there, such as 'up.weight'; the master weights are read"]
+
+
+def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Files of other ranks are read; other members of files are named."""
+    run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    (folder,) = run_folder.glob("global_step*")
+    assert notes_of_move(folder, tmp_path / "plain.pt") == []
+    edit(folder / "zero" / "scale" / "fp32.pt", lambda state: state.update(mine=5, sub_param_shape=(1,)))
+    copy = folder / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    for rank in (1, 0):
+        state = torch.load(copy, weights_only=False)
+        torch.save(state | {"epoch": rank + 7}, folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+    edit(folder / "mp_rank_00_model_states.pt", lambda state: state.update(epoch=3))
+    assert notes_of_move(folder, tmp_path / "whole.pt") == [
+        "members: 1 file with other members, such as 'mine' in zero/scale/fp32.pt: they are left out",
+        "copies: 1 name with another value, such as 'epoch': left out",
+        "ranks: 1 name with different copies, such as 'epoch': that of the lowest rank keeps the name, "
+        "others are per_rank.<rank>.<name>"]
+    values = listing(folder)["values"]
+    assert values["epoch"] == 3 and values["per_rank.1.epoch"] == 8
+
+
+def left_and_carried(source, destination, *options):
+    document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "native", "--json", *options))
+    assert {file["name"] for file in document["extra_files"]} == {path.name for path in destination.iterdir() if path.suffix != ".h5"}
+    return {left["name"]: left["why"] for left in document["left_files"]}, {file["name"] for file in document["extra_files"]}
+
+
+def test_files_beside_a_step_are_carried_or_named(tmp_path):
+    """Shows F2, E13."""
+    folder = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    shutil.copytree(folder / "global_step2", folder / "global_step1", copy_function=shutil.copyfile)
+    (folder / "zero_to_fp32.py").write_text("")
+    (folder / "global_step2" / "random_states_0.pkl").write_text("")
+    (folder / "global_step2" / "more").mkdir()
+    left, carried = left_and_carried(folder, tmp_path / "moved")
+    assert left == {"global_step1": "a folder", "more": "a folder"}
+    assert carried == {"random_states_0.pkl", "zero_to_fp32.py"}
+    for name in ("config.json", "global_step2/config.json"):
+        (folder / name).write_text(name)
+    left, carried = left_and_carried(folder, tmp_path / "again")
+    assert left["config.json"] == "differs between the sources" and "config.json" not in carried
+
+
+def test_files_within_a_universal_checkpoint_are_carried_or_named(tmp_path):
+    """Shows F2, E13."""
+    folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    assert left_and_carried(folder, tmp_path / "plain") == ({}, set())
+    (step,) = folder.glob("global_step*")
+    for name in ("note.txt", "zero/top.pt", "zero/scale/notes.txt", "bf16_notes.txt"):
+        (step / name).write_text("")
+    inside = {name: "in a folder of the checkpoint" for name in ("zero/scale/notes.txt", "zero/top.pt")}
+    assert left_and_carried(step, tmp_path / "step") == (inside, {"bf16_notes.txt", "note.txt"})
+    inside = {f"{step.name}/{name}": why for name, why in inside.items()}
+    assert left_and_carried(folder, tmp_path / "whole") == (inside, {"bf16_notes.txt", "note.txt"})
 
 
 def write_universal(path, folder):

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
@@ -17,6 +18,25 @@ namespace {
 bool is_step_or_script(const std::string& name) {
   return is_name_like(name, "global_step#") || name == "zero_to_fp32.py" ||
          name == "zero_to_torch.py";
+}
+
+/// Whether an entry of a folder belongs to the checkpoint that has these files open.
+bool is_of_opened(const FileSystem& fs, const std::string& directory, const std::string& name,
+                  const std::set<std::string>& opened) {
+  const std::string path = join_path(directory, name);
+  const std::string within = path + "/";
+  const auto next = opened.lower_bound(within);
+  if (opened.contains(path) || (next != opened.end() && next->starts_with(within))) return true;
+  if (name == "latest" || name == deepspeed::kLatestUniversal) return true;
+  if (name == deepspeed::kModelStatesOfStage3) {  // the model states again
+    return opened.contains(join_path(directory, std::string(deepspeed::kModelStates)));
+  }
+  // The reader knows the folders in `zero`. It opens no state that the writer added, and no second
+  // copy of a tied parameter.
+  if (last_component(directory) == deepspeed::kZero) {
+    return fs.kind_of(path) == FileKind::directory;
+  }
+  return last_component(directory_of(directory)) == deepspeed::kZero && name.ends_with(".pt");
 }
 
 bool begins_as_archive(std::string_view begin) {
@@ -64,10 +84,16 @@ class DeepSpeedDriver final : public FormatDriver {
     return open_deepspeed(fs, path, as_dict);
   }
 
-  std::vector<std::string> own_files(const FileSystem& /*fs*/, const std::string& /*directory*/,
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
-                                     const std::set<std::string>& /*opened*/) const override {
+                                     const std::set<std::string>& opened) const override {
     std::vector<std::string> own;
+    if (!opened.empty()) {
+      std::ranges::copy_if(names, std::back_inserter(own), [&](const std::string& name) {
+        return is_of_opened(fs, directory, name, opened);
+      });
+      return own;
+    }
     for (const std::string& name : names) {
       const bool is_beside_steps = name == "latest" || name == deepspeed::kLatestUniversal ||
                                    name == deepspeed::kZero || is_step_or_script(name) ||

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
 
+#include "base/value_bits.h"
 #include "formats/drivers.h"
 #include "formats/opened_classes.h"
+#include "formats/per_rank.h"
+#include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -25,6 +29,12 @@ std::optional<float> as_float(const std::optional<Value>& value) {
   return static_cast<float>(*number);
 }
 
+/// An entry and the file that it is in.
+struct Origin {
+  const File* file;
+  const Entry* entry;
+};
+
 std::vector<std::string> with_records(std::vector<std::string> as_dict) {
   as_dict.insert(as_dict.end(), kRecords.begin(), kRecords.end());
   return as_dict;
@@ -40,6 +50,17 @@ void refuse(const File& file, const std::string& name, const std::string& rule,
             const std::string& expected, const std::string& found) {
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path(), .fqn = name}, rule,
                         expected, found, "files of different runs?");
+}
+
+bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other) {
+  if (entry.kind != other.kind) return false;
+  if (entry.kind == Entry::Kind::tensor) {
+    return torch_zip::are_equal(file.reader(), entry.index, other_file.reader(), other.index);
+  }
+  const auto value = file.value_of(entry);
+  const auto other_value = other_file.value_of(other);
+  if (!value || !other_value) return !value && !other_value;
+  return tessera::detail::have_equal_bits(*value, *other_value);
 }
 
 KeyPath text_keys(const Path& path) {
@@ -164,6 +185,7 @@ void EntryReader::add(Tensor tensor) {
 }
 
 void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, int rank) {
+  renamed_.push_back({&file, entry.keys, spell(path)});
   if (entry.kind == Entry::Kind::value) {
     add_value(std::move(path), ValueSource{&file, entry.index});
     return;
@@ -174,6 +196,26 @@ void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, 
   tensor.entry.pieces.push_back({whole_box(tensor.entry.meta.shape), rank});
   tensor.pieces.push_back({&file, entry.index});
   add(std::move(tensor));
+}
+
+void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
+                                   const std::function<KeyPath(const Entry&)>& path_of) {
+  std::map<std::string, Origin> first_of;  // by name
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    for (const Entry& entry : files[i]->entries()) {
+      KeyPath path = path_of(entry);
+      if (path.empty()) continue;
+      std::string name = spell(path);
+      const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
+      if (is_new) {
+        add_entry(std::move(path), *files[i], entry, rank);
+      } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], entry)) {
+        add_entry(per_rank_path(rank, name, path), *files[i], entry, rank);
+        differing_.insert(std::move(name));
+      }
+    }
+  }
 }
 
 void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank,
@@ -238,6 +280,9 @@ void EntryReader::finish() {
     contents_.values.push_back({value.name, value.path});
   }
   for (const Alias& alias : contents_.aliases) require_new(alias.fqn);
+  if (!differing_.empty()) {
+    contents_.opening_findings.push_back(per_rank_note(path_, differing_));
+  }
   add_what_readers_found();
 }
 
@@ -253,6 +298,31 @@ void EntryReader::add_what_readers_found() {
     opened.add(classes);
   }
   contents_.opened_classes = opened.classes();
+  add_simplifications();
+}
+
+/// Adds what the files' readers made simpler, under the names that the entries have here. The dict
+/// of the module is left out: that of the checkpoint is made from several dicts and vectors.
+void EntryReader::add_simplifications() {
+  std::map<const File*, std::map<std::string, std::string>> names;  // in the file, and here
+  for (const auto& [file, keys, name] : renamed_) names[file].emplace(spell(keys), name);
+  std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
+  for (const auto& [file, of_file] : names) {
+    for (const auto& [kind, name, what] : file->reader().contents().simplifications) {
+      if (name.empty() || name == "module") continue;
+      for (auto next = of_file.lower_bound(name);
+           next != of_file.end() && next->first.starts_with(name); ++next) {
+        const std::string_view behind = std::string_view(next->first).substr(name.size());
+        if ((!behind.empty() && behind.front() != '.') || !next->second.ends_with(behind)) continue;
+        const std::string here = next->second.substr(0, next->second.size() - behind.size());
+        simplified[{here, kind}].insert(what.begin(), what.end());
+      }
+    }
+  }
+  for (const auto& [entry, what] : simplified) {
+    contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
+  }
+  renamed_.clear();
 }
 
 }  // namespace tessera::formats::deepspeed

@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,6 +28,9 @@ const std::vector<std::string>& classes_read_as_dicts();
 /// Throws Error(corruption): files that cannot be of one run.
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
                          const std::string& expected, const std::string& found);
+
+/// Whether two entries are tensors of the same dtype, shape and bytes, or values of the same bits.
+bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
 
 /// A checkpoint whose tensors and values are parts of those of several files. Subclasses open the
 /// files, add the entries, and call `finish`; all in their constructors.
@@ -80,6 +85,10 @@ class EntryReader : public CheckpointReader {
   void add(Tensor tensor);
   /// Adds a tensor of a file, or what a value of it is.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
+  /// Adds entries of which each rank has its own; `files` are by rank. `path_of` gives the path
+  /// that an entry gets, an empty one if it is something else. See [Note: Entries of each rank].
+  void add_of_each_rank(const std::vector<const File*>& files,
+                        const std::function<KeyPath(const Entry&)>& path_of);
   /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
   /// `small_file`: the file's number, if it is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
@@ -100,7 +109,14 @@ class EntryReader : public CheckpointReader {
     KeyPath path;
     std::variant<Value, ValueSource> source;
   };
+  /// An entry that is one of a file's entries, under another name or the same.
+  struct Renamed {
+    const File* file;
+    KeyPath keys;  // in the file
+    std::string name;
+  };
   void add_what_readers_found();
+  void add_simplifications();
   std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
 
   const FileSystem& fs_;
@@ -111,8 +127,10 @@ class EntryReader : public CheckpointReader {
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;
-  std::vector<Tensor> tensors_;     // parallel to contents_.tensors
-  std::vector<NamedValue> values_;  // parallel to contents_.values
+  std::vector<Renamed> renamed_;     // only while opening
+  std::set<std::string> differing_;  // names with other entries on other ranks
+  std::vector<Tensor> tensors_;      // parallel to contents_.tensors
+  std::vector<NamedValue> values_;   // parallel to contents_.values
 };
 
 /// Returns a path of keys that are all text.

@@ -45,6 +45,11 @@ bool contains(const std::array<std::string_view, N>& words, std::string_view wor
 
 constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
 
+/// Whether an entry of the module is a tensor of its name. Modules can have others (extra state).
+bool is_plain_tensor(const Entry& entry) {
+  return entry.path.size() == 2 && entry.kind == Entry::Kind::tensor;
+}
+
 /// Returns `path` with the keys of an entry from the `begin`th on behind it.
 KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
   path.insert(path.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -77,12 +82,8 @@ void ModelStatesReader::add_rest_of_module(
   std::size_t num_rounded = 0;
   std::vector<std::string> without_elements;
   for (const Entry* const entry : model().below({"module"})) {
+    if (!is_plain_tensor(*entry)) continue;
     const std::string& name = entry->path[1];
-    const bool is_plain = entry->path.size() == 2 && entry->kind == Entry::Kind::tensor;
-    if (!is_plain) {
-      add_entry(extended({"model"}, *entry, 1), model(), *entry);
-      continue;
-    }
     const TensorMeta& copy = model().tensor(*entry);
     if (known.contains(name)) {
       num_rounded += std::size_t{copy.numel() > 0 && is_rounded(name, copy.dtype)};
@@ -168,21 +169,27 @@ void ModelStatesReader::add_parts_of_frozen(const std::string& name, Tensor& ten
 }
 
 void ModelStatesReader::add_members_of_model_states(const std::set<std::string>& left_out) {
-  for (const Entry& entry : model().entries()) {
+  add_of_each_rank(models_, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
-    if (is_consumed_member(member) || left_out.contains(member)) continue;
+    const bool is_of_module = member == "module" && entry.path.size() > 1;
+    if (is_of_module && !is_plain_tensor(entry)) return extended({"model"}, entry, 1);
+    if (is_consumed_member(member) || left_out.contains(member)) return KeyPath{};
     const KeyPath front = is_member_of_deepspeed(member) ? KeyPath{"deepspeed"} : KeyPath{};
-    add_entry(extended(front, entry, 0), model(), entry);
-  }
+    return extended(front, entry, 0);
+  });
 }
 
-void ModelStatesReader::add_members_of_optimizer(const File& file, const Path& path,
-                                                 const std::set<std::string>& used) {
-  for (const Entry* const entry : file.below(path)) {
-    const std::string& member = entry->path[path.size()];
-    if (used.contains(member) || contains(kOfPartition, member)) continue;
-    add_entry(extended({"deepspeed", "optimizer_state_dict"}, *entry, path.size()), file, *entry);
-  }
+void ModelStatesReader::add_members_of_optimizer(const std::vector<const File*>& files,
+                                                 const Path& path,
+                                                 const std::function<bool(const Entry&)>& is_used) {
+  add_of_each_rank(files, [&](const Entry& entry) {
+    const bool is_below =
+        entry.path.size() > path.size() && std::equal(path.begin(), path.end(), entry.path.begin());
+    if (!is_below || contains(kOfPartition, entry.path[path.size()]) || is_used(entry)) {
+      return KeyPath{};
+    }
+    return extended({"deepspeed", "optimizer_state_dict"}, entry, path.size());
+  });
 }
 
 void ModelStatesReader::add_param_groups(

@@ -35,12 +35,13 @@ class ModelStatesReader : public EntryReader {
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
   /// Adds what the user saved beside the model, and what DeepSpeed says of the run, but not the
-  /// members `left_out`.
+  /// members `left_out`; what ranks have of their own, too.
   void add_members_of_model_states(const std::set<std::string>& left_out = {});
-  /// Adds the members of an optimizer's states that are no state of parameters. `path`: where they
-  /// are in the file. `used`: members that are something else.
-  void add_members_of_optimizer(const File& file, const Path& path,
-                                const std::set<std::string>& used);
+  /// Adds the members of optimizer states that are no state of parameters; `files` are by rank.
+  /// `path`: where they are in a file. `is_used`: whether an entry of a file becomes something
+  /// else.
+  void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
+                                const std::function<bool(const Entry&)>& is_used);
   /// Adds the groups of the optimizer at `path`. `names` gives the parameters behind a number.
   /// `num_groups`: how many of the groups there are to add; nothing: all.
   void add_param_groups(const File& file, const Path& path,

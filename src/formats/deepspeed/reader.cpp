@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
@@ -10,6 +11,7 @@
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {
@@ -23,6 +25,7 @@ using deepspeed::refuse;
 using deepspeed::Slice;
 using deepspeed::text_keys;
 
+const std::string kConfig = "ds_config";
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
 
 /// Returns what a file such as `latest` names: a folder beside it.
@@ -74,8 +77,10 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add_groups_and_members();
     add_rest_of_module(std::move(trained),
                        [&](const std::string& name, DType copy) { return is_rounded(name, copy); });
-    add_members_of_model_states();
+    add_members_of_model_states({kConfig});
+    add_configurations();
     finish();
+    note_changed_copies();
   }
 
  private:
@@ -193,9 +198,41 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     Path groups = optimizer;
     groups.emplace_back("param_groups");
     add_param_groups(file, groups, [&](std::int64_t vector) { return names_in(vector); });
-    add_members_of_optimizer(
-        file, {optimizer.front()},
-        {optimizer.back(), deepspeed::path_of_weights(partition_.stage).back()});
+    add_members(optimizer);
+  }
+
+  /// Adds what the files of optimizer states have beside groups and the state of parameters.
+  /// `optimizer`: where these are.
+  void add_members(const Path& optimizer) {
+    const Path weights = deepspeed::path_of_weights(partition_.stage);
+    const bool has_list =
+        deepspeed::path_of_state(*optimizer_.front(), partition_.stage) == optimizer;
+    const auto is_state = [&](const Entry& entry) {
+      return entry.path[1] == optimizer.back() || entry.path[1] == weights.back();
+    };
+    add_members_of_optimizer(optimizer_, {optimizer.front()}, is_state);
+    const auto is_below = [&](const Entry& entry) {
+      return entry.path.size() > optimizer.size() &&
+             std::equal(optimizer.begin(), optimizer.end(), entry.path.begin());
+    };
+    add_of_each_rank(optimizer_, [&](const Entry& entry) {
+      if (!is_below(entry) || has_list || entry.path[2] == "state" ||
+          entry.path[2] == "param_groups") {
+        return KeyPath{};
+      }
+      KeyPath path{"deepspeed", "optimizer_state_dict", "base_optimizer_state"};
+      path.insert(path.end(), entry.keys.begin() + 2, entry.keys.end());
+      return path;
+    });
+    add_of_each_rank(optimizer_, [&](const Entry& entry) {
+      const std::string& member = entry.path.front();
+      if (member == optimizer.front() || member == kConfig || member == "ds_version") {
+        return KeyPath{};
+      }
+      KeyPath path{"deepspeed", "optim_states"};
+      path.insert(path.end(), entry.keys.begin(), entry.keys.end());
+      return path;
+    });
   }
 
   /// Whether the copy of a parameter in the module is in another dtype than the fp32 weights.
@@ -207,6 +244,57 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     path.push_back(slice.vector);
     const File& file = *optimizer_[slice.rank];
     return file.tensor(*file.find(path)).dtype != copy;
+  }
+
+  /// Adds each rank's configuration. Before stage 3 only rank 0 has a file of model states.
+  void add_configurations() {
+    std::vector<const File*> files = models();
+    if (files.size() < optimizer_.size()) {
+      const auto next = optimizer_.begin() + static_cast<std::ptrdiff_t>(files.size());
+      files.insert(files.end(), next, optimizer_.end());
+    }
+    add_of_each_rank(files, [](const Entry& entry) {
+      if (entry.path.front() != kConfig) return KeyPath{};
+      KeyPath path{"deepspeed"};
+      path.insert(path.end(), entry.keys.begin(), entry.keys.end());
+      return path;
+    });
+  }
+
+  /// Notes parameters whose copy in the module has the dtype of the fp32 weights, but other bytes.
+  void note_changed_copies() {
+    std::vector<std::string> changed;
+    for (const Parameter& parameter : partition_.parameters) {
+      const Entry* const copy = model().find({"module", parameter.fqn});
+      const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
+      const bool has_copy = copy != nullptr && copy->kind == Entry::Kind::tensor &&
+                            model().tensor(*copy).shape == weights->meta.shape &&
+                            model().tensor(*copy).dtype == weights->meta.dtype;
+      if (has_copy && !begins_equal(*weights, *copy)) changed.push_back(parameter.fqn);
+    }
+    if (changed.empty()) return;
+    note("copies", "the fp32 master weights also in 'module'",
+         counted(changed.size(), "name") + " with other numbers there, such as '" +
+             printable(changed.front()) + "'; the master weights are read");
+  }
+
+  /// Whether the first elements of each rank's part of a parameter are those of its copy.
+  bool begins_equal(const TensorEntry& weights, const Entry& copy) const {
+    constexpr std::int64_t kMaxElements = 8192;  // so that opening reads little of large weights
+    const auto index = static_cast<std::size_t>(&weights - contents().tensors.data());
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes_of_copy;
+    for (std::size_t i = 0; i < weights.pieces.size(); ++i) {
+      const auto* const part = std::get_if<FlatRange>(&weights.pieces[i].region);
+      TESSERA_CHECK(part != nullptr);
+      const std::int64_t numel = std::min(part->numel(), kMaxElements);
+      bytes.resize(static_cast<std::size_t>(numel) * itemsize(weights.meta.dtype));
+      bytes_of_copy.resize(bytes.size());
+      read_piece(index, i, {0, numel}, bytes);
+      model().reader().read_piece(copy.index, 0, {part->begin, part->begin + numel}, bytes_of_copy);
+      if (bytes != bytes_of_copy) return false;
+    }
+    return true;
   }
 
   std::vector<const File*> optimizer_;  // by rank

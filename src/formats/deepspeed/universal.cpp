@@ -11,6 +11,7 @@
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal_members.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats::deepspeed {
 namespace {
@@ -18,6 +19,9 @@ namespace {
 constexpr std::string_view kSuffix = ".pt";
 const std::string kStateOfStage3 = "optimizer_state_dict";
 const std::string kParamGroups = "param_groups";
+/// Members beside a parameter's tensor with which DeepSpeed cuts it for tensor parallelism.
+const std::set<std::string> kOfTensorParallelism = {"cat_dim", "vocab_tensor", "param_n_sub_params",
+                                                    "sub_param_shape"};
 
 /// Returns the files of model states. A checkpoint that every stage can load has those of rank 0
 /// under two names, with the module only in the first one.
@@ -85,6 +89,8 @@ class UniversalReader final : public ModelStatesReader {
       return dtype != dtypes_.end() && dtype->second != copy;
     });
     add_members_of_model_states(added_.neutral_below(kOfModelStates));
+    note_members_left();
+    note_other_values_of_stage3();
     finish();
   }
 
@@ -140,6 +146,7 @@ class UniversalReader final : public ModelStatesReader {
     }
     const Entry* entry = file.find({"param"});
     if (entry == nullptr && file.entries().size() == 1) entry = &file.entries().front();
+    note_members_of(file, entry);
     const std::int64_t numel = numel_of(parameter.shape);
     const bool is_tensor = entry != nullptr && entry->kind == Entry::Kind::tensor;
     if (!is_tensor || file.tensor(*entry).numel() != numel) {
@@ -157,6 +164,44 @@ class UniversalReader final : public ModelStatesReader {
     tensor.pieces.push_back({nullptr, entry->index, 0, {}, small_file});
     if (is_weight) dtypes_[parameter.fqn] = tensor.entry.meta.dtype;
     add(std::move(tensor));
+  }
+
+  /// Remembers the first member of a parameter's file that neither is the tensor nor says how
+  /// tensor parallelism cut it.
+  void note_members_of(const File& file, const Entry* tensor) {
+    for (const Entry& entry : file.entries()) {
+      if (&entry == tensor || kOfTensorParallelism.contains(entry.path.front())) continue;
+      members_left_.push_back("'" + printable(entry.path.front()) + "' in " +
+                              printable(file.name()));
+      return;
+    }
+  }
+
+  void note_members_left() {
+    if (members_left_.empty()) return;
+    note("members", "one tensor in each file of a parameter",
+         counted(members_left_.size(), "file") + " with other members, such as " +
+             members_left_.front() + ": they are left out");
+  }
+
+  /// Notes what the second copy of the model states, for ZeRO stage 3, has otherwise.
+  void note_other_values_of_stage3() {
+    const std::string name(kModelStatesOfStage3);
+    const bool has_copy = model().name() != name && fs_.kind_of(join_path(folder(), name));
+    if (!has_copy) return;
+    const File copy = look_at(name);
+    std::vector<std::string> different;
+    for (const Entry& entry : copy.entries()) {
+      if (is_consumed_member(entry.path.front())) continue;
+      const Entry* const other = model().find(entry.path);
+      if (other == nullptr || !are_equal(copy, entry, model(), *other)) {
+        different.push_back(spell(entry.keys));
+      }
+    }
+    if (different.empty()) return;
+    note("copies", "in " + name + " what " + model().name() + " has",
+         counted(different.size(), "name") + " with another value, such as '" +
+             printable(different.front()) + "': left out");
   }
 
   /// Adds the step that the optimizer of stage 3 has for the parameter's vector.
@@ -192,7 +237,8 @@ class UniversalReader final : public ModelStatesReader {
         [&](std::int64_t vector) { return names_in(vector); }, num_groups);
     std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
     used.insert({kParamGroups, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
-    add_members_of_optimizer(*optimizer_, {}, used);
+    add_members_of_optimizer({optimizer_}, {},
+                             [&](const Entry& entry) { return used.contains(entry.path.front()); });
   }
 
   /// Returns the names of the parameters behind a number in a group.
@@ -213,6 +259,7 @@ class UniversalReader final : public ModelStatesReader {
   const FileSystem& fs_;
   std::vector<Parameter> parameters_;
   std::map<std::string, DType> dtypes_;  // of the weights, by name
+  std::vector<std::string> members_left_;
   const File* optimizer_ = nullptr;
   Added added_;
 };

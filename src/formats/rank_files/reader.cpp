@@ -10,9 +10,10 @@
 #include "formats/drivers.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
+#include "formats/per_rank.h"
 #include "formats/rank_files.h"
-#include "formats/rank_files/equal_bytes.h"
 #include "formats/rank_files/file_names.h"
+#include "formats/torch_zip/equal_bytes.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/size_text.h"
@@ -24,8 +25,6 @@ using rank_files::FileName;
 using rank_files::Item;
 using torch_zip::ShardPlace;
 using torch_zip::TorchFileReader;
-
-constexpr std::string_view kPerRank = "per_rank";
 
 /// What one rank saved of one item.
 struct RankFile {
@@ -333,10 +332,10 @@ class RankFilesReader final : public CheckpointReader {
                               "an ordinary tensor, as on " + rank_in_words(first),
                               "a DTensor or a ShardedTensor", "files of different saves?");
       }
-      if (rank_files::are_equal(reader_of(first), first.index, reader_of(origin), origin.index)) {
+      if (torch_zip::are_equal(reader_of(first), first.index, reader_of(origin), origin.index)) {
         equal.push_back(origin);
       } else {
-        add_copy(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
+        add_copy(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
                  {origin});
         differing_.push_back(name);
       }
@@ -365,12 +364,12 @@ class RankFilesReader final : public CheckpointReader {
       if (tessera::detail::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
         continue;
       }
-      add_value(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
+      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
                 origin);
       differing_.push_back(name);
     }
     for (const Origin& origin : gathered.refused) {
-      add_value(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
+      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
                 origin);
     }
   }
@@ -381,16 +380,11 @@ class RankFilesReader final : public CheckpointReader {
   }
 
   std::string per_rank_name(const Origin& origin, const std::string& name) const {
-    return std::string(kPerRank) + "." + std::to_string(rank_of(origin)) + "." + name;
+    return spell(per_rank_path(rank_of(origin), name, {}));
   }
-  KeyPath per_rank_path(const Origin& origin, const std::string& name, const KeyPath& path) const {
-    KeyPath result{std::string(kPerRank), std::to_string(rank_of(origin))};
-    if (path.empty()) {
-      result.emplace_back(name);
-    } else {
-      result.insert(result.end(), path.begin(), path.end());
-    }
-    return result;
+  KeyPath per_rank_path_of(const Origin& origin, const std::string& name,
+                           const KeyPath& path) const {
+    return per_rank_path(rank_of(origin), name, path);
   }
 
   // --- after all entries are there
@@ -481,11 +475,7 @@ class RankFilesReader final : public CheckpointReader {
     list_lengths_.clear();
     if (differing_.empty()) return;
     const std::set<std::string> names(differing_.begin(), differing_.end());
-    note("equal copies on all ranks of what is not cut",
-         std::to_string(names.size()) + (names.size() == 1 ? " name" : " names") +
-             " with different copies, such as '" + printable(*names.begin()) +
-             "': that of the lowest rank keeps the name, others are " + std::string(kPerRank) +
-             ".<rank>.<name>");
+    contents_.opening_findings.push_back(per_rank_note(path_, names));
   }
 
   std::string path_;

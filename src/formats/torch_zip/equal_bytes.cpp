@@ -1,18 +1,18 @@
-#include "formats/rank_files/equal_bytes.h"
+#include "formats/torch_zip/equal_bytes.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-namespace tessera::formats::rank_files {
+namespace tessera::formats::torch_zip {
 namespace {
 
 constexpr std::size_t kBlockNbytes = std::size_t{1} << 19;  // of each tensor
 
 }  // namespace
 
-bool are_equal(const torch_zip::TorchFileReader& a, std::size_t tensor_of_a,
-               const torch_zip::TorchFileReader& b, std::size_t tensor_of_b) {
+bool are_equal(const TorchFileReader& a, std::size_t tensor_of_a, const TorchFileReader& b,
+               std::size_t tensor_of_b) {
   const TensorMeta& meta = a.contents().tensors[tensor_of_a].meta;
   const TensorMeta& other = b.contents().tensors[tensor_of_b].meta;
   if (meta.dtype != other.dtype || meta.shape != other.shape) return false;
@@ -34,4 +34,4 @@ bool are_equal(const torch_zip::TorchFileReader& a, std::size_t tensor_of_a,
   return true;
 }
 
-}  // namespace tessera::formats::rank_files
+}  // namespace tessera::formats::torch_zip

@@ -1,0 +1,37 @@
+#include "formats/per_rank.h"
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr const char* kPerRank = "per_rank";
+
+}  // namespace
+
+KeyPath per_rank_path(int rank, const std::string& name, const KeyPath& path) {
+  KeyPath result{std::string(kPerRank), std::to_string(rank)};
+  if (path.empty()) {
+    result.emplace_back(name);
+  } else {
+    result.insert(result.end(), path.begin(), path.end());
+  }
+  return result;
+}
+
+Finding per_rank_note(const std::string& path, const std::set<std::string>& names) {
+  TESSERA_CHECK(!names.empty());
+  return {.severity = Finding::Severity::note,
+          .rule = "ranks",
+          .where = {.path = path},
+          .expected = "equal copies on all ranks of what is not cut",
+          .found = counted(names.size(), "name") + " with different copies, such as '" +
+                   printable(*names.begin()) +
+                   "': that of the lowest rank keeps the name, others are " + kPerRank +
+                   ".<rank>.<name>"};
+}
+
+}  // namespace tessera::formats
