@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/json.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "tessera/formats/detect.h"
@@ -131,7 +132,9 @@ TEST(DequantizeTest, ShapesFromDiskAreChecked) {
                 test::Bytes(static_cast<std::size_t>(numel_of(codes))));
     source->add({"w_scale_inv", DType::float32, scales},
                 test::Bytes(static_cast<std::size_t>(numel_of(scales)) * 4));
-    return dequantize(std::move(source), DType::bfloat16, {}, {}, reshard::OnOverflow::refuse)
+    const Value config =
+        parse_json(R"({"quantization_config": {"weight_block_size": [2, 2]}})", "config.json");
+    return dequantize(std::move(source), DType::bfloat16, config, {}, reshard::OnOverflow::refuse)
         .problems;
   };
   EXPECT_THAT(problems_of({4, 6}, {2, 3}), IsEmpty());
