@@ -58,6 +58,11 @@ class Scales {
     const Value* const patterns = config.find("alpha_pattern");
     const auto* const dict = patterns ? patterns->get_if<Value::Dict>() : nullptr;
     if (dict == nullptr) return;
+    constexpr std::size_t kMaxPatterns = 10'000;
+    if (dict->size() > kMaxPatterns) {
+      refuse("alpha_pattern", "at most " + std::to_string(kMaxPatterns) + " entries",
+             std::to_string(dict->size()));
+    }
     for (const auto& [key, alpha] : *dict) add_pattern(key, alpha);
   }
 
@@ -91,19 +96,35 @@ class Scales {
     return *number;
   }
 
-  /// Whether a pattern is short, and repeats only single characters, and few of them. Others could
-  /// take any time to match.
+  /// Whether a pattern is short, repeats only single characters, and has few ways to match. Others
+  /// could take any time: std::regex tries one way after the other.
   static bool is_cheap(std::string_view pattern) {
     constexpr std::size_t kMaxNbytes = 200;
-    constexpr auto kMaxRepetitions = 3;
-    constexpr std::string_view kRepetitions = "*+{";
-    std::ptrdiff_t num_repetitions = 0;
+    constexpr double kMaxCost = 512;
+    constexpr double kRepetitionCost = 8;  // 3 repetitions alone are allowed
+    if (pattern.size() > kMaxNbytes) return false;
+    double cost = 1;
+    std::vector<double> num_branches{1};  // of each open group
     for (std::size_t i = 0; i < pattern.size(); ++i) {
-      if (kRepetitions.find(pattern[i]) == std::string_view::npos) continue;
-      ++num_repetitions;
-      if (i > 0 && pattern[i - 1] == ')') return false;
+      const char c = pattern[i];
+      if (c == '\\') {
+        ++i;
+      } else if (c == '(') {
+        num_branches.push_back(1);
+      } else if (c == '|') {
+        ++num_branches.back();
+      } else if (c == ')' && num_branches.size() > 1) {
+        cost *= num_branches.back();
+        num_branches.pop_back();
+      } else if (c == '?') {
+        cost *= 2;
+      } else if (c == '*' || c == '+' || c == '{') {
+        if (i > 0 && pattern[i - 1] == ')') return false;
+        cost *= kRepetitionCost;
+      }
     }
-    return pattern.size() <= kMaxNbytes && num_repetitions <= kMaxRepetitions;
+    for (const double each : num_branches) cost *= each;
+    return cost <= kMaxCost;
   }
 
   /// A pattern matches the last components of a module's name, as PEFT has it.
@@ -112,7 +133,7 @@ class Scales {
     const auto number = number_of(alpha);
     if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
     if (!is_cheap(*text)) {
-      refuse("alpha_pattern", "a short regular expression without repeated groups",
+      refuse("alpha_pattern", "a short regular expression without repeated groups, of few choices",
              "'" + printable(*text, 40) + "'");
     }
     try {

@@ -374,6 +374,8 @@ TEST(LoraTest, ScalesByPatternAndRank) {
       {R"(, "alpha_pattern": {"x": 6, "w": 8})", 4},
       {R"(, "alpha_pattern": {"[vw]": 8, "w": 6})", 4},
       {R"(, "alpha_pattern": {"ww": 8})", 2},
+      {R"x(, "alpha_pattern": {"(q|k|v|o|w)": 8})x", 4},
+      {R"x(, "alpha_pattern": {".*(layers\\.[0-9]+\\.)?w": 8})x", 4},
   };
   for (const auto& [more, scale] : cases) {
     SCOPED_TRACE(more);
@@ -395,7 +397,14 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
               ThrowsError(ErrorKind::corruption, "expected a regular expression"));
-  for (const std::string pattern : {"(a+)+b", "a*a*a*a*b", "(a|a){30}b"}) {
+  const auto many = [](const std::string& part, int times) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += part;
+    return text;
+  };
+  for (const std::string& pattern :
+       {std::string("(a+)+b"), std::string("a*a*a*a*b"), std::string("(a|a){30}b"),
+        many(".?", 60) + "!", many("(a|a)", 39), std::string("a*a*(b|c)?(b|c)?")}) {
     EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {")" + pattern +
                      R"(": 1}})"),
                 ThrowsError(ErrorKind::corruption, "without repeated groups"));
@@ -436,6 +445,18 @@ TEST(LoraTest, TheScaleMustBeANumberOfTheSum) {
         combined({{base_of({4, 3}, {{whole_box(Shape{4, 3}), 0}})}}, options, std::move(adapters));
     EXPECT_THAT(result.problems, SizeIs(num_problems)) << more;
   }
+}
+
+TEST(LoraTest, FewOfTheScalesMayHavePatterns) {
+  std::string patterns = R"({"w0": 1)";
+  for (int i = 1; i <= 10'000; ++i) {
+    patterns += R"(, "w)" + std::to_string(i) + R"(": 1)";
+  }
+  EXPECT_THAT(
+      [&] {
+        adapter_of({2, 3}, kDown, {4, 2}, kUp, R"(, "alpha_pattern": )" + patterns + "}");
+      },
+      ThrowsError(ErrorKind::corruption, "alpha_pattern: expected at most 10000 entries"));
 }
 
 TEST(LoraTest, MatricesMustMakeTheWeight) {
