@@ -123,6 +123,12 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
                    std::string(dtype_name(up.dtype)) + " " + shape_to_string(up.shape) + " and " +
                        std::string(dtype_name(down.dtype)) + " " + shape_to_string(down.shape));
   }
+  if (!fits && !change.is_transposed) {
+    return problem(target.fqn,
+                   "fan_in_fan_out in " + printable(counts_.path) +
+                       ", because only the transpose of the matrices fits",
+                   "none");
+  }
   // If both fit, the weight is square, and only the configuration knows.
   const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;
   sum.add_after(LowRankTerm{.down = TensorReader(*adapter_.reader, change.down),

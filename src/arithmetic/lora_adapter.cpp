@@ -36,6 +36,9 @@ constexpr std::array<std::string_view, 10> kUnsupported = {
 bool is_given(const Value* value) {
   if (value == nullptr || value->is<Value::None>()) return false;
   if (const auto* flag = value->get_if<bool>()) return *flag;
+  if (const auto* integer = value->get_if<std::int64_t>()) return *integer != 0;
+  if (const auto* number = value->get_if<double>()) return *number != 0.0;
+  if (const auto* text = value->get_if<std::string>()) return !text->empty();
   if (const auto* list = value->get_if<Value::List>()) return !list->empty();
   if (const auto* dict = value->get_if<Value::Dict>()) return !dict->empty();
   return true;
@@ -280,6 +283,10 @@ LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
   const Scales scales(parsed, config_path, scale);
   LoraAdapter adapter{.reader = std::move(reader), .scale = scale};
   AdapterNames(adapter, scales, is_given(parsed.find("fan_in_fan_out"))).sort();
+  if (adapter.changes.empty() && adapter.problems.empty()) {
+    throw Error::expected(ErrorKind::mismatch, {.path = adapter.reader->path()}, "adapter",
+                          "tensors, such as lora_A and lora_B", "none");
+  }
   return adapter;
 }
 

@@ -371,6 +371,8 @@ TEST(LoraTest, ScalesByPatternAndRank) {
   const std::vector<std::pair<std::string, double>> cases{
       {"", 2},
       {R"(, "use_rslora": true)", 4 / std::sqrt(2.0)},
+      {R"(, "use_rslora": 0, "use_dora": 0, "layer_replication": "", "use_qalora": 0.0)", 2},
+      {R"(, "use_rslora": 1)", 4 / std::sqrt(2.0)},
       {R"(, "alpha_pattern": {"x": 6, "w": 8})", 4},
       {R"(, "alpha_pattern": {"[vw]": 8, "w": 6})", 4},
       {R"(, "alpha_pattern": {"ww": 8})", 2},
@@ -457,6 +459,26 @@ TEST(LoraTest, FewOfTheScalesMayHavePatterns) {
         adapter_of({2, 3}, kDown, {4, 2}, kUp, R"(, "alpha_pattern": )" + patterns + "}");
       },
       ThrowsError(ErrorKind::corruption, "alpha_pattern: expected at most 10000 entries"));
+}
+
+TEST(LoraTest, AnAdapterHasTensors) {
+  EXPECT_THAT(
+      [] {
+        read_lora_adapter(std::make_unique<MemoryCheckpoint>("adapter", 1),
+                          R"({"peft_type": "LORA", "lora_alpha": 4})", "config", 1.0);
+      },
+      ThrowsError(ErrorKind::mismatch, "adapter: adapter: expected tensors"));
+}
+
+TEST(LoraTest, OnlyTheConfigurationTransposes) {
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));
+  const auto result =
+      combined({{base_of({3, 4}, {{whole_box(Shape{3, 4}), 0}})}}, {}, std::move(adapters));
+  EXPECT_THAT(
+      texts(result.problems),
+      ElementsAre(HasSubstr("w.weight: combine: expected fan_in_fan_out in adapter, because "
+                            "only the transpose of the matrices fits, found none")));
 }
 
 TEST(LoraTest, MatricesMustMakeTheWeight) {
