@@ -21,7 +21,8 @@ struct DequantizedCheckpoint {
   std::size_t num_companions = 0;  // tensors that are left out: scales, zero points, …
 };
 
-/// Returns the content of `config.json` beside a checkpoint; None without one, or if it is no JSON.
+/// Returns the content of `config.json` beside a checkpoint; None without one. `Infinity` and
+/// `NaN`, which Python writes, are 0. Throws: Error(corruption) if it is no JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
 
 /// Whether numbers of codes can have the dtype: float64, float32, float16 or bfloat16.
