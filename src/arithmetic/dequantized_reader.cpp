@@ -300,8 +300,14 @@ DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType
   QuantizedWeights found = find_quantized_weights(*reader, config, only);
   DequantizedCheckpoint result{.reader = nullptr,
                                .problems = std::move(found.problems),
-                               .num_weights = found.weights.size(),
-                               .num_companions = found.companions.size()};
+                               .has_weights = !found.weights.empty()};
+  for (const QuantizedWeight& weight : found.weights) {
+    std::string name = reader->contents().tensors[weight.codes].meta.fqn;
+    replace_suffix(name, weight);
+    if (!only.selects(name)) continue;
+    ++result.num_weights;
+    result.num_companions += weight.num_companions;
+  }
   if (!result.problems.empty() || found.weights.empty()) {
     result.reader = std::move(reader);
     return result;

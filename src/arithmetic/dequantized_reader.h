@@ -17,8 +17,9 @@ namespace tessera::arithmetic {
 struct DequantizedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
-  std::size_t num_weights = 0;
-  std::size_t num_companions = 0;  // tensors that are left out: scales, zero points, …
+  bool has_weights = false;                  // that are quantized, selected or not
+  std::size_t num_weights = 0;               // of which `only` selects the numbers
+  std::size_t num_companions = 0;            // of these weights, left out: scales, zero points, …
 };
 
 /// Returns the content of `config.json` beside a checkpoint; None without one. `Infinity` and

@@ -109,6 +109,7 @@ struct Parts {
   std::size_t scales;
   std::string_view scheme;
   std::map<std::string_view, std::size_t> companions;  // by role
+  std::size_t num_companions = 0;
 };
 
 class Builder {
@@ -433,7 +434,7 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (quantized.are_codes(i)) {
       const QuantizedPart* const part = quantized.find(i);
-      weights.emplace(i, Parts{i, part->partner, part->scheme, {}});
+      weights.emplace(i, Parts{i, part->partner, part->scheme, {}, 0});
     }
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -441,12 +442,15 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
     if (part == nullptr || quantized.are_codes(i)) continue;
     result.companions.insert(i);
     const auto weight = weights.find(part->partner);
-    if (weight != weights.end()) weight->second.companions.emplace(part->role, i);
+    if (weight == weights.end()) continue;
+    weight->second.companions.emplace(part->role, i);
+    ++weight->second.num_companions;
   }
   for (const auto& [codes, parts] : weights) {
     try {
       QuantizedWeight weight = Builder(reader, described, parts).build();
       weight.codes = codes;
+      weight.num_companions = parts.num_companions;
       result.weights.push_back(std::move(weight));
     } catch (const Refusal& refusal) {
       if (!only.selects(tensors[codes].meta.fqn)) continue;

@@ -154,6 +154,21 @@ TEST(DequantizeTest, AnInfiniteProductOfFiniteNumbersCountsAsTooLarge) {
             test::bytes_of<double>({3e38F, -kInfinity, kInfinity, -kInfinity}));
 }
 
+TEST(DequantizeTest, CountsTheWeightsThatAreSelected) {
+  const FileSystem& fs = FileSystem::posix();
+  const auto counted = [&](const char* pattern) {
+    const auto result = dequantize(formats::open_checkpoint(fs, folder() + "int4_groups"),
+                                   DType::bfloat16, read_model_config(fs, folder() + "int4_groups"),
+                                   NameSelection({pattern}), reshard::OnOverflow::refuse);
+    EXPECT_TRUE(result.has_weights);
+    return std::pair(result.num_weights, result.num_companions);
+  };
+  EXPECT_EQ(counted("*").first, 1);
+  EXPECT_EQ(counted("*").second, 2);
+  EXPECT_EQ(counted("*weight"), counted("*"));  // the name of the numbers
+  EXPECT_EQ(counted("!*weight"), std::pair(std::size_t{0}, std::size_t{0}));
+}
+
 TEST(DequantizeTest, AGlobalScaleOfZeroCountsAsTooLarge) {
   auto source = std::make_unique<MemoryCheckpoint>();
   source->add({"w_packed", DType::uint8, {1, 8}}, test::Bytes(8, std::byte{0x12}));
