@@ -77,9 +77,10 @@ class Scales {
       refuse("alpha_pattern", "names of modules of at most 300 bytes",
              "'" + printable(module, 40) + "'");
     }
-    for (const auto& [pattern, of_pattern] : patterns_) {
-      if (!std::regex_match(module, pattern)) continue;
-      alpha = of_pattern;
+    for (const Pattern& pattern : patterns_) {
+      count_steps(pattern, module);
+      if (!std::regex_match(module, pattern.regex)) continue;
+      alpha = pattern.alpha;
       break;
     }
     const auto divisor = static_cast<double>(rank);
@@ -97,6 +98,23 @@ class Scales {
     const auto number = value ? number_of(*value) : std::nullopt;
     if (!number) refuse(member, "a number", value ? value_to_string(*value, 40) : "none");
     return *number;
+  }
+
+  /// A pattern of names, and how long it takes to match it.
+  struct Pattern {
+    std::regex regex;
+    double alpha;
+    int num_repetitions;
+  };
+
+  /// Refuses work that takes longer than minutes. A name is matched in as many steps as its size to
+  /// the power of the repetitions, one of which is in front of every pattern.
+  void count_steps(const Pattern& pattern, const std::string& module) const {
+    constexpr double kMaxSteps = 1e11;
+    num_steps_ += std::pow(static_cast<double>(module.size()), pattern.num_repetitions + 1);
+    if (num_steps_ <= kMaxSteps) return;
+    refuse("alpha_pattern", "regular expressions that are quick to match",
+           "many with repetitions, for long names");
   }
 
   /// Whether a pattern is short, repeats only single characters, and has few ways to match. Others
@@ -140,7 +158,10 @@ class Scales {
              "'" + printable(*text, 40) + "'");
     }
     try {
-      patterns_.emplace_back(std::regex("(.*\\.)?(" + *text + ")"), *number);
+      const auto num_repetitions =
+          std::ranges::count_if(*text, [](char c) { return c == '*' || c == '+' || c == '{'; });
+      patterns_.push_back(
+          {std::regex("(.*\\.)?(" + *text + ")"), *number, static_cast<int>(num_repetitions)});
     } catch (const std::regex_error&) {
       refuse("alpha_pattern", "a regular expression", "'" + printable(*text, 40) + "'");
     }
@@ -150,7 +171,8 @@ class Scales {
   double given_;
   bool is_rank_stabilized_;
   double alpha_;
-  std::vector<std::pair<std::regex, double>> patterns_;
+  std::vector<Pattern> patterns_;
+  mutable double num_steps_ = 0;  // of all matches so far
 };
 
 void require_plain_lora(const Value& config, const std::string& path) {

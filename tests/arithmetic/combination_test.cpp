@@ -461,6 +461,22 @@ TEST(LoraTest, FewOfTheScalesMayHavePatterns) {
       ThrowsError(ErrorKind::corruption, "alpha_pattern: expected at most 10000 entries"));
 }
 
+TEST(LoraTest, AllPatternsTogetherAreQuickToMatch) {
+  MemoryCheckpoint checkpoint("adapter", 1);
+  for (int i = 0; i < 20; ++i) {
+    const std::string module = "base_model.model." + std::to_string(i) + std::string(280, 'a');
+    checkpoint.add({module + ".lora_A.weight", DType::float32, {1, 1}}, bytes_of<float>({1}));
+    checkpoint.add({module + ".lora_B.weight", DType::float32, {1, 1}}, bytes_of<float>({1}));
+  }
+  EXPECT_THAT(
+      [&] {
+        read_lora_adapter(
+            std::make_unique<MemoryCheckpoint>(std::move(checkpoint)),
+            R"({"peft_type": "LORA", "lora_alpha": 4, "alpha_pattern": {"b*b*b*!": 1}})", "c", 1.0);
+      },
+      ThrowsError(ErrorKind::corruption, "expected regular expressions that are quick to match"));
+}
+
 TEST(LoraTest, AnAdapterHasTensors) {
   EXPECT_THAT(
       [] {
