@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "arithmetic/element_sum.h"
+#include "base/float_text.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -12,8 +13,13 @@ namespace tessera::arithmetic {
 using inspect::TensorReader;
 
 AdapterTargets::AdapterTargets(const formats::CheckpointReader& base,
-                               const SelectedEntries& entries, const LoraAdapter& adapter)
-    : base_(base), entries_(entries), adapter_(adapter), problems_(adapter.problems) {
+                               const SelectedEntries& entries, const LoraAdapter& adapter,
+                               Accumulation accumulation)
+    : base_(base),
+      entries_(entries),
+      adapter_(adapter),
+      accumulation_(accumulation),
+      problems_(adapter.problems) {
   counts_.path = adapter.reader->path();
   for (const auto& tensor : base.contents().tensors) all_names_.insert(tensor.meta.fqn);
   for (const auto& alias : base.contents().aliases) all_names_.insert(alias.fqn);
@@ -67,6 +73,11 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
     return problem(target.fqn, "numbers to which an adapter can add something",
                    std::string(dtype_name(target.dtype)));
   }
+  if (!can_hold(accumulation_, change.scale)) {
+    return problem(target.fqn,
+                   "a scale that the numbers of the sum can hold, of " + printable(counts_.path),
+                   tessera::detail::float_to_text(change.scale));
+  }
   if (change.kind == AdapterChange::Kind::low_rank) return add_low_rank(change, target, *sum);
   const TensorMeta& meta = adapter_.reader->contents().tensors[change.tensor].meta;
   if (meta.shape != target.shape || !can_be_summed(meta.dtype) ||
@@ -111,6 +122,12 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
                        shape_to_string(target.shape),
                    std::string(dtype_name(up.dtype)) + " " + shape_to_string(up.shape) + " and " +
                        std::string(dtype_name(down.dtype)) + " " + shape_to_string(down.shape));
+  }
+  if (!fits && !change.is_transposed) {
+    return problem(target.fqn,
+                   "fan_in_fan_out in " + printable(counts_.path) +
+                       ", because only the transpose of the matrices fits",
+                   "none");
   }
   // If both fit, the weight is square, and only the configuration knows.
   const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;

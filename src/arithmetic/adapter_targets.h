@@ -19,7 +19,7 @@ class AdapterTargets {
  public:
   /// Keeps references to all arguments.
   AdapterTargets(const formats::CheckpointReader& base, const SelectedEntries& entries,
-                 const LoraAdapter& adapter);
+                 const LoraAdapter& adapter, Accumulation accumulation);
 
   /// Adds the adapter's changes to the sums of the base's tensors. `replaced` has the tensors that
   /// an adapter has replaced. Changes of tensors that are not selected are left out.
@@ -38,6 +38,7 @@ class AdapterTargets {
   const formats::CheckpointReader& base_;
   const SelectedEntries& entries_;
   const LoraAdapter& adapter_;
+  const Accumulation accumulation_;
   std::set<std::string, std::less<>> all_names_;  // of the base, also those that are not selected
   std::vector<formats::Finding> problems_;
   AdapterCounts counts_;

@@ -1,6 +1,7 @@
 #include "arithmetic/combination.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <utility>
@@ -216,7 +217,7 @@ class Combination {
 
   void add_adapters() {
     for (LoraAdapter& adapter : adapters_) {
-      AdapterTargets targets(*readers_.front(), entries_.front(), adapter);
+      AdapterTargets targets(*readers_.front(), entries_.front(), adapter, options_->accumulation);
       targets.add_to(origins_, replaced_);
       problems_.insert(problems_.end(), targets.problems().begin(), targets.problems().end());
       counts_.adapters.push_back(targets.counts());
@@ -257,6 +258,13 @@ class Combination {
 };
 
 }  // namespace
+
+bool can_hold(Accumulation accumulation, double weight) {
+  const double held = accumulation == Accumulation::float64
+                          ? weight
+                          : static_cast<double>(static_cast<float>(weight));
+  return std::isfinite(held) && (held == 0.0) == (weight == 0.0);
+}
 
 CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
                                        std::vector<LoraAdapter> adapters,

@@ -26,6 +26,9 @@ struct Step {
 /// In which numbers sums are computed.
 enum class Accumulation { float64, float32 };
 
+/// Whether a weight is finite in these numbers, and not 0 unless it is 0.
+bool can_hold(Accumulation accumulation, double weight);
+
 /// What the combined tensors are rounded to.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source

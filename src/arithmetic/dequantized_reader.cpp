@@ -1,15 +1,16 @@
 #include "arithmetic/dequantized_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <utility>
 
+#include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
-#include "base/cast.h"
 #include "base/json.h"
 #include "recipe/tile_cache.h"
-#include "reshard/cast_losses.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -93,8 +94,8 @@ class DequantizedReader final : public CheckpointReader {
                  std::span<std::byte> out) const;
   void read_transposed(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
                        int share, std::span<std::byte> out) const;
-  void round(std::span<const float> numbers, const std::string& fqn,
-             std::span<std::byte> out) const;
+  void round(std::span<const float> numbers, std::span<const std::size_t> overflowed,
+             const std::string& fqn, std::span<std::byte> out) const;
 
   std::unique_ptr<CheckpointReader> source_;
   std::vector<QuantizedWeight> weights_;
@@ -182,12 +183,11 @@ void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
   });
 }
 
-void DequantizedReader::round(std::span<const float> numbers, const std::string& fqn,
+void DequantizedReader::round(std::span<const float> numbers,
+                              std::span<const std::size_t> overflowed, const std::string& fqn,
                               std::span<std::byte> out) const {
-  const CastLosses losses = cast_and_count(DType::float32, std::as_bytes(numbers), to_, out,
-                                           reshard::too_large_by(on_overflow_));
-  if (losses.num_too_large == 0 || on_overflow_ != reshard::OnOverflow::refuse) return;
-  throw reshard::overflow_error(path(), fqn, to_, losses);
+  round_numbers({DType::float32, std::as_bytes(numbers), overflowed}, on_overflow_, path(), fqn,
+                to_, out);
 }
 
 /// Reads a range of a weight whose numbers are in the order of the codes: the rest of a row, whole
@@ -211,8 +211,9 @@ void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::stri
                  : 1;
     const std::int64_t first = row % matrix.num_rows;
     numbers.resize(static_cast<std::size_t>(num_rows * in_row.numel()));
-    matrix.decode(number_of_matrix, {first, first + num_rows}, in_row, numbers);
-    round(numbers, fqn,
+    const auto overflowed =
+        matrix.decode(number_of_matrix, {first, first + num_rows}, in_row, numbers);
+    round(numbers, overflowed, fqn,
           out.subspan(static_cast<std::size_t>(at - range.begin) * size, numbers.size() * size));
     at += static_cast<std::int64_t>(numbers.size());
   }
@@ -238,9 +239,9 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std
       if (block++ % recipe::TileCache::kNumShares != share) continue;
       const FlatRange rows{row, std::min(row + at_once, matrix.num_rows)};
       numbers.resize(static_cast<std::size_t>(rows.numel() * columns.numel()));
-      matrix.decode(m, rows, columns, numbers);
+      const auto overflowed = matrix.decode(m, rows, columns, numbers);
       rounded.resize(numbers.size() * size);
-      round(numbers, fqn, rounded);
+      round(numbers, overflowed, fqn, rounded);
       const std::byte* from = rounded.data();
       for (std::int64_t r = rows.begin; r < rows.end; ++r) {
         for (std::int64_t c = columns.begin; c < columns.end; ++c, from += size) {
@@ -255,6 +256,27 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std
   }
 }
 
+/// Returns JSON in which the numbers that only Python writes, such as `Infinity`, are 0.
+std::string without_infinities(const std::string& text) {
+  constexpr std::array<std::string_view, 3> kNumbers = {"-Infinity", "Infinity", "NaN"};
+  std::string result;
+  bool is_in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') is_in_string = !is_in_string;
+    const std::string_view rest = std::string_view(text).substr(i);
+    const auto number = std::ranges::find_if(
+        kNumbers, [&](std::string_view each) { return rest.starts_with(each); });
+    if (!is_in_string && number != kNumbers.end()) {
+      result += '0';
+      i += number->size() - 1;
+      continue;
+    }
+    result += text[i];
+    if (is_in_string && text[i] == '\\' && i + 1 < text.size()) result += text[++i];
+  }
+  return result;
+}
+
 }  // namespace
 
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
@@ -263,12 +285,7 @@ Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path
   const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
   const std::string path = join_path(folder, "config.json");
   if (fs.kind_of(path) != FileKind::regular) return {};
-  try {
-    return parse_json(read_file(fs, path, kMaxConfigNbytes), path);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
-    return {};  // the file is not ours
-  }
+  return parse_json(without_infinities(read_file(fs, path, kMaxConfigNbytes)), path);
 }
 
 bool can_be_dequantized_to(DType dtype) {
@@ -283,8 +300,14 @@ DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType
   QuantizedWeights found = find_quantized_weights(*reader, config, only);
   DequantizedCheckpoint result{.reader = nullptr,
                                .problems = std::move(found.problems),
-                               .num_weights = found.weights.size(),
-                               .num_companions = found.companions.size()};
+                               .has_weights = !found.weights.empty()};
+  for (const QuantizedWeight& weight : found.weights) {
+    std::string name = reader->contents().tensors[weight.codes].meta.fqn;
+    replace_suffix(name, weight);
+    if (!only.selects(name)) continue;
+    ++result.num_weights;
+    result.num_companions += weight.num_companions;
+  }
   if (!result.problems.empty() || found.weights.empty()) {
     result.reader = std::move(reader);
     return result;

@@ -17,11 +17,13 @@ namespace tessera::arithmetic {
 struct DequantizedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
-  std::size_t num_weights = 0;
-  std::size_t num_companions = 0;  // tensors that are left out: scales, zero points, …
+  bool has_weights = false;                  // that are quantized, selected or not
+  std::size_t num_weights = 0;               // of which `only` selects the numbers
+  std::size_t num_companions = 0;            // of these weights, left out: scales, zero points, …
 };
 
-/// Returns the content of `config.json` beside a checkpoint; None without one, or if it is no JSON.
+/// Returns the content of `config.json` beside a checkpoint; None without one. `Infinity` and
+/// `NaN`, which Python writes, are 0. Throws: Error(corruption) if it is no JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
 
 /// Whether numbers of codes can have the dtype: float64, float32, float16 or bfloat16.

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/cast.h"
@@ -49,6 +52,20 @@ bool can_be_summed(DType dtype) {
   if (!is_floating_point(dtype) && !is_complex(dtype)) return false;
   const DType number = number_dtype(dtype);
   return can_cast(number, DType::float64) && can_cast(DType::float64, number);
+}
+
+std::vector<std::byte> infinities_of(DType dtype, std::span<const std::byte> elements) {
+  const std::size_t num_numbers = elements.size() / itemsize(dtype);
+  std::vector<std::byte> result(num_numbers * sizeof(double));
+  for_each_part<double>(
+      dtype, elements, num_numbers, [&](std::size_t begin, std::span<const double> numbers) {
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          const double mark =
+              std::isfinite(numbers[i]) ? 0.0 : std::numeric_limits<double>::quiet_NaN();
+          std::memcpy(result.data() + (begin + i) * sizeof(mark), &mark, sizeof(mark));
+        }
+      });
+  return result;
 }
 
 template <class Number>

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "tessera/base/dtype.h"
 
@@ -14,6 +15,9 @@ bool can_be_summed(DType dtype);
 DType number_dtype(DType dtype);
 /// Returns how many numbers an element has: 2 if it is complex.
 std::size_t numbers_per_element(DType dtype);
+
+/// Returns float64 numbers: NaN for each infinity or NaN among `elements`, else 0. `dtype` is real.
+std::vector<std::byte> infinities_of(DType dtype, std::span<const std::byte> elements);
 
 // Sums of numbers, element by element, in the order of the calls. `Number` is float or double.
 // `elements` are of the real dtype `dtype`, one for each number of `sum`. Nothing is fused, so

@@ -36,6 +36,9 @@ constexpr std::array<std::string_view, 10> kUnsupported = {
 bool is_given(const Value* value) {
   if (value == nullptr || value->is<Value::None>()) return false;
   if (const auto* flag = value->get_if<bool>()) return *flag;
+  if (const auto* integer = value->get_if<std::int64_t>()) return *integer != 0;
+  if (const auto* number = value->get_if<double>()) return *number != 0.0;
+  if (const auto* text = value->get_if<std::string>()) return !text->empty();
   if (const auto* list = value->get_if<Value::List>()) return !list->empty();
   if (const auto* dict = value->get_if<Value::Dict>()) return !dict->empty();
   return true;
@@ -58,6 +61,11 @@ class Scales {
     const Value* const patterns = config.find("alpha_pattern");
     const auto* const dict = patterns ? patterns->get_if<Value::Dict>() : nullptr;
     if (dict == nullptr) return;
+    constexpr std::size_t kMaxPatterns = 10'000;
+    if (dict->size() > kMaxPatterns) {
+      refuse("alpha_pattern", "at most " + std::to_string(kMaxPatterns) + " entries",
+             std::to_string(dict->size()));
+    }
     for (const auto& [key, alpha] : *dict) add_pattern(key, alpha);
   }
 
@@ -69,9 +77,10 @@ class Scales {
       refuse("alpha_pattern", "names of modules of at most 300 bytes",
              "'" + printable(module, 40) + "'");
     }
-    for (const auto& [pattern, of_pattern] : patterns_) {
-      if (!std::regex_match(module, pattern)) continue;
-      alpha = of_pattern;
+    for (const Pattern& pattern : patterns_) {
+      count_steps(pattern, module);
+      if (!std::regex_match(module, pattern.regex)) continue;
+      alpha = pattern.alpha;
       break;
     }
     const auto divisor = static_cast<double>(rank);
@@ -91,19 +100,52 @@ class Scales {
     return *number;
   }
 
-  /// Whether a pattern is short, and repeats only single characters, and few of them. Others could
-  /// take any time to match.
+  /// A pattern of names, and how long it takes to match it.
+  struct Pattern {
+    std::regex regex;
+    double alpha;
+    int num_repetitions;
+  };
+
+  /// Refuses work that takes longer than minutes. A name is matched in as many steps as its size to
+  /// the power of the repetitions, one of which is in front of every pattern.
+  void count_steps(const Pattern& pattern, const std::string& module) const {
+    constexpr double kMaxSteps = 1e11;
+    num_steps_ += std::pow(static_cast<double>(module.size()), pattern.num_repetitions + 1);
+    if (num_steps_ <= kMaxSteps) return;
+    refuse("alpha_pattern", "regular expressions that are quick to match",
+           "many with repetitions, for long names");
+  }
+
+  /// Whether a pattern is short, repeats only single characters, and has few ways to match. Others
+  /// could take any time: std::regex tries one way after the other.
   static bool is_cheap(std::string_view pattern) {
     constexpr std::size_t kMaxNbytes = 200;
-    constexpr auto kMaxRepetitions = 3;
-    constexpr std::string_view kRepetitions = "*+{";
-    std::ptrdiff_t num_repetitions = 0;
+    constexpr double kMaxCost = 512;
+    constexpr double kRepetitionCost = 8;  // 3 repetitions alone are allowed
+    if (pattern.size() > kMaxNbytes) return false;
+    double cost = 1;
+    std::vector<double> num_branches{1};  // of each open group
     for (std::size_t i = 0; i < pattern.size(); ++i) {
-      if (kRepetitions.find(pattern[i]) == std::string_view::npos) continue;
-      ++num_repetitions;
-      if (i > 0 && pattern[i - 1] == ')') return false;
+      const char c = pattern[i];
+      if (c == '\\') {
+        ++i;
+      } else if (c == '(') {
+        num_branches.push_back(1);
+      } else if (c == '|') {
+        ++num_branches.back();
+      } else if (c == ')' && num_branches.size() > 1) {
+        cost *= num_branches.back();
+        num_branches.pop_back();
+      } else if (c == '?') {
+        cost *= 2;
+      } else if (c == '*' || c == '+' || c == '{') {
+        if (i > 0 && pattern[i - 1] == ')') return false;
+        cost *= kRepetitionCost;
+      }
     }
-    return pattern.size() <= kMaxNbytes && num_repetitions <= kMaxRepetitions;
+    for (const double each : num_branches) cost *= each;
+    return cost <= kMaxCost;
   }
 
   /// A pattern matches the last components of a module's name, as PEFT has it.
@@ -112,11 +154,14 @@ class Scales {
     const auto number = number_of(alpha);
     if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
     if (!is_cheap(*text)) {
-      refuse("alpha_pattern", "a short regular expression without repeated groups",
+      refuse("alpha_pattern", "a short regular expression without repeated groups, of few choices",
              "'" + printable(*text, 40) + "'");
     }
     try {
-      patterns_.emplace_back(std::regex("(.*\\.)?(" + *text + ")"), *number);
+      const auto num_repetitions =
+          std::ranges::count_if(*text, [](char c) { return c == '*' || c == '+' || c == '{'; });
+      patterns_.push_back(
+          {std::regex("(.*\\.)?(" + *text + ")"), *number, static_cast<int>(num_repetitions)});
     } catch (const std::regex_error&) {
       refuse("alpha_pattern", "a regular expression", "'" + printable(*text, 40) + "'");
     }
@@ -126,7 +171,8 @@ class Scales {
   double given_;
   bool is_rank_stabilized_;
   double alpha_;
-  std::vector<std::pair<std::regex, double>> patterns_;
+  std::vector<Pattern> patterns_;
+  mutable double num_steps_ = 0;  // of all matches so far
 };
 
 void require_plain_lora(const Value& config, const std::string& path) {
@@ -259,6 +305,10 @@ LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
   const Scales scales(parsed, config_path, scale);
   LoraAdapter adapter{.reader = std::move(reader), .scale = scale};
   AdapterNames(adapter, scales, is_given(parsed.find("fan_in_fan_out"))).sort();
+  if (adapter.changes.empty() && adapter.problems.empty()) {
+    throw Error::expected(ErrorKind::mismatch, {.path = adapter.reader->path()}, "adapter",
+                          "tensors, such as lora_A and lora_B", "none");
+  }
   return adapter;
 }
 

@@ -1,6 +1,7 @@
 #include "arithmetic/low_rank.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -31,10 +32,16 @@ struct Part {
   }
 };
 
+/// What the numbers of a matrix become.
+struct Reading {
+  SumPass pass;
+  double factor = 1.0;
+};
+
 /// Reads some rows and columns of a matrix that has `width` columns.
 template <class Number>
-Part<Number> read_part(const inspect::TensorReader& matrix, std::int64_t width, FlatRange rows,
-                       FlatRange columns) {
+Part<Number> read_part(const inspect::TensorReader& matrix, const Reading& reading,
+                       std::int64_t width, FlatRange rows, FlatRange columns) {
   const DType dtype = matrix.meta().dtype;
   Part<Number> part{std::vector<Number>(static_cast<std::size_t>(rows.numel() * columns.numel())),
                     columns.numel()};
@@ -45,10 +52,14 @@ Part<Number> read_part(const inspect::TensorReader& matrix, std::int64_t width, 
   for (std::int64_t done = 0; done < rows.numel() * columns.numel(); done += at_once) {
     const std::int64_t begin = (rows.begin + done / columns.numel()) * width + columns.begin;
     matrix.read({begin, begin + at_once}, bytes);
-    start_sum<Number>(
-        dtype, bytes, 1.0,
+    const auto room =
         std::span(part.numbers)
-            .subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(at_once)));
+            .subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(at_once));
+    if (reading.pass == SumPass::infinities) {
+      start_sum<Number>(DType::float64, infinities_of(dtype, bytes), 1.0, room);
+    } else {
+      start_sum<Number>(dtype, bytes, reading.factor, room);
+    }
   }
   return part;
 }
@@ -88,8 +99,9 @@ std::vector<Segment> segments_of(const Shape& shape, std::int64_t num_columns, c
 template <class Number>
 class Addition {
  public:
-  Addition(const LowRankTerm& term, const Shape& shape, std::span<Number> sum)
+  Addition(const LowRankTerm& term, const Shape& shape, SumPass pass, std::span<Number> sum)
       : term_(term),
+        pass_(pass),
         rank_(term.rank()),
         num_rows_(shape.front()),
         num_columns_(numel_of(shape) / shape.front()),
@@ -101,9 +113,12 @@ class Addition {
   /// Adds segments whose rows are close enough to be in memory together.
   void add(std::span<const Segment> segments) const {
     const FlatRange rows{segments.front().row, segments.back().row + 1};
+    const Reading reading{
+        pass_, pass_ == SumPass::scaled_down ? std::ldexp(1.0, -kSumScale<Number>) : 1.0};
     const Part<Number> left =
-        term_.is_transposed ? transposed(read_part<Number>(term_.down, num_rows_, {0, rank_}, rows))
-                            : read_part<Number>(term_.up, rank_, rows, {0, rank_});
+        term_.is_transposed
+            ? transposed(read_part<Number>(term_.down, reading, num_rows_, {0, rank_}, rows))
+            : read_part<Number>(term_.up, reading, rank_, rows, {0, rank_});
     FlatRange columns = segments.front().columns;
     for (const Segment& segment : segments) {
       columns.begin = std::min(columns.begin, segment.columns.begin);
@@ -119,8 +134,9 @@ class Addition {
   void add_tile(const Part<Number>& left, std::int64_t first_row, FlatRange tile,
                 std::span<const Segment> segments) const {
     const Part<Number> right =
-        term_.is_transposed ? transposed(read_part<Number>(term_.up, rank_, tile, {0, rank_}))
-                            : read_part<Number>(term_.down, num_columns_, {0, rank_}, tile);
+        term_.is_transposed
+            ? transposed(read_part<Number>(term_.up, {pass_}, rank_, tile, {0, rank_}))
+            : read_part<Number>(term_.down, {pass_}, num_columns_, {0, rank_}, tile);
     std::vector<Number> product;
     for (const Segment& segment : segments) {
       const FlatRange common{std::max(tile.begin, segment.columns.begin),
@@ -142,6 +158,7 @@ class Addition {
   }
 
   const LowRankTerm& term_;
+  const SumPass pass_;
   const std::int64_t rank_;
   const std::int64_t num_rows_;
   const std::int64_t num_columns_;
@@ -152,9 +169,9 @@ class Addition {
 
 template <class Number>
 void add_low_rank(const LowRankTerm& term, const Shape& shape, const Region& region,
-                  FlatRange window, std::span<Number> sum) {
+                  FlatRange window, SumPass pass, std::span<Number> sum) {
   if (window.numel() == 0 || term.rank() == 0) return;
-  const Addition<Number> addition(term, shape, sum);
+  const Addition<Number> addition(term, shape, pass, sum);
   const std::vector<Segment> segments = segments_of(shape, addition.num_columns(), region, window);
   for (std::size_t begin = 0; begin < segments.size();) {
     std::size_t end = begin + 1;
@@ -167,9 +184,9 @@ void add_low_rank(const LowRankTerm& term, const Shape& shape, const Region& reg
   }
 }
 
-template void add_low_rank(const LowRankTerm&, const Shape&, const Region&, FlatRange,
+template void add_low_rank(const LowRankTerm&, const Shape&, const Region&, FlatRange, SumPass,
                            std::span<double>);
-template void add_low_rank(const LowRankTerm&, const Shape&, const Region&, FlatRange,
+template void add_low_rank(const LowRankTerm&, const Shape&, const Region&, FlatRange, SumPass,
                            std::span<float>);
 
 }  // namespace tessera::arithmetic

@@ -2,8 +2,10 @@
 #include "arithmetic/quantized_matrix.h"
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 
 #include "base/cast.h"
 
@@ -159,8 +161,8 @@ void decode_codes(const TensorReader& codes, CodeForm form, int bits, std::int64
 
 }  // namespace
 
-void QuantizedMatrix::decode(std::int64_t matrix, FlatRange rows, FlatRange columns,
-                             std::span<float> out) const {
+std::vector<std::size_t> QuantizedMatrix::decode(std::int64_t matrix, FlatRange rows,
+                                                 FlatRange columns, std::span<float> out) const {
   decode_codes(codes, form, bits, matrix, {matrix * num_rows, num_rows, num_columns, rows, columns},
                out);
   const FlatRange blocks =
@@ -176,12 +178,16 @@ void QuantizedMatrix::decode(std::int64_t matrix, FlatRange rows, FlatRange colu
       {wanted.first_table_row + blocks.begin, wanted.first_table_row + blocks.end}, block_range);
   cast_elements(are_exponents ? DType::float8_e8m0fnu : scales.meta().dtype, stored.bytes,
                 DType::float32, std::as_writable_bytes(std::span(scale)));
-  for (float& each : scale) {
-    if (scale_factor != 1.0F) each *= scale_factor;
-    if (scale_divisor != 1.0F) each /= scale_divisor;
+  std::vector<bool> scale_is_finite(scale.size());  // as it is stored
+  for (std::size_t i = 0; i < scale.size(); ++i) {
+    scale_is_finite[i] =
+        std::isfinite(scale[i]) && std::isfinite(scale_factor) && std::isfinite(scale_divisor);
+    if (scale_factor != 1.0F) scale[i] *= scale_factor;
+    if (scale_divisor != 1.0F) scale[i] /= scale_divisor;
   }
   std::vector<float> zero(zeros ? scale.size() : 0);
   if (zeros) decode_codes(*zeros, zero_form, bits, matrix, wanted, zero);
+  std::vector<std::size_t> overflowed;
   float* number = out.data();
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const std::int64_t block =
@@ -190,9 +196,15 @@ void QuantizedMatrix::decode(std::int64_t matrix, FlatRange rows, FlatRange colu
     const auto first = static_cast<std::size_t>(block * block_range.numel());
     for (std::int64_t c = columns.begin; c < columns.end; ++c, ++number) {
       const auto i = first + static_cast<std::size_t>(c / block_columns - block_range.begin);
-      *number = (zeros ? *number - (zero[i] + zero_added) : *number) * scale[i];
+      const float code = zeros ? *number - (zero[i] + zero_added) : *number;
+      *number = code * scale[i];
+      if (std::isfinite(*number) || !std::isfinite(code) || !scale_is_finite[i]) continue;
+      overflowed.push_back(static_cast<std::size_t>(number - out.data()));
+      const float sign = std::signbit(code) == std::signbit(scale[i]) ? 1.0F : -1.0F;
+      *number = std::copysign(std::numeric_limits<float>::infinity(), sign);
     }
   }
+  return overflowed;
 }
 
 }  // namespace tessera::arithmetic

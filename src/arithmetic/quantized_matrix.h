@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -53,8 +54,11 @@ struct QuantizedMatrix {
   std::int64_t num_row_blocks = 0;  // with `row_blocks`
 
   /// Fills `out` with the numbers of some rows and columns of one matrix, row by row. Computes in
-  /// float32, as the libraries do that wrote the codes.
-  void decode(std::int64_t matrix, FlatRange rows, FlatRange columns, std::span<float> out) const;
+  /// float32, as the libraries do that wrote the codes. Returns the places in `out` of numbers that
+  /// float32 cannot hold, although codes, zero points and scales are finite. These are infinite,
+  /// with their sign.
+  std::vector<std::size_t> decode(std::int64_t matrix, FlatRange rows, FlatRange columns,
+                                  std::span<float> out) const;
 };
 
 }  // namespace tessera::arithmetic

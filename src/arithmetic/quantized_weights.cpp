@@ -109,6 +109,7 @@ struct Parts {
   std::size_t scales;
   std::string_view scheme;
   std::map<std::string_view, std::size_t> companions;  // by role
+  std::size_t num_companions = 0;
 };
 
 class Builder {
@@ -205,11 +206,17 @@ class Builder {
     std::set<QuantizationConfig::Block> candidates = config_.blocks();
     if (parts_.scheme == "mxfp8" || parts_.scheme == "mxfp4") candidates = {{1, 32}};
     if (parts_.scheme == "nvfp4") candidates = {{1, 16}};
-    std::erase_if(candidates, [&](const QuantizationConfig::Block& block) {
-      return (matrix.num_rows + block.first - 1) / block.first != rows ||
-             (matrix.num_columns + block.second - 1) / block.second != columns;
-    });
-    return candidates;
+    std::set<QuantizationConfig::Block> fitting;
+    for (const auto& [block_rows, block_columns] : candidates) {
+      if ((matrix.num_rows - 1) / block_rows + 1 != rows ||
+          (matrix.num_columns - 1) / block_columns + 1 != columns) {
+        continue;
+      }
+      // A block may be larger than the weight. Its size is not, so that sums of sizes stay small.
+      fitting.emplace(std::min(block_rows, matrix.num_rows),
+                      std::min(block_columns, matrix.num_columns));
+    }
+    return fitting;
   }
 
   void set_zeros(QuantizedMatrix& matrix, CodeForm form, const Shape& expected) const {
@@ -350,6 +357,10 @@ class Builder {
     if (bits != 2 && bits != 4 && bits != 8) {
       refuse("codes of 2, 4 or 8 bits", std::to_string(bits) + " bits");
     }
+    if (const auto given = config_.number("bits"); given && *given != bits) {
+      refuse("codes of " + std::to_string(*given) + " bits, as config.json says",
+             "codes of " + std::to_string(bits));
+    }
     const std::int64_t num_rows = is_awq ? codes_.shape[0] : codes_.shape[0] * 32 / bits;
     if (num_rows == 0 || num_columns == 0) refuse("codes", "none");
     QuantizedWeight weight{.codes_suffix = "qweight",
@@ -376,7 +387,9 @@ class Builder {
   std::int64_t group_rows(std::int64_t num_rows) const {
     const std::int64_t num_groups = scales_.shape[0];
     const auto given = config_.number("group_size");
-    if (given && *given > 0 && (num_rows + *given - 1) / *given == num_groups) return *given;
+    if (given && *given > 0 && (num_rows - 1) / *given + 1 == num_groups) {
+      return std::min(*given, num_rows);
+    }
     if (num_rows % num_groups != 0) refuse_scales("scales for groups of equal size");
     return num_rows / num_groups;
   }
@@ -421,7 +434,7 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (quantized.are_codes(i)) {
       const QuantizedPart* const part = quantized.find(i);
-      weights.emplace(i, Parts{i, part->partner, part->scheme, {}});
+      weights.emplace(i, Parts{i, part->partner, part->scheme, {}, 0});
     }
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -429,12 +442,15 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
     if (part == nullptr || quantized.are_codes(i)) continue;
     result.companions.insert(i);
     const auto weight = weights.find(part->partner);
-    if (weight != weights.end()) weight->second.companions.emplace(part->role, i);
+    if (weight == weights.end()) continue;
+    weight->second.companions.emplace(part->role, i);
+    ++weight->second.num_companions;
   }
   for (const auto& [codes, parts] : weights) {
     try {
       QuantizedWeight weight = Builder(reader, described, parts).build();
       weight.codes = codes;
+      weight.num_companions = parts.num_companions;
       result.weights.push_back(std::move(weight));
     } catch (const Refusal& refusal) {
       if (!only.selects(tensors[codes].meta.fqn)) continue;

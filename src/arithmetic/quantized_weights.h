@@ -22,6 +22,7 @@ struct QuantizedWeight {
   bool is_transposed =
       false;  // whether the numbers' last two dimensions are those of the codes, swapped
   QuantizedMatrix matrix;
+  std::size_t num_companions = 0;  // scales, zero points, …
 };
 
 /// The quantized weights of a checkpoint that can be turned into numbers.

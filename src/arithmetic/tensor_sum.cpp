@@ -1,13 +1,12 @@
 #include "arithmetic/tensor_sum.h"
 
 #include <algorithm>
+#include <cmath>
 #include <variant>
 
 #include "arithmetic/element_sum.h"
 #include "arithmetic/low_rank.h"
-#include "base/cast.h"
-#include "reshard/cast_losses.h"
-#include "tessera/base/error.h"
+#include "arithmetic/overflow.h"
 
 namespace tessera::arithmetic {
 namespace {
@@ -46,44 +45,64 @@ void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
                              std::span<std::byte> out) const {
   std::vector<Number> sum(static_cast<std::size_t>(window.numel()) *
                           numbers_per_element(meta_.dtype));
-  sum_up<Number>(region, window, sum);
-  round(sizeof(Number) == sizeof(double) ? DType::float64 : DType::float32,
-        std::as_bytes(std::span(sum)), number_dtype(to), out);
+  sum_up<Number>(region, window, SumPass::numbers, sum);
+  const std::vector<std::size_t> overflowed = mend_overflows<Number>(region, window, sum);
+  round_numbers({sizeof(Number) == sizeof(double) ? DType::float64 : DType::float32,
+                 std::as_bytes(std::span(sum)), overflowed},
+                options_->on_overflow, {}, meta_.fqn, number_dtype(to), out);
+}
+
+/// Computes sums again that are infinite or NaN although all their terms are finite, in numbers
+/// with a larger range. Returns the places of those that overflow there, too.
+template <class Number>
+std::vector<std::size_t> TensorSum::mend_overflows(const Region& region, FlatRange window,
+                                                   std::span<Number> sum) const {
+  const auto is_finite = [](Number number) { return std::isfinite(number); };
+  std::vector<std::size_t> overflowed;
+  if (std::ranges::all_of(sum, is_finite)) return overflowed;
+  std::vector<double> infinities(sum.size());
+  sum_up<double>(region, window, SumPass::infinities, infinities);
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    if (!is_finite(sum[i]) && infinities[i] == 0.0) overflowed.push_back(i);
+  }
+  if (overflowed.empty()) return overflowed;
+  std::vector<Number> scaled(sum.size());
+  sum_up<Number>(region, window, SumPass::scaled_down, scaled);
+  for (const std::size_t i : overflowed) sum[i] = std::ldexp(scaled[i], kSumScale<Number>);
+  std::erase_if(overflowed, [&](std::size_t i) { return is_finite(sum[i]); });
+  return overflowed;
 }
 
 template <class Number>
-void TensorSum::sum_up(const Region& region, FlatRange window, std::span<Number> sum) const {
+void TensorSum::sum_up(const Region& region, FlatRange window, SumPass pass,
+                       std::span<Number> sum) const {
+  const double scale = pass == SumPass::scaled_down ? std::ldexp(1.0, -kSumScale<Number>) : 1.0;
   std::vector<std::byte> elements;
   const auto read = [&](const inspect::TensorReader& tensor) {
     elements.resize(static_cast<std::size_t>(window.numel()) * itemsize(tensor.meta().dtype));
     read_region(tensor, region, window, elements);
-    return number_dtype(tensor.meta().dtype);
+    const DType dtype = number_dtype(tensor.meta().dtype);
+    if (pass != SumPass::infinities) return dtype;
+    elements = infinities_of(dtype, elements);
+    return DType::float64;
   };
   for (std::size_t i = 0; i < terms_.size(); ++i) {
     const DType dtype = read(terms_[i].tensor);
     const Step& step = terms_[i].step;
     if (i == 0) {
-      start_sum<Number>(dtype, elements, step.weight, sum);
+      start_sum<Number>(dtype, elements, step.weight * scale, sum);
     } else {
-      add_to_sum<Number>(dtype, elements, step.keep, step.weight, sum);
+      add_to_sum<Number>(dtype, elements, step.keep, step.weight * scale, sum);
     }
   }
   if (divisor_ != 1.0) divide_sum<Number>(divisor_, sum);
   for (const LowRankTerm& term : low_rank_) {
-    add_low_rank<Number>(term, meta_.shape, region, window, sum);
+    add_low_rank<Number>(term, meta_.shape, region, window, pass, sum);
   }
   for (const SumTerm& term : added_) {
     const DType dtype = read(term.tensor);
-    add_to_sum<Number>(dtype, elements, 1.0, term.step.weight, sum);
+    add_to_sum<Number>(dtype, elements, 1.0, term.step.weight * scale, sum);
   }
-}
-
-void TensorSum::round(DType from, std::span<const std::byte> numbers, DType to,
-                      std::span<std::byte> out) const {
-  const CastLosses losses =
-      cast_and_count(from, numbers, to, out, reshard::too_large_by(options_->on_overflow));
-  if (losses.num_too_large == 0 || options_->on_overflow != reshard::OnOverflow::refuse) return;
-  throw reshard::overflow_error({}, meta_.fqn, to, losses);
 }
 
 }  // namespace tessera::arithmetic

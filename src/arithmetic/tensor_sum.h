@@ -28,6 +28,17 @@ struct LowRankTerm {
   std::int64_t rank() const { return down.meta().shape.front(); }
 };
 
+/// What a pass over the terms of a sum computes.
+enum class SumPass {
+  numbers,      // the sum
+  scaled_down,  // the sum times 2^-kSumScale<Number>, which overflows later
+  infinities,   // NaN where a term is infinite or NaN, else 0
+};
+
+/// The power of two of SumPass::scaled_down.
+template <class Number>
+inline constexpr int kSumScale = sizeof(Number) == sizeof(double) ? 64 : 32;
+
 /// Fills `out` with elements `window` of a region of a tensor, in the region's own order.
 void read_region(const inspect::TensorReader& tensor, const Region& region, FlatRange window,
                  std::span<std::byte> out);
@@ -52,6 +63,7 @@ class TensorSum {
   }
 
   /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
+  /// A sum of finite numbers that is infinite or NaN counts as too large.
   /// Throws: Error(mismatch) with the tensor if a sum is too large for `to`, unless that is
   /// allowed; what readers throw.
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
@@ -61,9 +73,10 @@ class TensorSum {
   void read_numbers(const Region& region, FlatRange window, DType to,
                     std::span<std::byte> out) const;
   template <class Number>
-  void sum_up(const Region& region, FlatRange window, std::span<Number> sum) const;
-  void round(DType from, std::span<const std::byte> numbers, DType to,
-             std::span<std::byte> out) const;
+  void sum_up(const Region& region, FlatRange window, SumPass pass, std::span<Number> sum) const;
+  template <class Number>
+  std::vector<std::size_t> mend_overflows(const Region& region, FlatRange window,
+                                          std::span<Number> sum) const;
 
   TensorMeta meta_;  // as in the first source
   const CombineOptions* options_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "support/error_matchers.h"
@@ -184,6 +185,55 @@ TEST(CombinationTest, RefusesSumsThatAreTooLarge) {
               ElementsAre(std::numeric_limits<float>::infinity(), 2));
 }
 
+TEST(CombinationTest, AMeanThatADtypeHoldsDoesNotOverflowOnItsWay) {
+  const auto source = [] {
+    return one_tensor<double>("s", DType::float64, {3}, {1.5e308, 1, -1e308});
+  };
+  CombineOptions options;
+  options.divisor = 2;
+  EXPECT_THAT(elements<double>(*combined({{source()}, {source()}}, options).reader, "w"),
+              ElementsAre(1.5e308, 1, -1e308));
+  const auto narrow = [] {
+    return one_tensor<float>("s", DType::float32, {2}, {3e38F, -0x1p-140F});
+  };
+  options.accumulation = Accumulation::float32;
+  EXPECT_THAT(elements<float>(*combined({{narrow()}, {narrow()}}, options).reader, "w"),
+              ElementsAre(3e38F, -0x1p-140F));
+}
+
+TEST(CombinationTest, AnInfiniteSumOfFiniteNumbersCountsAsTooLarge) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto sum = [](CombineOptions options, Accumulation accumulation,
+                      reshard::OnOverflow on_overflow) {
+    options.accumulation = accumulation;
+    options.on_overflow = on_overflow;
+    const std::vector<double> numbers{1.5e308, -1.5e308, kInfinity, 2};
+    return combined({{one_tensor<double>("s", DType::float64, {4}, numbers), {.weight = 2}}},
+                    options);
+  };
+  for (const Accumulation accumulation : {Accumulation::float64, Accumulation::float32}) {
+    const auto refused = sum({}, accumulation, reshard::OnOverflow::refuse);
+    EXPECT_THAT([&] { elements<double>(*refused.reader, "w"); },
+                ThrowsError(ErrorKind::mismatch, "w: cast: expected finite numbers"));
+    constexpr double kLargest = std::numeric_limits<double>::max();
+    EXPECT_THAT(elements<double>(*sum({}, accumulation, reshard::OnOverflow::saturate).reader, "w"),
+                ElementsAre(kLargest, -kLargest, kInfinity, 4));
+    EXPECT_THAT(elements<double>(*sum({}, accumulation, reshard::OnOverflow::infinity).reader, "w"),
+                ElementsAre(kInfinity, -kInfinity, kInfinity, 4));
+  }
+}
+
+TEST(CombinationTest, ASumWithoutASignIsNotSaturated) {
+  const auto source = [](double weight) {
+    return Source{one_tensor<double>("s", DType::float64, {1}, {1e300}), {.weight = weight}};
+  };
+  CombineOptions options;
+  options.on_overflow = reshard::OnOverflow::saturate;
+  const auto result = combined({source(1e300), source(-2e300)}, options);
+  EXPECT_THAT([&] { elements<double>(*result.reader, "w"); },
+              ThrowsError(ErrorKind::mismatch, "w: overflow: expected terms whose sum has a sign"));
+}
+
 TEST(CombinationTest, ListsAllProblemsAtOnce) {
   MemoryCheckpoint a("a", 1);
   a.add({"only_a", DType::float32, {1}}, bytes_of<float>({1}), {{whole_box(Shape{1}), 0}});
@@ -321,9 +371,13 @@ TEST(LoraTest, ScalesByPatternAndRank) {
   const std::vector<std::pair<std::string, double>> cases{
       {"", 2},
       {R"(, "use_rslora": true)", 4 / std::sqrt(2.0)},
+      {R"(, "use_rslora": 0, "use_dora": 0, "layer_replication": "", "use_qalora": 0.0)", 2},
+      {R"(, "use_rslora": 1)", 4 / std::sqrt(2.0)},
       {R"(, "alpha_pattern": {"x": 6, "w": 8})", 4},
       {R"(, "alpha_pattern": {"[vw]": 8, "w": 6})", 4},
       {R"(, "alpha_pattern": {"ww": 8})", 2},
+      {R"x(, "alpha_pattern": {"(q|k|v|o|w)": 8})x", 4},
+      {R"x(, "alpha_pattern": {".*(layers\\.[0-9]+\\.)?w": 8})x", 4},
   };
   for (const auto& [more, scale] : cases) {
     SCOPED_TRACE(more);
@@ -345,11 +399,102 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
               ThrowsError(ErrorKind::corruption, "expected a regular expression"));
-  for (const std::string pattern : {"(a+)+b", "a*a*a*a*b", "(a|a){30}b"}) {
+  const auto many = [](const std::string& part, int times) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += part;
+    return text;
+  };
+  for (const std::string& pattern :
+       {std::string("(a+)+b"), std::string("a*a*a*a*b"), std::string("(a|a){30}b"),
+        many(".?", 60) + "!", many("(a|a)", 39), std::string("a*a*(b|c)?(b|c)?")}) {
     EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {")" + pattern +
                      R"(": 1}})"),
                 ThrowsError(ErrorKind::corruption, "without repeated groups"));
   }
+}
+
+TEST(LoraTest, AProductThatOverflowsCountsAsTooLarge) {
+  const auto merged = [](float down, reshard::OnOverflow on_overflow) {
+    CombineOptions options;
+    options.on_overflow = on_overflow;
+    options.accumulation = Accumulation::float32;
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(adapter_of({1, 2}, {down, 1}, {2, 1}, {3e38F, 0}));
+    return combined({{base_of({2, 2}, {{whole_box(Shape{2, 2}), 0}})}}, options,
+                    std::move(adapters));
+  };
+  EXPECT_THAT([&] { elements<float>(*merged(-4, reshard::OnOverflow::refuse).reader, "w.weight"); },
+              ThrowsError(ErrorKind::mismatch, "w.weight: cast: expected finite numbers"));
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  EXPECT_THAT(elements<float>(*merged(-4, reshard::OnOverflow::saturate).reader, "w.weight"),
+              ElementsAre(-kLargest, kLargest, 100, 100));
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_THAT(elements<float>(*merged(kInfinity, reshard::OnOverflow::saturate).reader, "w.weight"),
+              ElementsAre(kInfinity, kLargest, testing::IsNan(), 100));
+}
+
+TEST(LoraTest, TheScaleMustBeANumberOfTheSum) {
+  for (const auto& [more, accumulation, num_problems] :
+       {std::tuple(R"(, "alpha_pattern": {"w": 1e60})", Accumulation::float32, 1U),
+        std::tuple(R"(, "alpha_pattern": {"w": 1e-60})", Accumulation::float32, 1U),
+        std::tuple(R"(, "alpha_pattern": {"w": 1e60})", Accumulation::float64, 0U),
+        std::tuple(R"(, "alpha_pattern": {"w": 0})", Accumulation::float32, 0U)}) {
+    CombineOptions options;
+    options.accumulation = accumulation;
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp, more));
+    const auto result =
+        combined({{base_of({4, 3}, {{whole_box(Shape{4, 3}), 0}})}}, options, std::move(adapters));
+    EXPECT_THAT(result.problems, SizeIs(num_problems)) << more;
+  }
+}
+
+TEST(LoraTest, FewOfTheScalesMayHavePatterns) {
+  std::string patterns = R"({"w0": 1)";
+  for (int i = 1; i <= 10'000; ++i) {
+    patterns += R"(, "w)" + std::to_string(i) + R"(": 1)";
+  }
+  EXPECT_THAT(
+      [&] {
+        adapter_of({2, 3}, kDown, {4, 2}, kUp, R"(, "alpha_pattern": )" + patterns + "}");
+      },
+      ThrowsError(ErrorKind::corruption, "alpha_pattern: expected at most 10000 entries"));
+}
+
+TEST(LoraTest, AllPatternsTogetherAreQuickToMatch) {
+  MemoryCheckpoint checkpoint("adapter", 1);
+  for (int i = 0; i < 20; ++i) {
+    const std::string module = "base_model.model." + std::to_string(i) + std::string(280, 'a');
+    checkpoint.add({module + ".lora_A.weight", DType::float32, {1, 1}}, bytes_of<float>({1}));
+    checkpoint.add({module + ".lora_B.weight", DType::float32, {1, 1}}, bytes_of<float>({1}));
+  }
+  EXPECT_THAT(
+      [&] {
+        read_lora_adapter(
+            std::make_unique<MemoryCheckpoint>(std::move(checkpoint)),
+            R"({"peft_type": "LORA", "lora_alpha": 4, "alpha_pattern": {"b*b*b*!": 1}})", "c", 1.0);
+      },
+      ThrowsError(ErrorKind::corruption, "expected regular expressions that are quick to match"));
+}
+
+TEST(LoraTest, AnAdapterHasTensors) {
+  EXPECT_THAT(
+      [] {
+        read_lora_adapter(std::make_unique<MemoryCheckpoint>("adapter", 1),
+                          R"({"peft_type": "LORA", "lora_alpha": 4})", "config", 1.0);
+      },
+      ThrowsError(ErrorKind::mismatch, "adapter: adapter: expected tensors"));
+}
+
+TEST(LoraTest, OnlyTheConfigurationTransposes) {
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));
+  const auto result =
+      combined({{base_of({3, 4}, {{whole_box(Shape{3, 4}), 0}})}}, {}, std::move(adapters));
+  EXPECT_THAT(
+      texts(result.problems),
+      ElementsAre(HasSubstr("w.weight: combine: expected fan_in_fan_out in adapter, because "
+                            "only the transpose of the matrices fits, found none")));
 }
 
 TEST(LoraTest, MatricesMustMakeTheWeight) {

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
+#include "base/json.h"
+#include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "tessera/formats/detect.h"
@@ -124,6 +127,89 @@ TEST(DequantizeTest, ATransposedWeightMayBeLargerThanATile) {
   }
 }
 
+/// A weight of int8 with one scale for each row.
+DequantizedCheckpoint scaled(std::vector<std::int8_t> codes, std::vector<float> scales, DType to,
+                             reshard::OnOverflow on_overflow) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  const auto num_rows = static_cast<std::int64_t>(scales.size());
+  source->add({"w", DType::int8, {num_rows, static_cast<std::int64_t>(codes.size()) / num_rows}},
+              test::bytes_of<std::int8_t>(codes));
+  source->add({"w_scale", DType::float32, {num_rows, 1}}, test::bytes_of<float>(scales));
+  return dequantize(std::move(source), to, {}, {}, on_overflow);
+}
+
+TEST(DequantizeTest, AnInfiniteProductOfFiniteNumbersCountsAsTooLarge) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  const std::vector<std::int8_t> codes{1, -2, 1, -1};
+  const std::vector<float> scales{3e38F, kInfinity};
+  const auto refused = scaled(codes, scales, DType::float64, reshard::OnOverflow::refuse);
+  EXPECT_THAT([&] { test::whole_tensor(*refused.reader, 0); },
+              test::ThrowsError(ErrorKind::mismatch, "w: cast: expected finite numbers"));
+  const auto saturated = scaled(codes, scales, DType::float64, reshard::OnOverflow::saturate);
+  EXPECT_EQ(test::whole_tensor(*saturated.reader, 0),
+            test::bytes_of<double>({3e38F, -kLargest, kInfinity, -kInfinity}));
+  const auto infinite = scaled(codes, scales, DType::float64, reshard::OnOverflow::infinity);
+  EXPECT_EQ(test::whole_tensor(*infinite.reader, 0),
+            test::bytes_of<double>({3e38F, -kInfinity, kInfinity, -kInfinity}));
+}
+
+TEST(DequantizeTest, CountsTheWeightsThatAreSelected) {
+  const FileSystem& fs = FileSystem::posix();
+  const auto counted = [&](const char* pattern) {
+    const auto result = dequantize(formats::open_checkpoint(fs, folder() + "int4_groups"),
+                                   DType::bfloat16, read_model_config(fs, folder() + "int4_groups"),
+                                   NameSelection({pattern}), reshard::OnOverflow::refuse);
+    EXPECT_TRUE(result.has_weights);
+    return std::pair(result.num_weights, result.num_companions);
+  };
+  EXPECT_EQ(counted("*").first, 1);
+  EXPECT_EQ(counted("*").second, 2);
+  EXPECT_EQ(counted("*weight"), counted("*"));  // the name of the numbers
+  EXPECT_EQ(counted("!*weight"), std::pair(std::size_t{0}, std::size_t{0}));
+}
+
+TEST(DequantizeTest, AGlobalScaleOfZeroCountsAsTooLarge) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w_packed", DType::uint8, {1, 8}}, test::Bytes(8, std::byte{0x12}));
+  source->add({"w_scale", DType::float8_e4m3fn, {1, 1}}, test::Bytes(1, std::byte{0x38}));
+  source->add({"w_global_scale", DType::float32, {1}}, test::bytes_of<float>({0}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  ASSERT_EQ(result.num_weights, 1);
+  EXPECT_THAT([&] { test::whole_tensor(*result.reader, 0); },
+              test::ThrowsError(ErrorKind::mismatch, "w: cast: expected finite numbers"));
+}
+
+TEST(DequantizeTest, BitsOfTheConfigurationMustBeThoseOfTheCodes) {
+  const FileSystem& fs = FileSystem::posix();
+  for (const std::string bits : {"8", "0", "-4", "4"}) {
+    const Value config =
+        parse_json(R"({"quantization_config": {"quant_method": "gptq", "bits": )" + bits + "}}",
+                   "config.json");
+    const auto result = dequantize(formats::open_checkpoint(fs, folder() + "gptq"), DType::float16,
+                                   config, {}, reshard::OnOverflow::refuse);
+    EXPECT_EQ(result.problems.empty(), bits == "4") << bits;
+  }
+}
+
+TEST(DequantizeTest, BlocksMayBeMuchLargerThanTheWeight) {
+  const auto read = [](const std::string& rows, const std::string& columns) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w", DType::int8, {2, 4}}, test::bytes_of<std::int8_t>({1, 2, 3, 4, 5, 6, 7, 8}));
+    source->add({"w_scale", DType::float32, {1, 2}}, test::bytes_of<float>({1, 10}));
+    const Value config = parse_json(
+        R"({"quantization_config": {"weight_block_size": [)" + rows + ", " + columns + "]}}", "c");
+    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+  };
+  const auto result = read("9223372036854775807", "2");
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0),
+            test::bytes_of<float>({1, 2, 30, 40, 5, 6, 70, 80}));
+  EXPECT_THAT(read("4611686018427387904", "4611686018427387904").problems, SizeIs(1));
+}
+
 TEST(DequantizeTest, ShapesFromDiskAreChecked) {
   const auto problems_of = [](Shape codes, Shape scales) {
     auto source = std::make_unique<MemoryCheckpoint>();
@@ -131,7 +217,9 @@ TEST(DequantizeTest, ShapesFromDiskAreChecked) {
                 test::Bytes(static_cast<std::size_t>(numel_of(codes))));
     source->add({"w_scale_inv", DType::float32, scales},
                 test::Bytes(static_cast<std::size_t>(numel_of(scales)) * 4));
-    return dequantize(std::move(source), DType::bfloat16, {}, {}, reshard::OnOverflow::refuse)
+    const Value config =
+        parse_json(R"({"quantization_config": {"weight_block_size": [2, 2]}})", "config.json");
+    return dequantize(std::move(source), DType::bfloat16, config, {}, reshard::OnOverflow::refuse)
         .problems;
   };
   EXPECT_THAT(problems_of({4, 6}, {4, 1}), IsEmpty());

@@ -99,8 +99,10 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   }
   Formula formula;
   double sum = 0.0;
+  double sum_of_magnitudes = 0.0;
   const auto add = [&](SourceStep source) {
     sum += source.step.weight;
+    sum_of_magnitudes += std::fabs(source.step.weight);
     formula.sources.push_back(std::move(source));
   };
   if (!options.base.empty()) add({options.base});
@@ -110,9 +112,30 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
     throw UsageError("combine: one of --linear, --base, --average and --ema is missing", kHelp);
   }
   if (!options.normalizes) return formula;
-  if (sum == 0.0) refuse("--normalize", "weights whose sum is not 0", "0");
+  // Weights such as 0.1 + 0.2 - 0.3 cancel, but rounding leaves a little.
+  constexpr double kCancelled = 1e-12;
+  if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
+    refuse("--normalize", "weights whose sum is not 0",
+           sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which rounding has left");
+  }
   formula.divisor = sum;
   return formula;
+}
+
+/// Refuses weights that the numbers in which sums are computed cannot hold.
+void check_weights(const Formula& formula, const CombineCommandOptions& options) {
+  const auto check = [&](const std::string& option, const std::string& what, double number) {
+    if (arithmetic::can_hold(options.accumulation, number)) return;
+    const bool is_double = options.accumulation == Accumulation::float64;
+    refuse(option, what + " that " + (is_double ? "float64" : "float32") + " can hold",
+           tessera::detail::float_to_text(number));
+  };
+  for (const SourceStep& source : formula.sources) {
+    const std::string option = options.ema_decay ? "--ema" : "--linear";
+    check(option, options.ema_decay ? "a decay" : "a weight", source.step.weight);
+    check(option, "a decay", source.step.keep);
+  }
+  check("--normalize", "weights with a sum", formula.divisor);
 }
 
 Formula formula_of(const CombineCommandOptions& options) {
@@ -127,6 +150,7 @@ Formula formula_of(const CombineCommandOptions& options) {
   for (const std::string& text : options.adapters) {
     formula.adapters.push_back(parse_adapter(text));
   }
+  check_weights(formula, options);
   return formula;
 }
 

@@ -27,6 +27,7 @@ std::unique_ptr<formats::CheckpointReader> apply_dequantize(
   problems.insert(problems.end(), result.problems.begin(), result.problems.end());
   if (!done) done.emplace();
   done->dtype = *dtype;
+  done->has_weights = done->has_weights || result.has_weights;
   done->num_weights += result.num_weights;
   done->num_companions += result.num_companions;
   return std::move(result.reader);

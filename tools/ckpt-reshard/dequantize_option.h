@@ -16,8 +16,9 @@ namespace tessera::cli {
 /// What `--dequantize` has done.
 struct Dequantized {
   DType dtype = DType::bfloat16;
-  std::size_t num_weights = 0;
-  std::size_t num_companions = 0;  // tensors that are left out
+  bool has_weights = false;        // that are quantized, selected or not
+  std::size_t num_weights = 0;     // those that --only selects
+  std::size_t num_companions = 0;  // of these weights; they are left out
 };
 
 /// Returns a source with numbers in place of codes, as `--dequantize` asks; the same source without

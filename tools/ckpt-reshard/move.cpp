@@ -154,7 +154,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
     source.reader = apply_dequantize(std::move(source.reader), fs, paths.front(), options,
                                      source.problems, source.dequantized);
   }
-  if (source.dequantized && source.dequantized->num_weights == 0 && source.problems.empty()) {
+  if (source.dequantized && !source.dequantized->has_weights && source.problems.empty()) {
     source.problems.push_back({.rule = "dequantize",
                                .where = {.path = source.reader->path()},
                                .expected = "quantized weights",

@@ -1,0 +1,58 @@
+#include "arithmetic/overflow.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "base/cast.h"
+#include "reshard/cast_losses.h"
+#include "tessera/base/error.h"
+
+namespace tessera::arithmetic {
+namespace {
+
+double number_at(const CalculatedNumbers& calculated, std::size_t place) {
+  const std::size_t size = itemsize(calculated.dtype);
+  double number = 0.0;
+  cast_elements(calculated.dtype, calculated.numbers.subspan(place * size, size), DType::float64,
+                std::as_writable_bytes(std::span(&number, 1)));
+  return number;
+}
+
+/// Writes the largest numbers of `to` where a calculation overflowed.
+void saturate(const CalculatedNumbers& calculated, const std::string& path, const std::string& fqn,
+              DType to, std::span<std::byte> out) {
+  const std::size_t size = itemsize(to);
+  for (const std::size_t place : calculated.overflowed) {
+    const double number = number_at(calculated, place);
+    if (std::isnan(number)) {
+      throw Error::expected(ErrorKind::mismatch, {.path = path, .fqn = fqn}, "overflow",
+                            "terms whose sum has a sign", "terms that are too large to tell");
+    }
+    const double largest = std::copysign(largest_finite(to), number);
+    cast_elements(DType::float64, std::as_bytes(std::span(&largest, 1)), to,
+                  out.subspan(place * size, size));
+  }
+}
+
+}  // namespace
+
+void round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
+                   const std::string& path, const std::string& fqn, DType to,
+                   std::span<std::byte> out) {
+  CastLosses losses = cast_and_count(calculated.dtype, calculated.numbers, to, out,
+                                     reshard::too_large_by(on_overflow));
+  if (on_overflow == reshard::OnOverflow::saturate) saturate(calculated, path, fqn, to, out);
+  if (on_overflow != reshard::OnOverflow::refuse) return;
+  if (!calculated.overflowed.empty()) {
+    const bool counted = to == DType::float8_e4m3fn;  // it has no infinity
+    losses.merge(
+        {.num_too_large = counted ? 0 : static_cast<std::int64_t>(calculated.overflowed.size()),
+         .largest_magnitude = std::numeric_limits<double>::infinity()});
+  }
+  if (losses.num_too_large > 0) throw reshard::overflow_error(path, fqn, to, losses);
+}
+
+}  // namespace tessera::arithmetic
