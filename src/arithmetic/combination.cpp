@@ -10,6 +10,8 @@
 #include "arithmetic/element_sum.h"
 #include "arithmetic/source_match.h"
 #include "base/value_bits.h"
+#include "formats/own_annotations.h"
+#include "reshard/cast_rule.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -120,7 +122,8 @@ class Combination {
     TensorSum sum(meta, *options_);
     for (std::size_t s = 0; s < tensors.size(); ++s) sum.add({std::move(tensors[s]), steps_[s]});
     origins_[index].emplace<TensorSum>(std::move(sum));
-    if (options_->rounding == Rounding::later && !is_complex(meta.dtype)) {
+    if (options_->rounding == Rounding::later && !is_complex(meta.dtype) &&
+        !reshard::is_never_cast(meta)) {
       meta.dtype = DType::float64;
     }
   }

@@ -29,7 +29,8 @@ enum class Accumulation { float64, float32 };
 /// What the combined tensors are rounded to.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // nothing: they are float64, for a move that casts them
+  later,            // nothing: they are float64, for a move that casts them; what no cast changes
+                    // is rounded as above
 };
 
 /// How to combine.
