@@ -95,17 +95,33 @@ FormatChange change_of(Simplification::Kind kind) {
   return {};
 }
 
-/// Counts what the reader made simpler in the entries that are moved.
-void count_simplifications(const Plan& plan, const CheckpointContents& source, Counts& counts,
-                           Names& names) {
-  if (source.simplifications.empty()) return;
-  std::set<std::string> moved;  // names in the source
+/// Returns the names in the source of the entries that are moved.
+std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& source,
+                                  const MovedSelection& selection) {
+  std::set<std::string> moved;
+  std::set<std::string_view> tensors;  // moved under any of their names
   for (const TensorCopy& copy : plan.copies) {
-    moved.insert(source.tensors[copy.source_tensor].meta.fqn);
+    tensors.insert(source.tensors[copy.source_tensor].meta.fqn);
+  }
+  for (const std::string_view name : tensors) {
+    if (selection.contains(name)) moved.emplace(name);
+  }
+  for (const formats::Alias& alias : source.aliases) {
+    if (tensors.contains(alias.target) && selection.contains(alias.fqn)) moved.insert(alias.fqn);
   }
   for (const std::size_t value : plan.value_sources) moved.insert(source.values[value].name);
   const auto is_moved = [&](const std::string& name) {
-    if (name.empty() || moved.contains(name)) return !moved.empty();
+  return moved;
+}
+
+/// Counts what the reader made simpler in the entries that are moved.
+void count_simplifications(const Plan& plan, const CheckpointContents& source,
+                           const MovedSelection& selection, Counts& counts, Names& names) {
+  if (source.simplifications.empty()) return;
+  const std::set<std::string> moved = names_moved(plan, source, selection);
+  const bool is_empty = source.tensors.empty() && source.values.empty();
+    if (name.empty()) return !moved.empty() || is_empty;
+    if (moved.contains(name)) return true;
     const std::string prefix = name + ".";
     const auto next = moved.lower_bound(prefix);
     return next != moved.end() && next->starts_with(prefix);
@@ -153,6 +169,7 @@ std::string_view format_change_name(FormatChange change) {
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const CheckpointContents& source,
                                                     const std::set<KeyPath>& renamed_keys,
+                                                    const MovedSelection& selection,
                                                     Format destination) {
   const FormatTraits traits = formats::traits_of(destination);
   Counts counts;
@@ -168,7 +185,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
     counts[FormatChange::annotations] = num_annotations(source);
   }
   Names names;
-  count_simplifications(plan, source, counts, names);
+  count_simplifications(plan, source, selection, counts, names);
   constexpr std::size_t kMaxNames = 10;
   std::vector<FormatChangeCount> found;
   for (const auto& [change, count] : counts) {

@@ -68,6 +68,33 @@ TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
                           FormatChangeCount{value_types, 1, {"frozenset"}}));
 }
 
+TEST(FormatChangesTest, WhatChangesUnderATiedNameIsCounted) {
+  using Kind = Simplification::Kind;
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {1}}, bytes_of<float>({1}));
+  source.add_alias("p", "a");
+  source.add_alias("t.0", "a");
+  source.contents_for_change().simplifications = {
+      {Kind::parameter, "p"}, {Kind::requires_grad, "a"}, {Kind::tuple, "t"}};
+  const auto changes = [&](Format format, PlanOptions options) {
+    options.format = format;
+    return plan_reshard(source.contents(), source.path(), options).changes;
+  };
+  for (const Format format : {Format::native, Format::torch_zip}) {
+    EXPECT_THAT(changes(format, {}),
+                ElementsAre(FormatChangeCount{requires_grad, 1}, FormatChangeCount{parameters, 1},
+                            FormatChangeCount{tuples, 1}));
+    EXPECT_THAT(changes(format, {.only = NameSelection({"t"})}),
+                ElementsAre(FormatChangeCount{tuples, 1}));
+    EXPECT_THAT(changes(format, {.only = NameSelection({"a"})}),
+                ElementsAre(FormatChangeCount{requires_grad, 1}));
+  }
+  EXPECT_THAT(changes(Format::dcp, {.only = NameSelection({"p", "t"}), .renames = {{"p", "q"}}}),
+              ElementsAre(FormatChangeCount{split_ties, 1}, FormatChangeCount{parameters, 1},
+                          FormatChangeCount{tuples, 1}));
+}
+
 TEST(FormatChangesTest, ANumberThatARenameMakesTextIsCountedInEveryFormat) {
   using enum FormatChange;
   const PlanOptions options{.only = NameSelection({"optim"}),
