@@ -7,6 +7,7 @@
 #include <string>
 #include <variant>
 
+#include "formats/own_annotations.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/format_driver.h"
 
@@ -68,9 +69,9 @@ std::size_t num_repeated(const Plan& plan) {
 
 /// Returns how many annotations a user may have written.
 std::size_t num_annotations(const CheckpointContents& source) {
-  std::set<std::string_view> own;
-  for (const auto* driver : formats::format_drivers()) own.insert(driver->traits().own_annotation);
-  const auto is_of_user = [&](const auto& annotation) { return !own.contains(annotation.first); };
+  const auto is_of_user = [](const auto& annotation) {
+    return !formats::is_own_annotation(annotation.first, annotation.second);
+  };
   return static_cast<std::size_t>(std::ranges::count_if(source.annotations, is_of_user));
 }
 
@@ -110,7 +111,6 @@ std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& so
     if (tensors.contains(alias.target) && selection.contains(alias.fqn)) moved.insert(alias.fqn);
   }
   for (const std::size_t value : plan.value_sources) moved.insert(source.values[value].name);
-  const auto is_moved = [&](const std::string& name) {
   return moved;
 }
 
@@ -120,6 +120,7 @@ void count_simplifications(const Plan& plan, const CheckpointContents& source,
   if (source.simplifications.empty()) return;
   const std::set<std::string> moved = names_moved(plan, source, selection);
   const bool is_empty = source.tensors.empty() && source.values.empty();
+  const auto is_moved = [&](const std::string& name) {
     if (name.empty()) return !moved.empty() || is_empty;
     if (moved.contains(name)) return true;
     const std::string prefix = name + ".";
@@ -168,8 +169,8 @@ std::string_view format_change_name(FormatChange change) {
 
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const CheckpointContents& source,
-                                                    const std::set<KeyPath>& renamed_keys,
                                                     const MovedSelection& selection,
+                                                    const std::set<KeyPath>& renamed_keys,
                                                     Format destination) {
   const FormatTraits traits = formats::traits_of(destination);
   Counts counts;

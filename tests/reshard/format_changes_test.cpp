@@ -111,6 +111,26 @@ TEST(FormatChangesTest, ANumberThatARenameMakesTextIsCountedInEveryFormat) {
               Contains(FormatChangeCount{text_keys, 1, {}, 1}));
 }
 
+TEST(FormatChangesTest, TheFormatOfSafetensorsCountsUnlessItIsThatOfPyTorch) {
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  const auto changes = [&](const std::string& format) {
+    source.contents_for_change().annotations = {{"format", format}};
+    return plan_reshard(source.contents(), source.path(), {.format = Format::dcp}).changes;
+  };
+  EXPECT_THAT(changes("pt"), IsEmpty());
+  EXPECT_THAT(changes("mlx"), ElementsAre(FormatChangeCount{annotations, 1}));
+}
+
+TEST(FormatChangesTest, AnEmptyOrderedDictIsCounted) {
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.contents_for_change().simplifications = {{Simplification::Kind::dict_class, ""}};
+  EXPECT_THAT(plan_reshard(source.contents(), source.path(), {.format = Format::torch_zip}).changes,
+              ElementsAre(FormatChangeCount{dict_classes, 1}));
+}
+
 TEST(FormatChangesTest, WhatIsLeftOutIsNotCounted) {
   using enum FormatChange;
   EXPECT_THAT(changes_to(Format::native, {.only = NameSelection({"optim"})}),

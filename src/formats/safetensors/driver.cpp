@@ -125,7 +125,7 @@ class SafetensorsDriver final : public FormatDriver {
 
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
-            .own_annotation = detail::kFormatKey,
+            .own_annotation = "format=pt",  // as the writer sets it
             .has_several_files = true};
   }
 
