@@ -67,6 +67,7 @@ class Combination {
     for (std::size_t i = 0; i < contents_.values.size(); ++i) add_value(i);
     note_values_left();
     note_preferred();
+    note_texts_left();
     add_findings_of_others();
     count();
     sort_problems();
@@ -205,6 +206,27 @@ class Combination {
          .expected = "equal values and equal tensors of integers in all sources",
          .found = "different ones; one of them is taken: '" + printable(preferred_.front()) + "'" +
                   others});
+  }
+
+  /// Adds a note about texts beside the tensors that the first source does not have.
+  void note_texts_left() {
+    std::set<std::string> left;
+    for (std::size_t s = 1; s < readers_.size(); ++s) {
+      for (const auto& [key, text] : readers_[s]->contents().annotations) {
+        if (formats::is_own_annotation(key, text)) continue;
+        const auto kept = contents_.annotations.find(key);
+        if (kept == contents_.annotations.end() || kept->second != text) left.insert(key);
+      }
+    }
+    if (left.empty()) return;
+    const std::string others =
+        left.size() == 1 ? "" : " and " + std::to_string(left.size() - 1) + " more";
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = kCombineRule,
+         .where = {.path = readers_.front()->path()},
+         .expected = "the same texts beside the tensors in all sources",
+         .found = "others, which are left out: '" + printable(*left.begin()) + "'" + others});
   }
 
   void add_findings_of_others() {
