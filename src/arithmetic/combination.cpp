@@ -11,6 +11,8 @@
 #include "arithmetic/element_sum.h"
 #include "arithmetic/source_match.h"
 #include "base/value_bits.h"
+#include "formats/own_annotations.h"
+#include "reshard/cast_rule.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -66,6 +68,7 @@ class Combination {
     for (std::size_t i = 0; i < contents_.values.size(); ++i) add_value(i);
     note_values_left();
     note_preferred();
+    note_texts_left();
     add_findings_of_others();
     count();
     sort_problems();
@@ -121,7 +124,8 @@ class Combination {
     TensorSum sum(meta, *options_);
     for (std::size_t s = 0; s < tensors.size(); ++s) sum.add({std::move(tensors[s]), steps_[s]});
     origins_[index].emplace<TensorSum>(std::move(sum));
-    if (options_->rounding == Rounding::later && !is_complex(meta.dtype)) {
+    if (options_->rounding == Rounding::later && !is_complex(meta.dtype) &&
+        !reshard::is_never_cast(meta)) {
       meta.dtype = DType::float64;
     }
   }
@@ -203,6 +207,27 @@ class Combination {
          .expected = "equal values and equal tensors of integers in all sources",
          .found = "different ones; one of them is taken: '" + printable(preferred_.front()) + "'" +
                   others});
+  }
+
+  /// Adds a note about texts beside the tensors that the first source does not have.
+  void note_texts_left() {
+    std::set<std::string> left;
+    for (std::size_t s = 1; s < readers_.size(); ++s) {
+      for (const auto& [key, text] : readers_[s]->contents().annotations) {
+        if (formats::is_own_annotation(key, text)) continue;
+        const auto kept = contents_.annotations.find(key);
+        if (kept == contents_.annotations.end() || kept->second != text) left.insert(key);
+      }
+    }
+    if (left.empty()) return;
+    const std::string others =
+        left.size() == 1 ? "" : " and " + std::to_string(left.size() - 1) + " more";
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = kCombineRule,
+         .where = {.path = readers_.front()->path()},
+         .expected = "the same texts beside the tensors in all sources",
+         .found = "others, which are left out: '" + printable(*left.begin()) + "'" + others});
   }
 
   void add_findings_of_others() {

@@ -32,7 +32,8 @@ bool can_hold(Accumulation accumulation, double weight);
 /// What the combined tensors are rounded to.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // nothing: they are float64, for a move that casts them
+  later,            // nothing: they are float64, for a move that casts them; what no cast changes
+                    // is rounded as above
 };
 
 /// How to combine.

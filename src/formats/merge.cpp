@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/value_bits.h"
@@ -209,6 +210,7 @@ class MergedReader final : public CheckpointReader {
     for (const Named& entry : entries) {
       found += (found.empty() ? "" : ", ") + printable(reader_of(entry.origin).path());
     }
+    if (have_different_keys(entries)) different_keys_.push_back(entries.front().name);
     const TensorCollision kind = compare(entries);
     const std::string& name = entries.front().name;
     if (preference_ != MergePreference::none) {
@@ -224,6 +226,80 @@ class MergedReader final : public CheckpointReader {
         found += ", with different bytes: versions of one tensor, or its parts";
       collide(name, "one source with that name", std::move(found));
     }
+  }
+
+  KeyPath path_of(const Named& entry) const {
+    const CheckpointContents& from = reader_of(entry.origin).contents();
+    const std::size_t index = entry.origin.index;
+    switch (entry.kind) {
+      case EntryKind::tensor:
+        return prefixed(prefix_of(entry.origin), from.tensors[index].meta.fqn,
+                        from.tensors[index].key_path);
+      case EntryKind::value:
+        return prefixed(prefix_of(entry.origin), from.values[index].name,
+                        from.values[index].key_path);
+      case EntryKind::alias:
+        return prefixed(prefix_of(entry.origin), from.aliases[index].fqn,
+                        from.aliases[index].key_path);
+    }
+    return {};
+  }
+
+  /// Whether entries of one name have keys of different types: 0 and "0".
+  bool have_different_keys(std::span<const Named> entries) const {
+    const KeyPath first = path_of(entries.front());
+    return std::ranges::any_of(entries, [&](const Named& entry) {
+      const KeyPath path = path_of(entry);
+      return path.size() == first.size() && path != first;
+    });
+  }
+
+  /// Notes lists that have different lengths in several sources: the merge takes each item from the
+  /// source that the preference chooses, so that the list is a mixture.
+  void note_lists() {
+    if (preference_ == MergePreference::none) return;
+    std::map<std::string, std::set<std::int64_t>> lengths;  // by the list's name
+    for (const MergeSource& source : sources_) {
+      for (const auto& [name, length] : lists_of(source)) lengths[name].insert(length);
+    }
+    std::vector<std::string> names;
+    for (const auto& [name, found] : lengths) {
+      if (found.size() > 1) names.push_back(name.empty() ? "the outermost list" : name);
+    }
+    note(names, "lists of different lengths, which are mixed item by item",
+         "lists of one length under one name");
+  }
+
+  /// Returns the lengths of the lists whose items are entries, by the lists' new names.
+  static std::map<std::string, std::int64_t> lists_of(const MergeSource& source) {
+    std::map<std::string, std::int64_t> lengths;
+    const auto add = [&](const KeyPath& path) {
+      for (std::size_t i = 0; i < path.size(); ++i) {
+        const auto* const place = std::get_if<std::int64_t>(&path[i]);
+        if (place == nullptr) continue;
+        const auto end = path.begin() + static_cast<std::ptrdiff_t>(i);
+        const std::string list = spell(KeyPath(path.begin(), end));
+        std::int64_t& length =
+            lengths[list.empty() ? source.prefix : prefixed(source.prefix, list)];
+        length = std::max(length, *place + 1);
+      }
+    };
+    const CheckpointContents& contents = contents_of(source);
+    for (const TensorEntry& tensor : contents.tensors) add(tensor.key_path);
+    for (const ValueEntry& value : contents.values) add(value.key_path);
+    for (const Alias& alias : contents.aliases) add(alias.key_path);
+    return lengths;
+  }
+
+  /// Notes sources that have no entry, such as an empty dict: nothing of them is in the merge.
+  void note_empty_sources() {
+    std::vector<std::string> paths;
+    for (const MergeSource& source : sources_) {
+      const CheckpointContents& contents = contents_of(source);
+      if (contents.tensors.empty() && contents.values.empty())
+        paths.push_back(source.reader->path());
+    }
+    note(paths, "none", "a tensor or a value in each source");
   }
 
   static bool has_value(std::span<const Named> entries) {
@@ -295,6 +371,11 @@ class MergedReader final : public CheckpointReader {
         "what looks like the parts of one tensor, of which only one is taken; the others are lost");
     note(different_, "different bytes (versions, or parts of one tensor); one of them is taken");
     note(different_values_, "different values, or a value and a tensor; one of them is taken");
+    note_lists();
+    note_empty_sources();
+    if (preference_ == MergePreference::none) return;  // then they are refused
+    note(different_keys_, "keys of different types (0 and \"0\"); one of them is taken",
+         "the same keys under one name");
   }
 
   void collide(std::string name, std::string expected, std::string found,
@@ -440,6 +521,7 @@ class MergedReader final : public CheckpointReader {
   std::vector<std::string> parts_;             // names that a preference chose among parts
   std::vector<std::string> different_;         // names that it chose among different tensors
   std::vector<std::string> different_values_;  // names that it chose, not all of tensors
+  std::vector<std::string> different_keys_;    // names whose keys have different types
   std::vector<Named> chosen_;                  // sorted by name
   std::map<Origin, std::string> new_names_;    // of the tensors that are kept
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "base/once.h"
 #include "base/value_bits.h"
 #include "recipe/element_reader.h"
+#include "recipe/losses.h"
 #include "recipe/placed_pieces.h"
 #include "recipe/rules.h"
 #include "recipe/state_names.h"
@@ -156,6 +158,7 @@ class TransformedReader final : public CheckpointReader {
         groups_(source_->contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
     require_whole_sources(made_, source_->contents(), source_->path());
+    losses_ = find_losses(made_, source_->contents(), source_->path());
     take_tensors();
     take_conditions();
     contents_.aliases = made_.aliases;
@@ -199,7 +202,8 @@ class TransformedReader final : public CheckpointReader {
 
   std::unique_ptr<CheckpointReader> source_;
   std::string recipe_path_;
-  Transformation made_;  // its targets lose their elements to pieces_
+  Transformation made_;          // its targets lose their elements to pieces_
+  std::vector<Finding> losses_;  // until take_rest()
   ElementReader elements_;
   GroupNames groups_;
   CheckpointContents contents_;
@@ -272,16 +276,8 @@ void TransformedReader::take_rest() {
   contents_.opened_classes = below.opened_classes;
   contents_.part = below.part;
   contents_.opening_findings = below.opening_findings;
-  for (const formats::Simplification& simplified : below.simplifications) {
-    const auto renamed = made_.new_names.find(simplified.name);
-    if (renamed == made_.new_names.end()) {
-      contents_.simplifications.push_back(simplified);
-      continue;
-    }
-    for (const std::string& name : renamed->second) {
-      contents_.simplifications.push_back({simplified.kind, name, simplified.what});
-    }
-  }
+  std::ranges::move(losses_, std::back_inserter(contents_.opening_findings));
+  contents_.simplifications = renamed_simplifications(made_, below);
   for (const FlatUnit& unit : below.units) {
     const bool is_kept = std::ranges::all_of(unit.parameters, [&](const FlatUnitParameter& each) {
       return contents_.find_tensor(each.fqn) != nullptr && !made_.new_names.contains(each.fqn);

@@ -7,6 +7,7 @@
 #include <string>
 #include <variant>
 
+#include "formats/own_annotations.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/format_driver.h"
 
@@ -68,9 +69,9 @@ std::size_t num_repeated(const Plan& plan) {
 
 /// Returns how many annotations a user may have written.
 std::size_t num_annotations(const CheckpointContents& source) {
-  std::set<std::string_view> own;
-  for (const auto* driver : formats::format_drivers()) own.insert(driver->traits().own_annotation);
-  const auto is_of_user = [&](const auto& annotation) { return !own.contains(annotation.first); };
+  const auto is_of_user = [](const auto& annotation) {
+    return !formats::is_own_annotation(annotation.first, annotation.second);
+  };
   return static_cast<std::size_t>(std::ranges::count_if(source.annotations, is_of_user));
 }
 
@@ -95,17 +96,33 @@ FormatChange change_of(Simplification::Kind kind) {
   return {};
 }
 
-/// Counts what the reader made simpler in the entries that are moved.
-void count_simplifications(const Plan& plan, const CheckpointContents& source, Counts& counts,
-                           Names& names) {
-  if (source.simplifications.empty()) return;
-  std::set<std::string> moved;  // names in the source
+/// Returns the names in the source of the entries that are moved.
+std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& source,
+                                  const MovedSelection& selection) {
+  std::set<std::string> moved;
+  std::set<std::string_view> tensors;  // moved under any of their names
   for (const TensorCopy& copy : plan.copies) {
-    moved.insert(source.tensors[copy.source_tensor].meta.fqn);
+    tensors.insert(source.tensors[copy.source_tensor].meta.fqn);
+  }
+  for (const std::string_view name : tensors) {
+    if (selection.contains(name)) moved.emplace(name);
+  }
+  for (const formats::Alias& alias : source.aliases) {
+    if (tensors.contains(alias.target) && selection.contains(alias.fqn)) moved.insert(alias.fqn);
   }
   for (const std::size_t value : plan.value_sources) moved.insert(source.values[value].name);
+  return moved;
+}
+
+/// Counts what the reader made simpler in the entries that are moved.
+void count_simplifications(const Plan& plan, const CheckpointContents& source,
+                           const MovedSelection& selection, Counts& counts, Names& names) {
+  if (source.simplifications.empty()) return;
+  const std::set<std::string> moved = names_moved(plan, source, selection);
+  const bool is_empty = source.tensors.empty() && source.values.empty();
   const auto is_moved = [&](const std::string& name) {
-    if (name.empty() || moved.contains(name)) return !moved.empty();
+    if (name.empty()) return !moved.empty() || is_empty;
+    if (moved.contains(name)) return true;
     const std::string prefix = name + ".";
     const auto next = moved.lower_bound(prefix);
     return next != moved.end() && next->starts_with(prefix);
@@ -152,6 +169,7 @@ std::string_view format_change_name(FormatChange change) {
 
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const CheckpointContents& source,
+                                                    const MovedSelection& selection,
                                                     const std::set<KeyPath>& renamed_keys,
                                                     Format destination) {
   const FormatTraits traits = formats::traits_of(destination);
@@ -168,7 +186,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
     counts[FormatChange::annotations] = num_annotations(source);
   }
   Names names;
-  count_simplifications(plan, source, counts, names);
+  count_simplifications(plan, source, selection, counts, names);
   constexpr std::size_t kMaxNames = 10;
   std::vector<FormatChangeCount> found;
   for (const auto& [change, count] : counts) {

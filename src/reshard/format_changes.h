@@ -3,6 +3,7 @@
 #include <set>
 #include <vector>
 
+#include "reshard/moved_names.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
@@ -13,6 +14,7 @@ namespace tessera::reshard {
 /// `renamed_keys` are paths in the source, each of a key that a rename has made text.
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const formats::CheckpointContents& source,
+                                                    const MovedSelection& selection,
                                                     const std::set<formats::KeyPath>& renamed_keys,
                                                     formats::Format destination);
 

@@ -73,7 +73,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   remove_incomplete_units(destination);
   note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
-  plan.changes = count_format_changes(plan, source, moved.text_keys, options.format);
+  plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options.format);
   return plan;
 }
 

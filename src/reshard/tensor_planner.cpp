@@ -6,6 +6,7 @@
 
 #include "base/cast.h"
 #include "formats/name_pattern.h"
+#include "reshard/cast_rule.h"
 #include "reshard/piece_index.h"
 #include "reshard/quantized_cast.h"
 #include "reshard/source_check.h"
@@ -106,13 +107,15 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
 bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
                             entry.kind == StateKind::row_wise;
-  if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
+  if (!options_.cast || !is_floating_point(entry.meta.dtype)) return true;
   if (entry.meta.dtype == *options_.cast) return true;
+  if (!is_cast_kind) return note_uncast(entry);
   if (!is_no_quantized_part(
           *quantized_, moved.source_tensor, moved.source_name, *options_.cast,
           {Remedy::Action::keep_dtype, formats::pattern_of(source_, moved.source_name)}, report_)) {
     return false;
   }
+  if (is_never_cast(source_.tensors[moved.source_tensor].meta)) return note_uncast(entry);
   if (!can_cast(entry.meta.dtype, *options_.cast)) {
     report_.problem("cast", entry.meta.fqn,
                     "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
@@ -120,6 +123,14 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
     return false;
   }
   entry.meta.dtype = *options_.cast;
+  return true;
+}
+
+/// Counts a tensor that the cast leaves as it is. Returns true: it can be moved.
+bool TensorPlanner::note_uncast(const TensorEntry& entry) {
+  UncastTensors& uncast = plan_.uncast;
+  if (uncast.count == 0 || entry.meta.fqn < uncast.first) uncast.first = entry.meta.fqn;
+  ++uncast.count;
   return true;
 }
 

@@ -41,6 +41,7 @@ class TensorPlanner {
   void note_misnamed(const MovedTensor& moved);
   formats::TensorEntry entry_of(const MovedTensor& moved) const;
   bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
+  bool note_uncast(const formats::TensorEntry& entry);
   void place_pieces(const MovedTensor& moved, const TensorCopy& copy, formats::TensorEntry& entry);
 
   const formats::CheckpointContents& source_;

@@ -130,6 +130,15 @@ TEST(CombinationTest, LeavesTheRoundingToACast) {
   EXPECT_THAT(elements<double>(*result.reader, "w"), ElementsAre(1 + 0x1p-40));
 }
 
+TEST(CombinationTest, RoundsWhatNoCastChangesToTheDtypeOfTheFirstSource) {
+  CombineOptions options;
+  options.rounding = Rounding::later;
+  const auto result = combined({{one_tensor<float>("a", DType::float32, {}, {1})},
+                                {one_tensor<double>("b", DType::float64, {}, {2})}},
+                               options);
+  EXPECT_THAT(elements<float>(*result.reader, "w"), ElementsAre(3));
+}
+
 TEST(CombinationTest, ASourceTimesOneIsItself) {
   const std::vector<float> odd{-0.0F, 0x1p-149F, std::numeric_limits<float>::infinity(), 1e38F};
   const auto result = combined({{one_tensor<float>("a", DType::float32, {4}, odd)}});

@@ -308,5 +308,40 @@ TEST(MergeTest, AnAliasKeepsTheBytesOfATensorThatIsTakenFromElsewhere) {
   EXPECT_EQ(bytes(*reader, "w"), bytes_of<float>({10, 11}));
 }
 
+MemoryCheckpoint of_dict_and_list(const Key& key, std::int64_t num_items) {
+  MemoryCheckpoint checkpoint("source", 1);
+  checkpoint.add({"d.0", DType::float32, {1}}, bytes_of<float>({1})).key_path = {"d", key};
+  for (std::int64_t i = 0; i < num_items; ++i) {
+    const std::string name = "l." + std::to_string(i);
+    checkpoint.add({name, DType::float32, {1}}, bytes_of<float>({1})).key_path = {"l", i};
+  }
+  return checkpoint;
+}
+
+std::vector<std::string> notes_of(const MergedCheckpoint& merge) {
+  std::vector<std::string> notes;
+  for (const Finding& finding : merge.reader->contents().opening_findings) {
+    notes.push_back(finding.found);
+  }
+  return notes;
+}
+
+TEST(MergeTest, APreferenceThatDecidesOnKeysAndListsIsNoted) {
+  const MergedCheckpoint mixed =
+      merged({{"", of_dict_and_list(*dict_key(0), 2)}, {"", of_dict_and_list("0", 3)}},
+             MergePreference::first);
+  EXPECT_THAT(notes_of(mixed),
+              ElementsAre("lists of different lengths, which are mixed item by item: 'l'",
+                          "keys of different types (0 and \"0\"); one of them is taken: 'd.0'"));
+  const MergedCheckpoint equal = merged(
+      {{"", of_dict_and_list("0", 3)}, {"", of_dict_and_list("0", 3)}}, MergePreference::last);
+  EXPECT_THAT(notes_of(equal), IsEmpty());
+}
+
+TEST(MergeTest, ASourceWithoutEntriesIsNoted) {
+  const MergedCheckpoint merge = merged({{"", model()}, {"optim", MemoryCheckpoint("empty", 1)}});
+  EXPECT_THAT(notes_of(merge), ElementsAre("none: 'empty'"));
+}
+
 }  // namespace
 }  // namespace tessera::formats

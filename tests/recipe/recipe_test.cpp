@@ -704,5 +704,64 @@ TEST(RecipeTest, ChecksTenThousandNames) {
   EXPECT_EQ(report.num_targets, 100U);
 }
 
+std::vector<std::string> notes_of(const CheckpointReader& reader) {
+  std::vector<std::string> notes;
+  for (const formats::Finding& finding : reader.contents().opening_findings) {
+    notes.push_back(finding.found);
+  }
+  return notes;
+}
+
+TEST(RecipeTest, WhatRulesAndSlicesDropIsNoted) {
+  MemoryCheckpoint source;
+  source.add({"optim.state.w.exp_avg", DType::float32, {2}}, numbers(2)).key_path = {
+      "optim", "state", "w", "exp_avg"};
+  source.add({"w", DType::float32, {2}}, numbers(2));
+  source.add({"x", DType::float32, {6}}, numbers(6));
+  source.add_alias("tied", "x");
+  source.add_value("epoch", 1);
+  const auto reader =
+      applied(std::move(source), parsed(R"({"from": "w"}, {"from": "epoch"}, {"from": "tied"},
+                {"from": "x", "to": "x", "ops": [{"slice": {"dim": 0, "begin": 1, "end": 3}}]})"));
+  EXPECT_THAT(notes_of(*reader),
+              ElementsAre("2 tensors (optim.state.w.exp_avg, …), 1 value (epoch), 1 alias (tied), "
+                          "4 elements of slices and paddings left out by its rules"));
+}
+
+TEST(RecipeTest, AdditionsAndTiesThatRulesSplitAreNoted) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2));
+  source.add_alias("b", "a");
+  source.add_alias("c", "a");
+  const auto reader =
+      applied(std::move(source), parsed(R"({"from": "b", "to": "d", "ops": [{"add": 1}]},
+                                   {"from": "c", "to": "e"})",
+                                        R"("rest": "keep", )"));
+  EXPECT_THAT(notes_of(*reader),
+              ElementsAre("additions to 1 tensor (d), which round: the last bits may change",
+                          "1 tensor (b) that rules make a tensor of its own"));
+}
+
+TEST(RecipeTest, KeysThatBecomeTextAreNotedAndSimplificationsFollowTheNames) {
+  using Kind = formats::Simplification::Kind;
+  MemoryCheckpoint source;
+  source.add({"m.1", DType::float32, {2}}, numbers(2)).key_path = {"m", *formats::dict_key(1)};
+  source.add({"m.n.w", DType::float32, {2}}, numbers(2)).key_path = {"m", "n", "w"};
+  source.add({"t.0", DType::float32, {2}}, numbers(2)).key_path = {"t", 0};
+  source.add_value("fs", 1);
+  source.contents_for_change().simplifications = {{Kind::dict_class, ""},
+                                                  {Kind::dict_class, "m"},
+                                                  {Kind::attributes, "m.n", {"a"}},
+                                                  {Kind::tuple, "t"},
+                                                  {Kind::value_type, "fs", {"frozenset"}}};
+  const auto reader = applied(std::move(source), parsed(R"({"from": "{x:*}", "to": "q.{x:*}"})"));
+  EXPECT_THAT(notes_of(*reader), ElementsAre("2 that become text (m.1, …)"));
+  std::vector<std::string> names_of_simplified;
+  for (const auto& each : reader->contents().simplifications) {
+    names_of_simplified.push_back(each.name);
+  }
+  EXPECT_THAT(names_of_simplified, ElementsAre("", "q.m", "q.m.n.w", "q.t.0", "q.fs"));
+}
+
 }  // namespace
 }  // namespace tessera::recipe

@@ -68,6 +68,33 @@ TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
                           FormatChangeCount{value_types, 1, {"frozenset"}}));
 }
 
+TEST(FormatChangesTest, WhatChangesUnderATiedNameIsCounted) {
+  using Kind = Simplification::Kind;
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {1}}, bytes_of<float>({1}));
+  source.add_alias("p", "a");
+  source.add_alias("t.0", "a");
+  source.contents_for_change().simplifications = {
+      {Kind::parameter, "p"}, {Kind::requires_grad, "a"}, {Kind::tuple, "t"}};
+  const auto changes = [&](Format format, PlanOptions options) {
+    options.format = format;
+    return plan_reshard(source.contents(), source.path(), options).changes;
+  };
+  for (const Format format : {Format::native, Format::torch_zip}) {
+    EXPECT_THAT(changes(format, {}),
+                ElementsAre(FormatChangeCount{requires_grad, 1}, FormatChangeCount{parameters, 1},
+                            FormatChangeCount{tuples, 1}));
+    EXPECT_THAT(changes(format, {.only = NameSelection({"t"})}),
+                ElementsAre(FormatChangeCount{tuples, 1}));
+    EXPECT_THAT(changes(format, {.only = NameSelection({"a"})}),
+                ElementsAre(FormatChangeCount{requires_grad, 1}));
+  }
+  EXPECT_THAT(changes(Format::dcp, {.only = NameSelection({"p", "t"}), .renames = {{"p", "q"}}}),
+              ElementsAre(FormatChangeCount{split_ties, 1}, FormatChangeCount{parameters, 1},
+                          FormatChangeCount{tuples, 1}));
+}
+
 TEST(FormatChangesTest, ANumberThatARenameMakesTextIsCountedInEveryFormat) {
   using enum FormatChange;
   const PlanOptions options{.only = NameSelection({"optim"}),
@@ -82,6 +109,26 @@ TEST(FormatChangesTest, ANumberThatARenameMakesTextIsCountedInEveryFormat) {
   EXPECT_THAT(changes_to(Format::native, {.only = NameSelection({"by_size"}),
                                           .renames = {{"by_size.7", "sizes.7"}}}),
               Contains(FormatChangeCount{text_keys, 1, {}, 1}));
+}
+
+TEST(FormatChangesTest, TheFormatOfSafetensorsCountsUnlessItIsThatOfPyTorch) {
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  const auto changes = [&](const std::string& format) {
+    source.contents_for_change().annotations = {{"format", format}};
+    return plan_reshard(source.contents(), source.path(), {.format = Format::dcp}).changes;
+  };
+  EXPECT_THAT(changes("pt"), IsEmpty());
+  EXPECT_THAT(changes("mlx"), ElementsAre(FormatChangeCount{annotations, 1}));
+}
+
+TEST(FormatChangesTest, AnEmptyOrderedDictIsCounted) {
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.contents_for_change().simplifications = {{Simplification::Kind::dict_class, ""}};
+  EXPECT_THAT(plan_reshard(source.contents(), source.path(), {.format = Format::torch_zip}).changes,
+              ElementsAre(FormatChangeCount{dict_classes, 1}));
 }
 
 TEST(FormatChangesTest, WhatIsLeftOutIsNotCounted) {

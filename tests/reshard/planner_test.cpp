@@ -584,6 +584,28 @@ TEST(PlannerTest, CastLeavesScalarsOfTheOptimizerAlone) {
   EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.step")->meta.dtype, DType::float32);
 }
 
+TEST(PlannerTest, CastLeavesTensorsWithoutDimensionsAndParameterGroupsAlone) {
+  CheckpointContents contents = adamw();
+  const std::vector<std::string> exact = {"ema_decay", "model.logit_scale", "scaler.scale",
+                                          "optim.param_groups.0.betas.1"};
+  for (const std::string& name : exact) contents.tensors.push_back(tensor(name, {}));
+  contents.tensors.push_back(tensor("optim.param_groups.0.lr", {1}));
+  contents.tensors.push_back(tensor("model.my_param_groups", {1}));
+  std::ranges::sort(contents.tensors, {}, [](const auto& each) { return each.meta.fqn; });
+  const Plan plan = plan_reshard(
+      contents, "src",
+      {.renames = {{"optim.param_groups", "groups"}, {"ema", "decay"}}, .cast = DType::bfloat16});
+  std::vector<std::string> uncast;
+  for (const TensorEntry& entry : plan.destination.tensors) {
+    if (entry.meta.dtype == DType::float32) uncast.push_back(entry.meta.fqn);
+  }
+  EXPECT_THAT(uncast, ElementsAre("decay_decay", "groups.0.betas.1", "groups.0.lr",
+                                  "model.logit_scale", "optim.state.up.bias.step",
+                                  "optim.state.up.weight.step", "scaler.scale"));
+  EXPECT_EQ(plan.uncast, (UncastTensors{7, "decay_decay"}));
+  EXPECT_EQ(plan_reshard(contents, "src", {.cast = DType::float32}).uncast, UncastTensors{});
+}
+
 CheckpointContents block_scaled_fp8() {
   CheckpointContents contents;
   contents.tensors = {tensor("norm", {8}), tensor("w.weight", {8, 8}),

@@ -1,12 +1,16 @@
 #include "ckpt-reshard/move.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
+#include <span>
 #include <utility>
 
 #include "ckpt-reshard/move_summary.h"
 #include "ckpt-reshard/worker_options.h"
 #include "cli/stop_signals.h"
+#include "formats/staging/extra_copies.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/file_system.h"
@@ -171,6 +175,33 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   return source;
 }
 
+/// Adds the extra files of the later sources of a combination to those that are left, unless the
+/// first source has them with the same bytes.
+void leave_files_of_later_sources(std::span<const std::string> sources, const MoveOptions& options,
+                                  const Plan& plan, const CheckpointReader& reader,
+                                  reshard::ExtraFilesPlan& files) {
+  const FileSystem& fs = FileSystem::posix();
+  const std::string& first =
+      options.extra_files_folder.empty() ? sources.front() : options.extra_files_folder;
+  std::set<std::string> left;
+  for (const auto& file : files.left) left.insert(file.name);
+  for (std::size_t s = 1; s < sources.size(); ++s) {
+    const reshard::ExtraFilesPlan others = reshard::plan_extra_files(
+        fs, plan, reader, {sources[s]}, options.destination, *options.format,
+        {.policy = reshard::ExtraFilesPolicy::leave, .max_nbytes = 0, .folder = {}});
+    for (const auto& [name, why] : others.left) {
+      const std::string other = join_path(sources[s], name);
+      const std::string own = join_path(first, name);
+      const bool is_same = fs.kind_of(own) == FileKind::regular &&
+                           fs.kind_of(other) == FileKind::regular &&
+                           formats::have_equal_bytes(fs, own, other);
+      if (is_same || !left.insert(name).second) continue;
+      files.left.push_back({name, "of a later source"});
+    }
+  }
+  std::ranges::sort(files.left, {}, &reshard::ExtraFilesPlan::Left::name);
+}
+
 Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
                   const std::vector<std::string>& paths, const MoveSource& source) {
   const CheckpointReader& reader = *source.reader;
@@ -189,6 +220,10 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .folder = options.extra_files_folder,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value()});
+  if (source.combination) {
+    leave_files_of_later_sources(std::span(paths).first(source.combination->num_sources), options,
+                                 outcome.plan, reader, outcome.extra_files);
+  }
   auto& problems = outcome.plan.problems;
   problems.insert(problems.begin(), source.problems.begin(), source.problems.end());
   const auto& refused = outcome.extra_files.problems;

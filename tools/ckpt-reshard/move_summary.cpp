@@ -246,6 +246,13 @@ void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
   terminal.print("left out by " + by + ": " + what + "\n");
 }
 
+/// Prints one line about what the cast leaves as it is.
+void print_uncast(const reshard::UncastTensors& uncast, Terminal& terminal) {
+  if (uncast.count == 0) return;
+  terminal.print("not cast: " + counted(uncast.count, "tensor") + " (" + printable(uncast.first) +
+                 (uncast.count > 1 ? ", …)\n" : ")\n"));
+}
+
 void print_dequantized(const Dequantized& done, Terminal& terminal) {
   terminal.print(counted(done.num_weights, "quantized weight") + " became " +
                  std::string(dtype_name(done.dtype)) + "; left out " +
@@ -437,6 +444,7 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   json.member("tensors", std::uint64_t{plan.left_out.tensors});
   json.member("values", std::uint64_t{plan.left_out.values});
   json.member("aliases", std::uint64_t{plan.left_out.aliases}).end_object();
+  json.member("uncast", std::uint64_t{plan.uncast.count});
   for (const auto& [name, findings] :
        {std::pair{"problems", &plan.problems}, {"notes", &plan.notes}}) {
     json.key(name).begin_array();
@@ -503,6 +511,7 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   if (outcome.dequantized) print_dequantized(*outcome.dequantized, terminal);
   if (outcome.combination) print_combination(*outcome.combination, terminal);
   print_left_out(options, outcome.plan.left_out, reader.contents(), terminal);
+  print_uncast(outcome.plan.uncast, terminal);
   print_changes(outcome.plan.changes, terminal);
   print_opening_findings(reader, terminal);
   print_extra_files(outcome.extra_files, terminal);

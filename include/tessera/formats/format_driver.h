@@ -72,7 +72,7 @@ struct FormatTraits {
   bool holds_key_types = true;    // else every key of a dict becomes text
   bool holds_list_roots = true;   // else an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
-  /// The name of the annotation that the format itself asks for. It is not a user's text.
+  /// The annotation that the format itself asks for, as `name=text`. It is not a user's text.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // its readers show ranks, even if it writes whole tensors
   bool can_be_written = true;        // false: the format is read only

@@ -66,7 +66,7 @@ struct PlanOptions {
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};  // for each name, the first that fits is used
-  std::optional<DType> cast{};    // for floating-point tensors, except scalar optimizer state
+  std::optional<DType> cast{};    // for floating-point tensors; for some, see plan_reshard
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
   std::string quantization_method{};  // method named by config.json beside the source; for messages
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
@@ -137,6 +137,13 @@ struct LeftOut {
   friend bool operator==(const LeftOut&, const LeftOut&) = default;
 };
 
+/// Floating-point tensors of another dtype that a cast leaves as they are.
+struct UncastTensors {
+  std::size_t count = 0;
+  std::string first{};  // of their names at the destination; empty if there is none
+  friend bool operator==(const UncastTensors&, const UncastTensors&) = default;
+};
+
 /// What to move where. Depends only on the source's contents and the options, so it is equal on
 /// every rank.
 struct Plan {
@@ -150,10 +157,13 @@ struct Plan {
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
   std::vector<FormatChangeCount> changes{};     // what the formats have no place for
   LeftOut left_out{};                           // as the options ask
+  UncastTensors uncast{};                       // by PlanOptions::cast
 };
 
 /// Plans a move of everything that is selected.
 ///
+/// A cast changes floating-point parameters, buffers, and state that follows their elements or
+/// rows. Tensors without dimensions and entries of `param_groups` are never cast (`Plan::uncast`).
 /// A cast of a part of a quantized weight (codes, scales) is a problem: codes are no numbers.
 ///
 /// Without a strategy:

@@ -65,6 +65,13 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
   return names;
 }
 
+/// Whether a file has the name of a values file, but is none: Tessera did not write it.
+bool is_values_of_somebody(const FileSystem& fs, const std::string& directory,
+                           const std::string& name) {
+  return name.ends_with(detail::kValuesSuffix) &&
+         !detail::may_be_values_file(fs, join_path(directory, name));
+}
+
 /// Returns those of `names` that belong to the checkpoint of an index: the index names them. If the
 /// index is damaged, those in the index's own series.
 std::vector<std::string> names_of_index(const FileSystem& fs, const std::string& directory,
@@ -75,8 +82,9 @@ std::vector<std::string> names_of_index(const FileSystem& fs, const std::string&
   std::vector<std::string> own;
   std::ranges::copy_if(names, std::back_inserter(own), [&](const std::string& name) {
     const auto place = detail::place_in_series(name);
-    return name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
-           (named.empty() && place && place->series == model + "-");
+    return (name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
+            (named.empty() && place && place->series == model + "-")) &&
+           !is_values_of_somebody(fs, directory, name);
   });
   return own;
 }
@@ -125,7 +133,7 @@ class SafetensorsDriver final : public FormatDriver {
 
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
-            .own_annotation = detail::kFormatKey,
+            .own_annotation = "format=pt",  // as the writer sets it
             .has_several_files = true};
   }
 
@@ -173,7 +181,7 @@ class SafetensorsDriver final : public FormatDriver {
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
   /// Leaves out tensor files that the index does not name, and values files that belong to no
-  /// tensor file: they are extra files.
+  /// tensor file or that Tessera did not write: they are extra files.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
@@ -184,7 +192,8 @@ class SafetensorsDriver final : public FormatDriver {
     for (const std::string& name : names) values.insert(detail::values_path_of(name));
     std::vector<std::string> own = FormatDriver::own_files(fs, directory, names, opened);
     std::erase_if(own, [&](const std::string& name) {
-      return name.ends_with(detail::kValuesSuffix) && !values.contains(name);
+      return name.ends_with(detail::kValuesSuffix) &&
+             (!values.contains(name) || is_values_of_somebody(fs, directory, name));
     });
     return own;
   }

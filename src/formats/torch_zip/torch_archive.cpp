@@ -120,13 +120,13 @@ class Flattener {
     const Object entries = entries_of(object);
     if (pickle::is_foreign(object)) budget_.note_as_dict(object);
     const std::size_t num_entries = entries.num_entries("entries");
-    // The saved object itself may be empty. It has no name, so it cannot become a value.
-    if (num_entries == 0 && path_.empty()) return;
     if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
     if (is_dict_class(object)) {
       note_simplification(object, Simplification::Kind::dict_class);
       note_attributes(object);
     }
+    // The saved object itself may be empty. It has no name, so it cannot become a value.
+    if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     note_plainer(object);  // of the keys
     for (std::size_t i = 0; i < num_entries; ++i) {

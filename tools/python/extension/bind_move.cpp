@@ -231,6 +231,7 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   left_out["values"] = plan.left_out.values;
   left_out["aliases"] = plan.left_out.aliases;
   result["left_out"] = left_out;
+  result["uncast"] = plan.uncast.count;
   result["extra_files"] = extra_files(outcome.extra_files);
   result["left_files"] = left_files(outcome.extra_files);
   result["notes"] = findings_to_python(plan.notes);

@@ -27,6 +27,7 @@ class _Summary(TypedDict):
     underflows: dict[str, int]
     changes: dict[str, int]
     left_out: dict[str, int]
+    uncast: int
     extra_files: list[tuple[str, int, str | None]]
     left_files: list[tuple[str, str]]
     notes: list[_Finding]

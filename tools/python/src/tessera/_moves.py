@@ -70,6 +70,7 @@ class Resharded(NamedTuple):
     underflows: dict[str, int]  # by tensor of the destination: elements that cast made zero, and that were not
     changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
+    uncast: int  # floating-point tensors of another dtype that cast leaves as they are
     missing_parts: list[int] = []  # with part: those that other workers have not completed yet; then written is False
 
 
@@ -281,7 +282,8 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
         left_files=[LeftFile(*row) for row in result["left_files"]],
         notes=[Problem(*row) for row in result["notes"]],
         overflows=[Overflow(*row) for row in result["overflows"]],
-        underflows=result["underflows"], changes=result["changes"], left_out=result["left_out"])
+        underflows=result["underflows"], changes=result["changes"], left_out=result["left_out"],
+        uncast=result["uncast"])
 
 
 def _part(part: int | None, parts: int | None) -> tuple[int, int] | None:
