@@ -66,7 +66,7 @@ struct PlanOptions {
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};  // for each name, the first that fits is used
-  std::optional<DType> cast{};    // for floating-point tensors; for some, see plan_reshard
+  std::optional<DType> cast{};    // of floating-point tensors; plan_reshard says of which
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
   std::string quantization_method{};  // method named by config.json beside the source; for messages
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
