@@ -223,7 +223,8 @@ TEST(DequantizeTest, ShapesFromDiskAreChecked) {
         .problems;
   };
   EXPECT_THAT(problems_of({4, 6}, {4, 1}), IsEmpty());
-  EXPECT_THAT(problems_of({4, 6}, {2, 3}), SizeIs(1));  // blocks of 2 x 2, or of 3 x 2?
+  EXPECT_THAT(problems_of({4, 6}, {2, 3}), IsEmpty());
+  EXPECT_THAT(problems_of({4, 6}, {2, 2}), SizeIs(1));  // blocks of 2 x 3
   EXPECT_THAT(problems_of({4, 6}, {3, 3}), SizeIs(1));
   EXPECT_THAT(problems_of({4, 6}, {0, 3}), SizeIs(1));
   EXPECT_THAT(problems_of({4, 6}, {5}), SizeIs(1));
