@@ -271,7 +271,10 @@ void SharedWork::refuse_held(int share) const {
 
 void SharedWork::mark_complete(int share) {
   const std::string path = journal_path(share) + std::string(kDoneSuffix);
-  write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
+  if (!is_complete(share)) {
+    fs_.remove_all(path);  // of a process that died as it wrote the file
+    write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
+  }
   fs_.sync_directory(path_);
 }
 

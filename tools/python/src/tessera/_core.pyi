@@ -28,6 +28,7 @@ class _Summary(TypedDict):
     changes: dict[str, int]
     left_out: dict[str, int]
     uncast: int
+    missing_parts: list[int]
     extra_files: list[tuple[str, int, str | None]]
     left_files: list[tuple[str, str]]
     notes: list[_Finding]

@@ -283,7 +283,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
         notes=[Problem(*row) for row in result["notes"]],
         overflows=[Overflow(*row) for row in result["overflows"]],
         underflows=result["underflows"], changes=result["changes"], left_out=result["left_out"],
-        uncast=result["uncast"])
+        uncast=result["uncast"], missing_parts=result["missing_parts"])
 
 
 def _part(part: int | None, parts: int | None) -> tuple[int, int] | None:
