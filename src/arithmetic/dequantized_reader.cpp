@@ -10,6 +10,7 @@
 #include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
 #include "base/json.h"
+#include "formats/derived_reader.h"
 #include "recipe/tile_cache.h"
 #include "tessera/base/error.h"
 
@@ -36,15 +37,15 @@ std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedW
   return {{whole_box(weight.shape), codes.pieces.empty() ? 0 : codes.pieces.front().rank}};
 }
 
-class DequantizedReader final : public CheckpointReader {
+class DequantizedReader final : public formats::DerivedReader {
  public:
   DequantizedReader(std::unique_ptr<CheckpointReader> source, QuantizedWeights found, DType to,
                     reshard::OnOverflow on_overflow)
-      : source_(std::move(source)),
+      : DerivedReader(std::move(source)),
         weights_(std::move(found.weights)),
         to_(to),
         on_overflow_(on_overflow),
-        contents_(source_->contents()) {
+        contents_(base().contents()) {
     take_tensors(found.companions);
     std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
       return contents_.find_tensor(alias.target) == nullptr;
@@ -57,30 +58,22 @@ class DequantizedReader final : public CheckpointReader {
     });
   }
 
-  formats::Format format() const override { return source_->format(); }
-  const std::string& path() const override { return source_->path(); }
   const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override {
-    return source_->dict_orders();
+    return base().dict_orders();
   }
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
   Value read_value(std::size_t value_index) const override {
-    return source_->read_value(value_index);
+    return base().read_value(value_index);
   }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override {
     const Origin& origin = origins_[tensor_index];
-    const auto& pieces = source_->contents().tensors[origin.source].pieces;
-    return source_->piece_storage(origin.source, std::min(piece_index, pieces.size() - 1));
+    const auto& pieces = base().contents().tensors[origin.source].pieces;
+    return base().piece_storage(origin.source, std::min(piece_index, pieces.size() - 1));
   }
-  std::vector<std::string> data_files() const override { return source_->data_files(); }
   formats::MissingData find_missing_data() const override;
-  void check_files(const formats::FindingSink& sink) const override { source_->check_files(sink); }
-  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
-              int num_threads) const override {
-    source_->verify(sink, progress, num_threads);
-  }
 
  private:
   /// Where a tensor comes from.
@@ -97,7 +90,6 @@ class DequantizedReader final : public CheckpointReader {
   void round(std::span<const float> numbers, std::span<const std::size_t> overflowed,
              const std::string& fqn, std::span<std::byte> out) const;
 
-  std::unique_ptr<CheckpointReader> source_;
   std::vector<QuantizedWeight> weights_;
   DType to_;
   reshard::OnOverflow on_overflow_;
@@ -110,7 +102,7 @@ void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
   std::map<std::size_t, std::size_t> weight_of;  // by codes
   for (std::size_t w = 0; w < weights_.size(); ++w) weight_of.emplace(weights_[w].codes, w);
   std::map<std::string, std::pair<TensorEntry, Origin>> named;
-  const auto& tensors = source_->contents().tensors;
+  const auto& tensors = base().contents().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (companions.contains(i)) continue;
     TensorEntry entry = tensors[i];
@@ -146,7 +138,7 @@ void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
 }
 
 formats::MissingData DequantizedReader::find_missing_data() const {
-  const formats::MissingData below = source_->find_missing_data();
+  const formats::MissingData below = base().find_missing_data();
   formats::MissingData result;
   result.values = below.values;
   for (std::size_t t = 0; t < origins_.size(); ++t) {
@@ -162,7 +154,7 @@ formats::MissingData DequantizedReader::find_missing_data() const {
 void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_index,
                                    FlatRange range, std::span<std::byte> out) const {
   const Origin& origin = origins_[tensor_index];
-  if (!origin.weight) return source_->read_piece(origin.source, piece_index, range, out);
+  if (!origin.weight) return base().read_piece(origin.source, piece_index, range, out);
   const QuantizedWeight& weight = weights_[*origin.weight];
   const TensorMeta& meta = contents_.tensors[tensor_index].meta;
   const auto size = static_cast<std::size_t>(itemsize(to_));

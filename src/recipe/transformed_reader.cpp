@@ -7,6 +7,7 @@
 
 #include "base/once.h"
 #include "base/value_bits.h"
+#include "formats/derived_reader.h"
 #include "recipe/element_reader.h"
 #include "recipe/losses.h"
 #include "recipe/placed_pieces.h"
@@ -146,19 +147,19 @@ struct Condition {
   IndexedBlocks expected;
 };
 
-class TransformedReader final : public CheckpointReader {
+class TransformedReader final : public formats::DerivedReader {
  public:
   TransformedReader(std::unique_ptr<CheckpointReader> source, const Rules& rules,
                     const std::string& prefix)
-      : source_(std::move(source)),
+      : DerivedReader(std::move(source)),
         recipe_path_(rules.path),
-        made_(transform(rules, source_->contents(), whole_tensors_of(source_->contents()), prefix,
+        made_(transform(rules, base().contents(), whole_tensors_of(base().contents()), prefix,
                         NewNames::collect)),
-        elements_(*source_),
-        groups_(source_->contents(), made_, rules.wrappers) {
+        elements_(base()),
+        groups_(base().contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
-    require_whole_sources(made_, source_->contents(), source_->path());
-    losses_ = find_losses(made_, source_->contents(), source_->path());
+    require_whole_sources(made_, base().contents(), base().path());
+    losses_ = find_losses(made_, base().contents(), base().path());
     take_tensors();
     take_conditions();
     contents_.aliases = made_.aliases;
@@ -166,8 +167,6 @@ class TransformedReader final : public CheckpointReader {
     take_rest();
   }
 
-  formats::Format format() const override { return source_->format(); }
-  const std::string& path() const override { return source_->path(); }
   const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override;
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
@@ -175,13 +174,7 @@ class TransformedReader final : public CheckpointReader {
   Value read_value(std::size_t value_index) const override;
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
-  std::vector<std::string> data_files() const override { return source_->data_files(); }
   formats::MissingData find_missing_data() const override;
-  void check_files(const formats::FindingSink& sink) const override { source_->check_files(sink); }
-  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
-              int num_threads) const override {
-    source_->verify(sink, progress, num_threads);
-  }
 
  private:
   /// The elements of one piece.
@@ -200,7 +193,6 @@ class TransformedReader final : public CheckpointReader {
   void take_rest();
   void check(const Condition& condition, std::size_t tensor_index) const;
 
-  std::unique_ptr<CheckpointReader> source_;
   std::string recipe_path_;
   Transformation made_;          // its targets lose their elements to pieces_
   std::vector<Finding> losses_;  // until take_rest()
@@ -224,7 +216,7 @@ void TransformedReader::take_tensors() {
           "a padding that " + std::string(dtype_name(target.tensor.dtype)) + " has",
           std::to_string(block.added));
     }
-    for (PlacedPiece& placed : place_pieces(std::move(target.tensor), source_->contents())) {
+    for (PlacedPiece& placed : place_pieces(std::move(target.tensor), base().contents())) {
       entry.pieces.push_back(std::move(placed.piece));
       const bool is_permuted = ElementReader::is_permuted(placed.tensor);
       pieces.push_back({IndexedBlocks(std::move(placed.tensor)), is_permuted});
@@ -250,17 +242,16 @@ void TransformedReader::take_values() {
   for (const ValueTarget& value : made_.values) {
     contents_.values.push_back(value.entry);
     if (GroupNames::may_list(value.entry.name)) {
-      groups_.renamed(source_->read_value(value.sources.front()), value.entry.name, &groups);
+      groups_.renamed(base().read_value(value.sources.front()), value.entry.name, &groups);
     }
     for (std::size_t i = 1; i < value.sources.size(); ++i) {
-      if (tessera::detail::have_equal_bits(source_->read_value(value.sources[i]),
-                                           source_->read_value(value.sources[0]))) {
+      if (tessera::detail::have_equal_bits(base().read_value(value.sources[i]),
+                                           base().read_value(value.sources[0]))) {
         continue;
       }
-      const auto& names = source_->contents().values;
+      const auto& names = base().contents().values;
       throw Error::expected(ErrorKind::mismatch,
-                            {.path = source_->path(), .fqn = names[value.sources[i]].name},
-                            "recipe",
+                            {.path = base().path(), .fqn = names[value.sources[i]].name}, "recipe",
                             "the value of " + names[value.sources[0]].name +
                                 ", because the recipe gives both the name " + value.entry.name,
                             "a different value");
@@ -269,7 +260,7 @@ void TransformedReader::take_values() {
 }
 
 void TransformedReader::take_rest() {
-  const CheckpointContents& below = source_->contents();
+  const CheckpointContents& below = base().contents();
   contents_.world_size = below.world_size;
   contents_.annotations = below.annotations;
   contents_.missing_files = below.missing_files;
@@ -288,7 +279,7 @@ void TransformedReader::take_rest() {
 
 std::vector<std::vector<std::string>> TransformedReader::dict_orders() const {
   std::vector<std::vector<std::string>> orders;
-  for (const std::vector<std::string>& order : source_->dict_orders()) {
+  for (const std::vector<std::string>& order : base().dict_orders()) {
     std::vector<std::string>& names = orders.emplace_back();
     std::set<std::string> seen;
     for (const std::string& name : order) {
@@ -357,7 +348,7 @@ void TransformedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
 
 Value TransformedReader::read_value(std::size_t value_index) const {
   const ValueTarget& value = made_.values[value_index];
-  Value read = source_->read_value(value.sources.front());
+  Value read = base().read_value(value.sources.front());
   if (!GroupNames::may_list(value.entry.name)) return read;
   return groups_.renamed(std::move(read), value.entry.name, nullptr);
 }
@@ -372,16 +363,16 @@ formats::PieceStorage TransformedReader::piece_storage(std::size_t tensor_index,
       static_cast<std::uint64_t>(numel_of(tensor.shape)) * itemsize(tensor.dtype);
   if (from_source == tensor.blocks.end()) return storage;
   const std::uint32_t source = from_source->source;
-  const TensorEntry& below = source_->contents().tensors[source];
+  const TensorEntry& below = base().contents().tensors[source];
   if (below.pieces.empty()) return storage;
-  formats::PieceStorage stored = source_->piece_storage(source, 0);
+  formats::PieceStorage stored = base().piece_storage(source, 0);
   if (below.pieces.size() == 1 && is_whole(tensor, source, below.meta.shape)) return stored;
   storage.file = std::move(stored.file);
   return storage;
 }
 
 formats::MissingData TransformedReader::find_missing_data() const {
-  const formats::MissingData below = source_->find_missing_data();
+  const formats::MissingData below = base().find_missing_data();
   formats::MissingData missing;
   if (below.pieces.empty() && below.values.empty()) return missing;
   for (std::size_t t = 0; t < pieces_.size(); ++t) {

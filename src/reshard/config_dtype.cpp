@@ -6,14 +6,13 @@
 #include <vector>
 
 #include "base/json.h"
+#include "reshard/json_text.h"
 #include "tessera/base/error.h"
 
 namespace tessera::reshard {
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-constexpr int kMaxDepth = 64;
 constexpr std::size_t kMaxMembersNamed = 8;
 
 /// What an object in a configuration describes.
@@ -48,40 +47,21 @@ std::optional<DType> dtype_of(std::string_view value) {
   return parse_dtype(unescaped(value.substr(1, value.size() - 2)));
 }
 
-/// Walks through JSON and collects the dtypes. Also accepts what Python writes although JSON does
-/// not have it, such as `Infinity`.
+/// Walks through JSON and collects the dtypes.
 class ConfigScan {
  public:
-  explicit ConfigScan(std::string_view text) : text_(text) {}
+  explicit ConfigScan(std::string_view text) : json_(text) {}
 
   /// Returns false if the text is not JSON.
   bool run() {
-    skip_space();
-    if (!is_at('{') || !take_object(1, {}, Part::model)) return false;
-    skip_space();
-    return at_ == text_.size();
+    json_.skip_space();
+    if (!json_.is_at('{') || !take_object(1, {}, Part::model)) return false;
+    json_.skip_space();
+    return json_.is_at_end();
   }
   const std::vector<NamedDType>& found() const { return found_; }
 
  private:
-  bool is_at(char c) const { return at_ < text_.size() && text_[at_] == c; }
-  bool take(char c) {
-    skip_space();
-    if (!is_at(c)) return false;
-    ++at_;
-    return true;
-  }
-  void skip_space() { at_ = std::min(text_.find_first_not_of(kSpace, at_), text_.size()); }
-
-  /// Takes a string and returns what is between its quotes, escapes included.
-  std::optional<std::string_view> take_string() {
-    if (!take('"')) return std::nullopt;
-    const std::size_t begin = at_;
-    while (at_ < text_.size() && text_[at_] != '"') at_ += text_[at_] == '\\' ? 2U : 1U;
-    if (at_ >= text_.size()) return std::nullopt;
-    return text_.substr(begin, at_++ - begin);
-  }
-
   /// Returns what a member of an object describes.
   static Part part_of(Part object, std::string_view key) {
     if (object == Part::codes || key == "quantization_config") return Part::codes;
@@ -89,48 +69,44 @@ class ConfigScan {
   }
 
   bool take_object(int depth, const std::string& path, Part part) {
-    if (depth > kMaxDepth || !take('{')) return false;
-    if (take('}')) return true;
+    if (depth > JsonText::kMaxDepth || !json_.take('{')) return false;
+    if (json_.take('}')) return true;
     do {
-      const auto text = take_string();
-      if (!text || !take(':')) return false;
+      const auto text = json_.take_string();
+      if (!text || !json_.take(':')) return false;
       const std::string key = unescaped(*text);
-      skip_space();
-      const std::size_t begin = at_;
+      json_.skip_space();
+      const std::size_t begin = json_.position();
       const std::string member = path + key;
       if (!take_value(depth, member, part_of(part, key))) return false;
       const bool names_dtype = key == "torch_dtype" || key == "dtype";
       if (names_dtype && part != Part::codes) {
-        found_.push_back({member, text_.substr(begin, at_ - begin), part});
+        found_.push_back({member, json_.text().substr(begin, json_.position() - begin), part});
       }
-    } while (take(','));
-    return take('}');
+    } while (json_.take(','));
+    return json_.take('}');
   }
 
   bool take_array(int depth, const std::string& path, Part part) {
-    if (depth > kMaxDepth || !take('[')) return false;
-    if (take(']')) return true;
+    if (depth > JsonText::kMaxDepth || !json_.take('[')) return false;
+    if (json_.take(']')) return true;
     const Part part_of_items = part == Part::codes ? part : Part::other;
     std::size_t position = 0;
     do {
       if (!take_value(depth, path + '.' + std::to_string(position++), part_of_items)) return false;
-    } while (take(','));
-    return take(']');
+    } while (json_.take(','));
+    return json_.take(']');
   }
 
   /// `path` is the path of the value.
   bool take_value(int depth, const std::string& path, Part part) {
-    skip_space();
-    if (is_at('{')) return take_object(depth + 1, path + '.', part);
-    if (is_at('[')) return take_array(depth + 1, path, part);
-    if (is_at('"')) return take_string().has_value();
-    const std::size_t begin = at_;
-    at_ = std::min(text_.find_first_of(",:]}{[\" \t\r\n", at_), text_.size());
-    return at_ > begin;
+    json_.skip_space();
+    if (json_.is_at('{')) return take_object(depth + 1, path + '.', part);
+    if (json_.is_at('[')) return take_array(depth + 1, path, part);
+    return json_.take_scalar();
   }
 
-  std::string_view text_;
-  std::size_t at_ = 0;
+  JsonText json_;
   std::vector<NamedDType> found_;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "formats/derived_reader.h"
 #include "reshard/numbered_optimizer.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/params_search.h"
@@ -203,12 +204,12 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
 // The checkpoint under the names
 
 /// Shows a checkpoint with names where one optimizer has numbers. Forwards by index.
-class NamedParamsReader final : public CheckpointReader {
+class NamedParamsReader final : public formats::DerivedReader {
  public:
   NamedParamsReader(std::unique_ptr<CheckpointReader> source, const NumberedOptimizer& optimizer,
                     std::map<std::string, std::string> names)
-      : source_(std::move(source)), root_(optimizer.root), names_(std::move(names)) {
-    contents_ = source_->contents();
+      : DerivedReader(std::move(source)), root_(optimizer.root), names_(std::move(names)) {
+    contents_ = base().contents();
     rename_tensors();
     rename_values(optimizer);
     for (formats::Alias& alias : contents_.aliases) {
@@ -227,11 +228,9 @@ class NamedParamsReader final : public CheckpointReader {
 
   void add_note(Finding note) { contents_.opening_findings.push_back(std::move(note)); }
 
-  formats::Format format() const override { return source_->format(); }
-  const std::string& path() const override { return source_->path(); }
   const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override {
-    std::vector<std::vector<std::string>> orders = source_->dict_orders();
+    std::vector<std::vector<std::string>> orders = base().dict_orders();
     for (auto& order : orders) {
       for (std::string& name : order) name = renamed_text(name);
     }
@@ -239,20 +238,19 @@ class NamedParamsReader final : public CheckpointReader {
   }
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
-    source_->read_piece(tensors_[tensor_index], piece_index, range, out);
+    base().read_piece(tensors_[tensor_index], piece_index, range, out);
   }
   Value read_value(std::size_t value_index) const override {
     const std::size_t origin = values_[value_index];
-    Value value = source_->read_value(origin);
+    Value value = base().read_value(origin);
     return params_values_.contains(origin) ? params_with_names(std::move(value), names_) : value;
   }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override {
-    return source_->piece_storage(tensors_[tensor_index], piece_index);
+    return base().piece_storage(tensors_[tensor_index], piece_index);
   }
-  std::vector<std::string> data_files() const override { return source_->data_files(); }
   formats::MissingData find_missing_data() const override {
-    formats::MissingData missing = source_->find_missing_data();
+    formats::MissingData missing = base().find_missing_data();
     formats::MissingData found;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const auto lost = missing.pieces.find(tensors_[i]);
@@ -263,11 +261,6 @@ class NamedParamsReader final : public CheckpointReader {
       if (lost != missing.values.end()) found.values.emplace(i, std::move(lost->second));
     }
     return found;
-  }
-  void check_files(const formats::FindingSink& sink) const override { source_->check_files(sink); }
-  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
-              int num_threads) const override {
-    source_->verify(sink, progress, num_threads);
   }
 
  private:
@@ -338,7 +331,6 @@ class NamedParamsReader final : public CheckpointReader {
     for (const auto& alias : contents_.aliases) check(alias.fqn);
   }
 
-  std::unique_ptr<CheckpointReader> source_;
   std::string root_;
   std::map<std::string, std::string> names_;  // by number
   CheckpointContents contents_;

@@ -1,6 +1,5 @@
 #include "ckpt-reshard/worker_options.h"
 
-#include <charconv>
 #include <filesystem>
 #include <string_view>
 #include <utility>
@@ -21,16 +20,9 @@ constexpr const char* kDirectory = "directory";
                    "ckpt-reshard --help");
 }
 
-std::optional<int> parse_number(std::string_view text) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 PartOfWork launched_part(const std::string& workers) {
   const bool is_auto = workers == "auto";
-  const int given = is_auto ? 0 : parse_number(workers).value_or(0);
+  const int given = is_auto ? 0 : parse_int(workers).value_or(0);
   if (!is_auto && (given < 1 || given > kMaxParts)) {
     refuse_option("--workers", "auto, or a number from 1 to " + std::to_string(kMaxParts), workers);
   }

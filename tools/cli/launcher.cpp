@@ -1,10 +1,10 @@
 #include "cli/launcher.h"
 
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
 #include "cli/command_line.h"
+#include "cli/part_option.h"
 
 namespace tessera::cli {
 namespace {
@@ -29,12 +29,10 @@ constexpr LauncherVariables kLaunchers[] = {
 std::optional<int> number_in(const char* variable) {
   const char* const text = variable == nullptr ? nullptr : std::getenv(variable);
   if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::string_view all = text;
-  int number = 0;
-  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), number);
-  if (error != std::errc() || end != all.data() + all.size() || number < 0) {
+  const auto number = parse_int(text);
+  if (!number || *number < 0) {
     throw UsageError(
-        std::string(variable) + ": expected a number of 0 or more, found '" + printable(all) + "'",
+        std::string(variable) + ": expected a number of 0 or more, found '" + printable(text) + "'",
         "ckpt-reshard --help");
   }
   return number;

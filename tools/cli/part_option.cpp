@@ -7,23 +7,20 @@
 #include "cli/command_line.h"
 
 namespace tessera::cli {
-namespace {
 
-std::optional<int> parse_number(std::string_view text) {
+std::optional<int> parse_int(std::string_view text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
 }
 
-}  // namespace
-
 PartOfWork parse_part(const std::string& option, const std::string& text,
                       const std::string& help_command) {
   const std::size_t slash = text.find('/');
   if (slash != std::string::npos) {
-    const auto index = parse_number(std::string_view(text).substr(0, slash));
-    const auto number = parse_number(std::string_view(text).substr(slash + 1));
+    const auto index = parse_int(std::string_view(text).substr(0, slash));
+    const auto number = parse_int(std::string_view(text).substr(slash + 1));
     if (number && *number > kMaxParts) {
       throw UsageError(option + ": expected " + std::to_string(kMaxParts) +
                            " parts at most, found '" + printable(text) + "'",

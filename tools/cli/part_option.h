@@ -1,6 +1,8 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace tessera::cli {
 
@@ -11,6 +13,9 @@ struct PartOfWork {
 };
 
 constexpr int kMaxParts = 1 << 16;
+
+/// Returns the number that the whole text is; nothing for any other text.
+std::optional<int> parse_int(std::string_view text);
 
 /// Reads `I/N`. Throws: UsageError naming `option`.
 PartOfWork parse_part(const std::string& option, const std::string& text,

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// Gives what another reader has under other names or in another form. Format, path and files are
+/// those of the other reader.
+class DerivedReader : public CheckpointReader {
+ public:
+  Format format() const override { return base_->format(); }
+  const std::string& path() const override { return base_->path(); }
+  std::vector<std::string> data_files() const override { return base_->data_files(); }
+  void check_files(const FindingSink& sink) const override { base_->check_files(sink); }
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    base_->verify(sink, progress, num_threads);
+  }
+
+ protected:
+  explicit DerivedReader(std::unique_ptr<CheckpointReader> base) : base_(std::move(base)) {}
+  const CheckpointReader& base() const { return *base_; }
+
+ private:
+  std::unique_ptr<CheckpointReader> base_;
+};
+
+}  // namespace tessera::formats
