@@ -2,18 +2,18 @@
 """Kills ckpt-reshard at random moments, and has other runs go on. Shows row E4."""
 
 import argparse
-import json
 import os
 import pathlib
 import random
 import re
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+from killed_moves import contents, write_source
 
 OPTIONS = None
 RECIPES = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "recipes"
@@ -29,31 +29,6 @@ DESTINATIONS = (
     ("turned", ["--recipe", RECIPES / "turned_layers.json", "--world-size", "2"]),
     ("turned.safetensors", ["--recipe", RECIPES / "turned_layers.json"]),
 )
-
-
-def write_source(path, seed):
-    """Writes 24 MiB of safetensors whose bytes compress as weights do."""
-    rows, columns, num_tensors = 1024, 1024, 12
-    nbytes = rows * columns * 2
-    header = {f"layers.{i}.weight": {"dtype": "BF16", "shape": [rows, columns],
-                                     "data_offsets": [i * nbytes, (i + 1) * nbytes]}
-              for i in range(num_tensors)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    noise = bytearray(random.Random(seed).randbytes(nbytes))
-    noise[1::2] = bytes(0x38 + byte % 4 for byte in noise[1::2])
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for i in range(num_tensors):
-            noise[0:2] = struct.pack("<H", i)
-            out.write(noise)
-
-
-def contents(path):
-    """Returns all files of a checkpoint with their bytes; nothing where there is none."""
-    if path.is_file():
-        return {path.name: path.read_bytes()}
-    return {each.name: each.read_bytes() for each in path.iterdir()} if path.exists() else {}
 
 
 class KilledReshard(unittest.TestCase):

@@ -14,6 +14,7 @@
 #include "formats/staging/journal.h"
 #include "formats/staging/staged_destination.h"
 #include "reshard/resume_identity.h"
+#include "support/counting_reader.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
@@ -31,6 +32,7 @@ using formats::CheckpointReader;
 using formats::Format;
 using formats::KeptWork;
 using test::Bytes;
+using test::CountingReader;
 using test::FaultFileSystem;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
@@ -68,43 +70,6 @@ Destination destination(std::string_view name) {
   const auto all = destinations();
   return *std::ranges::find(all, name, &Destination::name);
 }
-
-/// Counts the bytes that are read, and fails once there have been too many.
-class CountingReader final : public CheckpointReader {
- public:
-  explicit CountingReader(const CheckpointReader& base) : base_(base) {}
-  void fail_after(std::uint64_t nbytes, ErrorKind kind = ErrorKind::io) {
-    limit_nbytes_ = nbytes;
-    kind_ = kind;
-  }
-  std::uint64_t nbytes_read() const { return nbytes_read_; }
-  void set_data_files(std::vector<std::string> paths) { data_files_ = std::move(paths); }
-
-  Format format() const override { return base_.format(); }
-  const std::string& path() const override { return base_.path(); }
-  const formats::CheckpointContents& contents() const override { return base_.contents(); }
-  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
-                  std::span<std::byte> out) const override {
-    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(kind_, {}, "pulled plug");
-    nbytes_read_ += out.size();
-    base_.read_piece(tensor_index, piece_index, range, out);
-  }
-  Value read_value(std::size_t value_index) const override { return base_.read_value(value_index); }
-  std::vector<std::string> data_files() const override { return data_files_; }
-  formats::PieceStorage piece_storage(std::size_t tensor_index,
-                                      std::size_t piece_index) const override {
-    return base_.piece_storage(tensor_index, piece_index);
-  }
-  void check_files(const formats::FindingSink&) const override {}
-  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
-
- private:
-  const CheckpointReader& base_;
-  std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
-  ErrorKind kind_ = ErrorKind::io;
-  std::vector<std::string> data_files_;
-  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
-};
 
 /// Pieces that compress and pieces that do not, of one block and of several chunks, and values.
 MemoryCheckpoint small_source() {

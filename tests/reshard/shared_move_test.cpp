@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "formats/native_checkpoint.h"
+#include "support/counting_reader.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/files.h"
@@ -25,40 +26,10 @@ namespace {
 using formats::CheckpointReader;
 using formats::Format;
 using formats::KeptWork;
+using test::CountingReader;
 using test::FaultFileSystem;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
-
-/// Counts the bytes that are read, and fails once there have been too many.
-class CountingReader final : public CheckpointReader {
- public:
-  explicit CountingReader(const CheckpointReader& base) : base_(base) {}
-  void fail_after(std::uint64_t nbytes) { limit_nbytes_ = nbytes_read_ + nbytes; }
-  std::uint64_t nbytes_read() const { return nbytes_read_; }
-
-  Format format() const override { return base_.format(); }
-  const std::string& path() const override { return base_.path(); }
-  const formats::CheckpointContents& contents() const override { return base_.contents(); }
-  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
-                  std::span<std::byte> out) const override {
-    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(ErrorKind::io, {}, "pulled plug");
-    nbytes_read_ += out.size();
-    base_.read_piece(tensor_index, piece_index, range, out);
-  }
-  Value read_value(std::size_t value_index) const override { return base_.read_value(value_index); }
-  std::vector<std::string> data_files() const override { return {}; }
-  formats::PieceStorage piece_storage(std::size_t tensor_index,
-                                      std::size_t piece_index) const override {
-    return base_.piece_storage(tensor_index, piece_index);
-  }
-  void check_files(const formats::FindingSink&) const override {}
-  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
-
- private:
-  const CheckpointReader& base_;
-  std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
-  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
-};
 
 /// Two tensors of several blocks in every format, in pieces of several ranks, small ones, and a
 /// value.
