@@ -65,6 +65,14 @@ def test_nested_dicts_come_back_as_they_were(state, format, tmp_path):
         assert found["tied"] is found["model"]["0.weight"]
 
 
+@pytest.mark.parametrize("format", ["native", "torch"])
+def test_keys_and_lists_of_lists_are_what_they_were(format, tmp_path):
+    state = {"m": {("a", 1): 2, (3, 4): torch.ones(1), 5: {"b": torch.ones(2)}}, "l": [[torch.ones(3)], [{"c": 6}]]}
+    with saved(state, tmp_path, format) as checkpoint:
+        assert_same(checkpoint.state_dict(), state)
+        assert_same(checkpoint.state_dict(like=state), state)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_module_takes_lazy_tensors(state, format, tmp_path):
     model = module()

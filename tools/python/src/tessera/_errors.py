@@ -22,6 +22,11 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         return self.text
 
+    @classmethod
+    def of_entry(cls, severity: str, rule: str, name: str, expected: str, found: str) -> Problem:
+        """A problem of a tensor or value, worded as the tools word it."""
+        return cls(severity, rule, None, name, None, expected, found, f"{name}: {rule}: expected {expected}, found {found}")
+
 
 class Error(Exception):
     """A failure. The text says where, what was expected and what was found.

@@ -47,7 +47,7 @@ class JobState:
             return state
         if isinstance(value, Mapping) and value:
             return self._visit_dict(path, value)
-        if isinstance(value, (list, tuple)) and any(_has_entries(item, self._tensor_type) for item in value):
+        if isinstance(value, (list, tuple)) and any(has_entries(item, self._tensor_type) for item in value):
             items = [self._visit((*path, (i,)), item) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         self.values[self._name(path)] = value
@@ -91,10 +91,10 @@ class JobState:
         return value
 
 
-def _has_entries(value: Any, tensor_type: type) -> bool:
+def has_entries(value: Any, tensor_type: type) -> bool:
     """Returns whether the items of a list with this item become entries of their own, as in DCP."""
     if isinstance(value, (list, tuple)):
-        return any(_has_entries(item, tensor_type) for item in value)
+        return any(has_entries(item, tensor_type) for item in value)
     return isinstance(value, (Mapping, tensor_type))
 
 
@@ -119,6 +119,26 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
     at = key[0] if isinstance(key, tuple) else key
     container[at] = _replaced(container[at], path[1:], value)
     return container
+
+
+def put_at(container: Any, keys: list[Any], value: Any) -> None:
+    """Puts an entry into nested dicts and lists, and makes those that are missing."""
+    for i, key in enumerate(keys):
+        is_last = i + 1 == len(keys)
+        below: Any = value if is_last else ([] if _is_position(keys[i + 1]) else {})
+        at = key[0] if isinstance(container, list) else key
+        if isinstance(container, list):
+            while len(container) <= at:
+                container.append(None)
+            if is_last or container[at] is None:
+                container[at] = below
+        elif is_last or at not in container:
+            container[at] = below
+        container = container[at]
+
+
+def _is_position(key: Any) -> bool:
+    return isinstance(key, tuple) and len(key) == 1 and isinstance(key[0], int)
 
 
 def put_back(given: Any, loaded: Any) -> Any:

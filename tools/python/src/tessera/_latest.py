@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from . import _core
@@ -33,3 +34,9 @@ def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
     """
     path, skipped = _core.latest_valid(path_bytes("folder", folder), flag("checksums", checksums))
     return LatestValid(path, [Skipped(*each) for each in skipped])
+
+
+def numbered(folder: str, prefix: str) -> list[tuple[int, Path]]:
+    """Returns what is called `prefix` and a number in a folder, by number. Names of unfinished work have more than a number."""
+    return sorted((int(number), path) for path in Path(folder).glob(f"{prefix}*")
+                  if (number := path.name.removeprefix(prefix)).isdecimal())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, path_bytes
 from ._errors import Error, Problem, refused
-from ._job_state import JobState, put_back
+from ._job_state import JobState, put_at, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
 from ._progress import Progress, progress_function
 from ._ranks import Ranks
@@ -217,7 +217,7 @@ class _SavedValues:
         keys = {each: self._keys_below(each, name) for each in self._below[name]}
         root: Any = [] if all(isinstance(path[0], tuple) for path in keys.values()) else {}
         for each, path in keys.items():
-            _put(root, path, self._read(each))
+            put_at(root, path, self._read(each))
         return root
 
     def _read(self, name: str) -> Any:
@@ -231,22 +231,5 @@ class _SavedValues:
         return [each[len(name) + 1:]]
 
 
-def _put(container: Any, keys: list[Any], value: Any) -> None:
-    for i, key in enumerate(keys):
-        at = key[0] if isinstance(key, tuple) else key
-        is_last = i + 1 == len(keys)
-        below: Any = value if is_last else ([] if isinstance(keys[i + 1], tuple) else {})
-        if isinstance(container, list):
-            while len(container) <= at:
-                container.append(None)
-            if is_last or container[at] is None:
-                container[at] = below
-        elif is_last or at not in container:
-            container[at] = below
-        container = container[at]
-
-
 def _missing_value(name: str, is_error: bool) -> Problem:
-    expected, found = "a value of that name", "none"
-    return Problem("error" if is_error else "note", "missing", None, name, None, expected, found,
-                   f"{name}: missing: expected {expected}, found {found}")
+    return Problem.of_entry("error" if is_error else "note", "missing", name, "a value of that name", "none")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import Problem, Refused, refused
+from ._job_state import has_entries, put_at
 from ._symbol import with_constants
 
 if TYPE_CHECKING:
@@ -14,43 +15,9 @@ if TYPE_CHECKING:
     from ._tensor import Tensor
 
 
-class Nested:
-    """Nested dicts and lists that are filled entry by entry."""
-
-    def __init__(self) -> None:
-        self.root: dict[Any, Any] = {}
-
-    def put(self, path: list[Any], value: Any) -> None:
-        """Sets the entry at these keys; a tuple of one int is a position in a list."""
-        container: Any = self.root
-        for key, following in zip(path, path[1:]):
-            container = self._child(container, key, [] if isinstance(following, tuple) else {})
-        self._set(container, path[-1], value)
-
-    @staticmethod
-    def _child(container: Any, key: Any, new: Any) -> Any:
-        if isinstance(container, list):
-            position = key[0]
-            while len(container) <= position:
-                container.append(None)
-            if container[position] is None:
-                container[position] = new
-            return container[position]
-        return container.setdefault(key, new)
-
-    @staticmethod
-    def _set(container: Any, key: Any, value: Any) -> None:
-        if isinstance(container, list):
-            while len(container) <= key[0]:
-                container.append(None)
-            container[key[0]] = value
-        else:
-            container[key] = value
-
-
 def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[[Tensor], Any]) -> dict[Any, Any]:
     """Returns everything. Entries that share an element are one tensor, as in the program that saved them."""
-    nested = Nested()
+    root: dict[Any, Any] = {}
     read: dict[str, Any] = {}
     for name in checkpoint:
         first = checkpoint.aliases.get(name, name)
@@ -59,8 +26,8 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
             if isinstance(entry, Refused):
                 raise entry
             read[first] = tensor(entry) if first in checkpoint._metas else with_constants(entry)
-        nested.put(paths[name], read[first])
-    return nested.root
+        put_at(root, paths[name], read[first])
+    return root
 
 
 class Likeness:
@@ -90,7 +57,7 @@ class Likeness:
     def _visit(self, path: list[Any], value: Any, leaf: Callable[[str, Any], Any]) -> Any:
         if isinstance(value, Mapping) and (value or not path):
             return {key: self._visit([*path, key], item, leaf) for key, item in value.items()}
-        if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, self._tensor_type)) for item in value):
+        if isinstance(value, (list, tuple)) and any(has_entries(item, self._tensor_type) for item in value):
             items = [self._visit([*path, (i,)], item, leaf) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         return leaf(_core.spell_path(path), value)
@@ -117,8 +84,7 @@ class Likeness:
             self._add("dtype", name, dtype, meta.dtype)
 
     def _add(self, rule: str, name: str, expected: str, found: str) -> None:
-        self._problems.append(Problem("error", rule, None, name, None, expected, found,
-                                      f"{name}: {rule}: expected {expected}, found {found}"))
+        self._problems.append(Problem.of_entry("error", rule, name, expected, found))
 
     def _take(self, name: str) -> Any:
         first = self._checkpoint.aliases.get(name, name)

@@ -16,6 +16,7 @@ from torchtitan.tools.utils import GarbageCollection
 
 from ._checkpoint import open as open_checkpoint
 from ._errors import Error
+from ._latest import numbered
 from ._load import Loaded, load
 from ._save import async_save, save
 
@@ -72,24 +73,18 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
     def _purge_stale_checkpoints(self) -> None:
         """Removes old steps, but nothing that a save is writing beside them."""
         if self._should_purge():
-            for _, path in _steps(self.folder)[:-self.keep_latest_k]:
+            for _, path in numbered(self.folder, "step-")[:-self.keep_latest_k]:
                 self.purge_queue.put(str(path))
 
     def _find_load_step(self, folder: str = "") -> int:
         """Returns the newest step that opens, or -1."""
-        for step, path in reversed(_steps(folder or self.folder)):
+        for step, path in reversed(numbered(folder or self.folder, "step-")):
             try:
                 open_checkpoint(path).close()
             except Error:
                 continue
             return step
         return -1
-
-
-def _steps(folder: str) -> list[tuple[int, Path]]:
-    """Returns the steps in a folder, oldest first. Names of unfinished work have more than a number."""
-    return sorted((int(path.name.removeprefix("step-")), path) for path in Path(folder).glob("step-*")
-                  if path.name.removeprefix("step-").isdecimal())
 
 
 class _NoStager:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ._arguments import PathLike
 from ._checkpoint import open as open_checkpoint
 from ._errors import Error
+from ._latest import numbered
 from ._load import load
 from ._save import Saved, async_save
 from ._tensor import Tensor
@@ -94,9 +95,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
 
 def latest(output_dir: PathLike) -> str | None:
     """Returns the newest `checkpoint-N` of a Trainer that is complete, for `resume_from_checkpoint`; None if there is none."""
-    folders = {int(path.name.removeprefix("checkpoint-")): path for path in Path(os.fsdecode(output_dir)).glob("checkpoint-*")
-               if path.name.removeprefix("checkpoint-").isdecimal()}
-    for _, folder in sorted(folders.items(), reverse=True):
+    for _, folder in reversed(numbered(os.fsdecode(output_dir), "checkpoint-")):
         if not (folder / STATE_FILE).exists() or not (folder / FOLDER).exists():
             continue
         try:
