@@ -140,7 +140,7 @@ struct LeftOut {
 /// Floating-point tensors of another dtype that a cast leaves as they are.
 struct UncastTensors {
   std::size_t count = 0;
-  std::string first{};  // of their names at the destination; empty if there is none
+  std::string first{};  // the first one's name at the destination; empty: none
   friend bool operator==(const UncastTensors&, const UncastTensors&) = default;
 };
 
