@@ -8,6 +8,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -19,14 +20,16 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
   std::atomic<std::int64_t> next_task{0};
   std::atomic<bool> failed{false};
   std::mutex failure_mutex;
+  // Failures come before interruptions, then the task with the lowest index. Tasks start in order,
+  // so this task has always run, and the choice does not depend on the threads.
   std::exception_ptr first_failure;
-
-  bool is_interruption = false;
-  const auto fail = [&](std::exception_ptr failure, bool interrupts) {
+  std::pair<bool, std::int64_t> first_rank;
+  const auto fail = [&](std::int64_t index, std::exception_ptr failure, bool interrupts) {
     const std::scoped_lock lock(failure_mutex);
-    if (!first_failure || (is_interruption && !interrupts)) {
+    const std::pair<bool, std::int64_t> rank{interrupts, index};
+    if (!first_failure || rank < first_rank) {
       first_failure = std::move(failure);
-      is_interruption = interrupts;
+      first_rank = rank;
     }
     failed = true;
   };
@@ -38,9 +41,9 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
         if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         task(index);
       } catch (const Error& error) {
-        fail(std::current_exception(), error.kind() == ErrorKind::interrupted);
+        fail(index, std::current_exception(), error.kind() == ErrorKind::interrupted);
       } catch (...) {
-        fail(std::current_exception(), false);
+        fail(index, std::current_exception(), false);
       }
     }
   };

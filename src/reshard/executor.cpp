@@ -101,14 +101,17 @@ class Execution {
       parallel_for(num_tasks, num_threads, options_.stop, [&](std::int64_t task) {
         const auto range = static_cast<std::size_t>(std::ranges::upper_bound(first_tasks, task) -
                                                     first_tasks.begin() - 1);
+        const std::int64_t block = ranges[range].begin + task - first_tasks[range];
         try {
-          move_block(ranges[range].begin + task - first_tasks[range]);
+          move_block(block);
         } catch (...) {
           writer_.abandon();  // other threads may wait inside the writer for this block
+          note_unmoved(block);
           throw;
         }
       });
     } catch (const RefusedOverflow&) {
+      count_unmoved_blocks();
       refuse_overflow(losses_.first_too_large());
     }
     report_losses();
@@ -161,12 +164,16 @@ class Execution {
     }
   }
 
-  void move_block(std::int64_t block) {
-    const auto piece = std::prev(std::upper_bound(
+  const PieceBlocks& piece_with(std::int64_t block) const {
+    return *std::prev(std::upper_bound(
         pieces_.begin(), pieces_.end(), block,
         [](std::int64_t value, const PieceBlocks& entry) { return value < entry.first_block; }));
-    const PieceId id = piece->id;
-    const FlatRange window = window_of(*piece, block);
+  }
+
+  void move_block(std::int64_t block) {
+    const PieceBlocks& piece = piece_with(block);
+    const PieceId id = piece.id;
+    const FlatRange window = window_of(piece, block);
 
     auto workspace = pool_.take();
     const std::span<std::byte> bytes = room_for(id, window, *workspace);
@@ -206,6 +213,24 @@ class Execution {
     const DType to = destination_of(id).meta.dtype;
     return (plan_.on_overflow != OnOverflow::refuse && can_overflow(from, to)) ||
            (options_.underflowed && can_underflow(from, to));
+  }
+
+  void note_unmoved(std::int64_t block) {
+    const std::lock_guard lock(unmoved_mutex_);
+    unmoved_blocks_.push_back(block);
+  }
+
+  /// Counts the numbers that are too large also in the blocks that the refusal of a later block
+  /// interrupted. So the error names the same tensor whatever the order of the threads.
+  void count_unmoved_blocks() {
+    const auto workspace = pool_.take();
+    for (const std::int64_t block : unmoved_blocks_) {
+      if (block >= losses_.first_block_too_large()) continue;
+      const PieceBlocks& piece = piece_with(block);
+      const FlatRange window = window_of(piece, block);
+      losses_.add(piece.id.tensor_index, block,
+                  fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+    }
   }
 
   /// Throws the error for a tensor with numbers that are too large. Reads all of the tensor first,
@@ -258,6 +283,8 @@ class Execution {
   std::uint64_t thread_nbytes_ = 1;
   WorkspacePool pool_;
   CastLossesByTensor losses_;
+  std::mutex unmoved_mutex_;
+  std::vector<std::int64_t> unmoved_blocks_;  // those that a failure ended
 };
 
 }  // namespace

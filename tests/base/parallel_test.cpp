@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <latch>
 #include <stdexcept>
 #include <thread>
@@ -75,6 +76,27 @@ TEST(ParallelTest, AFailureIsToldAlsoWhereItInterruptsOthersFirst) {
         });
       },
       test::ThrowsError(ErrorKind::io, "the disk is full"));
+}
+
+TEST(ParallelTest, OfTwoFailuresTheCallerSeesThatOfTheEarlierTask) {
+  for (const std::int64_t first_to_fail : {0, 1}) {
+    EXPECT_THAT(
+        [&] {
+          std::latch both_work(2);
+          std::latch one_has_failed(1);
+          parallel_for(2, 2, {}, [&](std::int64_t i) {
+            both_work.arrive_and_wait();
+            if (i == first_to_fail) {
+              one_has_failed.count_down();
+            } else {
+              one_has_failed.wait();
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that it is noted
+            }
+            throw Error(ErrorKind::io, {}, "task " + std::to_string(i));
+          });
+        },
+        test::ThrowsError(ErrorKind::io, "task 0"));
+  }
 }
 
 TEST(ParallelTest, AStopRequestAfterTheLastTaskChangesNothing) {

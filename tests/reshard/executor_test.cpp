@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <latch>
 #include <limits>
 
 #include "reshard/resharding.h"
+#include "support/error_matchers.h"
 
 namespace tessera::reshard {
 namespace {
@@ -79,6 +81,47 @@ TEST(ExecutorTest, NumbersThatACastMakesInfiniteAreRefusedWithTheirCount) {
     EXPECT_FALSE(writer.committed());
     EXPECT_TRUE(writer.abandoned());
   }
+}
+
+/// A writer that cannot take its first block before it is abandoned.
+class InterruptedAtFirst final : public formats::CheckpointWriter {
+ public:
+  explicit InterruptedAtFirst(formats::CheckpointContents contents)
+      : writer_(std::move(contents), {}), first_(writer_.write_order().front()) {}
+
+  const formats::CheckpointContents& contents() const override { return writer_.contents(); }
+  std::vector<PieceId> write_order() const override { return writer_.write_order(); }
+  std::int64_t block_numel(PieceId piece) const override { return writer_.block_numel(piece); }
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte>) override {
+    if (begin != 0 || piece.tensor_index != first_.tensor_index) return false;
+    is_abandoned_.wait();
+    throw Error(ErrorKind::interrupted, {}, "writing was abandoned");
+  }
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    writer_.write_block(piece, begin, bytes);
+  }
+  void abandon() noexcept override {
+    if (!was_abandoned_.exchange(true)) is_abandoned_.count_down();
+  }
+  void commit() override { writer_.commit(); }
+
+ private:
+  MemoryWriter writer_;
+  PieceId first_;
+  std::latch is_abandoned_{1};
+  std::atomic<bool> was_abandoned_ = false;
+};
+
+TEST(ExecutorTest, TheTensorThatIsRefusedDoesNotDependOnTheOrderOfThreads) {
+  MemoryCheckpoint source("src");
+  source.add({"a", DType::float32, {2}}, bytes_of<float>({1.0F, 70000.0F}));
+  source.add({"b", DType::float32, {2}}, bytes_of<float>({80000.0F, 90000.0F}));
+  const Plan plan = plan_reshard(source.contents(), source.path(), {.cast = DType::float16});
+  InterruptedAtFirst writer(plan.destination);
+  EXPECT_THAT([&] { execute(plan, source, writer, {.num_threads = 2}); },
+              test::ThrowsError(ErrorKind::mismatch,
+                                "a: cast: expected finite numbers up to 65504.0, the largest of "
+                                "float16, found 1 larger, up to 70000.0"));
 }
 
 TEST(ExecutorTest, NumbersThatAreTooLargeAreCountedByTensorWhereTheyMayPass) {

@@ -7,10 +7,10 @@
 namespace tessera {
 
 /// Calls `task(i)` for every i in [0, num_tasks) on `num_threads` threads (the caller is one of
-/// them). Tasks start in order of i. After the first exception of a task no further task starts.
-/// When the running tasks are done, the call throws this exception. A stop request acts like an
-/// Error(interrupted) of a task. Any other exception replaces Error(interrupted): if one task fails
-/// and so interrupts the tasks that wait for it, the caller sees the failure.
+/// them). Tasks start in order of i, none after the first exception. Then the call waits for those
+/// that run and throws the exception of the lowest i. A stop request acts like an Error(interrupted)
+/// of a task. Any other exception replaces Error(interrupted): if one task fails and so interrupts
+/// the tasks that wait for it, the caller sees the failure.
 void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
                   const std::function<void(std::int64_t)>& task);
 
