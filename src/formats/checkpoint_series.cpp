@@ -243,7 +243,7 @@ DirectoryLock::DirectoryLock(const std::string& directory) {
   if (tessera::detail::try_lock(object) == tessera::detail::LockResult::held_by_another) {
     throw Error(
         ErrorKind::already_exists, {.path = directory},
-        "another writer uses this directory (another job, or another TrainState of this job?)");
+        "another writer uses this directory (another job, or another save of this job)");
   }
   fd_ = object.release();
 }

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,12 @@ DESTINATIONS = (
     ("cast", ["--to", "dcp", "--cast", "float32"]),
 )
 NUM_WORKERS = (1, 2, 3, 8)
+
+
+def on_host(name):
+    """Returns what runs a command as on another host: with a name, a network and process numbers of its own."""
+    return ["unshare", "--map-root-user", "--uts", "--net", "--pid", "--fork", "--kill-child", "sh", "-c",
+            'hostname "$0" && exec "$@"', name]
 
 
 class KilledWorkers(unittest.TestCase):
@@ -51,9 +58,9 @@ class KilledWorkers(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.work = pathlib.Path(folder.name)
 
-    def start(self, name, options, source=None):
+    def start(self, name, options, source=None, host=None):
         extra = [] if pathlib.Path(name).suffix else ["--extra-files-from", self.extra]
-        command = [OPTIONS.bin / "ckpt-reshard", source or self.source, self.work / name, *options, *extra,
+        command = [*(on_host(host) if host else []), OPTIONS.bin / "ckpt-reshard", source or self.source, self.work / name, *options, *extra,
                    "--threads", "1"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -151,6 +158,59 @@ class KilledWorkers(unittest.TestCase):
         self.assertEqual(contents(self.work / name), expected)
         self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
         return len(doomed)
+
+    def test_workers_on_several_hosts(self):
+        if subprocess.run([*on_host("a"), "true"], capture_output=True).returncode:
+            self.skipTest("no namespaces of users, networks and processes here")
+        for name, options in DESTINATIONS:
+            with self.subTest(name=name):
+                workers = [self.start(name, [*options, "--part", f"{i}/4"], host=f"host-{i % 2}") for i in range(4)]
+                workers[3].kill()
+                for worker in workers:
+                    _, stderr = worker.communicate()
+                    self.assertIn(worker.returncode, (0, -signal.SIGKILL), stderr)
+                if contents(self.work / name) != self.by_one_process(name, options):
+                    last = self.start(name, [*options, "--part", "0/4", "--take-over", "--resume"], host="host-2")
+                    _, stderr = last.communicate()
+                    self.assertEqual(last.returncode, 0, stderr)
+                self.assert_finished(name, options)
+
+    def test_a_part_that_another_host_writes_is_refused_with_its_name(self):
+        if subprocess.run([*on_host("a"), "true"], capture_output=True).returncode:
+            self.skipTest("no namespaces of users, networks and processes here")
+        name, options = "dcp", ["--to", "dcp", "--world-size", "2", "--part", "0/2"]
+        first = self.stopped_worker(name, options, "host-1")
+        second = self.start(name, options, host="host-2")
+        _, stderr = second.communicate()
+        os.kill(self.child_of(first), signal.SIGCONT)
+        first.communicate()
+        self.assertEqual((first.returncode, second.returncode), (0, 2), stderr)
+        self.assertIn("part 0 of 2 is being written by host-1, process ", stderr)
+        self.run_tool(name, [*options[:-1], "1/2"])
+
+    def stopped_worker(self, name, options, host):
+        """Starts a worker on a host, and stops it while it writes its part."""
+        while True:
+            worker = self.start(name, options, host=host)
+            lock = self.work / (name + ".partial.shares") / "share-0.lock"
+            while worker.poll() is None and not (lock.exists() and lock.read_text()):
+                time.sleep(0.001)
+            child = self.child_of(worker)
+            if child:
+                os.kill(child, signal.SIGSTOP)
+                if not (lock.parent / "share-0.done").exists():
+                    return worker
+                os.kill(child, signal.SIGCONT)
+            worker.communicate()  # it was faster
+            self.finish(name, "--discard")
+
+    @staticmethod
+    def child_of(process):
+        try:
+            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return int(children[0]) if children else None
 
     def test_two_workers_of_one_part(self):
         for name, options in DESTINATIONS:

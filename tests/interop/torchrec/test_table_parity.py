@@ -144,3 +144,27 @@ def test_torchrec_goes_on_from_what_tessera_saved(folder, optimizer):
         for rank in range(WORLD):
             expected[f"output.{step - STEPS // 2}.{rank}"] = expected.pop(f"output.{step}.{rank}")
     assert_close(theirs, expected)
+
+
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize(("saved", "loaded"), [("table_wise", "mixed"), ("mixed", "row_wise"), ("row_wise", "table_wise")])
+def test_torchrec_goes_on_through_the_python_package(folder, optimizer, saved, loaded):
+    """tessera.save and tessera.load in a trainer of torchrec, under another plan."""
+    initial = folder / "initial.safetensors"
+    expected = train_torchrec(folder, saved, optimizer, "all", initial=initial)
+    train_torchrec(folder, saved, optimizer, "first", initial=initial, save=folder / "half", through="tessera")
+    found = train_torchrec(folder, loaded, optimizer, "later_from_0", load=folder / "half", through="tessera")
+    for step in range(STEPS // 2, STEPS):
+        for rank in range(WORLD):
+            expected[f"output.{step - STEPS // 2}.{rank}"] = expected.pop(f"output.{step}.{rank}")
+    assert set(found) <= set(expected)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd"])
+def test_a_cpp_trainer_goes_on_from_what_torchrec_saved_through_the_python_package(folder, optimizer):
+    initial = folder / "initial.safetensors"
+    expected = train_torchrec(folder, "table_wise", optimizer, "all", initial=initial, tables_only=True)
+    train_torchrec(folder, "table_wise", optimizer, "first", initial=initial, save=folder / "half", through="tessera", tables_only=True)
+    train_tessera(folder, "mixed", optimizer, "later", load=folder / "half", first_step=STEPS // 2, save=folder / "saved")
+    assert_close(state_of(folder, folder / "saved"), expected)

@@ -2,6 +2,7 @@
 
 Usage: python train_torchrec.py --tables tables.json --plan plan.json --optimizer row_wise_adagrad
            [--initial weights.safetensors] [--load DCP] [--batches batches.safetensors] [--save DCP] [--result FILE] [--tables-only]
+           [--through dcp|tessera]
 
 tables.json   [{"name": "t0", "rows": 11, "columns": 8, "pooling": "sum", "weighted": false}, ...]; each has one feature
 plan.json     as `ckpt-reshard --plan` reads it; the number of ranks is its world size
@@ -13,7 +14,8 @@ result        `output.<step>.<rank>`: [bags, columns of all tables side by side]
 
 The loss of a rank is the sum of squares of its output; torchrec trains on the mean of the ranks' losses.
 
---load fills the model strictly from a DCP checkpoint before the first step; --save writes one after the last.
+--load fills the model strictly from a checkpoint before the first step; --save writes one after the last. Both use PyTorch's
+DCP, or with `--through tessera` Tessera's Python package.
 """
 
 import argparse
@@ -21,7 +23,8 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "fixtures" / "make"))
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "fixtures" / "make"), str(ROOT / "tests" / "interop")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -45,6 +48,15 @@ def features_of(tables, batches, step):
     )
 
 
+def storage(name):
+    """Returns what loads a state dict in place from a path, and what saves it."""
+    if name == "dcp":
+        return (lambda state, path: dcp.load(state, checkpoint_id=path)), (lambda state, path: dcp.save(state, checkpoint_id=path))
+    from python_package import tessera
+
+    return tessera.load, tessera.save
+
+
 def train(arguments, tables, plan):
     host_size = arguments.host_size or dist.get_world_size()
     sharded = ShardedTables(tables, plan, host_size, arguments.optimizer, arguments.lr, arguments.eps,
@@ -53,7 +65,8 @@ def train(arguments, tables, plan):
         sharded.set_weights(load_file(arguments.initial))
     if arguments.load:
         state = sharded.state()
-        dcp.load(state, checkpoint_id=arguments.load)
+        load, _ = storage(arguments.through)
+        load(state, arguments.load)
         sharded.set_state(state)
 
     outputs = {}
@@ -63,7 +76,8 @@ def train(arguments, tables, plan):
 
     state = sharded.state()
     if arguments.save:
-        dcp.save(state, checkpoint_id=arguments.save)
+        _, save = storage(arguments.through)
+        save(state, arguments.save)
     if arguments.result:
         ranks = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, outputs)
@@ -84,6 +98,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--eps", type=float, default=1e-6)
     parser.add_argument("--host-size", type=int, help="ranks of one host (default: all)")
+    parser.add_argument("--through", choices=("dcp", "tessera"), default="dcp")
     for name in ("--initial", "--load", "--batches", "--save", "--result"):
         parser.add_argument(name)
     arguments = parser.parse_args()

@@ -16,12 +16,13 @@ from ._errors import Error, MissingName, Problem, Refused
 from ._latest import LatestValid, Skipped, latest_valid
 from ._load import Loaded, load
 from ._moves import ExtraFile, LeftFile, Overflow, RankShare, Resharded, merge, reshard, split
+from ._per_rank import PerRank, rng
 from ._save import Saved, async_save, save
 from ._scan import Scanned, ScannedName, ScannedPlace, ScanProblem, scan
 from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "ExtraFile", "LatestValid", "LeftFile", "Loaded", "MissingName", "Overflow", "Problem", "RankShare",
+__all__ = ["Checkpoint", "Error", "ExtraFile", "LatestValid", "LeftFile", "Loaded", "MissingName", "Overflow", "PerRank", "Problem", "RankShare",
            "Refused", "Resharded", "Saved", "ScanProblem", "Scanned", "ScannedName", "ScannedPlace", "Skipped", "Symbol", "Tensor",
-           "__version__", "async_save", "latest_valid", "load", "merge", "open", "reshard", "save", "scan", "split", "verify"]
+           "__version__", "async_save", "latest_valid", "load", "merge", "open", "reshard", "rng", "save", "scan", "split", "verify"]

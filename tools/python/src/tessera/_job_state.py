@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 from . import _core
 from ._errors import Error
 from ._job_tensors import Box, JobTensor, describe
+from ._per_rank import PerRank
 from ._ranks import Ranks
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class JobState:
         self.tensors: dict[str, JobTensor] = {}
         self.aliases: dict[str, str] = {}  # second names of tied tensors, and the first name of each
         self.values: dict[str, Any] = {}
+        self.per_rank: dict[str, PerRank] = {}  # of `values`, those that are a list of each rank's value in the checkpoint
         self.objects: list[tuple[Path, Any]] = []  # those with load_state_dict
         self.root = self._visit_dict((), state_dict)
 
@@ -40,6 +42,11 @@ class JobState:
         """Records an entry, or all entries below it. Returns the object to put in its place in `root`."""
         if isinstance(value, self._tensor_type):
             self._add_tensor(path, value)
+            return value
+        if isinstance(value, PerRank):
+            name = self._name((*path, "ranks"))
+            self.values[name] = value.state()
+            self.per_rank[name] = value
             return value
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             state = self._visit_dict(path, value.state_dict())

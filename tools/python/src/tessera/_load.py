@@ -109,17 +109,41 @@ class _Load:
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
         # DCP stores nothing for an empty dict or list.
         problems += [_missing_value(name, strict) for name in self.selected
-                     if name not in self.saved.found and self.state.values[name] not in ({}, [], ())]
+                     if name not in self.saved.found and not self._may_be_missing(name)]
+        self.of_ranks = self._values_of_ranks(problems)
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:
             raise refused([self.path], errors, "things do not fit the state dict", f"{self.path}: ")
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
 
+    def _may_be_missing(self, name: str) -> bool:
+        per_rank = self.state.per_rank.get(name)
+        if per_rank is not None:
+            return per_rank.is_left(None, self.ranks.size)
+        return self.state.values[name] in ({}, [], ())
+
+    def _values_of_ranks(self, problems: list[Problem]) -> dict[str, Any]:
+        """Returns this rank's value of each PerRank that gets one. Adds a problem for each that the policy does not allow."""
+        found = {}
+        for name, per_rank in self.state.per_rank.items():
+            if name not in self.selected or name not in self.saved.found:
+                continue
+            saved = self.saved.value(name)
+            if not isinstance(saved, list) or not saved:
+                problems.append(Problem.of_entry("error", "per rank", name, "a list of each rank's value", f"{type(saved).__name__}"))
+            elif not per_rank.is_left(len(saved), self.ranks.size):
+                try:
+                    found[name] = per_rank.value_for(name, saved, self.ranks.rank, self.ranks.size)
+                except Error as error:
+                    problems += error.problems
+        return found
+
     def read(self, memory: int, threads: int, progress: Callable[[int, int], object] | None) -> None:
         import torch
 
-        self.values = {name: self.saved.value(name) for name in self.selected if name in self.saved.found}
+        self.values = {name: self.saved.value(name) for name in self.selected
+                       if name in self.saved.found and name not in self.state.per_rank}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
         local = self.state.local_of_names()
@@ -155,6 +179,8 @@ class _Load:
     def put_back(self, state_dict: MutableMapping[Any, Any]) -> None:
         self.state.replace(self.values)
         put_back(state_dict, self.state.root)
+        for name, value in self.of_ranks.items():
+            self.state.per_rank[name].accept(value)
         for path, found in self.state.objects:
             found.load_state_dict(self.state.at(path))
 

@@ -169,6 +169,7 @@ class _Job(SaveSteps):
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
                     "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}",
                     "values": self._values() if ranks.rank == 0 else None,
+                    "per rank": {name: self.state.values[name] for name in self.state.per_rank},
                     "directory": self.save.stage() if ranks.rank == 0 else None}
 
         by_rank = self.together(begin)
@@ -188,6 +189,7 @@ class _Job(SaveSteps):
         if len({message["names"] for message in by_rank}) > 1:
             values = merged_values(self.together(self._values))
         try:
+            values = with_all_ranks(values, [message["per rank"] for message in by_rank])
             self.plan = self._plan(digests, descriptions)
             self.boxes = self._boxes()
             self.save.set_contents(self.plan, first["directory"], values)
@@ -414,6 +416,16 @@ def _in_words(description: Any) -> str:
     if layout is None:
         return f"{dtype} {shape}, whole"
     return f"{dtype} {shape} in {len(layout)} pieces"
+
+
+def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str, Any]]) -> list[tuple[list[Any], Any]]:
+    """Replaces each per-rank value by the list of those of all ranks. Raises Error if a rank has none."""
+    for rank, of_rank in enumerate(per_rank):
+        for name in sorted(set().union(*per_rank).difference(of_rank)):
+            raise Error(f"{name}: per rank: expected a PerRank of this name on all ranks, found none on rank {rank}", kind="mismatch",
+                        tensor=name)
+    return [(path, [of_rank[name] for of_rank in per_rank] if (name := _core.spell_path(path)) in per_rank[0] else value)
+            for path, value in values]
 
 
 def merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
