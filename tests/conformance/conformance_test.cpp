@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -242,7 +243,7 @@ TEST_P(WriterConformanceTest, AnyRangeOfAPieceReadsAsItsPart) {
 
 TEST_P(WriterConformanceTest, VerifyFindsNothingWrongWithWhatWasWritten) {
   write(one_of_everything());
-  std::uint64_t num_read = 0;
+  std::atomic<std::uint64_t> num_read = 0;  // several threads call
   open()->verify(
       [](const Finding& finding) {
         EXPECT_EQ(finding.severity, Finding::Severity::note)
