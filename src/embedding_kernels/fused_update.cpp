@@ -237,8 +237,9 @@ class SummedGradients {
 
   void sum_hot_rows(int num_threads);
 
-  /// Calls `body(i, table, range)` for all tables: each touched row of table number i is in exactly
-  /// one range. The ranges have about equally many occurrences (ids in the batch).
+  /// Cuts the touched rows of every table into ranges and calls `body(i, table, range)` for each
+  /// range, in parallel. `i`: the number of the table. Each touched row is in one range. The ranges
+  /// have about equally many occurrences (ids in the batch).
   template <class Body>
   void for_ranges(int num_threads, const Body& body) const;
 

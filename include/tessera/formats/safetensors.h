@@ -22,7 +22,7 @@ namespace tessera::formats {
 /// rule; Error(unsupported) for a dtype that torch does not have.
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path);
 
-/// Returns the size that the file should have by its header. Reads only the header. Throws:
+/// Returns the size that the header gives the file. Reads only the header. Throws:
 /// Error(corruption) if the header is invalid.
 std::uint64_t safetensors_nbytes(const ReadableFile& file);
 
