@@ -154,11 +154,14 @@ class RankSave {
   const std::string& path() const;         // of the checkpoint
   const RankSaveOptions& options() const;  // as given
 
-  /// Creates the staging directory and returns its path. Throws: Error(already_exists) if something
-  /// is at the path and `overwrite` is `refuse`, another process is writing there, or an
-  /// interrupted run left work to resume; Error(invalid_argument) if `overwrite` is `replace` and
-  /// there are other files than those of a checkpoint; Error(io). If a single process must write
-  /// the format, checks `<path>.parts` instead of the path, and `start_one_file` checks the path.
+  /// Creates the staging directory and returns its path. If a single process must write the format,
+  /// checks `<path>.parts` instead of the path, and `start_one_file` checks the path.
+  /// Throws:
+  /// - Error(already_exists) if something is at the path and `overwrite` is `refuse`, if another
+  ///   process is writing there, or if an interrupted run left work to resume;
+  /// - Error(invalid_argument) if `overwrite` is `replace` and there are files other than a
+  ///   checkpoint's;
+  /// - Error(io).
   std::string stage();
   /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
   /// parallel to `contents.values`.

@@ -163,16 +163,20 @@ class TrainState {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Saves the state as a checkpoint at `path`. Each rank writes its share; the checkpoint appears
+/// Saves the state as a checkpoint at `path`. Each rank writes its part. The checkpoint appears
 /// when all ranks are done, whole or not at all. A piece that several ranks hold is written once;
 /// the ranks take turns. Ranks compare one hash of the layout. An unchanged layout is not planned
 /// again. Rank 0 locks the directory of `path` while this TrainState lives: no other trainer can
-/// save there. Collective. Throws on all ranks if any fails: Error(already_exists) if `path`
-/// exists and the options refuse to replace it, Error(io) if writing or a rank fails,
-/// Error(mismatch) if ranks have different states, Error(unsupported) naming a value that is nested
-/// too deeply, Error(invalid_argument) if the model was sharded after the TrainState was made. The
-/// destination is then unchanged. If only the removal of older checkpoints fails, the error says
-/// that the new one is complete.
+/// save there. Collective. If a rank fails, all ranks throw, and the destination is unchanged.
+/// Exception: if only the removal of older checkpoints fails, the error says that the new one is
+/// complete.
+/// Throws:
+/// - Error(already_exists) if `path` exists and the options refuse to replace it;
+/// - Error(io) if writing or a rank fails;
+/// - Error(mismatch) if ranks have different states;
+/// - Error(unsupported) naming a value that is nested too deeply;
+/// - Error(invalid_argument) if the model was sharded after the TrainState was made, or if
+///   `keep_last` is below 0.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
@@ -182,19 +186,25 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 /// Saves a state dict of whole tensors (FULL) as a checkpoint with the same keys, like
 /// `torch.save(state_dict, path)`. Writes nothing for an empty state dict, so that with
 /// `rank0_only` every rank may call it. Not collective: the other ranks do not wait for the file.
-/// Throws: Error(invalid_argument) naming a tensor of which only some elements are here;
-/// Error(already_exists) if `path` exists and `options` refuses to replace it; Error(unsupported)
-/// if the format cannot hold an entry; Error(io) if writing fails.
+/// Throws:
+/// - Error(invalid_argument) naming a tensor of which only some elements are here;
+/// - Error(already_exists) if `path` exists and `options` refuses to replace it;
+/// - Error(unsupported) if the format cannot hold an entry;
+/// - Error(io) if writing fails.
 void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 
 /// Loads a checkpoint of any format, world size and strategy. Each rank reads only what it holds.
 /// Checks everything before it replaces anything. If reading then fails (damage, disk failure),
-/// tensors may be partly old and partly new; all else is unchanged. Collective. Throws on all ranks
-/// if any fails, with the same kind of error: Error(mismatch) that lists everything that is
-/// missing, unexpected or does not fit, with hints at useful options, or says that ranks opened
-/// different checkpoints; Error(not_found) if there is no checkpoint; Error(corruption) if it is
-/// damaged; Error(io) if reading or a rank fails.
+/// tensors may be partly old and partly new; all else is unchanged. Collective.
+/// If a rank fails, all ranks throw the same kind of error.
+/// Throws:
+/// - Error(mismatch) that lists everything that is missing, unexpected or does not fit, with hints
+///   at useful options;
+/// - Error(mismatch) if ranks opened different checkpoints;
+/// - Error(not_found) if there is no checkpoint;
+/// - Error(corruption) if it is damaged;
+/// - Error(io) if reading or a rank fails.
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
                         const LoadOptions& options = {}) {
