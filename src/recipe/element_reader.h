@@ -67,11 +67,11 @@ class ElementReader {
   static bool is_permuted(const BlockTensor& tensor);
 
  private:
-  /// Elements at equal steps, in the source and in the window of a read.
+  /// Elements at constant strides, in the source and in the window of a read.
   struct Copy {
     Shape sizes;
-    Shape from;  // steps in the source
-    Shape to;    // steps in the window
+    Shape from;  // strides in the source
+    Shape to;    // strides in the window
     std::int64_t source_offset = 0;
     std::int64_t target_offset = 0;
   };

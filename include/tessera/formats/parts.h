@@ -10,8 +10,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/native.h"
 
-// [Note: Parts] Several processes write one checkpoint together. Each process writes the part of
-// its own rank into a directory that all of them see. The result is the same, byte for byte, as
+// [Note: Rank parts] Several processes write one checkpoint together. Each process writes the part
+// of its own rank into a directory that all of them see. The result is the same, byte for byte, as
 // what `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the
 // action before it:
 //
@@ -32,7 +32,7 @@
 // refuses rank files that were not sealed.
 namespace tessera::formats {
 
-/// Options of one part.
+/// Options of one rank's part.
 struct PartOptions {
   Format format{};              // native or dcp
   NativeWriteOptions native{};  // for native alone

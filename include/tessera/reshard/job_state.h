@@ -129,8 +129,8 @@ struct RankSaveOptions {
   FileSystem* file_system = &FileSystem::posix();         // must outlive the save
 };
 
-/// One rank's side of a save by all ranks of a job ([Note: Parts] in parts.h). Nothing appears at
-/// the path before the checkpoint is whole.
+/// One rank's side of a save by all ranks of a job ([Note: Rank parts] in parts.h). Nothing appears
+/// at the path before the checkpoint is whole.
 ///
 ///     rank 0      stage; tells the directory to the others
 ///     all ranks   set_contents
@@ -140,9 +140,10 @@ struct RankSaveOptions {
 ///     all ranks   seal
 ///     rank 0      finish
 ///
-/// Begin a step only when all ranks have finished the step before. If a step throws on one rank,
-/// all ranks must stop there and destroy this object; rank 0's destructor then removes everything
-/// that was written. A step may run on any thread, but two steps must not run at once.
+/// Begin an action only when all ranks have finished the action before it. If an action throws on
+/// one rank, all ranks must stop there and destroy this object; rank 0's destructor then removes
+/// everything that was written. An action may run on any thread, but two actions must not run at
+/// once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.

@@ -27,7 +27,7 @@ enum class PerRank {
   refuse,     // throw an error that names the value
   replicate,  // rank r gets the value of rank r % N, where N ranks saved
   merge,      // each rank gets the list of all values
-  split,      // join all lists, give each rank an equal share; generators: Stateful::branch
+  split,      // join all lists, divide the items equally; generators: Stateful::branch
   drop,       // keep the present value
 };
 
@@ -37,8 +37,8 @@ struct SaveOptions {
   /// parts beside the destination, then rank 0 copies these parts into the file. The disk then
   /// needs room for both, and the ranks wait for rank 0.
   formats::Format format{};
-  /// What to do if the path has a checkpoint, damaged or not. `replace` swaps in the new one in a
-  /// single step. Both policies refuse to replace files that are not a checkpoint.
+  /// What to do if the path has a checkpoint, damaged or not. `replace` puts the new one in its
+  /// place atomically. Both policies refuse to replace files that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   /// If true, each parameter's state repeats its group's options: see `flatten_optim_state_dict`.
