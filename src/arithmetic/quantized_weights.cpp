@@ -125,7 +125,7 @@ class Builder {
   QuantizedWeight build() const {
     for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
     if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
-      refuse("weights without an order of groups", "group indices");
+      refuse("no group indices (only GPTQ has them)", "a tensor of group indices");
     }
     const std::string_view scheme = parts_.scheme;
     if (scheme == "block-scaled fp8" || scheme == "scaled fp8" || scheme == "mxfp8" ||

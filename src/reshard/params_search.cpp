@@ -159,7 +159,7 @@ class OrderedSearch {
         });
         work += groups_.size();
         if (num_states <= kMaxStates && work <= kMaxWork) continue;
-        refuse(path_, "groups and shapes that leave few choices",
+        refuse(path_, "groups and shapes that leave few possible orders of the names",
                "more than " + std::to_string(kMaxStates) + " to look through");
       }
     }

@@ -112,7 +112,7 @@ class _Load:
                      if name not in self.saved.found and self.state.values[name] not in ({}, [], ())]
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:
-            raise refused([self.path], errors, "things do not fit the state dict", f"{self.path}: ")
+            raise refused([self.path], errors, "entries do not fit the state dict", f"{self.path}: ")
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
 
