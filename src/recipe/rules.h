@@ -56,7 +56,8 @@ class RecipeAccess {
   static Recipe make(Recipe::Parsed parsed);
 };
 
-/// Evaluates all numbers of a recipe, and turns it round if the options say so.
+/// Evaluates all numbers of a recipe, and returns its rules, or the inverse rules if the options
+/// ask for them.
 /// Throws: Error(mismatch) naming the rule.
 Rules rules_of(const Recipe& recipe, const RecipeOptions& options);
 

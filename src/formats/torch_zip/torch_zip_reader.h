@@ -25,8 +25,8 @@ class TorchFileReader : public CheckpointReader {
   virtual const Error* refusal_of(std::size_t value_index) const = 0;
   /// Returns a number that orders the values as the pickle does. Contents are sorted by name.
   virtual std::size_t order_of(std::size_t value_index) const = 0;
-  /// Returns the name of the folder in the archive: that of the file which torch.save wrote,
-  /// without its suffix. Empty for a stream.
+  /// Returns the name of the folder in the archive. torch.save takes it from the name of the file
+  /// that it writes, without the suffix. Empty for a stream.
   virtual std::string saved_name() const = 0;
 };
 
