@@ -181,7 +181,7 @@ void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>&
   }
   if (changed.empty()) return;
   notes.push_back(note(
-      "recipe", path, "keys and places in lists that stay what they are",
+      "recipe", path, "keys and positions in lists that keep their type",
       counted_names({changed.begin(), changed.end()}, "that becomes text", "that become text")));
 }
 
