@@ -182,8 +182,8 @@ void DequantizedReader::round(std::span<const float> numbers,
                 to_, out);
 }
 
-/// Reads a range of a weight whose numbers are in the order of the codes: the rest of a row, whole
-/// rows, or the beginning of one.
+/// Reads a range of a weight: the rest of a row, then whole rows, then the beginning of a row.
+/// Requires: the numbers of the weight are in the order of its codes.
 void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::string& fqn,
                                   FlatRange range, std::span<std::byte> out) const {
   const QuantizedMatrix& matrix = weight.matrix;

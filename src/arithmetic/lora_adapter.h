@@ -39,8 +39,9 @@ struct LoraAdapter {
 };
 
 /// Opens an adapter. `scale` multiplies what it adds. `fs` must outlive the reader.
-/// Throws: Error(unsupported) if it is no LoRA, or one with a part that is not supported, naming
-/// it; Error(corruption) naming what is wrong in the configuration; as open_checkpoint.
+/// Throws: Error(unsupported) if it is not a LoRA adapter, or naming what it has that is not
+/// supported; Error(corruption) naming what is wrong in the configuration; what open_checkpoint
+/// throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 
 /// Returns a digest of an adapter's configuration; empty if it has none.

@@ -125,7 +125,7 @@ class Builder {
   QuantizedWeight build() const {
     for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
     if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
-      refuse("weights without an order of groups", "group indices");
+      refuse("no group indices (only GPTQ has them)", "a tensor of group indices");
     }
     const std::string_view scheme = parts_.scheme;
     if (scheme == "block-scaled fp8" || scheme == "scaled fp8" || scheme == "mxfp8" ||
@@ -135,7 +135,8 @@ class Builder {
     if (scheme == "mxfp4" || scheme == "nvfp4") return build_float4();
     if (scheme == "compressed-tensors packed integers") return build_packed();
     if (scheme == "GPTQ or AWQ") return build_gptq_or_awq();
-    refuse("a scheme with known numbers (docs/combine.md#quantized-weights)", std::string(scheme));
+    refuse("a scheme that can be dequantized (docs/combine.md#quantized-weights)",
+           std::string(scheme));
   }
 
  private:
@@ -338,14 +339,16 @@ class Builder {
     for (const int bits : possible) {
       if (possible.size() == 1 || given.contains(bits)) return bits;
     }
-    refuse("packed integers of the bits that config.json names",
+    refuse("packed integers of a number of bits that config.json names",
            std::to_string(num_words) + " words for " + std::to_string(numel) + " of them");
   }
 
   QuantizedWeight build_gptq_or_awq() const {
     const auto zeros = companion("zero points");
     const bool is_table = codes_.shape.size() == 2 && scales_.shape.size() == 2;
-    if (!is_table || !zeros) refuse("qweight, qzeros and scales of two dimensions", "others");
+    if (!is_table || !zeros) {
+      refuse("qzeros, and qweight and scales of two dimensions", "another shape, or no qzeros");
+    }
     const std::int64_t num_columns = scales_.shape[1];
     const bool is_awq = codes_.shape[1] != num_columns;
     if (is_awq && codes_.shape[1] * 8 != num_columns) {

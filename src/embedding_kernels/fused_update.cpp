@@ -237,8 +237,9 @@ class SummedGradients {
 
   void sum_hot_rows(int num_threads);
 
-  /// Calls `body(i, table, range)` for all tables: each touched row of table number i is in exactly
-  /// one range. The ranges have about equally many occurrences (ids in the batch).
+  /// Cuts the touched rows of every table into ranges and calls `body(i, table, range)` for each
+  /// range, in parallel. `i`: the number of the table. Each touched row is in one range. The ranges
+  /// have about equally many occurrences (ids in the batch).
   template <class Body>
   void for_ranges(int num_threads, const Body& body) const;
 
@@ -287,15 +288,15 @@ void SummedGradients::sum_hot_rows(int num_threads) {
   });
 }
 
-/// Cuts the occurrences, which are sorted by row, into pieces of `kTaskOccurrences`. Returns the
-/// rows whose occurrences begin in piece number `piece`.
-RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) {
+/// Cuts the occurrences, which are sorted by row, into tasks of `kTaskOccurrences`. Returns the
+/// rows whose first occurrence is in task number `task`.
+RowRange rows_of_task(const TouchedRows::OfTable& touched, std::int64_t task) {
   const auto index_of = [&](std::int64_t occurrence) {
     const auto begins = touched.offsets.first(touched.rows.size());
     return std::ranges::lower_bound(begins, occurrence) - begins.begin();
   };
-  return {.begin = index_of(piece * kTaskOccurrences),
-          .end = index_of((piece + 1) * kTaskOccurrences)};
+  return {.begin = index_of(task * kTaskOccurrences),
+          .end = index_of((task + 1) * kTaskOccurrences)};
 }
 
 /// A copy of the gradient of one table's bags, without the columns of other tables. The copy is
@@ -335,13 +336,13 @@ class GradientWithoutGaps {
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   const std::size_t num_tables = tables_.size();
-  std::vector<std::int64_t> num_pieces;
+  std::vector<std::int64_t> num_tasks;
   for (const TableGradient& table : tables_) {
-    num_pieces.push_back(ceil_div(table.touched.num_occurrences(), kTaskOccurrences));
+    num_tasks.push_back(ceil_div(table.touched.num_occurrences(), kTaskOccurrences));
   }
   std::vector<std::atomic<std::int64_t>> next(num_tables);
   const std::int64_t num_workers =
-      std::min<std::int64_t>(num_threads, std::reduce(num_pieces.begin(), num_pieces.end()));
+      std::min<std::int64_t>(num_threads, std::reduce(num_tasks.begin(), num_tasks.end()));
   // Threads per table, if there are more threads than tables.
   const std::int64_t num_sharers =
       ceil_div(num_workers, std::max<std::int64_t>(static_cast<std::int64_t>(num_tables), 1));
@@ -351,13 +352,13 @@ void SummedGradients::for_ranges(int num_threads, const Body& body) const {
         static_cast<std::size_t>(worker) * num_tables / static_cast<std::size_t>(num_workers);
     for (std::size_t i = 0; i < num_tables; ++i) {
       const std::size_t number = (first + i) % num_tables;
-      std::int64_t piece = next[number]++;
-      if (piece >= num_pieces[number]) continue;
+      std::int64_t task = next[number]++;
+      if (task >= num_tasks[number]) continue;
       const std::int64_t num_left =
-          tables_[number].touched.num_occurrences() - piece * kTaskOccurrences;
+          tables_[number].touched.num_occurrences() - task * kTaskOccurrences;
       const TableGradient& table = without_gaps.of(tables_[number], num_left / num_sharers);
-      for (; piece < num_pieces[number]; piece = next[number]++) {
-        body(number, table, rows_of_piece(table.touched, piece));
+      for (; task < num_tasks[number]; task = next[number]++) {
+        body(number, table, rows_of_task(table.touched, task));
       }
     }
   });

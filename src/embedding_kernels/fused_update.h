@@ -42,16 +42,16 @@ void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touch
                   const PooledGradient& gradient, int num_threads);
 
 /// Returns whether `optimizer` needs the g of all columns of a row. If so, a table that is cut by
-/// columns is updated in two phases; between them the ranks add up their `squares`.
+/// columns is updated in two halves; between them the ranks add up their `squares`.
 bool is_row_wise(const FusedOptimizer& optimizer);
 
-/// Phase one: writes the g of each touched row, and the sum of g^2 over the local columns. Shape:
+/// First half: writes the g of each touched row, and the sum of g^2 over the local columns. Shape:
 /// `gradients` is `[touched rows, dim]`, `squares` is `[touched rows]`.
 void row_gradients(const TableUpdate& update, const TouchedRows& touched,
                    const PooledGradient& gradient, float* gradients, float* squares,
                    int num_threads);
 
-/// Phase two: updates each touched row by its g. `squares`: for each touched row, the sum of g^2
+/// Second half: updates each touched row by its g. `squares`: for each touched row, the sum of g^2
 /// over all its `row_width` columns, including the columns of other ranks.
 void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,

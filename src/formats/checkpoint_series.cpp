@@ -131,8 +131,9 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
       .state = why.empty() ? State::valid : State::invalid, .is_open = true, .why = std::move(why)};
 }
 
-/// Says whether the entry `name` is a file, or a directory that contains no directories. Returns
-/// false for a link, and if this process may not open the entry.
+/// Says whether the entry `name` is a file, or a directory that contains no directories (Tessera
+/// writes none into a checkpoint; a directory there may be a user's). Returns false for a link, and
+/// if this process may not open the entry.
 bool is_removable(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
   if (is_closed(fs, path)) return false;

@@ -207,7 +207,7 @@ std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::stri
     if (rest.unknown.size() > kMaxNamed) {
       found += " and " + std::to_string(rest.unknown.size() - kMaxNamed) + " more";
     }
-    note("only an object 'metadata' and 'weight_map'",
+    note("only 'metadata' (an object) and 'weight_map'",
          found + " (not read, and left out by a move)");
   }
   if (!rest.total_size) return notes;

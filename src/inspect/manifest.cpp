@@ -126,7 +126,7 @@ class ManifestParser {
     if (line.find('\r') != std::string_view::npos) {  // in a name, a return is escaped
       throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
                             "a line that ends with LF or CRLF", "only carriage returns",
-                            "did another program change the line ends?");
+                            "did another program change the line endings?");
     }
     if (line.starts_with(kWholeLabel)) {
       if (whole_) refuse(where, "one line `whole:`", "a second one");
@@ -193,12 +193,12 @@ class ManifestParser {
     const std::string digest = manifest_.whole_digest();
     if (!whole_)
       refuse_whole("the digest of all names", "none after " + counted(entries.size(), "name"));
-    if (*whole_ != digest) refuse_whole(*whole_, digest + ", computed from the lines");
+    if (*whole_ != digest) refuse_whole(*whole_, digest + ", computed from the entries");
     const std::string files = digest_of(lines_of(manifest_.files, kFileLabel));
     if (files_.has_value() != !manifest_.files.empty() || (files_ && *files_ != files)) {
-      throw Error::expected(ErrorKind::corruption, {.path = path_}, "files",
+      throw Error::expected(ErrorKind::corruption, {.path = path_}, "digest of the extra files",
                             files_.value_or("the digest of all extra files"),
-                            files + ", computed from the lines",
+                            files + ", computed from the entries",
                             "was the manifest edited or cut short?");
     }
     return std::move(manifest_);

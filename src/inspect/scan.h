@@ -58,7 +58,10 @@ void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
   for (std::size_t s = 0; s < numels.size(); ++s) {
     if (numels[s] == 0) open(s);
     const auto end = checked_add(num_windows, ceil_div(numels[s], window_numel));
-    if (!end) throw Error(ErrorKind::unsupported, {}, "more elements than can be counted");
+    if (!end) {
+      throw Error(ErrorKind::unsupported, {},
+                  "too many elements: expected fewer than 2^63 reads, found more");
+    }
     ends.push_back(num_windows = *end);
   }
   parallel_for(num_windows, options.num_threads, options.stop, [&](std::int64_t task) {

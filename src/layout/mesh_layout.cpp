@@ -75,7 +75,7 @@ class MeshJson {
       const auto* size = each.get_if<std::int64_t>();
       if (size == nullptr || *size < 1 || *size > kMaxWorldSize / world_size) {
         refuse("mesh",
-               "sizes of 1 or more, for at most " + std::to_string(kMaxWorldSize) + " ranks",
+               "sizes of 1 or more, whose product is at most " + std::to_string(kMaxWorldSize),
                value);
       }
       axes.push_back(static_cast<int>(*size));

@@ -38,7 +38,7 @@ TableRule read_rule(const TableJson& json, const Value& object, int world_size) 
     std::iota(rule.ranks.begin(), rule.ranks.end(), 0);
     if (const Value* ranks = object.find("ranks")) {
       if (json.ranks(*ranks, world_size).size() != rule.ranks.size()) {
-        throw json.refusal("ranks of a data_parallel table", "all, or no such key",
+        throw json.refusal("ranks of a data_parallel table", "all ranks, or no key 'ranks'",
                            value_to_string(*ranks));
       }
     }

@@ -40,7 +40,7 @@ Shape replaced(const Shape& sizes, std::size_t dim, std::size_t count,
 
 void check_num_blocks(std::size_t num_blocks) {
   if (num_blocks <= kMaxBlocks) return;
-  throw ShapeProblem("at most " + std::to_string(kMaxBlocks) + " pieces with equal steps",
+  throw ShapeProblem("at most " + std::to_string(kMaxBlocks) + " boxes with constant strides",
                      "more (a reshape of a transposed tensor?)");
 }
 

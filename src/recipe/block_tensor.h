@@ -13,17 +13,17 @@
 #include "tessera/layout/region.h"
 
 // [Note: Blocks] A tensor that a recipe makes is a list of blocks. A block is a box of the tensor
-// whose elements all come from one tensor of the source, in equal steps: element `i` of the box
-// (coordinates within the box) is element `offset + sum(i[d] * strides[d])` of the source tensor in
-// row-major order. Every operation on shapes maps blocks to blocks exactly, so operations follow
-// one another without tensors in between.
+// whose elements all come from one tensor of the source, at constant strides: element `i` of the
+// box (coordinates within the box) is element `offset + sum(i[d] * strides[d])` of the source
+// tensor in row-major order. Every operation on shapes maps blocks to blocks exactly, so operations
+// follow one another without tensors in between.
 
 namespace tessera::recipe {
 
 /// The source of a block that has one constant in all its elements.
 inline constexpr std::uint32_t kConstant = std::numeric_limits<std::uint32_t>::max();
 
-/// See [Note: Blocks]. Units: elements. Steps are not negative.
+/// See [Note: Blocks]. Units: elements. Strides are not negative.
 struct Block {
   Box box;                   // of the tensor that has the block; never empty
   std::uint32_t source = 0;  // index of a tensor of the source, or kConstant
@@ -63,7 +63,7 @@ BlockTensor constant_tensor(DType dtype, const Shape& shape, double value);
 /// Returns `dim` counted from the front; one below 0 counts from the back.
 std::size_t dim_of(std::int64_t dim, std::size_t num_dims);
 
-/// Cuts a tensor along a dimension into parts of these sizes. Requires: sizes add up to its size.
+/// Cuts a tensor along a dimension into slices of these sizes. Requires: sizes add up to its size.
 std::vector<BlockTensor> cut(const BlockTensor& tensor, std::size_t dim,
                              std::span<const std::int64_t> sizes);
 /// Cuts a tensor into slices of size 1 along a dimension, which the slices no longer have.

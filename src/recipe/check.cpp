@@ -128,7 +128,7 @@ class Proof {
     report_.notes.push_back({.severity = Finding::Severity::note,
                              .rule = "add",
                              .where = {.path = rules_.path},
-                             .expected = "the same numbers after the way back",
+                             .expected = "the same numbers after the inverse",
                              .found = "additions, which round: the last bits may change"});
   }
 
@@ -140,7 +140,7 @@ class Proof {
     for (const ValueTarget& value : made.values) report_.targets.values.push_back(value.entry);
   }
 
-  /// Applies the way back to the targets, and compares with the source.
+  /// Applies the inverse of the rules to the targets, and compares the result with the source.
   void go_back(Transformation made) {
     Rules back;
     try {
@@ -149,7 +149,7 @@ class Proof {
       report_.notes.push_back({.severity = Finding::Severity::note,
                                .rule = "inverse",
                                .where = error.where(),
-                               .expected = "a way back",
+                               .expected = "an inverse of each rule",
                                .found = std::string(error.reason())});
       return;
     }
@@ -187,7 +187,7 @@ class Proof {
     report_.notes.push_back({.severity = Finding::Severity::note,
                              .rule = "unwrap",
                              .where = {.path = rules_.path},
-                             .expected = "names with their wrappers after the way back",
+                             .expected = "names with their wrappers after the inverse",
                              .found = std::to_string(count) + " tensors without them"});
   }
 

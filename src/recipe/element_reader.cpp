@@ -279,8 +279,8 @@ void ElementReader::simplify(Copy& copy) {
   copy = std::move(simple);
 }
 
-/// Takes a share of a copy, along the dimension of the largest steps in the source. Returns whether
-/// the share has elements.
+/// Takes a share of a copy, along the dimension of the largest stride in the source. Returns
+/// whether the share has elements.
 bool ElementReader::narrow(Copy& copy, Share share) {
   if (share.count == 1) return true;
   if (copy.sizes.empty()) return share.number == 0;

@@ -39,9 +39,9 @@ class IndexedBlocks {
   std::int64_t longest_ = 0;
 };
 
-/// Reads elements of tensors that consist of blocks from the source's pieces. Uses at most
-/// `kScratchNbytes` of memory for each thread that reads. Thread-safe. Keeps a reference to
-/// `source`.
+/// Reads elements of the tensors that a recipe makes ([Note: Blocks] in block_tensor.h) from the
+/// pieces of the source. Uses at most `kScratchNbytes` of memory for each thread that reads.
+/// Thread-safe. Keeps a reference to `source`.
 class ElementReader {
  public:
   static constexpr std::uint64_t kScratchNbytes = std::uint64_t{4} << 20;
@@ -67,11 +67,11 @@ class ElementReader {
   static bool is_permuted(const BlockTensor& tensor);
 
  private:
-  /// Elements at equal steps, in the source and in the window of a read.
+  /// Elements at constant strides, in the source and in the window of a read.
   struct Copy {
     Shape sizes;
-    Shape from;  // steps in the source
-    Shape to;    // steps in the window
+    Shape from;  // strides in the source
+    Shape to;    // strides in the window
     std::int64_t source_offset = 0;
     std::int64_t target_offset = 0;
   };

@@ -28,7 +28,9 @@ class ExpressionReader {
     if (text_.size() > kMaxNbytes) refuse("at most 512 bytes");
     const std::int64_t value = read_sum(0);
     skip_spaces();
-    if (at_ != text_.size()) refuse("an operator or the end at byte " + std::to_string(at_));
+    if (at_ != text_.size()) {
+      refuse("an operator at byte " + std::to_string(at_) + ", or nothing more");
+    }
     return value;
   }
   std::set<std::string> take_names() { return std::move(names_); }

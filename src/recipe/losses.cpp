@@ -114,7 +114,7 @@ void note_additions(const Transformation& made, const std::string& path,
     if (is_changed) names.insert(target.entry.meta.fqn);
   }
   if (names.empty()) return;
-  notes.push_back(note("add", path, "the same numbers after the way back",
+  notes.push_back(note("add", path, "the same numbers after the inverse",
                        "additions to " + counted_names(names, "tensor", "tensors") +
                            ", which round: the last bits may change"));
 }
@@ -147,7 +147,7 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
   if (split.empty()) return;
   notes.push_back(
       note("recipe", path, "tied tensors that stay tied",
-           counted_names(split, "tensor", "tensors") + " that rules make a tensor of its own"));
+           counted_names(split, "tensor", "tensors") + " that rules turn into separate tensors"));
 }
 
 bool is_text(const formats::Key& key) {
@@ -181,7 +181,7 @@ void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>&
   }
   if (changed.empty()) return;
   notes.push_back(note(
-      "recipe", path, "keys and places in lists that stay what they are",
+      "recipe", path, "keys and positions in lists that keep their type",
       counted_names({changed.begin(), changed.end()}, "that becomes text", "that become text")));
 }
 

@@ -62,8 +62,8 @@ class NameTemplate {
   const Parts& parts() const { return parts_; }
   const std::string& text() const { return text_; }
 
-  /// Returns the capture of that name, with the kind of its first spelling that has one; nullptr if
-  /// the template has no such capture.
+  /// Returns the capture of that name; nullptr if the template has none. If the name is spelled
+  /// several times, returns the first spelling that says the kind (`{p:gate|up}`, not `{p}`).
   const Capture* find(std::string_view name) const;
 
   /// Returns a template in which `{name}` has this kind. Requires: `captures()` has it.

@@ -24,7 +24,7 @@ struct Split {
   std::size_t num_parts = 0;
 };
 /// The same in each of `groups` equal groups of `dim`, as grouped-query attention stores Q, K and
-/// V. `sizes` are those of the parts outside of the groups.
+/// V. `sizes`: of the tensors that are concatenated, over all groups.
 struct ConcatGrouped {
   std::int64_t dim = 0;
   std::int64_t groups = 1;
@@ -77,7 +77,7 @@ struct Slice {
 /// What is behind the `from` elements along `dim`.
 struct Filling {
   double value = 0;
-  bool is_any = false;  // on the way back, the elements may have any value; on the way there, 0
+  bool is_any = false;  // if so, Pad writes 0, and Unpad accepts any value
 };
 struct Pad {
   std::int64_t dim = 0;
@@ -85,7 +85,7 @@ struct Pad {
   std::int64_t to = 0;
   Filling filling{};
 };
-/// The way back: `to` elements along `dim` become `from`.
+/// The inverse of Pad: `to` elements along `dim` become `from`.
 struct Unpad {
   std::int64_t dim = 0;
   std::int64_t from = 0;

@@ -379,8 +379,8 @@ void check_names(const RecipeJson& json, const Rule& rule) {
   }
 }
 
-/// Checks that operations stack the captures that only `from` has, and unstack those that only `to`
-/// has, each once and numbers.
+/// Checks the captures that are on one side only: operations must stack each of `from` once, and
+/// unstack each of `to` once. Such a capture must be a number.
 void check_stacks(const RecipeJson& json, const Rule& rule) {
   std::set<std::string> live(rule.from.front().captures().begin(),
                              rule.from.front().captures().end());
@@ -617,7 +617,7 @@ Rules rules_of(const Recipe& recipe, const RecipeOptions& options) {
 Rules inverse_of(const Rules& rules) {
   Rules back{.path = rules.path, .rules = {}, .rest = rules.rest};
   for (const Rule& rule : rules.rules) {
-    if (rule.drops()) continue;  // the way back has nothing to make these tensors of
+    if (rule.drops()) continue;  // the inverse has nothing to make these tensors of
     Rule inverse{rule.number, rule.to, rule.from, {}, rule.is_optional};
     for (auto op = rule.operations.rbegin(); op != rule.operations.rend(); ++op) {
       try {

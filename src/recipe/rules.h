@@ -36,7 +36,7 @@ struct Rules {
   std::string path;
   std::vector<Rule> rules{};
   Rest rest = Rest::refuse;
-  Wrappers wrappers{};  // left out of all names before rules apply; none on the way back
+  Wrappers wrappers{};  // left out of all names before rules apply; none in the inverse
 };
 
 /// What a recipe's file says.
@@ -56,11 +56,12 @@ class RecipeAccess {
   static Recipe make(Recipe::Parsed parsed);
 };
 
-/// Evaluates all numbers of a recipe, and turns it round if the options say so.
+/// Evaluates all numbers of a recipe, and returns its rules, or the inverse rules if the options
+/// ask for them.
 /// Throws: Error(mismatch) naming the rule.
 Rules rules_of(const Recipe& recipe, const RecipeOptions& options);
 
-/// Returns the rules of the way back. Throws: Error(mismatch) naming the rule that has none.
+/// Returns the rules of the inverse. Throws: Error(mismatch) naming the rule that has none.
 Rules inverse_of(const Rules& rules);
 
 /// Returns `text` with comments (`// …` and `/* … */`) replaced by spaces.

@@ -24,9 +24,9 @@ struct StateName {
   std::string_view state() const;
 };
 
-/// Finds the parameters that optimizers name, as `optim.state.<name>.<key>`,
-/// `optim.param_groups.<name>.<key>` and `optimizer.state.<key>.<name>` do. Keeps views of the
-/// names in `contents`.
+/// Finds the parameter in the name of an optimizer's entry: `optim.state.<name>.<key>`,
+/// `optim.param_groups.<name>.<key>` or `optimizer.state.<key>.<name>`. Keeps views of the names in
+/// `contents`.
 class StateNames {
  public:
   /// `parameters` are the indices of tensors that may be parameters.
@@ -57,12 +57,14 @@ class StateNames {
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 
-/// Returns the key path of a tensor or value under its new name: the outer keys that both names
-/// begin with stay, the others become one.
+/// Returns the key path for `new_name`. Keeps the outer string keys of `path` that `new_name` also
+/// begins with; the rest of `new_name` becomes one last key. Returns an empty path if `path` does
+/// not spell `old_name`.
 formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
                                   const std::string& new_name);
 
-/// Does the same for optimizer state, whose last keys are the parameter and what is behind it.
+/// Returns the key path of an entry of optimizer state whose parameter is now called
+/// `new_parameter`. Returns an empty path if `path` does not have the parameter where `name` says.
 formats::KeyPath path_of_state(const formats::KeyPath& path, const StateName& name,
                                const std::string& new_parameter);
 

@@ -33,9 +33,9 @@ void add(Found& found, const std::string& directory, const std::vector<ExtraEntr
   for (const ExtraEntry& entry : entries) found[entry.name].emplace_back(directory, entry);
 }
 
-/// Adds what is in the folders that hold files of the checkpoint. A checkpoint without a file
-/// directly in its folder is the one folder in it: what is beside its files there counts as being
-/// beside the checkpoint.
+/// Adds the extra entries in each subfolder of `source` that holds files of the checkpoint. They
+/// are never copied (Kind::in_own_folder). Exception: if no checkpoint file is directly in
+/// `source`, entries beside the files in a direct subfolder count as entries beside the checkpoint.
 void add_within(const FileSystem& fs, const std::string& source, formats::Format format,
                 const std::set<std::string>& opened, Found& found) {
   const auto is_beside = [&](const std::string& path) { return directory_of(path) == source; };

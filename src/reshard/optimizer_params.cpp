@@ -382,11 +382,10 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
       const std::size_t i = place_of.at(place.number(name));
       if (tensor.meta.shape == parameters[i]->meta.shape) continue;
       refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
-             "the name of a parameter of shape " + shape_to_string(tensor.meta.shape) +
-                 " for number " + numbers[i] + ", as its " + std::string(place.entry(name)) +
-                 " has",
-             "shape " + shape_to_string(parameters[i]->meta.shape),
-             "names in another order than the optimizer's?");
+             "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
+                 numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
+             "one of shape " + shape_to_string(parameters[i]->meta.shape),
+             "is the order of the names the optimizer's order?");
     }
   }
 }

@@ -159,7 +159,7 @@ class OrderedSearch {
         });
         work += groups_.size();
         if (num_states <= kMaxStates && work <= kMaxWork) continue;
-        refuse(path_, "groups and shapes that leave few choices",
+        refuse(path_, "groups and shapes that leave few possible orders of the names",
                "more than " + std::to_string(kMaxStates) + " to look through");
       }
     }
@@ -232,7 +232,9 @@ std::vector<std::size_t> params_by_shape(const Groups& groups,
   }
   for (const NumberedParam* param : params) {
     if (!param->shape) {
-      refuse(path, "state that tells the shape of every parameter, in a checkpoint without order",
+      refuse(path,
+             "state of every number, to know the parameter's shape (the checkpoint does not record "
+             "the order)",
              "none of number " + param->number);
     }
     const auto found = by_shape.find(*param->shape);

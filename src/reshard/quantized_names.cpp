@@ -59,7 +59,7 @@ class SeparatedParts {
   void tell(PlanReport& report) const {
     if (renamed_.number > 0) {
       report.note("quantized weights", "",
-                  "new names by which loaders find the parts of a weight, as before",
+                  "names that show loaders which scales belong to which codes",
                   "names that do not belong together: " + renamed_.in_words());
     }
     if (left_out_.number > 0) {

@@ -6,11 +6,10 @@
 
 namespace tessera::reshard {
 
-/// Notes quantized weights whose parts are separated by the move: a rename gives the codes and
-/// their scales names that do not belong together any more, or a selection leaves one of them out.
-/// Adds at most one note of each kind; none if the
-/// plan has problems, because tensors with problems are not in it. Requires: the tensors of the
-/// plan are sorted.
+/// Notes quantized weights whose codes and scales are separated by the move: a rename gives them
+/// names that do not belong together any more, or a selection leaves one of them out. Adds at most
+/// one note of each kind; none if the plan has problems, because tensors with problems are not in
+/// it. Requires: the tensors of the plan are sorted.
 void note_separated_parts(const formats::CheckpointContents& source, const Plan& plan,
                           PlanReport& report);
 

@@ -12,8 +12,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// When row-wise state is merged or repeated because the column shards of its table change. The
-// arithmetic is in row_wise_merge.h.
+// Decides when row-wise state is merged or repeated, because the column shards of its table change.
+// The arithmetic is in row_wise_merge.h.
 namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";

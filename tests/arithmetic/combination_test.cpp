@@ -239,8 +239,10 @@ TEST(CombinationTest, ASumWithoutASignIsNotSaturated) {
   CombineOptions options;
   options.on_overflow = reshard::OnOverflow::saturate;
   const auto result = combined({source(1e300), source(-2e300)}, options);
-  EXPECT_THAT([&] { elements<double>(*result.reader, "w"); },
-              ThrowsError(ErrorKind::mismatch, "w: overflow: expected terms whose sum has a sign"));
+  EXPECT_THAT(
+      [&] { elements<double>(*result.reader, "w"); },
+      ThrowsError(ErrorKind::mismatch,
+                  "w: overflow: expected terms small enough to tell the sign of their sum"));
 }
 
 TEST(CombinationTest, ListsAllProblemsAtOnce) {

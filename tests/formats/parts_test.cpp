@@ -102,7 +102,7 @@ void write_alone(const CheckpointReader& source, const std::string& path,
   write_all(source, *writer);
 }
 
-/// The actions of [Note: Parts] for one checkpoint.
+/// The actions of [Note: Rank parts] for one checkpoint.
 class Parts {
  public:
   Parts(FileSystem& fs, const CheckpointReader& source, std::string directory, PartOptions options)

@@ -383,10 +383,11 @@ TEST_F(SafetensorsTest, WhatItCannotHoldIsListedInOneRefusal) {
   source.add({"c", DType::complex128, {1}}, test::Bytes(16));
   source.add({"d", DType::float32, {1}}, test::Bytes(4));
   source.add({"e\xff", DType::float32, {1}}, test::Bytes(4));
-  EXPECT_THAT([&] { write(source, "a.safetensors"); },
-              ThrowsError(ErrorKind::unsupported,
-                          "a.safetensors: tensors: expected dtypes and names that safetensors has, "
-                          "found complex128: a, c; complex32: b; name that is not UTF-8: e\\xff"));
+  EXPECT_THAT(
+      [&] { write(source, "a.safetensors"); },
+      ThrowsError(ErrorKind::unsupported,
+                  "a.safetensors: tensors: expected dtypes and names that safetensors can hold, "
+                  "found complex128: a, c; complex32: b; name that is not UTF-8: e\\xff"));
   EXPECT_THAT(fs_.list_directory(tmp_.path()), ::testing::IsEmpty());
 }
 

@@ -62,7 +62,7 @@ TEST(TablePlanTest, RefusalsNameFileTableAndBothSides) {
        "one of the keys sharding, ranks or column_shards"},
       {R"({"sharding":"row_wise","ranks":[0,1],"column_shards":"two"})", "only a grid"},
       {R"({"sharding":"data_parallel","ranks":"all"})", "a list of ranks"},
-      {R"({"sharding":"data_parallel","ranks":[0,1]})", "all, or no such key"},
+      {R"({"sharding":"data_parallel","ranks":[0,1]})", "all ranks, or no key 'ranks'"},
   };
   for (const auto& [rule, words] : cases) {
     SCOPED_TRACE(rule);

@@ -452,6 +452,8 @@ TEST(RecipeTest, TheFormIsChecked) {
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "n", "to": 2}}]})",
        "a name that \"variables\" has, found 'n'"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "(1", "to": 2}}]})", "a ')'"},
+      {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "1 2", "to": 2}}]})",
+       "an operator at byte 2, or nothing more, found '1 2'"},
       {R"({"from": ["{p:q|k}.a", "{p:x|y|z}.b"], "to": "{p}", "ops": [{"concat": 0}]})",
        "{p} of one kind in all names"},
       {R"({"from": "{a}{b}", "to": "b"})", "something between '{a}'"},
@@ -583,7 +585,7 @@ TEST(RecipeTest, TheCheckProvesTheWayBack) {
 TEST(RecipeTest, TheCheckFindsThatNamesDoNotComeBack) {
   MemoryCheckpoint source;
   source.add({"a.x.b.y", DType::float32, {1}}, numbers(1));
-  // The way back reads the shortest first text.
+  // The inverse reads the shortest first text.
   const RecipeReport report = check_recipe(
       parsed(R"({"from": "a.{x:*}.b.{y:*}", "to": "{x:*}.{y:*}"})"), source.contents(), {});
   EXPECT_TRUE(report.is_invertible);
@@ -739,7 +741,7 @@ TEST(RecipeTest, AdditionsAndTiesThatRulesSplitAreNoted) {
                                         R"("rest": "keep", )"));
   EXPECT_THAT(notes_of(*reader),
               ElementsAre("additions to 1 tensor (d), which round: the last bits may change",
-                          "1 tensor (b) that rules make a tensor of its own"));
+                          "1 tensor (b) that rules turn into separate tensors"));
 }
 
 TEST(RecipeTest, KeysThatBecomeTextAreNotedAndSimplificationsFollowTheNames) {

@@ -71,7 +71,7 @@ std::vector<std::string> problems_of(const RecipeReport& report) {
   return problems;
 }
 
-/// Proves a recipe in both directions, and compares all elements after the way back.
+/// Proves a recipe in both directions, and compares all elements after the inverse.
 /// Returns the names that it makes.
 std::vector<std::string> proved(const Recipe& recipe, const MemoryCheckpoint& source,
                                 RecipeOptions options) {

@@ -373,9 +373,10 @@ TEST(OptimizerParamsTest, AParameterOfAnotherShapeIsRefused) {
       [&] {
         two_groups().named(list(R"(["up.weight", "emb.weight", "norm.weight", "norm.bias"])"));
       },
-      ThrowsError(ErrorKind::mismatch,
-                  "names.json: up.weight: names of parameters: expected the name of a parameter of "
-                  "shape [5, 3] for number 0, as its exp_avg has, found shape [4, 3]"));
+      ThrowsError(
+          ErrorKind::mismatch,
+          "names.json: up.weight: names of parameters: expected a parameter of shape [5, 3] "
+          "for number 0, because its exp_avg has this shape, found one of shape [4, 3]"));
 }
 
 TEST(OptimizerParamsTest, ANameThatIsNoTensorIsRefusedWhereOthersAre) {

@@ -162,7 +162,7 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
   command.example("hash step-1000 > step-1000.hash", "Save the digests")
       .example("hash step-1000 --part 0/2 > part-0", "One of two processes that share the work")
       .example("hash step-1000 --join part-0 --join part-1 > step-1000.hash",
-               "What one process prints")
+               "Join the outputs of both: the result is what one process prints")
       .example("hash step-1000.safetensors --check step-1000.hash model",
                "Check that an export has the same model");
 }

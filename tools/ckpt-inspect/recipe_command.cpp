@@ -21,10 +21,11 @@ std::string totals_in_words(const RecipeReport& report) {
 
 std::string verdict(const RecipeReport& report) {
   if (!report.problems.empty()) return counted(report.problems.size(), "problem");
-  if (!report.is_invertible) return "the recipe fits, but has no way back";
-  std::string line = report.num_dropped_elements == 0
-                         ? "proved: each element is placed, and the way back gives the source again"
-                         : "proved: each element that is not dropped is placed, and comes back";
+  if (!report.is_invertible) return "the recipe fits, but has no inverse";
+  std::string line =
+      report.num_dropped_elements == 0
+          ? "proved: each element is placed, and the inverse gives back the source"
+          : "proved: each element that is not dropped is placed, and the inverse gives it back";
   if (report.num_equal_elements > 0) {
     line += "; " + std::to_string(report.num_equal_elements) +
             " must equal others, which reading compares";
@@ -89,8 +90,8 @@ void add_recipe_command(CommandLine& line, RecipeCommandOptions& options, Termin
   command
       .describe(
           "Applies the rules to names and shapes, without reading a tensor. Checks that each "
-          "element is placed once or dropped by a rule, and that the way back gives the source "
-          "again. The exit code is 1 if it finds a problem.")
+          "element of the source goes to one place or is dropped by a rule, and that the inverse "
+          "of the recipe gives back the source. The exit code is 1 if it finds a problem.")
       .argument("ACTION", options.action, "check")
       .argument("FILE", options.source.recipe.path, "The recipe, a JSON file (docs/recipes.md)")
       .argument("SRC", options.source.path, "The checkpoint to which the recipe is to be applied")

@@ -143,7 +143,8 @@ void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& 
       "scan", "Lists what pickles in files and folders would import and call in Python",
       [&] { return run_scan(options, terminal); });
   command.describe(
-      "For files that another program will load with pickle. Runs and imports nothing. Looks into "
+      "Use it on files that another program will load with pickle. Runs and imports nothing. Looks "
+      "into "
       "files of any kind: zip archives (also damaged ones), tars, NumPy and compressed files. Each "
       "name gets a verdict. known: torch.load(weights_only=True) allows it. plain: a value of the "
       "standard library or NumPy. opaque: of another package, whose code the scan does not know. "

@@ -46,8 +46,10 @@ struct WorkOptions {
   ProgressOptions progress{};
 };
 
-/// Adds `PATH [GLOB...]`. The help lists options in the order in which a command adds
-/// them.
+// Each of these functions adds options to a command. The help lists options in the order in which
+// they are added.
+
+/// Adds the arguments `PATH [GLOB...]`.
 void add_source_arguments(Command& command, SourceOptions& options);
 void add_flat_layout_option(Command& command, SourceOptions& options);
 void add_as_dict_option(Command& command, std::vector<std::string>& as_dict);

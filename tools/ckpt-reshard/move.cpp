@@ -175,8 +175,8 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   return source;
 }
 
-/// Adds the extra files of the later sources of a combination to those that are left, unless the
-/// first source has them with the same bytes.
+/// Adds to `files.left` (the extra files that are not copied) those of the second and later sources
+/// of a combination. Skips a file that the first source has with the same bytes.
 void leave_files_of_later_sources(std::span<const std::string> sources, const MoveOptions& options,
                                   const Plan& plan, const CheckpointReader& reader,
                                   reshard::ExtraFilesPlan& files) {

@@ -86,8 +86,8 @@ void add_move_options(Command& command, MoveOptions& options) {
               "How tensors are cut: replicated, flat (FSDP1), dim0 (FSDP2), dim1, hybrid:AxB or "
               "hybrid-flat:AxB (A replicas of B ranks)")
       .option("--mesh", "FILE", options.mesh_path,
-              "JSON file: a mesh of ranks, and which dimension of which names each of its axes "
-              "cuts, such as FSDP with tensor parallelism")
+              "JSON file: a mesh of ranks, and for each pattern of names the dimension that each "
+              "axis of the mesh cuts (such as FSDP with tensor parallelism)")
       .option("--like", "OTHER", options.like_path,
               "Give each tensor the pieces that it has in another checkpoint")
       .option("--plan", "FILE", options.table_plan_path,
@@ -141,8 +141,9 @@ void add_move_options(Command& command, MoveOptions& options) {
           "DST (default), leave them, or stop")
       .option("--extra-files-from", "DIR", options.extra_files_folder,
               "Copy the other files of DIR instead of those of SRC")
-      .size_option("--extra-files-limit", "SIZE", options.extra_files_nbytes,
-                   "Most bytes of such files together; the largest are left (default: {})");
+      .size_option(
+          "--extra-files-limit", "SIZE", options.extra_files_nbytes,
+          "Copy at most so many bytes of these files; the largest files are left (default: {})");
   add_recipe_options(command, options.recipe);
   add_run_options(command, options);
 }

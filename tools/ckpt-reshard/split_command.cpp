@@ -12,10 +12,11 @@ void add_split_command(CommandLine& line, SplitOptions& options, Terminal& termi
                                       [&] { return run_split(options, terminal); });
   command
       .describe(
-          "Moves everything under the prefixes, and removes the prefix from the names. --only adds "
-          "more names and does not change them. --drop-optimizer alone moves everything except "
-          "optimizers. Optimizer state does not lie under the prefix of its parameters; add it "
-          "with --only.")
+          "Moves everything under the prefixes, and removes the prefix from the names. --only "
+          "moves "
+          "more names; these keep their full names. --drop-optimizer alone moves everything except "
+          "optimizers. Optimizer state is not under the prefix of its parameters. Add it with "
+          "--only.")
       .argument("SRC", options.source, "The checkpoint to read")
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite")
@@ -33,7 +34,7 @@ void add_split_command(CommandLine& line, SplitOptions& options, Terminal& termi
 
 ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
   if (options.prefixes.empty() && options.move.only.empty() && !options.move.drop_optimizer) {
-    throw UsageError("split: one of --prefix, --only and --drop-optimizer is missing",
+    throw UsageError("split: give --prefix, --only or --drop-optimizer (at least one)",
                      "ckpt-reshard split --help");
   }
   const reshard::NamePrefixes prefixes(options.prefixes);

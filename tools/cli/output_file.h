@@ -13,9 +13,9 @@ namespace tessera::cli {
 /// The path that means standard output, for commands that write a file.
 inline constexpr const char* kStandardOutput = "-";
 
-/// A file that is written text by text and appears only with `commit`. Create the object before the
-/// work whose result is written to it, so that an existing destination is refused early. Not
-/// thread-safe.
+/// A text file that is written in several calls, and appears only with `commit`. Create the object
+/// before the work whose result is written to it, so that an existing destination is refused early.
+/// Not thread-safe.
 class OutputFile {
  public:
   /// `option` is how the path was given (`--output`), for messages.

@@ -6,20 +6,25 @@
 namespace tessera::embedding {
 
 // Optimizers that step during the backward: a table's gradient is never stored, and rows that the
-// batch does not look up are neither read nor written. g is a row's gradient, summed over all ids
-// of the batch that look up the row, and clipped to [-max_gradient, max_gradient] (if
-// `max_gradient` is 0: not clipped); w is the row. Both are float32, whatever the table's dtype.
-// The formulas are those of fbgemm's split embedding optimizers (github.com/pytorch/FBGEMM), except
-// that `max_gradient` clips g here.
+// batch does not look up are neither read nor written. `w` is the row. `g` is the row's gradient:
+// summed over all ids of the batch that look up the row, and clipped to [-max_gradient,
+// max_gradient] (0: not clipped). Both are float32, whatever the table's dtype. The formulas are
+// those of fbgemm's split embedding optimizers (github.com/pytorch/FBGEMM), except that
+// `max_gradient` clips g here.
 
-/// g += weight_decay * w;  w -= lr * g
+/// Stochastic gradient descent, without momentum.
+/// - `g += weight_decay * w`
+/// - `w -= lr * g`
 struct Sgd {
   double lr = 0.01;
   double weight_decay = 0;
   double max_gradient = 0;
 };
 
-/// g += weight_decay * w;  sum += g * g;  w -= lr * g / (sqrt(sum) + eps)
+/// Keeps a sum of squared gradients for each element.
+/// - `g += weight_decay * w`
+/// - `sum += g * g`
+/// - `w -= lr * g / (sqrt(sum) + eps)`
 struct Adagrad {
   double lr = 0.01;
   double eps = 1e-8;
@@ -27,8 +32,11 @@ struct Adagrad {
   double max_gradient = 0;
 };
 
-/// As Adagrad, but with one sum per row: g += weight_decay * w; row_sum += mean(g * g) over the
-/// whole row, also if the table is cut by columns; w -= lr * g / (sqrt(row_sum) + eps)
+/// As Adagrad, but with one sum per row. The mean is over the whole row, also if the table is cut
+/// by columns.
+/// - `g += weight_decay * w`
+/// - `row_sum += mean(g * g)`
+/// - `w -= lr * g / (sqrt(row_sum) + eps)`
 struct RowWiseAdagrad {
   double lr = 0.01;
   double eps = 1e-8;
@@ -36,9 +44,10 @@ struct RowWiseAdagrad {
   double max_gradient = 0;
 };
 
-/// Updates only the rows of the batch. t is the number of steps of the table, this one included. m
-/// = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g; w -= lr * (m / (1 - beta1^t)
-/// / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * w)
+/// Updates only the rows of the batch. `t`: the number of steps of the table, this one included.
+/// - `m = beta1 * m + (1 - beta1) * g`
+/// - `v = beta2 * v + (1 - beta2) * g * g`
+/// - `w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * w)`
 struct Adam {
   double lr = 0.001;
   double beta1 = 0.9;
@@ -48,8 +57,8 @@ struct Adam {
   double max_gradient = 0;
 };
 
-/// As Adam, but with one v per row: v = beta2 * v + (1 - beta2) * mean(g * g), with the mean over
-/// the whole row.
+/// As Adam, but with one `v` per row. The mean is over the whole row.
+/// - `v = beta2 * v + (1 - beta2) * mean(g * g)`
 struct RowWiseAdam {
   double lr = 0.001;
   double beta1 = 0.9;

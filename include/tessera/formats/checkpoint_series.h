@@ -45,12 +45,13 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call
-/// left under such names. Requires: `num_kept >= 1`; no other process writes into or removes from
-/// the directory (DirectoryLock).
-/// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io). `newest`: the name of a
-/// checkpoint in the directory, which is kept and counts as the newest. Considers only names that
-/// differ from `newest` in nothing but the last number (`step-900` for `step-1000`), and no names
-/// if `newest` has no number. If `newest` is empty, considers all names.
+/// left under such names.
+/// `newest`: the name of a checkpoint in the directory, which is kept and counts as the newest.
+/// Considers only names that differ from `newest` in nothing but the last number (`step-900` for
+/// `step-1000`), and no names if `newest` has no number. If `newest` is empty, considers all names.
+///
+/// Requires: no other process writes into or removes from the directory (DirectoryLock).
+/// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io).
 std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
                                    const std::string& newest = {});
 

@@ -15,7 +15,7 @@
 namespace tessera::formats {
 
 /// The functions by which several processes write one checkpoint of a format; parts.h calls them.
-/// See [Note: Parts].
+/// See [Note: Rank parts].
 class PartsWriter {
  public:
   virtual ~PartsWriter() = default;

@@ -31,11 +31,11 @@ struct MergedCheckpoint {
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each
 /// under its source's prefix. Pieces keep their ranks. Annotations get no prefix.
 ///
-/// Optimizer state belongs to the parameter that its source names. If that source does not hold the
-/// parameter (model and optimizer saved apart), the state belongs to the parameter of that name in
-/// the first source that holds one. An alias becomes a tensor if its tensor comes from another
-/// source, so that every name keeps its bytes. The format is that of the first source. Requires: at
-/// least one source.
+/// Optimizer state belongs to the parameter of that name in the same source. If that source does
+/// not hold the parameter (model and optimizer saved apart), the state belongs to the parameter of
+/// that name in the first source that holds one. An alias of a tensor that comes from another
+/// source becomes a tensor, so that every name keeps its bytes. The format is that of the first
+/// source. Requires: at least one source.
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to open as one of several.

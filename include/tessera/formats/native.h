@@ -17,9 +17,11 @@ namespace tessera::formats {
 /// per rank. Reads only the index, in two reads. A rank file is opened, and compared with the
 /// index, when its first byte is needed. `fs` must outlive the reader.
 /// The layout on disk: docs/formats/native.md.
-/// Throws: Error(not_found) if the directory or its index does not exist; Error(unsupported) if
-/// `index.h5` is not a Tessera index, or if a later version of Tessera wrote it; Error(corruption)
-/// if the index is damaged, or if there are rank files but no index.
+/// Throws:
+/// - Error(not_found) if the directory or its index does not exist;
+/// - Error(unsupported) if `index.h5` is not a Tessera index, or if a later version of Tessera
+///   wrote it;
+/// - Error(corruption) if the index is damaged, or if there are rank files but no index.
 std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path);
 
 /// How native files are written. Readers need none of these options, because the files record them.
@@ -67,11 +69,15 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
                                                 const NativeWriteOptions& options = {});
 
 /// Rebuilds `index.h5` from the rank files alone, byte for byte as it was (with the same release of
-/// HDF5). An existing `index.h5` is replaced when the new one is complete.
-/// Throws: Error(corruption), which lists the rank files that are missing, damaged, or from another
-/// checkpoint, and the tensors that are incomplete without them; Error(corruption) if a writer with
-/// a journal has not finished the checkpoint; Error(already_exists) if `index.h5.partial` exists
-/// and is not an index that Tessera began to write. `index.h5` is then unchanged.
+/// HDF5). An existing `index.h5` is replaced when the new one is complete. An error leaves
+/// `index.h5` unchanged.
+/// Throws:
+/// - Error(not_found) if `path` is not a directory;
+/// - Error(corruption) that lists the rank files that are missing, damaged, or from another
+///   checkpoint, and the tensors that are incomplete without them;
+/// - Error(corruption) if a writer with a journal has not finished the checkpoint;
+/// - Error(already_exists) if `index.h5.partial` exists and is not an index that Tessera began to
+///   write.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

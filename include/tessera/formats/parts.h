@@ -10,8 +10,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/native.h"
 
-// [Note: Parts] Several processes write one checkpoint together. Each process writes the part of
-// its own rank into a directory that all of them see. The result is the same, byte for byte, as
+// [Note: Rank parts] Several processes write one checkpoint together. Each process writes the part
+// of its own rank into a directory that all of them see. The result is the same, byte for byte, as
 // what `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the
 // action before it:
 //
@@ -32,7 +32,7 @@
 // refuses rank files that were not sealed.
 namespace tessera::formats {
 
-/// Options of one part.
+/// Options of one rank's part.
 struct PartOptions {
   Format format{};              // native or dcp
   NativeWriteOptions native{};  // for native alone
@@ -50,9 +50,11 @@ std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string direct
 
 /// Checks that all parts exist and returns the token that `seal_part` needs. Changes no file.
 /// Requires: every rank has committed.
-/// Throws: Error(corruption) naming a rank file that is missing, incomplete, or was written for
-/// other contents, values or options (native), or has the wrong size (dcp: its files do not record
-/// contents or options, so the caller must compare them first if ranks may disagree).
+/// Throws: Error(corruption) naming a rank file
+/// - that is missing or incomplete;
+/// - native: that was written for other contents, values or options;
+/// - dcp: that has the wrong size. The files do not record contents or options, so the caller must
+///   compare them first if ranks may disagree.
 std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                          const CheckpointContents& contents, const std::vector<Value>& values,
                          const PartOptions& options);

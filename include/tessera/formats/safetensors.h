@@ -22,7 +22,7 @@ namespace tessera::formats {
 /// rule; Error(unsupported) for a dtype that torch does not have.
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path);
 
-/// Returns the size that the file should have by its header. Reads only the header. Throws:
+/// Returns the size that the header gives the file. Reads only the header. Throws:
 /// Error(corruption) if the header is invalid.
 std::uint64_t safetensors_nbytes(const ReadableFile& file);
 
@@ -30,8 +30,8 @@ std::uint64_t safetensors_nbytes(const ReadableFile& file);
 struct SafetensorsWriteOptions {
   /// The most tensor bytes in one file; nothing: one file. A larger tensor gets a file of its own.
   std::optional<std::uint64_t> max_shard_nbytes{};
-  /// Names the files `model…`, even if `adapter_config.json` is copied beside them. Otherwise they
-  /// are then `adapter_model…`, as PEFT looks for them.
+  /// Whether files are always named `model…`. If false, and `adapter_config.json` is copied beside
+  /// them, they are named `adapter_model…`, as PEFT expects.
   bool is_base_model = false;
 };
 

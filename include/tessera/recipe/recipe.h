@@ -88,13 +88,13 @@ struct RecipeReport {
   std::uint64_t num_dropped_elements =
       0;                                 ///< of the source, in slices, paddings and dropped tensors
   std::uint64_t num_equal_elements = 0;  ///< of the source, left out because they must equal others
-  bool is_invertible = false;  ///< the way back gives the source again, but what is dropped
+  bool is_invertible = false;  ///< the inverse gives back the source, except what is dropped
   formats::CheckpointContents targets{};  ///< names, shapes and kinds; without pieces
 };
 
 /// Applies a recipe to names and shapes, and proves it: each element of the source is placed once
-/// or dropped by a rule; each element of a target comes from one place; the way back gives the
-/// source. Reads no tensor.
+/// or dropped by a rule; each element of a target comes from one place; the inverse gives back
+/// the source. Reads no tensor.
 /// Throws: Error(mismatch) if a variable has no value.
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);

@@ -150,10 +150,12 @@ struct ExecuteOptions {
 /// already has from an interrupted run; reads their source only if it must count numbers that a
 /// cast made too large or zero. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
-/// Throws: what source and writer throw; Error(invalid_argument) if the memory is too small for one
-/// block; Error(mismatch) with the tensor, the number of elements and the largest magnitude if a
-/// cast meets numbers that are too large and the plan refuses them; Error(interrupted) on a stop
-/// request.
+/// Throws:
+/// - what source and writer throw;
+/// - Error(invalid_argument) if the memory is too small for one block;
+/// - Error(mismatch) if a cast meets numbers that are too large and the plan refuses them. It names
+///   the tensor, the number of elements and the largest magnitude;
+/// - Error(interrupted) on a stop request.
 void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
@@ -235,10 +237,15 @@ struct SharedMoveOutcome {
 /// then, makes the destination appear, with the bytes that one process writes. Another worker may
 /// do the same at the same time.
 /// Requires: `create.journal`. `plan.problems` is empty.
-/// Throws: what start_move and finish_move throw, with the same kept work, of the share alone;
-/// Error(unsupported) if the format cannot be written by several processes, or if the file system
-/// has no locks; Error(already_exists) if another process writes the share; Error(mismatch) naming
-/// the difference if another worker has another source, plan, options or number of shares.
+/// Throws:
+/// - what start_move and finish_move throw. After an error during the write, finished blocks of
+/// this
+///   share are kept for the next run, and the error says so;
+/// - Error(unsupported) if the format cannot be written by several processes, or if the file system
+///   has no locks;
+/// - Error(already_exists) if another process writes the share;
+/// - Error(mismatch) naming the difference if another worker has another source, plan, options or
+///   number of shares.
 SharedMoveOutcome move_share(const Plan& plan, const formats::CheckpointReader& reader,
                              FileSystem& fs, const std::string& destination,
                              formats::CreateOptions create, const SharedMoveOptions& worker,

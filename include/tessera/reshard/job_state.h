@@ -129,8 +129,8 @@ struct RankSaveOptions {
   FileSystem* file_system = &FileSystem::posix();         // must outlive the save
 };
 
-/// One rank's side of a save by all ranks of a job ([Note: Parts] in parts.h). Nothing appears at
-/// the path before the checkpoint is whole.
+/// One rank's side of a save by all ranks of a job ([Note: Rank parts] in parts.h). Nothing appears
+/// at the path before the checkpoint is whole.
 ///
 ///     rank 0      stage; tells the directory to the others
 ///     all ranks   set_contents
@@ -140,9 +140,10 @@ struct RankSaveOptions {
 ///     all ranks   seal
 ///     rank 0      finish
 ///
-/// Begin a step only when all ranks have finished the step before. If a step throws on one rank,
-/// all ranks must stop there and destroy this object; rank 0's destructor then removes everything
-/// that was written. A step may run on any thread, but two steps must not run at once.
+/// Begin an action only when all ranks have finished the action before it. If an action throws on
+/// one rank, all ranks must stop there and destroy this object; rank 0's destructor then removes
+/// everything that was written. An action may run on any thread, but two actions must not run at
+/// once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.
@@ -154,11 +155,14 @@ class RankSave {
   const std::string& path() const;         // of the checkpoint
   const RankSaveOptions& options() const;  // as given
 
-  /// Creates the staging directory and returns its path. Throws: Error(already_exists) if something
-  /// is at the path and `overwrite` is `refuse`, another process is writing there, or an
-  /// interrupted run left work to resume; Error(invalid_argument) if `overwrite` is `replace` and
-  /// there are other files than those of a checkpoint; Error(io). If a single process must write
-  /// the format, checks `<path>.parts` instead of the path, and `start_one_file` checks the path.
+  /// Creates the staging directory and returns its path. If a single process must write the format,
+  /// checks `<path>.parts` instead of the path, and `start_one_file` checks the path.
+  /// Throws:
+  /// - Error(already_exists) if something is at the path and `overwrite` is `refuse`, if another
+  ///   process is writing there, or if an interrupted run left work to resume;
+  /// - Error(invalid_argument) if `overwrite` is `replace` and there are files other than a
+  ///   checkpoint's;
+  /// - Error(io).
   std::string stage();
   /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
   /// parallel to `contents.values`.

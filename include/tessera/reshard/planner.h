@@ -164,7 +164,7 @@ struct Plan {
 ///
 /// A cast changes floating-point parameters, buffers, and state that follows their elements or
 /// rows. Tensors without dimensions and entries of `param_groups` are never cast (`Plan::uncast`).
-/// A cast of a part of a quantized weight (codes, scales) is a problem: codes are no numbers.
+/// A cast of the codes or the scales of a quantized weight is a problem: codes are no numbers.
 ///
 /// Without a strategy:
 /// - the pieces stay as they are (replicas stored once) if world size and tables do not change;
@@ -190,13 +190,13 @@ Plan plan_reshard(const formats::CheckpointContents& source, const std::string& 
 /// of the plan.
 std::string plan_digest(const Plan& plan, const formats::CheckpointContents& source);
 
-/// How much one rank's file gets.
+/// How much is written for one rank.
 struct RankShare {
   std::uint64_t num_pieces = 0;
   std::uint64_t nbytes = 0;
 };
 
-/// Returns the share of each rank of the destination.
+/// Returns how much is written for each rank of the destination.
 std::vector<RankShare> rank_shares(const Plan& plan);
 
 /// Prefixes that select tensors and values for PlanOptions. A prefix consists of whole components

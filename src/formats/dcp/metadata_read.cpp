@@ -570,8 +570,8 @@ class Parser {
     return path;
   }
 
-  /// Throws if a container on the way to the item is an item itself: a tensor or value is no dict
-  /// or list that could contain another item.
+  /// Throws if one of the keys above the item is an item itself, because a tensor or a value cannot
+  /// contain another item.
   void check_no_key_above(std::string_view name, const KeyPath& path) {
     std::size_t nbytes = 0;
     for (std::size_t depth = 1; depth < path.size(); ++depth) {

@@ -24,8 +24,8 @@ struct NestedValue {
   std::vector<OpenedClass> opened_classes;
 };
 
-/// The parts of all values that hold tensors. The keys are indices into the contents that
-/// take_values_apart leaves.
+/// The tensors and values into which take_values_apart has split values that hold tensors. The keys
+/// are indices into the contents that it leaves.
 struct NestedTensors {
   std::vector<NestedValue> taken_apart;
   std::map<std::size_t, std::shared_ptr<const Chunk>> tensors;
@@ -35,8 +35,9 @@ struct NestedTensors {
 /// Returns an item, or throws.
 using OpenItem = std::function<std::shared_ptr<const Item>(const StorageInfo&)>;
 
-/// Replaces each value that holds a tensor by its parts. A part's name is its key path. A value
-/// whose item cannot be opened stays unchanged, and reading it later throws the reason.
+/// Replaces each value that holds a tensor by the tensors and values in it, each named by its key
+/// path. A value whose item cannot be opened stays unchanged, and reading it later throws the
+/// reason.
 /// Throws: Error(unsupported) if two entries get the same name; Error(io).
 NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open);
 

@@ -42,8 +42,9 @@ class ModelStatesReader : public EntryReader {
   /// else.
   void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
                                 const std::function<bool(const Entry&)>& is_used);
-  /// Adds the groups of the optimizer at `path`. `names` gives the parameters behind a number.
-  /// `num_groups`: how many of the groups there are to add; nothing: all.
+  /// Adds the groups of the optimizer at `path`. `names(i)`: the parameters in vector `i`.
+  /// DeepSpeed lists vectors where torch lists parameters. `num_groups`: how many of the groups
+  /// there are to add; nothing: all.
   void add_param_groups(const File& file, const Path& path,
                         const std::function<std::vector<std::string>(std::int64_t)>& names,
                         std::optional<std::size_t> num_groups = {});

@@ -44,7 +44,7 @@ inline constexpr std::size_t kHeaderFieldsNbytes = 8 + 4 * 4 + 8 + 16 + 8 + 8 + 
 inline constexpr std::size_t kHeaderNbytes = 4096;
 static_assert(kHeaderFieldsNbytes == 72 && kHeaderFieldsNbytes + 4016 + 8 == kHeaderNbytes);
 
-/// The checkpoint id in a rank file that is not sealed yet [Note: Parts].
+/// The checkpoint id in a rank file that is not sealed yet ([Note: Rank parts] in parts.h).
 inline constexpr std::uint64_t kUnsealedId = 0;
 
 inline constexpr std::uint64_t kMaxIndexNbytes = std::uint64_t{512} << 20;

@@ -15,8 +15,9 @@ inline constexpr const char* kBlocksDataset = "blocks";
 inline constexpr const char* kValuesDataset = "values";
 
 /// Returns the HDF5 link name of a tensor, alias or value: valid UTF-8 without `/`, different for
-/// different FQNs. `number` is the entry's place in its list of the file's index. If the FQN is too
-/// long for a link, the link name contains this number.
+/// different FQNs. `number`: the entry's position in the index's list of tensors, aliases or
+/// values. If the FQN is too long for a link name, the link name is the beginning of the FQN and
+/// this number.
 std::string tensor_link_name(std::string_view fqn, std::size_t number);
 
 /// Returns the link name of a piece: the tensor's link name and the region.

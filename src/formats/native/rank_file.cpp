@@ -178,8 +178,8 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
   Block block{.place = finished.range};
   const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd;
   if (finished.form == BlockForm::plain) {
-    // A compressed piece may be at another place in each run. Without compression, the place must
-    // be the same in each run.
+    // Without compression, a block has one fixed range in the file. If the journal names another
+    // range, the block is written again. With compression, the range may differ from run to run.
     if (!is_compressed &&
         finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
       return false;

@@ -171,9 +171,10 @@ class RankFilesWriter : public ShareWriter {
     return header;
   }
 
-  /// Does what `finish_rank` does, for a rank that has blocks, if the shares have written all of
-  /// them; else calls `finish_rank`. Throws: Error(corruption) if the file is not what this writer
-  /// would have written.
+  /// Finishes a rank whose file workers have written ([Note: Shared work]): checks the file and
+  /// copies its results to the index. Calls `finish_rank` if no workers wrote the files, and for a
+  /// rank without blocks, because workers do not write its file. Throws: Error(corruption) if the
+  /// file is not what this writer would have written.
   FileHeader finish_or_adopt_rank(int rank) {
     const auto& pieces = pieces_by_rank_[static_cast<std::size_t>(rank)];
     const bool has_blocks = std::ranges::any_of(

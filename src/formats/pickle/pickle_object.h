@@ -105,9 +105,9 @@ class Object {
   /// Returns the number of items of a list, a tuple or a set.
   std::size_t num_items(std::string_view rule) const;
   Object item(std::size_t index) const;  // Requires: index < num_items
-  /// Returns the number of entries of a dict, or the number of entries added to a call (such as an
-  /// OrderedDict). A key that is a str, bytes, a number or None appears once, with the value that
-  /// was set last. Other keys may be repeated.
+  /// Returns the number of entries of a dict, or of the entries that the pickle adds to the result
+  /// of a call (such as `OrderedDict()`). A key that is a str, bytes, a number or None appears
+  /// once, with the value that was set last. Other keys may be repeated.
   std::size_t num_entries(std::string_view rule) const;
   Object entry_key(std::size_t index) const;  // Requires: index < num_entries
   Object entry_value(std::size_t index) const;

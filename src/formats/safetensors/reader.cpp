@@ -140,9 +140,10 @@ std::optional<PartOfWhole> part_by_name(const FileSystem& fs, const std::string&
 }
 
 /// [Note: Shards of ranks] A file that one rank has saved with PyTorch's HuggingFaceStorageWriter
-/// looks like a whole one: the offsets of its first shards are 0, and no file says how large the
-/// tensors are or how many ranks there were. So it counts as a part by its name alone, also where
-/// no other is beside it. A file of another name is a part if one of its shards has an offset.
+/// can look like a complete checkpoint: the offsets of the first rank's shards are 0, and no file
+/// says how large the tensors are or how many ranks there were. So a file with such a name counts
+/// as a part (PartOfWhole), even if no other file is beside it. A file of another name is a part if
+/// one of its shards has an offset.
 std::optional<PartOfWhole> part_of_ranks(const FileSystem& fs, const std::string& path,
                                          bool has_offsets) {
   const std::string name = last_component(path);

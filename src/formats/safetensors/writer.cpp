@@ -110,7 +110,7 @@ void refuse_what_safetensors_lacks(const CheckpointContents& contents, const std
     }
   }
   throw Error::expected(ErrorKind::unsupported, {.path = path}, "tensors",
-                        "dtypes and names that safetensors has", found);
+                        "dtypes and names that safetensors can hold", found);
 }
 
 /// The texts for everything that is not a tensor.

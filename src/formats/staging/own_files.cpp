@@ -60,9 +60,9 @@ std::string_view without_suffix(std::string_view name) {
   return name;
 }
 
-/// Returns the names that belong to the format of a directory. This is the first format that may
-/// own any of `names`. Names of complete files are tried before names of files that are being
-/// written.
+/// Returns the names that belong to the format of a directory: the first format that may own any of
+/// `names`. First tries all formats with names of complete files, then with names of files that are
+/// being written.
 OwnNames names_of_one_format(const std::vector<std::string>& names) {
   for (const bool is_whole : {true, false}) {
     for (const FormatDriver* driver : format_drivers()) {

@@ -78,8 +78,8 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
                   " (remove it yourself)");
 }
 
-/// Throws if there is an object at a staging path that no writer makes there. Returns whether there
-/// is an object.
+/// Returns whether anything is at a staging path. Throws if it is neither a file nor a directory,
+/// because no writer puts anything else there.
 bool is_staging_object(const std::string& path) {
   const auto mode = mode_of_name(path);
   if (mode && !S_ISREG(*mode) && !S_ISDIR(*mode)) {

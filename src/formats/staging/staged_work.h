@@ -47,14 +47,20 @@ enum class ReplacedSideFiles { remove, keep };
 /// blocks. Not thread-safe, except the journal.
 class StagedWork {
  public:
-  /// Throws for a share: Error(already_exists) if another process writes the share, or if the share
-  /// has kept work and the options refuse it; Error(mismatch) if another process began the work
-  /// with another identity; Error(unsupported) if the file system has no locks.
-  /// Throws: as StagedDestination; Error(already_exists) if there is kept work and the
-  /// options refuse it (without a journal, it is always refused); Error(mismatch) naming the
-  /// difference if the options resume kept work, but it is the work of another run;
-  /// Error(corruption) if an extra file has changed; Error(invalid_argument) if there are extra
-  /// files for a single file.
+  /// Throws:
+  /// - what the constructor of StagedDestination throws;
+  /// - Error(already_exists) if there is kept work and the options refuse it (without a journal, it
+  ///   is always refused);
+  /// - Error(mismatch) naming the difference if the options resume kept work, but it is the work of
+  ///   another run;
+  /// - Error(corruption) if an extra file has changed;
+  /// - Error(invalid_argument) if there are extra files for a single file.
+  ///
+  /// To write a share, also throws:
+  /// - Error(already_exists) if another process writes the share, or if the share has kept work and
+  ///   the options refuse it;
+  /// - Error(mismatch) if another process began the work with another identity;
+  /// - Error(unsupported) if the file system has no locks.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
   /// Throws what the constructor and then `set_file_names` would throw, and changes nothing.

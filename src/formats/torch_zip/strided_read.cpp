@@ -58,8 +58,8 @@ class StridedRead {
   }
   bool is_far(std::int64_t gap) const { return gap * element_nbytes_ > kGapNbytes; }
 
-  /// Says whether one read of all that the dims span is best: the span is short, and its gaps are
-  /// small.
+  /// Says whether to read everything that the dims span in one call, gaps included. If so, the span
+  /// is short, and its gaps are small.
   bool is_stretch(std::span<const Dim> dims) const {
     if (span_of(dims) > kStagingNbytes / element_nbytes_) return false;
     for (; !dims.empty(); dims = dims.subspan(1)) {
@@ -68,9 +68,9 @@ class StridedRead {
     return true;
   }
 
-  // Requires: the dims are in falling order of stride. Loops over the outer dims until the others
-  // are a run or several stretches. A run is read into its place. Stretches are staged and then
-  // copied.
+  // Loops over the outer dims until the inner ones are a run (adjacent elements) or a stretch
+  // (short enough to read with its gaps). A run is read directly into `out`. Stretches are read
+  // into `staging_`, as many as have room, and then copied. Requires: strides do not increase.
   void gather(std::span<const Dim> dims, std::int64_t source, std::int64_t target) {
     if (is_run(dims)) return read_(bytes_at(source), out_at(target, span_of(dims)));
     const Dim& outer = dims.front();

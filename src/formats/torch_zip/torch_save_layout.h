@@ -21,8 +21,8 @@ namespace tessera::formats::torch_zip {
 void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key);
 
-/// Pushes a tensor whose elements are all the single element of its storage, as `torch.save`
-/// pickles what `expand` makes.
+/// Pushes a tensor whose storage has one element, which all its elements share. `torch.save`
+/// pickles the result of `expand` in this way.
 void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                      std::string_view storage_key);
 

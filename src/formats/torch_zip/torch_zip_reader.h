@@ -18,15 +18,15 @@ class TorchFileReader : public CheckpointReader {
  public:
   /// Returns where a tensor is in its DTensor or ShardedTensor; nothing for an ordinary tensor.
   virtual const std::optional<ShardPlace>& place_of(std::size_t tensor_index) const = 0;
-  /// Returns the stored CRC-32 of a tensor's bytes; nothing if the file has none of these bytes
-  /// alone.
+  /// Returns the stored CRC-32 of a tensor's bytes. Returns nothing unless the tensor is contiguous
+  /// and fills its storage, because the archive has one CRC for each storage.
   virtual std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const = 0;
   /// Returns the error that `read_value` throws; null if the value can be read.
   virtual const Error* refusal_of(std::size_t value_index) const = 0;
   /// Returns a number that orders the values as the pickle does. Contents are sorted by name.
   virtual std::size_t order_of(std::size_t value_index) const = 0;
-  /// Returns the name of the folder in the archive: that of the file which torch.save wrote,
-  /// without its suffix. Empty for a stream.
+  /// Returns the name of the folder in the archive. torch.save takes it from the name of the file
+  /// that it writes, without the suffix. Empty for a stream.
   virtual std::string saved_name() const = 0;
 };
 

@@ -19,7 +19,7 @@ struct WalkedGlobal {
   };
   Kind kind = Kind::named;
   std::string module{};
-  std::string name{};           // may have dots: each is a step to an attribute
+  std::string name{};           // may have dots: each leads to an attribute
   std::uint64_t offset = 0;     // in the file, of the first opcode that imports it
   std::uint64_t num_times = 0;  // how often it is imported
   bool is_called = false;       // the pickle calls it, or makes an object of it

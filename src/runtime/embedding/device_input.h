@@ -42,8 +42,9 @@ class DeviceInput final : public Input {
   void refuse_bad_ids(const std::int64_t* own_header);
   void send();
   void unpack(const std::vector<std::int64_t>& sizes);
-  /// Calls `visit(output, peer, begin, num_ids)` for all outputs of this rank, and within them for
-  /// all ranks. `begin`: the position of the output's first id among the ids that the peer sent.
+  /// Calls `visit(output, peer, begin, num_ids)` for each output of this rank and each rank
+  /// (`peer`); outputs are the outer loop. `begin`: the position of the output's first id among the
+  /// ids that the peer sent.
   template <class Visit>
   void for_received(const Visit& visit) const;
 

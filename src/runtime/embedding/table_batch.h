@@ -37,9 +37,9 @@ struct TableBatch {
 /// device are not checked, because that would make the host wait.
 TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& batch, at::Device device);
 
-/// Divides the columns of outputs with mean pooling by the number of ids in each bag, in place.
-/// Does not change empty bags. Shape: `[batch_size, output_width]`, contiguous, float32. `lengths`:
-/// of the batch, on the device of `pooled`.
+/// Divides the columns of `pooled` that have mean pooling by the number of ids in each bag, in
+/// place. Does not change empty bags. `pooled`: shape `[batch_size, output_width]`, contiguous,
+/// float32. `lengths`: the lengths of the batch, on the device of `pooled`.
 void divide_means(const TableSet& tables, const TableBatch& batch, const at::Tensor& lengths,
                   at::Tensor pooled);
 

@@ -37,7 +37,8 @@ at::Device device_of_weights(const EmbeddingBagCollectionBase& collection) {
 
 Error too_little(const TableMemory& memory, const std::string& where, const std::string& hint) {
   return Error::expected(ErrorKind::unsupported, {.fqn = memory.table}, "memory for " + memory.what,
-                         std::to_string(memory.nbytes) + " bytes " + where, "less", hint);
+                         std::to_string(memory.nbytes) + " bytes " + where,
+                         "not enough free memory", hint);
 }
 
 }  // namespace
@@ -58,7 +59,7 @@ at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const
                               : device.type() == of_mesh.type();
   if (mesh.world_size() > 1 && !is_of_mesh) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "device of embedding tables",
-                          "one for which the mesh has collectives, as " + of_mesh.str(),
+                          "one for which the mesh has collectives, such as " + of_mesh.str(),
                           device.str());
   }
   return device;
@@ -70,11 +71,11 @@ void allocate_on(at::Device device, const TableMemory& memory,
     allocate();
   } catch (const c10::OutOfMemoryError&) {
     throw too_little(memory, "on " + device.str(),
-                     "shard it over more ranks, or keep only some rows on the device "
+                     "shard the table over more ranks, or keep only some rows on the device "
                      "(ShardOptions::cached_rows)");
   } catch (const c10::Error&) {
     if (!device.is_cpu()) throw;
-    throw too_little(memory, "on cpu", "shard it over more ranks");
+    throw too_little(memory, "on cpu", "shard the table over more ranks");
   }
 }
 
@@ -82,7 +83,7 @@ void allocate_pinned(const TableMemory& memory, const std::function<void()>& all
   try {
     allocate();
   } catch (const c10::Error&) {
-    throw too_little(memory, "of pinned host memory", "shard it over more ranks");
+    throw too_little(memory, "of pinned host memory", "shard the table over more ranks");
   }
 }
 

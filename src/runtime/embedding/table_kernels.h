@@ -51,9 +51,9 @@ class TableBackward {
 
   /// Updates the touched rows of tables.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
-  /// Phase one of the update of a table that is cut by columns. Shape: n depends only on the ids.
+  /// First half of the update of a table that is cut by columns. Shape: n depends only on the ids.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
-  /// Phase two: `gradients.squares` are sums over the whole row, which has `row_width` columns.
+  /// Second half: `gradients.squares` are sums over the whole row, which has `row_width` columns.
   virtual void apply_row_gradients(int table, const FusedOptimizer& optimizer,
                                    const RowGradients& gradients, std::int64_t row_width) = 0;
   /// Returns the gradient of a whole table. Shape: `[rows, dim]`, float32.

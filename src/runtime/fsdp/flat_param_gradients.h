@@ -38,8 +38,8 @@ class FlatParamGradients {
   void abort_pass() noexcept;
 
   // --- what the backward has brought
-  /// Takes the parameter's `.grad` out of the backward's way, once in a pass: autograd must not add
-  /// a full gradient to a sharded one.
+  /// Moves the parameter's `.grad` aside, once in a pass, so that autograd does not add a full
+  /// gradient to a sharded one.
   void put_aside(std::size_t index);
   /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
   /// gradient, or one with a graph (create_graph).

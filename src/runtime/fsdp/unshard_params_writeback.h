@@ -18,7 +18,7 @@ struct WholeTensors {
   std::vector<at::Tensor> shown;  // by parameter, as they are now; undefined if none
 };
 
-/// Copies changes of whole tensors back: overwrites `shard` with this rank's part of `whole`. The
+/// Copies changes of whole tensors back: overwrites `shard` with this rank's shard of `whole`. The
 /// source is this rank's `whole`; with `rank0_only` it is rank 0's. If the user gave a parameter
 /// (or its `.grad`) a new tensor in place of the view of `whole.flat`, that tensor is copied into
 /// `whole.flat` first. If the new tensor has a wrong shape, the parameter keeps its old data, and

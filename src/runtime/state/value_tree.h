@@ -29,9 +29,9 @@ class ValueTree {
   void add_leaf(formats::KeyPath path, Value value);
   /// Adds a value; the items of a dict with string keys become leaves of their own.
   void add(const formats::KeyPath& path, const Value& value);
-  /// Adds a leaf that is at `path` in the checkpoint under a name that may be new. Trailing keys
-  /// that did not change keep their type. The rest of the name is split at dots, and digits become
-  /// numbers.
+  /// Adds, under `new_name`, the leaf that is at `path` in the checkpoint. The last keys of `path`
+  /// with which `new_name` ends are kept, with their types. The rest of `new_name` is split at
+  /// dots; a component of digits becomes a number.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 
   /// Returns the value at a path: a leaf, or the dict or list of all leaves below the path.

@@ -18,8 +18,10 @@ TEST(TableDeviceTest, ADeviceWithTooLittleMemoryIsNamedWithTableAndBytes) {
       throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
     });
   });
-  EXPECT_THAT(message, HasSubstr("users: memory for a table and its optimizer state: expected "
-                                 "4096 bytes on cuda:1"));
+  EXPECT_THAT(message,
+              HasSubstr("users: memory for a table and its optimizer state: expected "
+                        "4096 bytes on cuda:1, found not enough free memory (shard the table over "
+                        "more ranks"));
 }
 
 /// Tables whose last but one is on another device.

@@ -225,7 +225,7 @@ TEST_P(TableFaultsTest, ADeviceWithoutTheMeshsCollectivesIsRefused) {
                         mesh, {.optimizer = embedding::Sgd{}, .device = device(2 + mesh.rank())});
                 }),
                 HasSubstr("device of embedding tables: expected one for which the mesh has "
-                          "collectives, as " +
+                          "collectives, such as " +
                           device(mesh.rank()).str() + ", found " + device(2 + mesh.rank()).str()));
   });
 }

@@ -77,7 +77,7 @@ class Group {
   /// Gathers the inputs of all ranks. Shape: `input` `[n]`, `output` `[size * n]`, both contiguous.
   /// `what` names the tensor in errors.
   Pending all_gather(at::Tensor output, at::Tensor input, const std::string& what);
-  /// Sums `input` over the ranks. Rank r gets the r-th block of n elements of the sum.
+  /// Sums `input` over the ranks. Rank r gets the r-th range of n elements of the sum.
   /// Shape: `input` `[size * n]`, `output` `[n]`, both contiguous.
   Pending reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what);
   /// Sums `tensor` over the ranks, in place.
@@ -89,7 +89,7 @@ class Group {
   /// elements of each split; sender and receiver must state the same number.
   Pending all_to_all(at::Tensor received, std::vector<std::int64_t> num_received, at::Tensor sent,
                      std::vector<std::int64_t> num_sent, const std::string& what);
-  /// Sends the r-th block of n elements of rank `root`'s `input` to rank r. Ignores `input` on
+  /// Sends the r-th range of n elements of rank `root`'s `input` to rank r. Ignores `input` on
   /// other ranks. Shapes as for `reduce_scatter`. Blocks. Uses `send` and `receive`, because Gloo's
   /// scatter would allocate a second `input`.
   void scatter(at::Tensor output, const at::Tensor& input, int root, const std::string& what);

@@ -49,7 +49,7 @@ class TableSet {
 
   const std::vector<EmbeddingBagConfig>& configs() const { return configs_; }
   const EmbeddingBagCollectionOptions& options() const { return options_; }
-  /// A column block of the output: one feature of one table.
+  /// A range of the output's columns: one feature of one table.
   struct Output {
     std::size_t table;
     std::string feature;

@@ -105,7 +105,7 @@ class KeyedJaggedTensor {
   JaggedTensor bags_;
 };
 
-/// One row of floats per sample. Each key names a block of columns. What torchrec calls
+/// One row of floats per sample. Each key names a range of columns. What torchrec calls
 /// KeyedTensor.
 class KeyedTensor {
  public:

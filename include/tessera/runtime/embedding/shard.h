@@ -41,15 +41,22 @@ class ShardedEmbeddingBagCollection;
 /// Returns a sharded collection of the same tables. Copies the rows of `collection`, which must be
 /// equal on all ranks and may be destroyed afterwards. If `collection` is on the meta device, each
 /// rank only initialises its shards. The initial values depend on one seed from rank 0's default
-/// generator, not on the plan. With an `init_fn` they depend on the plan too, but replicas are
-/// equal. A frozen weight stays frozen. Call `shard` before creating an optimizer. Collective:
-/// makes a further connection between the ranks, for the lookups. The first forward throws if ranks
-/// have different tables or options. Throws: Error(mismatch) if the plan is for other tables or
-/// another number of ranks, or has an invalid rule; Error(invalid_argument) if a fused table has no
-/// optimizer, `kernel` has an unknown table name, a number of the optimizer is invalid, the
-/// collection is sharded already, or the device is not that of the mesh's collectives;
-/// Error(unsupported) if a rank has too little memory. The error of that rank names table, device
-/// and bytes; the error of the other ranks names that rank.
+/// generator, not on the table plan. With an `init_fn` they depend on the table plan too, but
+/// replicas are equal. A frozen weight stays frozen. Call `shard` before creating an optimizer.
+/// Collective: makes a further connection between the ranks, for the lookups. The first forward
+/// throws if ranks have different tables or options.
+/// Throws:
+/// - Error(mismatch) if the table plan is for other tables or another number of ranks, or has an
+///   invalid rule;
+/// - Error(invalid_argument) if the collection is already sharded, or its tables are on different
+///   devices and `options` names none;
+/// - Error(invalid_argument) if the mesh has no collectives for the device of the tables;
+/// - Error(invalid_argument) if a fused table has no optimizer, or a number of the optimizer is
+///   invalid;
+/// - Error(invalid_argument) if `kernel` or `cached_rows` names an unknown table, or `cached_rows`
+///   a table that is dense or data_parallel, or a number of rows that is not in [1, 2^31);
+/// - Error(unsupported) if a rank has too little memory. The error of that rank names table, device
+///   and bytes; the error of the other ranks names that rank.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -109,7 +116,7 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   /// optimizer of another kind.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
-  /// Returns the plan of the tables.
+  /// Returns the table plan.
   const TablePlan& plan() const;
   /// Writes the rows that are cached on the device back to the weights and optimizer states in host
   /// memory (ShardOptions::cached_rows). Call it before you read a weight directly; state dicts and

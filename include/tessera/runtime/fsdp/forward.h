@@ -26,9 +26,11 @@ class Pass;
 /// weights. Collective: all ranks must run the same passes in the same order.
 class [[nodiscard]] ForwardScope {
  public:
-  /// Throws: Error(invalid_argument) if nothing at or below `root` is sharded or replicated, a unit
-  /// at or below `root` already belongs to another root (a forward was run on a submodule or an
-  /// outer module), or a parameter was replaced, moved or converted.
+  /// Throws: Error(invalid_argument) if
+  /// - nothing at or below `root` is sharded or replicated;
+  /// - a unit at or below `root` already belongs to another root (a forward was run on a submodule
+  ///   or an outer module);
+  /// - a parameter was replaced, moved or converted.
   explicit ForwardScope(torch::nn::Module& root);
   ~ForwardScope() noexcept(false);
   ForwardScope(const ForwardScope&) = delete;

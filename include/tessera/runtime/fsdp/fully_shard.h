@@ -72,11 +72,21 @@ struct FullyShardOptions {
 /// let `policy` do so. Call fully_shard before creating the optimizer; an optimizer without state
 /// may exist already (not Adagrad, which creates its state at once). Do not use LBFGS: its dot
 /// products would only see this rank's shards.
-/// Collective over the mesh if module states are synced. Throws: Error(invalid_argument) if no
-/// shared_ptr holds the module, or if it is sharded already, is part of a unit around it, mixes
-/// devices, or has gradients, meta tensors without `param_init_fn`, or parameters that replicate
-/// has taken; Error(unsupported) for a dtype that cannot be flattened. Source:
-/// torch.distributed._composable.fully_shard over FSDP1 with use_orig_params=True
+/// A frozen parameter is sharded and gathered like the others, and gets no gradient. It may be
+/// frozen or trained again between passes.
+/// Collective over the mesh if module states are synced.
+/// Throws:
+/// - Error(invalid_argument) if no shared_ptr holds the module, or if the axes of the mesh do not
+///   fit the strategy;
+/// - Error(invalid_argument) if the module is already sharded or replicated, or is part of the unit
+///   of an outer module;
+/// - Error(invalid_argument) if its parameters are on different devices, have gradients, or are
+///   managed by `replicate`;
+/// - Error(invalid_argument) if it has meta tensors and `param_init_fn` is not set;
+/// - Error(unsupported) if a parameter is not floating-point or not a leaf, or if a module updates
+///   its own parameters.
+///
+/// Source: torch.distributed._composable.fully_shard over FSDP1 with use_orig_params=True
 /// (github.com/pytorch/pytorch, changes 88450, 90933, 91044).
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 

@@ -35,14 +35,24 @@ struct ReplicateOptions {
 /// backward; with tessera::forward, a rank may use no parameter. Collective, and so is each
 /// backward. Makes a further connection between the ranks, so that these collectives and others may
 /// run in any order. Call it before creating the optimizer.
-/// Throws: Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module
-/// in it is sharded or replicated already; Error(mismatch) on all ranks if their parameters or
-/// buffers differ. A forward throws: Error(invalid_argument) if a parameter of the module was
-/// replaced, added or removed. A backward throws: Error(unsupported) for sparse gradients,
-/// gradients with a graph (create_graph), and gradients of parameters that were frozen when
-/// `replicate` was called; Error(io) if another rank fails. Source:
-/// torch.distributed._composable.replicate (github.com/pytorch/pytorch, change 91044); Li et al.,
-/// https://arxiv.org/abs/2006.15704.
+/// Throws:
+/// - Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module in it
+///   is already sharded or replicated;
+/// - Error(invalid_argument) if a parameter is on the meta device, has a graph, or is managed by
+///   another module (a tied weight);
+/// - Error(unsupported) if a module updates its own parameters;
+/// - Error(mismatch) on all ranks if their parameters or buffers differ.
+///
+/// A forward throws Error(invalid_argument) if a parameter of the module was replaced, added or
+/// removed.
+///
+/// A backward throws:
+/// - Error(unsupported) for a sparse gradient, a gradient with a graph (create_graph), or a
+///   gradient of a parameter that was frozen when `replicate` was called;
+/// - Error(io) if another rank fails.
+///
+/// Source: torch.distributed._composable.replicate (github.com/pytorch/pytorch, change 91044); Li
+/// et al., https://arxiv.org/abs/2006.15704.
 void replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 
 }  // namespace tessera

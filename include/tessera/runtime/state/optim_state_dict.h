@@ -16,10 +16,13 @@ namespace tessera {
 /// (FusedEmbeddingBagCollection, `shard`) are included, in groups of their own after the groups of
 /// the optimizer.
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
-/// Collective over the model's mesh for FULL. Throws: Error(unsupported) naming another optimizer;
-/// Error(invalid_argument) naming a parameter that the model does not have, or state that was
-/// created before the parameter was sharded. Source: torch.distributed.checkpoint.state_dict;
-/// github.com/pytorch/pytorch, change 91234.
+/// Collective over the model's mesh for FULL.
+/// Throws:
+/// - Error(unsupported) naming another optimizer;
+/// - Error(invalid_argument) naming a parameter that the model does not have, or state that was
+///   created before the parameter was sharded.
+///
+/// Source: torch.distributed.checkpoint.state_dict; github.com/pytorch/pytorch, change 91234.
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
 

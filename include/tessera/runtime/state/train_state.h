@@ -27,7 +27,7 @@ enum class PerRank {
   refuse,     // throw an error that names the value
   replicate,  // rank r gets the value of rank r % N, where N ranks saved
   merge,      // each rank gets the list of all values
-  split,      // join all lists, give each rank an equal share; generators: Stateful::branch
+  split,      // join all lists, divide the items equally; generators: Stateful::branch
   drop,       // keep the present value
 };
 
@@ -37,8 +37,8 @@ struct SaveOptions {
   /// parts beside the destination, then rank 0 copies these parts into the file. The disk then
   /// needs room for both, and the ranks wait for rank 0.
   formats::Format format{};
-  /// What to do if the path has a checkpoint, damaged or not. `replace` swaps in the new one in a
-  /// single step. Both policies refuse to replace files that are not a checkpoint.
+  /// What to do if the path has a checkpoint, damaged or not. `replace` puts the new one in its
+  /// place atomically. Both policies refuse to replace files that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   /// If true, each parameter's state repeats its group's options: see `flatten_optim_state_dict`.
@@ -163,16 +163,20 @@ class TrainState {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Saves the state as a checkpoint at `path`. Each rank writes its share; the checkpoint appears
+/// Saves the state as a checkpoint at `path`. Each rank writes its part. The checkpoint appears
 /// when all ranks are done, whole or not at all. A piece that several ranks hold is written once;
 /// the ranks take turns. Ranks compare one hash of the layout. An unchanged layout is not planned
 /// again. Rank 0 locks the directory of `path` while this TrainState lives: no other trainer can
-/// save there. Collective. Throws on all ranks if any fails: Error(already_exists) if `path`
-/// exists and the options refuse to replace it, Error(io) if writing or a rank fails,
-/// Error(mismatch) if ranks have different states, Error(unsupported) naming a value that is nested
-/// too deeply, Error(invalid_argument) if the model was sharded after the TrainState was made. The
-/// destination is then unchanged. If only the removal of older checkpoints fails, the error says
-/// that the new one is complete.
+/// save there. Collective. If a rank fails, all ranks throw, and the destination is unchanged.
+/// Exception: if only the removal of older checkpoints fails, the error says that the new one is
+/// complete.
+/// Throws:
+/// - Error(already_exists) if `path` exists and the options refuse to replace it;
+/// - Error(io) if writing or a rank fails;
+/// - Error(mismatch) if ranks have different states;
+/// - Error(unsupported) naming a value that is nested too deeply;
+/// - Error(invalid_argument) if the model was sharded after the TrainState was made, or if
+///   `keep_last` is below 0.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
@@ -182,19 +186,25 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 /// Saves a state dict of whole tensors (FULL) as a checkpoint with the same keys, like
 /// `torch.save(state_dict, path)`. Writes nothing for an empty state dict, so that with
 /// `rank0_only` every rank may call it. Not collective: the other ranks do not wait for the file.
-/// Throws: Error(invalid_argument) naming a tensor of which only some elements are here;
-/// Error(already_exists) if `path` exists and `options` refuses to replace it; Error(unsupported)
-/// if the format cannot hold an entry; Error(io) if writing fails.
+/// Throws:
+/// - Error(invalid_argument) naming a tensor of which only some elements are here;
+/// - Error(already_exists) if `path` exists and `options` refuses to replace it;
+/// - Error(unsupported) if the format cannot hold an entry;
+/// - Error(io) if writing fails.
 void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 
 /// Loads a checkpoint of any format, world size and strategy. Each rank reads only what it holds.
 /// Checks everything before it replaces anything. If reading then fails (damage, disk failure),
-/// tensors may be partly old and partly new; all else is unchanged. Collective. Throws on all ranks
-/// if any fails, with the same kind of error: Error(mismatch) that lists everything that is
-/// missing, unexpected or does not fit, with hints at useful options, or says that ranks opened
-/// different checkpoints; Error(not_found) if there is no checkpoint; Error(corruption) if it is
-/// damaged; Error(io) if reading or a rank fails.
+/// tensors may be partly old and partly new; all else is unchanged. Collective.
+/// If a rank fails, all ranks throw the same kind of error.
+/// Throws:
+/// - Error(mismatch) that lists everything that is missing, unexpected or does not fit, with hints
+///   at useful options;
+/// - Error(mismatch) if ranks opened different checkpoints;
+/// - Error(not_found) if there is no checkpoint;
+/// - Error(corruption) if it is damaged;
+/// - Error(io) if reading or a rank fails.
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
                         const LoadOptions& options = {}) {

@@ -50,7 +50,7 @@ class Checkpoint(Mapping[str, Any]):
         return entry
 
     def _entry(self, name: str) -> Any:
-        """Returns what is there, or the Refused that stands for it."""
+        """Returns the Tensor or value of that name, or a Refused if the value is never read."""
         reader = self._open_reader()
         meta = self._metas.get(self.aliases.get(name, name))
         if meta is not None:
@@ -66,11 +66,11 @@ class Checkpoint(Mapping[str, Any]):
                            byte_range=error.byte_range)
 
     def items(self) -> ItemsView[str, Any]:
-        """Names and what they have; a value that is never read is a Refused."""
+        """Each name with its Tensor or value; a Refused for a value that is never read."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """What the names have; a value that is never read is a Refused."""
+        """The Tensor or value of each name, in order; a Refused for a value that is never read."""
         return _Values(self)
 
     def __contains__(self, name: object) -> bool:
@@ -139,7 +139,7 @@ class Checkpoint(Mapping[str, Any]):
                            path=self.path, tensor=name)
 
     def _nearest(self, name: str) -> str | None:
-        """Returns the name in the checkpoint that a wrong one may mean."""
+        """Returns the name in the checkpoint that is nearest to a wrong name."""
         try:
             encoded = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # no name in a file has such a character
@@ -175,7 +175,7 @@ def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | 
     Reads what describes it and no tensor. `flat_layout` is a JSON file that says what the flat vectors of FSDP1 are
     made of. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
     names are compared as text, and nothing is imported. `recipe` is a JSON file with rules that give the tensors other
-    names and shapes, `inverse` applies it the other way, and `set` gives values to its variables. Raises Error where there is no checkpoint, or one that cannot
-    be read.
+    names and shapes, `inverse` applies it from its targets to its sources, and `set` gives values to its variables.
+    Raises Error if there is no checkpoint, or if it cannot be read.
     """
     return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict, recipe=recipe, inverse=inverse, set=set)

@@ -113,7 +113,7 @@ class _Load:
         self.of_ranks = self._values_of_ranks(problems)
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:
-            raise refused([self.path], errors, "things do not fit the state dict", f"{self.path}: ")
+            raise refused([self.path], errors, "entries do not fit the state dict", f"{self.path}: ")
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
 

@@ -142,7 +142,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     ranks, or world_size, which is the same: the number of ranks to write for.
     strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "dim1", "hybrid:AxB", "hybrid-flat:AxB" (A replicas of B ranks).
     plan: a JSON file with the plan of the embedding tables.
-    mesh: a JSON file with a mesh of ranks, and which dimension of which names each of its axes cuts.
+    mesh: a JSON file with a mesh of ranks, and for each pattern of names the dimension that each axis of the mesh cuts.
     like: another checkpoint; each tensor gets the pieces that it has there.
     units: a JSON file with the units for the strategy flat, if the source records none.
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).

@@ -49,7 +49,7 @@ class Likeness:
         for name, value in wanted:
             self._check(name, value)
         if self._problems:
-            raise refused([self._checkpoint.path], tuple(self._problems), "things do not fit the state dict",
+            raise refused([self._checkpoint.path], tuple(self._problems), "entries do not fit the state dict",
                           f"{self._checkpoint.path}: ")
         built: dict[Any, Any] = self._visit([], like, lambda name, _: self._take(name))
         return built
