@@ -54,14 +54,14 @@ struct Remedy {
     leave_out,          // leave out what the pattern `argument` selects (NameSelection)
     allow_lossy,        // let row-wise state be merged by a weighted mean
     use_less_memory,    // use smaller buffers, or fewer threads
-    choose_source,      // choose whose entry to take, or give names a prefix by source
+    choose_source,      // choose the source whose entry is taken, or give each source a prefix
     rebuild_index,      // rebuild the index of a native checkpoint
     allow_overflow,     // choose what a cast makes of numbers that are too large
     keep_dtype,         // move without a cast, or leave out what the pattern `argument` selects
-    leave_extra_files,  // do not copy the files beside the checkpoint
+    leave_extra_files,  // do not copy extra files
     take_as_is,         // move one part of a checkpoint as if it were whole
     name_params,        // give the names of an optimizer's parameters in a file
-    prefer_source,      // choose whose entry to take
+    prefer_source,      // choose the source whose entry is taken
   };
 
   Action action = Action::none;

@@ -35,8 +35,8 @@ class WritableFile {
   /// Writes all of `bytes`. Throws: Error(io), also if the disk is full.
   virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   /// Lets large writes at offsets that are multiples of 4096 bypass the page cache, if the file
-  /// system can. This saves the copy into the cache and most of the time of `sync`. Use it for data
-  /// that is not read again soon, after `resize` has reserved the bytes.
+  /// system can. This saves the copy into the cache and most of the time of `sync`. Call it after
+  /// `resize` has reserved the bytes, and only for data that is not read again soon.
   virtual void bypass_cache() {}
   /// Sets the size; new bytes read as zero. Reserves the blocks if the file system can, so that a
   /// full disk is noticed early.
@@ -110,7 +110,7 @@ void require_contained(const FileSystem& fs, const std::string& directory, const
 enum class DestinationKind {
   file,
   directory,
-  member_file,  // a file that belongs to a checkpoint, which may be complete or not
+  member_file,  // one file of a checkpoint, such as its index
 };
 /// What to do with an object that is already at the destination.
 enum class OverwritePolicy { refuse, replace };

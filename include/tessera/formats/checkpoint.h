@@ -153,10 +153,10 @@ struct Simplification {
   enum class Kind {
     requires_grad,  // of a tensor: dropped
     parameter,      // a torch.nn.Parameter: read as a tensor
-    shared_memory,  // a tensor that overlaps another one: read as a tensor of its own
+    shared_memory,  // a tensor that shares memory with another one: read as a separate tensor
     dict_class,     // an OrderedDict, defaultdict or Counter: read as a dict
-    tuple,          // with a tensor in it: read as a list
-    attributes,     // that somebody set on a tensor or an OrderedDict: dropped
+    tuple,          // a tuple with a tensor in it: read as a list
+    attributes,     // attributes that a program set on a tensor or an OrderedDict: dropped
     value_type,     // a frozenset, torch.Size or the like in a value: read as a plainer type
   };
   Kind kind;
@@ -180,8 +180,9 @@ struct CheckpointContents {
   std::vector<OpenedClass> opened_classes{};         // what a reader found, sorted by name
   std::optional<PartOfWhole> part{};                 // set by a reader: only a part is here
   std::vector<Simplification> simplifications{};     // what a reader made simpler
-  /// What a reader found while it opened the checkpoint, as far as every user should know it. If
-  /// the list has errors, a move is refused, unless the move may leave out what is missing.
+  /// Problems and notes that a reader found while it opened the checkpoint, and that every user
+  /// should know. If the list has errors, a move is refused, unless the move may leave out what is
+  /// missing.
   std::vector<Finding> opening_findings{};
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // nullptr for an alias
@@ -200,7 +201,7 @@ struct MissingData {
   using Pieces = std::map<std::size_t, std::string>;  // key: index of the piece
 
   std::map<std::size_t, Pieces> pieces{};       // key: index of the tensor; only non-empty pieces
-  std::map<std::size_t, std::string> values{};  // by value
+  std::map<std::size_t, std::string> values{};  // key: index of the value
 };
 
 /// Returns a finding as an error: `<where>: <rule>: expected <x>, found <y> (<remedy>)`.

@@ -47,7 +47,7 @@ struct ExtraFile {
   std::string path;                   // of the file to copy
   std::string name;                   // in the new directory
   std::uint64_t nbytes = 0;           // of the copy
-  std::string state{};                // the file's size and time when listed; empty: not checked
+  std::string state{};                // its size and time when it was listed; empty: not checked
   std::optional<std::string> text{};  // bytes to write instead of the file's
 };
 
@@ -79,8 +79,8 @@ void check_staging(FileSystem& fs, const std::string& destination,
 /// asks to replace. The directory to replace may hold files with the names in `extra_files`, but
 /// only with the bytes that the new checkpoint gets under these names, so that nothing is lost.
 /// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
-/// checkpoint would be replaced; Error(already_exists) if `overwrite` forbids to replace, or if the
-/// destination is a link to nothing.
+/// checkpoint would be replaced; Error(already_exists) if something exists and `overwrite` is
+/// `refuse`, or if the destination is a broken link.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
                        const std::string& option, const std::vector<ExtraFile>& extra_files = {});

@@ -67,14 +67,14 @@ struct FormatTraits {
   };
 
   Pieces pieces = Pieces::any_region;
-  bool holds_aliases = true;      // else a tied weight is written under each of its names
+  bool holds_aliases = true;      // false: a tied weight is written under each of its names
   bool holds_flat_units = true;   // CheckpointContents::units
-  bool holds_key_types = true;    // else every key of a dict becomes text
-  bool holds_list_roots = true;   // else an outermost list becomes a dict
+  bool holds_key_types = true;    // false: every key of a dict becomes text
+  bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
   /// The annotation that the format itself asks for, as `name=text`. It is not a user's text.
   std::string_view own_annotation{};
-  bool has_ranks_when_read = false;  // its readers show ranks, even if it writes whole tensors
+  bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only
   bool is_written_in_parts = false;  // by several processes at once (parts.h)
   bool has_compression = false;      // uses CreateOptions::native.compression

@@ -49,7 +49,7 @@ struct ScanProblem {
   enum class Kind : std::uint8_t {
     broken_pickle,  // loaders stop here with an error, but have run what comes before
     archive,        // parts of an archive contradict each other
-    not_looked_at,  // a limit, a compression, a link, or a file that cannot be read
+    not_looked_at,  // because of a limit, a compression, a link, or an unreadable file
   };
   Kind kind = Kind::not_looked_at;
   std::string path{};

@@ -41,9 +41,9 @@ struct Strategy {
 /// The most ranks a layout may have.
 inline constexpr int kMaxWorldSize = 1'000'000;
 
-/// Parses a strategy for `world_size` ranks (if 0: for A times B ranks of a hybrid strategy, else
-/// for 1). Throws: Error(invalid_argument) that lists the allowed names, or both numbers if AxB is
-/// not the world size.
+/// Parses a strategy for `world_size` ranks. If `world_size` is 0, the world size is A * B for a
+/// hybrid strategy, and 1 for any other. Throws: Error(invalid_argument) that lists the allowed
+/// names, or that has both numbers if A * B is not the world size.
 Strategy parse_strategy(std::string_view text, int world_size);
 
 /// Returns the text that parse_strategy reads.
@@ -78,7 +78,7 @@ std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int6
 /// What happens to a tensor along one axis of a mesh.
 struct MeshPlacement {
   enum class Kind {
-    replicate,  // each index of the axis has the same
+    replicate,  // every index of the axis has the same elements
     shard,      // dimension `number` is cut among the indices
     stage,      // only index `number` has the tensor, as in pipeline parallelism
   };
@@ -114,8 +114,8 @@ struct MeshLayout {
   /// Returns which ranks hold which boxes of a tensor, ordered by box; no box is empty. Each cut is
   /// that of torch.chunk. If several axes cut one dimension, the last axis cuts first, as FSDP2
   /// does over tensor parallelism. All ranks hold tensors that cannot be cut (0-d or empty).
-  /// Throws: Error(invalid_argument) naming the file and the tensor if no rule matches, or if its
-  /// rule cuts a dimension that it does not have.
+  /// Throws: Error(invalid_argument) naming the file and the tensor if no rule matches, or if the
+  /// rule cuts a dimension that the tensor does not have.
   std::vector<Shard> shards_of(std::string_view name, std::span<const std::int64_t> shape) const;
 
   /// The rule for a tensor, or what is wrong.

@@ -30,8 +30,8 @@ std::string table_sharding_names();  // all names, for messages
 /// How one table is sharded.
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
-  std::vector<int> ranks{};   // by shard; ignored if data_parallel: all ranks
-  int num_column_shards = 1;  // grid only: the number of groups, divides ranks.size()
+  std::vector<int> ranks{};   // one for each shard; data_parallel uses all ranks instead
+  int num_column_shards = 1;  // for grid: the number of groups; divides ranks.size()
 };
 
 /// Why a rule is invalid.

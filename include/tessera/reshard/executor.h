@@ -76,22 +76,23 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // by name
   std::vector<Edit> edits{};                  // by name
-  /// Whether the source's own files are named as a model's, and not as an adapter's. For
-  /// SafetensorsWriteOptions.
+  /// Whether the source's own files have names of a model (`model…`), not of an adapter
+  /// (`adapter_model…`). For SafetensorsWriteOptions::is_base_model.
   bool is_base_model = false;
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes
 };
 
 /// Lists the extra files of the directories among `sources`, and decides which of them are copied
-/// into a checkpoint at `destination` of that format. Never follows links, and never enters
+/// into a checkpoint of format `format` at `destination`. Never follows links, and never enters
 /// folders.
 ///
-/// If several sources have a file of the same name, that file is carried if there is a preference
-/// or if the files are equal. If the plan casts tensors, `config.json` gets the new dtype. A file
-/// with a name that a checkpoint's own file could have is left, because readers could take it for a
-/// part of the checkpoint. A file with a name that the destination's writer itself uses is a
-/// problem. Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
+/// If several sources have a file of the same name, it is copied if a preference is set or the
+/// files are equal; otherwise it is left. If the plan casts tensors, `config.json` gets the new
+/// dtype. A file with a name that a checkpoint's own file could have is left, because readers could
+/// take it for a part of the checkpoint. A file with a name that the destination's writer itself
+/// uses is a problem.
+/// Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,
                                 const std::vector<std::string>& sources,
@@ -105,9 +106,9 @@ using FileStates = std::map<std::string, std::string>;
 /// Error(io).
 FileStates source_file_states(const formats::CheckpointReader& reader);
 
-/// The operating system's files, for opening a source. Notes the state of each file before it is
-/// opened for the first time, so that a file that changes while the source is opened, which may
-/// take long, is noticed too. Thread-safe.
+/// The operating system's files, for opening a source. Records the state of each file before the
+/// file is opened for the first time. So a change is noticed even if it happens while the source is
+/// being opened, which may take long. Thread-safe.
 class SourceFiles {
  public:
   SourceFiles();
@@ -118,8 +119,8 @@ class SourceFiles {
   /// Returns the files. They live as long as this object, which must outlive readers of them.
   const FileSystem& file_system() const;
 
-  /// Returns the states of a source's data files: of a file that has been opened the state before
-  /// that, of any other the state now. Throws: Error(io).
+  /// Returns the states of a source's data files. For a file that has been opened: its state before
+  /// that. For any other file: its state now. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
 
  private:
@@ -146,9 +147,9 @@ struct ExecuteOptions {
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
-/// tensor. Checks the source's checksums as it reads. Does not write blocks that the writer
-/// already has from an interrupted run; reads their source only if it must count numbers that a
-/// cast made too large or zero. Does not commit. If it throws, it has abandoned the writer.
+/// tensor. Checks the source's checksums as it reads. Does not write a block that the writer
+/// already has from an interrupted run. Reads the source of such a block only to count numbers that
+/// a cast made too large or zero. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws:
 /// - what source and writer throw;
@@ -185,19 +186,20 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options);
 
-/// Finishes a move as `finish_move` does. After an error that the next run may not meet (Error(io),
-/// an interruption, no memory, Error(already_exists) for a file in the way), and after any error of
-/// resumed work, a writer with a journal keeps the finished blocks. The error then says `kept:
-/// DST.partial, 43% done`, with the remedy to resume. If nothing is kept, the error names a foreign
-/// file that stays in DST.partial, if there is one. Returns how many bytes of tensors an earlier
-/// writer had written. Requires: `start_move` returned the writer for `destination` on `fs`.
-/// Throws: as finish_move.
+/// Finishes a move as `finish_move` does. A writer with a journal keeps its finished blocks
+/// - after an error that the next run may not meet: Error(io), an interruption, no memory, or
+///   Error(already_exists) for a file in the way;
+/// - after any error, if the writer resumed work.
+/// The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing is
+/// kept, and a file that Tessera did not write stays in DST.partial, the error names this file.
+/// Returns how many bytes of tensors an earlier writer had written. Requires: `start_move` returned
+/// the writer for `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, const FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);
 
-// One move by several processes (workers), which send each other no messages. Each worker calls
-// `move_share` with the same source and options, and with a share of its own. On disk:
+// Several processes (workers) can do one move together. They send each other no messages. Each
+// worker calls `move_share` with the same source and options, and with a share of its own. On disk:
 // docs/formats/journal.md.
 
 /// What one worker of a move does.
@@ -233,9 +235,9 @@ struct SharedMoveOutcome {
   bool is_finished = false;        // the destination has appeared
 };
 
-/// Writes one share of a move, and records durably what it has finished. If all shares are complete
-/// then, makes the destination appear, with the bytes that one process writes. Another worker may
-/// do the same at the same time.
+/// Writes one share of a move, and records durably what it has finished. If all shares are then
+/// complete, makes the destination appear, with the same bytes as a move by one process. Several
+/// workers may call this at the same time, each for its own share.
 /// Requires: `create.journal`. `plan.problems` is empty.
 /// Throws:
 /// - what start_move and finish_move throw. After an error during the write, finished blocks of
@@ -251,8 +253,8 @@ SharedMoveOutcome move_share(const Plan& plan, const formats::CheckpointReader& 
                              formats::CreateOptions create, const SharedMoveOptions& worker,
                              const ExecuteOptions& options);
 
-/// Makes the destination appear if all shares are complete. Writes no share. `stop` ends the wait
-/// for another process that finishes, too. Throws: as move_share.
+/// Makes the destination appear if all shares are complete. Writes no share. If another process is
+/// just finishing the move, waits for it; a stop request ends the wait. Throws: as move_share.
 SharedMoveOutcome finish_shares(const Plan& plan, const formats::CheckpointReader& reader,
                                 FileSystem& fs, const std::string& destination,
                                 formats::CreateOptions create, const std::stop_token& stop = {});

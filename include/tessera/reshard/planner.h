@@ -102,14 +102,14 @@ struct TensorCopy {
 /// What a move changes because a format, or a new name, has no place for it
 /// (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // keys of dicts that are not strings become text, except:
+  text_keys,       // keys of dicts that are not strings become text; not counted here:
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict
   annotations,     // annotations of the checkpoint are left out
   requires_grad,   // the flag of a tensor is dropped
   parameters,      // a torch.nn.Parameter becomes a tensor
-  shared_memory,   // tensors that overlap become tensors of their own
+  shared_memory,   // tensors that share memory become separate tensors
   dict_classes,    // an OrderedDict becomes a dict
   tuples,          // a tuple with a tensor becomes a list
   attributes,      // attributes of a tensor or an OrderedDict are dropped
@@ -124,7 +124,7 @@ struct FormatChangeCount {
   FormatChange change;
   std::size_t count;
   std::vector<std::string> names{};  // of attributes or types: sorted, at most ten
-  std::size_t by_rename = 0;         // of these, how many a rename makes, not the format
+  std::size_t by_rename = 0;         // of these, those that a rename makes, not the format
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 
