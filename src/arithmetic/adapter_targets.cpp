@@ -70,7 +70,7 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
   const auto whole = [&](std::size_t tensor) { return TensorReader(*adapter_.reader, tensor); };
   auto* const sum = std::get_if<TensorSum>(&origin);
   if (sum == nullptr) {
-    return problem(target.fqn, "numbers to which an adapter can add something",
+    return problem(target.fqn, "a tensor of numbers that an adapter can add to",
                    std::string(dtype_name(target.dtype)));
   }
   if (!can_hold(accumulation_, change.scale)) {

@@ -13,16 +13,17 @@
 
 namespace tessera::arithmetic {
 
-/// The tensors of a base that an adapter changes. Names of the base may have a prefix that the
-/// adapter does not know, such as `model.`: it is found if it is the same for all of them.
+/// The tensors of a base that an adapter changes. The base's names may have a prefix that the
+/// adapter's names lack, such as `model.`. The prefix is found if it is the same for all these
+/// tensors.
 class AdapterTargets {
  public:
   /// Keeps references to all arguments.
   AdapterTargets(const formats::CheckpointReader& base, const SelectedEntries& entries,
                  const LoraAdapter& adapter, Accumulation accumulation);
 
-  /// Adds the adapter's changes to the sums of the base's tensors. `replaced` has the tensors that
-  /// an adapter has replaced. Changes of tensors that are not selected are left out.
+  /// Adds the adapter's changes to the sums of the base's tensors. Adds to `replaced` the tensors
+  /// that the adapter replaces. Leaves out changes of tensors that are not selected.
   void add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced);
 
   const std::vector<formats::Finding>& problems() const { return problems_; }

@@ -88,8 +88,9 @@ class Combination {
     return refused;
   }
 
-  /// Opens a tensor of a source for reads of any part. Returns nothing if pieces are missing: the
-  /// move reports that of the first source, this reports that of the others.
+  /// Opens a tensor of a source, so that any part of it can be read. Returns nothing if pieces are
+  /// missing. Reports this as a problem, except for the first source: the move itself reports what
+  /// that source lacks.
   std::optional<TensorReader> open(std::size_t source, std::size_t index) {
     try {
       return TensorReader(*readers_[source], index);
@@ -165,7 +166,7 @@ class Combination {
                                         {Remedy::Action::prefer_source}));
   }
 
-  /// A value that cannot be read is equal to none.
+  /// A value that cannot be read equals no other value.
   bool have_equal_values(std::size_t index, std::size_t source, std::size_t other) const {
     try {
       return tessera::detail::have_equal_bits(readers_.front()->read_value(index),
@@ -176,7 +177,8 @@ class Combination {
     }
   }
 
-  /// Values that the first source does not have are left out.
+  /// Reports the values that the first source does not have, or notes them if there is a
+  /// preference. They are left out.
   void note_values_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {
@@ -209,7 +211,8 @@ class Combination {
                   others});
   }
 
-  /// Adds a note about texts beside the tensors that the first source does not have.
+  /// Adds a note about annotations of later sources that the first source does not have with the
+  /// same text. They are left out.
   void note_texts_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {
@@ -249,7 +252,7 @@ class Combination {
     }
   }
 
-  /// Sorts by name. A source that is given twice has its problems once.
+  /// Sorts the problems by name, and removes repeated ones: a source may be given twice.
   void sort_problems() {
     std::ranges::stable_sort(problems_, {}, [](const Finding& each) { return each.where.fqn; });
     std::vector<Finding> once;
@@ -277,7 +280,7 @@ class Combination {
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
   std::set<std::size_t> replaced_;      // tensors that an adapter replaces
-  std::vector<std::string> preferred_;  // names of which a preference takes one
+  std::vector<std::string> preferred_;  // names for which a preference chose the source
   std::vector<Finding> problems_;
   CombinationCounts counts_;
 };

@@ -16,8 +16,8 @@
 
 namespace tessera::arithmetic {
 
-/// How one source enters the sum: `sum = keep * sum + weight * source`. Of the first source only
-/// the weight counts.
+/// How one source enters the sum: `sum = keep * sum + weight * source`. `keep` has no effect for
+/// the first source.
 struct Step {
   double keep = 1.0;
   double weight = 1.0;
@@ -26,19 +26,19 @@ struct Step {
 /// In which numbers sums are computed.
 enum class Accumulation { float64, float32 };
 
-/// Whether a weight is finite in these numbers, and not 0 unless it is 0.
+/// Whether these numbers can hold a weight: it stays finite, and only a weight of 0 becomes 0.
 bool can_hold(Accumulation accumulation, double weight);
 
 /// What the combined tensors are rounded to.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // nothing: they are float64, for a move that casts them; what no cast changes
-                    // is rounded as above
+  later,            // not yet: they stay float64 until the move casts them; tensors that a cast
+                    // never changes (is_never_cast) are rounded as above
 };
 
 /// How to combine.
 struct CombineOptions {
-  double divisor = 1.0;  // of the sum, before adapters are added
+  double divisor = 1.0;  // divides the sum, before adapters are added
   Accumulation accumulation = Accumulation::float64;
   Rounding rounding = Rounding::to_first_source;
   /// What becomes of sums that are too large for the dtype.
@@ -77,10 +77,10 @@ struct CombinedCheckpoint {
   CombinationCounts counts;                // of the selected tensors
 };
 
-/// Returns the weighted sum of several checkpoints as one checkpoint, with adapters added. It has
-/// the names, pieces, ties, annotations and flat units of the first source. Elements are read and
-/// added up when they are asked for, in bounded memory, so that the result does not depend on how
-/// often or in which order they are read. Each number is rounded once.
+/// Returns the weighted sum of several checkpoints as one checkpoint, with adapters added. The sum
+/// has the names, pieces, ties, annotations and flat units of the first source. Elements are read
+/// and added up when they are asked for, in bounded memory. The result does not depend on how often
+/// or in which order they are read. Each number is rounded once.
 ///
 /// Floating-point and complex tensors are added up. All other tensors, and values, are taken from
 /// the first source and must be equal in all of them, unless there is a preference. The selected

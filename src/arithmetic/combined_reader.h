@@ -16,8 +16,8 @@
 
 namespace tessera::arithmetic {
 
-/// The first source's elements, piece by piece: of tensors that the move does not select, or that
-/// are incomplete.
+/// Marks a tensor that is read from the first source, piece by piece: a tensor that the move does
+/// not select, or that is incomplete.
 struct AsInFirst {};
 
 /// Where the elements of a combined tensor come from.
@@ -34,8 +34,9 @@ class CombinedReader final : public formats::CheckpointReader {
  public:
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
-  /// Requires: `tensors` and `values` are parallel to the contents of the first source, which are
-  /// `contents` except for dtypes and notes; they refer to `sources`, `adapters` and `options`.
+  /// Requires: `contents` are those of the first source, except for dtypes and notes. `tensors` and
+  /// `values` are parallel to `contents.tensors` and `contents.values`, and refer to `sources`,
+  /// `adapters` and `options`.
   CombinedReader(Sources sources, std::vector<LoraAdapter> adapters,
                  std::unique_ptr<const CombineOptions> options,
                  formats::CheckpointContents contents, std::vector<TensorOrigin> tensors,

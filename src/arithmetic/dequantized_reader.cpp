@@ -30,8 +30,8 @@ void replace_suffix(std::string& text, const QuantizedWeight& weight) {
   text += weight.suffix;
 }
 
-/// Returns the pieces of the numbers: those of the codes where both have the same elements, else
-/// one, which is whole.
+/// Returns the pieces of the numbers: the pieces of the codes if each code is an element of its
+/// tensor, else one piece with the whole tensor.
 std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedWeight& weight) {
   if (weight.matrix.form == CodeForm::elements) return codes.pieces;
   return {{whole_box(weight.shape), codes.pieces.empty() ? 0 : codes.pieces.front().rank}};
@@ -79,7 +79,7 @@ class DequantizedReader final : public formats::DerivedReader {
   /// Where a tensor comes from.
   struct Origin {
     std::size_t source = 0;             // index of the tensor, or of the codes
-    std::optional<std::size_t> weight;  // none: the tensor is not quantized
+    std::optional<std::size_t> weight;  // index in weights_; none: the tensor is not quantized
   };
 
   void take_tensors(const std::set<std::size_t>& companions);
@@ -211,7 +211,8 @@ void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::stri
   }
 }
 
-/// Reads one share of a range of a weight whose rows are the columns of the codes.
+/// Reads one share of a range of a weight. Requires: the rows of the weight are the columns of its
+/// codes.
 void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std::string& fqn,
                                         FlatRange range, int share,
                                         std::span<std::byte> out) const {
@@ -248,7 +249,7 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std
   }
 }
 
-/// Returns JSON in which the numbers that only Python writes, such as `Infinity`, are 0.
+/// Returns the JSON with 0 in place of numbers that only Python writes, such as `Infinity`.
 std::string without_infinities(const std::string& text) {
   constexpr std::array<std::string_view, 3> kNumbers = {"-Infinity", "Infinity", "NaN"};
   std::string result;

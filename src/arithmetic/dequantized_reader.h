@@ -17,16 +17,17 @@ namespace tessera::arithmetic {
 struct DequantizedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
-  bool has_weights = false;                  // that are quantized, selected or not
-  std::size_t num_weights = 0;               // of which `only` selects the numbers
-  std::size_t num_companions = 0;            // of these weights, left out: scales, zero points, …
+  bool has_weights = false;                  // whether there are quantized weights, selected or not
+  std::size_t num_weights = 0;               // quantized weights that `only` selects
+  std::size_t num_companions = 0;            // their scales, zero points, …, which are left out
 };
 
-/// Returns the content of `config.json` beside a checkpoint; None without one. `Infinity` and
-/// `NaN`, which Python writes, are 0. Throws: Error(corruption) if it is no JSON.
+/// Returns the content of `config.json` beside a checkpoint; None if there is no such file.
+/// `Infinity` and `NaN`, which Python writes, become 0. Throws: Error(corruption) if the file is
+/// not JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
 
-/// Whether numbers of codes can have the dtype: float64, float32, float16 or bfloat16.
+/// Whether weights can be dequantized to this dtype: float64, float32, float16 or bfloat16.
 bool can_be_dequantized_to(DType dtype);
 
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:

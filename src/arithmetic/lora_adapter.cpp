@@ -24,7 +24,8 @@ constexpr const char* kConfigName = "adapter_config.json";
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kNamePrefix = "base_model.model.";
 
-// Members of the configuration that make an adapter more than a product of two matrices.
+// Members of adapter_config.json. An adapter that sets one of them is more than a product of two
+// matrices.
 constexpr std::array<std::string_view, 10> kUnsupported = {
     "use_dora",          "use_qalora",
     "use_bdlora",        "layer_replication",
@@ -32,7 +33,7 @@ constexpr std::array<std::string_view, 10> kUnsupported = {
     "monteclora_config", "trainable_token_indices",
     "target_parameters", "alora_invocation_tokens"};
 
-/// Whether a member is given: Python's truth of it.
+/// Whether a member is set. Null, false, 0 and empty values count as not set, as in Python.
 bool is_given(const Value* value) {
   if (value == nullptr || value->is<Value::None>()) return false;
   if (const auto* flag = value->get_if<bool>()) return *flag;
@@ -107,18 +108,19 @@ class Scales {
     int num_repetitions;
   };
 
-  /// Refuses work that takes longer than minutes. A name is matched in as many steps as its size to
-  /// the power of the repetitions, one of which is in front of every pattern.
+  /// Refuses patterns if matching all names would take more than minutes. To match a name takes
+  /// about size^repetitions steps. Each regex has one more repetition than its pattern, in
+  /// `(.*\.)?`.
   void count_steps(const Pattern& pattern, const std::string& module) const {
     constexpr double kMaxSteps = 1e11;
     num_steps_ += std::pow(static_cast<double>(module.size()), pattern.num_repetitions + 1);
     if (num_steps_ <= kMaxSteps) return;
     refuse("alpha_pattern", "regular expressions that are quick to match",
-           "many with repetitions, for long names");
+           "patterns with repetitions that take too long for names of this length");
   }
 
-  /// Whether a pattern is short, repeats only single characters, and has few ways to match. Others
-  /// could take any time: std::regex tries one way after the other.
+  /// Whether a pattern is short, repeats only single characters, and has few ways to match. Any
+  /// other pattern could take very long, because std::regex tries all ways one by one.
   static bool is_cheap(std::string_view pattern) {
     constexpr std::size_t kMaxNbytes = 200;
     constexpr double kMaxCost = 512;
@@ -148,13 +150,14 @@ class Scales {
     return cost <= kMaxCost;
   }
 
-  /// A pattern matches the last components of a module's name, as PEFT has it.
+  /// Adds a pattern. As in PEFT, it matches the last components of a module's name.
   void add_pattern(const Value& key, const Value& alpha) {
     const auto* const text = key.get_if<std::string>();
     const auto number = number_of(alpha);
     if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
     if (!is_cheap(*text)) {
-      refuse("alpha_pattern", "a short regular expression without repeated groups, of few choices",
+      refuse("alpha_pattern",
+             "a short regular expression with few alternatives and no repeated group",
              "'" + printable(*text, 40) + "'");
     }
     try {

@@ -35,7 +35,7 @@ struct LoraAdapter {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<AdapterChange> changes{};      // by target
   std::vector<formats::Finding> problems{};  // tensors that cannot be merged, by name
-  double scale = 1.0;                        // given by the user; in each change's scale
+  double scale = 1.0;                        // as given; each change's scale includes it
 };
 
 /// Opens an adapter. `scale` multiplies what it adds. `fs` must outlive the reader.
@@ -44,7 +44,7 @@ struct LoraAdapter {
 /// throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 
-/// Returns a digest of an adapter's configuration; empty if it has none.
+/// Returns a digest of an adapter's configuration; empty if the folder has no configuration.
 std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
 
 /// Returns what an adapter with this configuration (JSON) changes.

@@ -32,7 +32,7 @@ struct Part {
   }
 };
 
-/// What the numbers of a matrix become.
+/// How the elements of a matrix become numbers: as `pass` says, times `factor`.
 struct Reading {
   SumPass pass;
   double factor = 1.0;

@@ -7,9 +7,8 @@
 namespace tessera::arithmetic {
 
 /// Adds elements `window` of a region of the term to `sum`. `shape` is that of the whole tensor.
-/// Each element is the sum over the rank in its order, times the scale. Reads the matrices in
-/// parts, in bounded memory.
-/// `pass` says what is computed instead of the sum.
+/// Each element is the scale times the sum of `rank` products, in order. Reads the matrices in
+/// parts, in bounded memory. `pass` says what is computed (SumPass).
 template <class Number>
 void add_low_rank(const LowRankTerm& term, const Shape& shape, const Region& region,
                   FlatRange window, SumPass pass, std::span<Number> sum);

@@ -21,7 +21,7 @@ double number_at(const CalculatedNumbers& calculated, std::size_t place) {
   return number;
 }
 
-/// Writes the largest numbers of `to` where a calculation overflowed.
+/// Writes the largest number of `to`, with the right sign, where a calculation overflowed.
 void saturate(const CalculatedNumbers& calculated, const std::string& path, const std::string& fqn,
               DType to, std::span<std::byte> out) {
   const std::size_t size = itemsize(to);

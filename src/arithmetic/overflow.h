@@ -13,15 +13,15 @@ namespace tessera::arithmetic {
 struct CalculatedNumbers {
   DType dtype;  // float32 or float64
   std::span<const std::byte> numbers;
-  /// Places of the numbers that are finite only in a dtype with a larger range. These are infinite,
-  /// with their sign; NaN if no sign is known.
+  /// Positions of numbers that overflow `dtype`, but would be finite in a dtype with a larger
+  /// range. Such a number is stored as infinity with its sign, or as NaN if its sign is not known.
   std::span<const std::size_t> overflowed;
 };
 
-/// Rounds numbers to `to`. Numbers that are too large for `to`, and those that overflowed before,
-/// become what `on_overflow` says.
-/// Throws: Error(mismatch) naming `path` and `fqn` if there are such numbers and it says `refuse`,
-/// or if it says `saturate` and one has no sign.
+/// Rounds numbers to `to`. Numbers that are too large for `to`, and those in `overflowed`, become
+/// what `on_overflow` says.
+/// Throws: Error(mismatch) naming `path` and `fqn` if there are such numbers and `on_overflow` is
+/// `refuse`, or if it is `saturate` and the sign of one of them is not known.
 void round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
                    const std::string& path, const std::string& fqn, DType to,
                    std::span<std::byte> out);

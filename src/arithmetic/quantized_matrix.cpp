@@ -137,7 +137,7 @@ void decode_rows(const TensorReader& codes, const Wanted& wanted, std::int64_t m
   }
 }
 
-/// Fills `out` with integers or small floats, as numbers. `matrix` counts those before this one.
+/// Fills `out` with the codes as numbers (integers or small floats). `matrix`: index of the matrix.
 void decode_codes(const TensorReader& codes, CodeForm form, int bits, std::int64_t matrix,
                   const Wanted& wanted, std::span<float> out) {
   const auto half = static_cast<float>(1U << (bits - 1));

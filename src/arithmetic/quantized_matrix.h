@@ -22,8 +22,8 @@ enum class CodeForm {
   awq_columns,     // eight unsigned integers of 4 bits, packed along the columns in AWQ's order
 };
 
-/// Matrices of codes with their scales: `number = (code - zero) * scale`. Matrix, row and column
-/// count the codes as they are stored. Immutable, so thread-safe.
+/// Matrices of codes with their scales: `number = (code - zero) * scale`. Rows and columns are
+/// those of the stored codes. Immutable, so thread-safe.
 struct QuantizedMatrix {
   std::int64_t num_matrices = 1;
   std::int64_t num_rows = 0;
@@ -42,8 +42,8 @@ struct QuantizedMatrix {
 
   std::optional<inspect::TensorReader> zeros{};  // one for each scale
   CodeForm zero_form = CodeForm::elements;
-  float zero_added = 0.0F;                 // to each stored zero
-  std::vector<std::int32_t> row_blocks{};  // the row of blocks of each row; empty: by block_rows
+  float zero_added = 0.0F;                 // is added to each stored zero
+  std::vector<std::int32_t> row_blocks{};  // by row: its row of blocks; empty: see block_rows
 
   std::int64_t num_block_rows() const {
     return row_blocks.empty() ? (num_rows + block_rows - 1) / block_rows : num_row_blocks;
@@ -54,9 +54,9 @@ struct QuantizedMatrix {
   std::int64_t num_row_blocks = 0;  // with `row_blocks`
 
   /// Fills `out` with the numbers of some rows and columns of one matrix, row by row. Computes in
-  /// float32, as the libraries do that wrote the codes. Returns the places in `out` of numbers that
-  /// float32 cannot hold, although codes, zero points and scales are finite. These are infinite,
-  /// with their sign.
+  /// float32, as the libraries do that wrote the codes. Returns the positions in `out` of numbers
+  /// that float32 cannot hold, although codes, zero points and scales are finite. These numbers are
+  /// infinite, with their sign.
   std::vector<std::size_t> decode(std::int64_t matrix, FlatRange rows, FlatRange columns,
                                   std::span<float> out) const;
 };

@@ -50,7 +50,8 @@ class QuantizationConfig {
     return integer_of(config_ ? config_->find(key) : nullptr);
   }
   using Block = std::pair<std::int64_t, std::int64_t>;
-  /// The blocks of rows and columns that share a scale, those that the configuration names.
+  /// Returns the sizes (rows, columns) of the blocks that share a scale, as the configuration names
+  /// them.
   std::set<Block> blocks() const {
     std::set<Block> all;
     const auto add = [&](const std::optional<Block>& block) {
@@ -64,7 +65,7 @@ class QuantizationConfig {
     }
     return all;
   }
-  /// The bits of a weight, one for each group of modules.
+  /// Returns the numbers of bits per weight that the configuration names.
   std::set<std::int64_t> bits() const {
     std::set<std::int64_t> all;
     if (const auto own = number("bits")) all.insert(*own);
@@ -172,7 +173,7 @@ class Builder {
     return matrix;
   }
 
-  /// Finds the blocks from the shape of the scales: one for all, one for each row, or a grid.
+  /// Finds the blocks from the shape of the scales: one scale for all, one for each row, or a grid.
   void set_blocks(QuantizedMatrix& matrix) const {
     const std::int64_t numel = numel_of(scales_.shape);
     const std::int64_t in_matrix = matrix.num_matrices == 0 ? 0 : numel / matrix.num_matrices;
@@ -200,8 +201,9 @@ class Builder {
     std::tie(matrix.block_rows, matrix.block_columns) = *blocks.begin();
   }
 
-  /// Returns the sizes of blocks that give this grid. The grid alone leaves open which it is: 960
-  /// rows have 8 rows of scales with blocks of 120 rows to 137. Only some schemes fix the size.
+  /// Returns the block sizes that fit a grid of `rows` x `columns` scales. Several sizes can fit a
+  /// grid: 8 rows of scales for 960 rows fit blocks of 120 to 137 rows. Only some schemes fix the
+  /// size.
   std::set<QuantizationConfig::Block> block_sizes(const QuantizedMatrix& matrix, std::int64_t rows,
                                                   std::int64_t columns) const {
     std::set<QuantizationConfig::Block> candidates = config_.blocks();
@@ -213,7 +215,8 @@ class Builder {
           (matrix.num_columns - 1) / block_columns + 1 != columns) {
         continue;
       }
-      // A block may be larger than the weight. Its size is not, so that sums of sizes stay small.
+      // A block may be larger than the weight. Then the weight's size counts, so that sums of sizes
+      // stay small.
       fitting.emplace(std::min(block_rows, matrix.num_rows),
                       std::min(block_columns, matrix.num_columns));
     }
@@ -329,7 +332,7 @@ class Builder {
     return weight;
   }
 
-  /// Returns the bits of integers of which `numel` fill `num_words` words.
+  /// Returns how many bits each integer has if `numel` integers fill `num_words` words of 32 bits.
   int packed_bits(std::int64_t numel, std::int64_t num_words) const {
     std::vector<int> possible;
     for (int bits = 1; bits <= 8; ++bits) {
@@ -340,7 +343,7 @@ class Builder {
       if (possible.size() == 1 || given.contains(bits)) return bits;
     }
     refuse("packed integers of a number of bits that config.json names",
-           std::to_string(num_words) + " words for " + std::to_string(numel) + " of them");
+           std::to_string(num_words) + " words for " + std::to_string(numel) + " integers");
   }
 
   QuantizedWeight build_gptq_or_awq() const {
@@ -397,7 +400,7 @@ class Builder {
     return num_rows / num_groups;
   }
 
-  /// Reads which group each row belongs to, unless the groups follow each other.
+  /// Sets the group of each row, unless the groups are consecutive ranges of rows.
   void set_groups(QuantizedMatrix& matrix) const {
     const auto indices = companion("group indices");
     if (!indices) return;

@@ -17,7 +17,7 @@ namespace tessera::arithmetic {
 struct QuantizedWeight {
   std::size_t codes = 0;       // index of the tensor
   std::string codes_suffix{};  // what the name of the codes ends with
-  std::string suffix{};        // what replaces it in the name of the numbers
+  std::string suffix{};        // what the name of the numbers has instead
   Shape shape{};               // of the numbers
   bool is_transposed =
       false;  // whether the numbers' last two dimensions are those of the codes, swapped
@@ -32,8 +32,8 @@ struct QuantizedWeights {
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers, by name
 };
 
-/// Finds the quantized weights of `reader`. `config` is its config.json, or None. A weight that
-/// `only` does not select is no problem.
+/// Finds the quantized weights of `reader`. `config` is its config.json, or None. Reports no
+/// problem of a weight that `only` does not select.
 QuantizedWeights find_quantized_weights(const formats::CheckpointReader& reader,
                                         const Value& config, const NameSelection& only);
 

@@ -50,7 +50,7 @@ class Match {
                                  "a second name of " +
                                      printable(first_.contents().tensors[*tied].meta.fqn) +
                                      ", as in " + printable(first_.path()),
-                                 "a tensor of its own in " + printable(other_.path()))
+                                 "a separate tensor in " + printable(other_.path()))
                : combine_problem(name, "a tensor of this name in all sources",
                                  "none in " + printable(first_.path())));
     }
@@ -99,8 +99,8 @@ std::string root_of_optimizer(const std::string& name) {
   return name;
 }
 
-/// Reports optimizer state that the options do not leave out. Sums of it have no meaning: it
-/// belongs to the parameters of its own run.
+/// Reports optimizer state that the options do not leave out. Such state belongs to the parameters
+/// of its own run, so sums of it have no meaning.
 void find_optimizer_state(const CheckpointReader& source, const NameSelection& only,
                           std::vector<Finding>& problems) {
   const reshard::OptimizerEntries optimizer(source.contents());

@@ -41,8 +41,8 @@ class SelectedEntries {
   Indices values_;
 };
 
-/// Lists what forbids to add up the sources: optimizer state, names that not all of them have,
-/// shapes and kinds of numbers that differ, missing files. `entries` is parallel to `sources`.
+/// Lists what prevents a sum of the sources: optimizer state, names that some sources lack,
+/// different shapes or kinds of numbers, missing files. `entries` is parallel to `sources`.
 std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
     const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);

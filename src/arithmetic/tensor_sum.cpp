@@ -52,8 +52,8 @@ void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
                 options_->on_overflow, {}, meta_.fqn, number_dtype(to), out);
 }
 
-/// Computes sums again that are infinite or NaN although all their terms are finite, in numbers
-/// with a larger range. Returns the places of those that overflow there, too.
+/// Some sums are infinite or NaN although all their terms are finite. Computes these again, scaled
+/// down, so that they overflow later. Returns the positions of those that still overflow.
 template <class Number>
 std::vector<std::size_t> TensorSum::mend_overflows(const Region& region, FlatRange window,
                                                    std::span<Number> sum) const {

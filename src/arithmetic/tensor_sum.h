@@ -55,7 +55,8 @@ class TensorSum {
   /// Adds a term that the divisor does not divide.
   void add_after(SumTerm term) { added_.push_back(std::move(term)); }
   void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
-  /// Takes the elements of another tensor instead of all terms; what adapters add stays.
+  /// Uses the elements of another tensor in place of all terms and the divisor. What adapters add
+  /// stays.
   void replace_terms(SumTerm term) {
     terms_.clear();
     terms_.push_back(std::move(term));

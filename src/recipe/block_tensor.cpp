@@ -80,8 +80,8 @@ Block narrowed(const Block& block, std::size_t dim, std::int64_t begin, std::int
   return part;
 }
 
-/// Makes one dimension of dimensions `dim` and `dim + 1` of a block. `inner` is the tensor's size
-/// of the second. Cuts the block into rows where it must.
+/// Merges dimensions `dim` and `dim + 1` of a block into one. `inner`: the tensor's size of `dim +
+/// 1`. Cuts the block into rows along `dim` if the result is not one block.
 void merge_two(Block block, std::size_t dim, std::int64_t inner, std::vector<Block>& out) {
   const std::int64_t outer_size = block.box.sizes[dim];
   const std::int64_t inner_size = block.box.sizes[dim + 1];
@@ -106,7 +106,8 @@ void merge_two(Block block, std::size_t dim, std::int64_t inner, std::vector<Blo
   check_num_blocks(out.size());
 }
 
-/// Appends the blocks that a block becomes where one of its dimensions becomes several.
+/// Appends the blocks that a block becomes if its dimension `dim` is replaced by several of
+/// `sizes`.
 void unflatten_block(const Block& block, std::size_t dim, std::span<const std::int64_t> sizes,
                      std::vector<Block>& out) {
   const std::int64_t begin = block.box.offsets[dim];
@@ -291,8 +292,8 @@ BlockTensor reshape(BlockTensor tensor, const Shape& shape) {
                        shape_to_string(shape));
   }
   if (*numel == 0) return {tensor.dtype, shape, {}};
-  // Takes the fewest dimensions on both sides that have the same product, again and again.
-  std::size_t at = 0;  // in both: what is before it is done
+  // Repeats: takes from both shapes the fewest next dimensions that have the same product.
+  std::size_t at = 0;  // the next dimension of `tensor`; those before it are done
   for (std::size_t next = 0; next < shape.size() || at < tensor.shape.size();) {
     std::size_t old_count = 0;
     std::size_t new_count = 0;

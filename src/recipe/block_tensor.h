@@ -49,7 +49,7 @@ struct ShapeProblem : std::runtime_error {
   std::string found;
 };
 
-/// The most blocks of one tensor: what a reshape of a transposed tensor may cut it into.
+/// The most blocks of one tensor. A reshape of a transposed tensor can need many.
 inline constexpr std::size_t kMaxBlocks = std::size_t{1} << 18;
 
 /// Returns the tensor that is all of tensor `source`.
@@ -68,10 +68,10 @@ std::vector<BlockTensor> cut(const BlockTensor& tensor, std::size_t dim,
                              std::span<const std::int64_t> sizes);
 /// Cuts a tensor into slices of size 1 along a dimension, which the slices no longer have.
 std::vector<BlockTensor> cut_slices(const BlockTensor& tensor, std::size_t dim);
-/// Puts tensors behind one another along a dimension. Requires: at least one.
+/// Concatenates tensors along a dimension. Requires: at least one.
 BlockTensor concat(std::vector<BlockTensor> tensors, std::size_t dim);
-/// Puts tensors of one shape beside one another along a new dimension. `dim` may be their number of
-/// dimensions. Requires: at least one.
+/// Stacks tensors of one shape along a new dimension `dim`, which may come after all others.
+/// Requires: at least one.
 BlockTensor stack(std::vector<BlockTensor> tensors, std::size_t dim);
 /// Dimension `d` of the result is dimension `order[d]` of the tensor. Requires: a permutation.
 BlockTensor permute(BlockTensor tensor, std::span<const std::size_t> order);
@@ -85,8 +85,8 @@ BlockTensor reshape(BlockTensor tensor, const Shape& shape);
 /// Whether the tensor is all of one tensor of the source, of this shape, unchanged.
 bool is_whole(const BlockTensor& tensor, std::uint32_t source, const Shape& shape);
 
-/// Whether two tensors have the same elements whatever the source's elements are. False also if
-/// they have, but in other blocks. `same` maps a source to the first source that equals it.
+/// Whether two tensors have the same elements for any elements of the source. False also if the
+/// same elements are cut into different blocks.
 bool have_same_blocks(const BlockTensor& a, const BlockTensor& b);
 
 }  // namespace tessera::recipe

@@ -24,7 +24,8 @@ Finding finding(const Rules& rules, std::string rule, std::string fqn, std::stri
           .found = std::move(found)};
 }
 
-/// Tensors of the source that a recipe needs to be equal: each stands for the first of them.
+/// Groups of source tensors that must be equal, because the recipe merges them. `find` returns the
+/// first tensor of a group.
 class EqualSources {
  public:
   explicit EqualSources(const Transformation& made) {
@@ -49,7 +50,8 @@ class EqualSources {
   std::map<std::uint32_t, std::uint32_t> first_;
 };
 
-/// Proves one application of rules.
+/// Applies rules to the names and shapes of a checkpoint, applies the inverse to the result, and
+/// reports what is lost or wrong.
 class Proof {
  public:
   Proof(const Rules& rules, const CheckpointContents& contents, const std::string& prefix)
@@ -89,10 +91,10 @@ class Proof {
       if (block.source != kConstant) placed_[block.source] += block.box.numel();
       is_exact_ = is_exact_ && (block.source == kConstant || block.added == 0);
       if (block.source == kConstant && !bytes_of_number(block.added, target.tensor.dtype)) {
-        report_.problems.push_back(
-            finding(rules_, "rule " + std::to_string(target.rule), target.entry.meta.fqn,
-                    "a padding that " + std::string(dtype_name(target.tensor.dtype)) + " has",
-                    std::to_string(block.added)));
+        report_.problems.push_back(finding(
+            rules_, "rule " + std::to_string(target.rule), target.entry.meta.fqn,
+            "a padding value that " + std::string(dtype_name(target.tensor.dtype)) + " can hold",
+            std::to_string(block.added)));
       }
     }
     for (const CoverageProblem& wrong : check_coverage(boxes, target.tensor.shape)) {
@@ -101,7 +103,8 @@ class Proof {
     }
   }
 
-  /// Notes tensors of the source of which something is left out or is there several times.
+  /// Counts placed and merged elements. Adds a note for each source tensor with elements that have
+  /// no place.
   void check_placed(const Transformation& made) {
     const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
     std::set<std::uint32_t> merged;
@@ -158,7 +161,8 @@ class Proof {
     std::vector<BlockTensor> elements;
     elements.reserve(made.targets.size());
     for (Target& target : made.targets) elements.push_back(std::move(target.tensor));
-    // A rule that is optional, or finds values alone, may have nothing to go back from.
+    // An optional rule may have matched nothing, and a rule may have matched only values. Then the
+    // inverse rule has no tensors to match.
     for (Rule& rule : back.rules) rule.is_optional = true;
     const Transformation again =
         transform(back, report_.targets, std::move(elements), prefix_, NewNames::leave_out);

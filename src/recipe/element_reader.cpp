@@ -17,7 +17,8 @@ namespace {
 
 using tessera::detail::ByteBuffer;
 
-/// Up to this gap between elements, one read of them and of the gap is cheaper than two reads.
+/// If the gap between two elements is at most this large, one read of both and of the gap is
+/// cheaper than two reads.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
 
 std::uint64_t nbytes(std::int64_t numel, std::uint64_t itemsize) {
@@ -38,7 +39,7 @@ FlatRange bounds_of(const Block& block, std::span<const std::int64_t> strides) {
   return {begin, last + 1};
 }
 
-/// Counts through the positions of some sizes, the last one fastest.
+/// Counts through all positions of a box of some sizes; the last dimension varies fastest.
 class Odometer {
  public:
   explicit Odometer(Shape sizes) : sizes_(std::move(sizes)), at_(sizes_.size()) {}
@@ -91,9 +92,8 @@ void transpose_square(const std::byte* from, std::int64_t column_from, std::byte
   }
 }
 
-/// Transposes: rows are contiguous in the source, columns in the target. Goes through a tile of its
-/// own, so that each line of the cache is read and written once, also where steps are powers of
-/// two.
+/// Transposes: rows are contiguous in the source, columns in the target. Copies through a local
+/// tile, so that each cache line is read and written once, even if steps are powers of two.
 template <std::size_t kItemsize>
 void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
@@ -259,8 +259,8 @@ void ElementReader::read(const IndexedBlocks& indexed, FlatRange window, std::sp
   pool_.give_back(std::move(scratch));
 }
 
-/// Leaves out dimensions of size 1, and joins dimensions that are one in the source and in the
-/// window.
+/// Leaves out dimensions of size 1. Joins a dimension with the next one if both together have one
+/// constant step, in the source and in the window.
 void ElementReader::simplify(Copy& copy) {
   Copy simple{{}, {}, {}, copy.source_offset, copy.target_offset};
   for (std::size_t d = 0; d < copy.sizes.size(); ++d) {
@@ -279,8 +279,8 @@ void ElementReader::simplify(Copy& copy) {
   copy = std::move(simple);
 }
 
-/// Takes a share of a copy, along the dimension of the largest stride in the source. Returns
-/// whether the share has elements.
+/// Narrows a copy to one of its shares. Cuts the dimension with the largest stride in the source.
+/// Returns whether the share has elements.
 bool ElementReader::narrow(Copy& copy, Share share) {
   if (share.count == 1) return true;
   if (copy.sizes.empty()) return share.number == 0;
@@ -299,10 +299,10 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(
       order, [&](std::size_t a, std::size_t b) { return copy.from[a] > copy.from[b]; });
-  // The innermost dimensions, by their steps in the source, are read at once.
+  // The dimensions with the smallest steps in the source are read at once.
   std::size_t first = order.size();
   std::int64_t span = 1;
-  std::int64_t chunk = 1;  // of the dimension outside of these, at once
+  std::int64_t chunk = 1;  // positions of the next larger dimension that are read at once
   const auto limit = static_cast<std::int64_t>(kScratchNbytes / work.itemsize);
   for (; first > 0; --first) {
     const std::size_t d = order[first - 1];
@@ -368,7 +368,8 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
   if (work.added != 0) add_to(elements, work.dtype, work.added);
-  // Columns have the smallest steps in the target, rows the smallest of the others in the source.
+  // The column dimension has the smallest step in the target. Of the others, the row dimension has
+  // the smallest step in the source.
   const auto column =
       static_cast<std::size_t>(std::ranges::min_element(inner.to) - inner.to.begin());
   std::size_t row = num_dims;

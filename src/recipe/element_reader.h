@@ -15,7 +15,7 @@
 
 namespace tessera::recipe {
 
-/// The blocks of a tensor, in an order in which a window of the tensor finds its own.
+/// The blocks of a tensor, sorted so that the blocks in a window of the tensor are found quickly.
 class IndexedBlocks {
  public:
   explicit IndexedBlocks(BlockTensor tensor);
@@ -48,8 +48,8 @@ class ElementReader {
 
   explicit ElementReader(const formats::TensorSource& source);
 
-  /// One of several shares of a read, which threads may do at the same time. Each has elements that
-  /// are near one another in the source.
+  /// One share of a read. Several threads can read the shares at the same time. The elements of a
+  /// share are near one another in the source.
   struct Share {
     int number = 0;
     int count = 1;

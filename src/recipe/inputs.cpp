@@ -14,7 +14,7 @@ namespace {
 using formats::CheckpointContents;
 using formats::TensorEntry;
 
-/// Without an optimizer, no names of parameters are needed.
+/// Whether the contents may have optimizer state. If not, the names of parameters need no index.
 bool may_have_optimizer(const CheckpointContents& contents) {
   const auto is_of_one = [](const std::string& name) {
     return reshard::behind_state(name) || name.find("param_groups") != std::string::npos;

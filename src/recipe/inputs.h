@@ -27,8 +27,8 @@ struct State {
   formats::StateKind kind;
 };
 
-/// What rules may name in a checkpoint, and the optimizer state that follows it. Keeps references
-/// to `contents`.
+/// The tensors and aliases of a checkpoint that rules may name, and the optimizer state that
+/// follows them. Keeps references to `contents`.
 class Inputs {
  public:
   explicit Inputs(const formats::CheckpointContents& contents);
@@ -38,7 +38,7 @@ class Inputs {
   /// Returns the state of a parameter.
   const std::vector<State>& states_of(std::size_t parameter) const;
   const StateNames& state_names() const { return *state_names_; }
-  /// Whether an optimizer may have named something.
+  /// Whether the checkpoint may have optimizer state.
   bool has_optimizer() const { return has_optimizer_; }
 
  private:

@@ -63,7 +63,7 @@ Finding note(std::string rule, const std::string& path, std::string expected, st
           .found = std::move(found)};
 }
 
-/// Returns `2 tensors (a, …)`; nothing if there are no names.
+/// Returns `2 tensors (a, …)`; an empty text if there are no names.
 std::string counted_names(const std::set<std::string_view>& names, std::string_view one,
                           std::string_view many) {
   if (names.empty()) return {};

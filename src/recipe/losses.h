@@ -17,8 +17,7 @@ std::vector<formats::Finding> find_losses(const Transformation& made,
                                           const std::string& path);
 
 /// Returns what the source's reader made simpler, under the names that the recipe gives. A
-/// container is named by what the new names of its entries have in common. Leaves out what is
-/// dropped.
+/// container gets the common beginning of its entries' new names. Leaves out what is dropped.
 std::vector<formats::Simplification> renamed_simplifications(
     const Transformation& made, const formats::CheckpointContents& source);
 

@@ -55,7 +55,7 @@ std::vector<std::string> words_of(std::string_view text) {
   return words;
 }
 
-/// Reads the kind behind the colon: `*`, or words.
+/// Reads the kind after the colon: `*`, or words.
 std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& capture) {
   capture.has_kind = true;
   if (text == "*") {
@@ -72,7 +72,7 @@ std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& 
   std::ranges::sort(sorted);
   const bool is_bad = capture.words.size() < 2 || sorted.front().empty() ||
                       std::ranges::adjacent_find(sorted) != sorted.end();
-  if (is_bad) return problem("'*', or different words such as q|k|v, behind ':'", text);
+  if (is_bad) return problem("'*', or different words such as q|k|v, after ':'", text);
   return std::nullopt;
 }
 
@@ -90,7 +90,7 @@ std::optional<std::int64_t> number_or_variable(std::string_view text,
   return number;
 }
 
-/// Reads what is behind the name of a number: `+4`, `:0..61`, both, or nothing.
+/// Reads what follows the name of a number: `+4`, `:0..61`, both, or nothing.
 std::optional<NameTemplate::Problem> parse_number(std::string_view text,
                                                   const NameTemplate::ValueOf& value_of,
                                                   Capture& capture) {
@@ -159,7 +159,7 @@ std::variant<NameTemplate, NameTemplate::Problem> NameTemplate::parse(std::strin
     }
     if (open == text.size()) break;
     const std::size_t close = text.find('}', open);
-    if (close == std::string_view::npos) return problem("a '}' behind '{'", text.substr(open));
+    if (close == std::string_view::npos) return problem("a '}' after '{'", text.substr(open));
     auto capture = parse_capture(text.substr(open + 1, close - open - 1), value_of);
     if (auto* wrong = std::get_if<Problem>(&capture)) return *wrong;
     result.parts_.emplace_back(std::get<Capture>(std::move(capture)));

@@ -71,8 +71,8 @@ class NameTemplate {
   /// Returns a template in which the alternatives of `name` are replaced by one of its words.
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
-  /// Returns the problem if a name could be read in two ways for sure: two captures with nothing
-  /// between them, or a capture twice that is no number.
+  /// Returns the problem if some name can be read in two ways: if nothing separates two captures,
+  /// or if a capture that is no number occurs twice.
   std::optional<Problem> ambiguity() const;
 
   /// Returns the values of the captures, parallel to `captures()`, or nothing if `name` has another

@@ -198,7 +198,7 @@ void map_tensors(std::vector<Stream>& streams,
   }
 }
 
-/// Makes one stream of all, from tensors of equal captures.
+/// Joins all streams into one: `function` makes one tensor of the tensors with equal captures.
 void join_streams(std::vector<Stream>& streams,
                   const std::function<BlockTensor(std::vector<BlockTensor>)>& function) {
   Stream joined{streams.front().captures, {}};
@@ -208,8 +208,8 @@ void join_streams(std::vector<Stream>& streams,
       const auto found = stream.tensors.find(key);
       if (found == stream.tensors.end() ||
           stream.tensors.size() != streams.front().tensors.size()) {
-        throw ShapeProblem("as many tensors for each name of \"from\"",
-                           "different numbers of them");
+        throw ShapeProblem("the same number of tensors for each name of \"from\"",
+                           "different numbers");
       }
       parts.push_back(std::move(found->second));
     }
@@ -218,7 +218,7 @@ void join_streams(std::vector<Stream>& streams,
   streams = {std::move(joined)};
 }
 
-/// Makes several streams of one.
+/// Splits one stream into `num_parts` streams: `function` makes several tensors of each.
 void fork_stream(std::vector<Stream>& streams, std::size_t num_parts,
                  const std::function<std::vector<BlockTensor>(BlockTensor)>& function) {
   TESSERA_CHECK(streams.size() == 1);  // the parser counted them
@@ -238,7 +238,7 @@ Stream stacked(Stream stream, const Stack& op) {
   for (auto& [key, tensor] : stream.tensors) {
     std::vector<std::int64_t> rest = key;
     rest.erase(rest.begin() + place);
-    std::vector<BlockTensor>& group = groups[rest];  // in order of the capture, as keys are
+    std::vector<BlockTensor>& group = groups[rest];  // sorted by the capture, as keys are
     if (key[static_cast<std::size_t>(place)] != std::ssize(group)) {
       throw ShapeProblem("{" + op.capture + "} from 0 without a gap",
                          std::to_string(key[static_cast<std::size_t>(place)]) + " in place of " +
@@ -252,7 +252,7 @@ Stream stacked(Stream stream, const Stack& op) {
   for (auto& [key, group] : groups) {
     if (group.size() != groups.begin()->second.size()) {
       throw ShapeProblem(
-          "as many {" + op.capture + "} everywhere",
+          "the same number of {" + op.capture + "} everywhere",
           std::to_string(groups.begin()->second.size()) + " and " + std::to_string(group.size()));
     }
   }
@@ -298,8 +298,8 @@ BlockTensor sliced(const BlockTensor& tensor, const Slice& op, Applied& applied)
 
 void check_padding(std::int64_t from, std::int64_t to, std::int64_t expected, std::int64_t size) {
   if (from < 0 || to < from) {
-    throw ShapeProblem("\"to\" of \"from\" or more",
-                       std::to_string(from) + " and " + std::to_string(to));
+    throw ShapeProblem("a \"to\" that is not smaller than \"from\"",
+                       "\"from\" " + std::to_string(from) + ", \"to\" " + std::to_string(to));
   }
   if (size == expected) return;
   throw ShapeProblem("a size of " + std::to_string(expected), std::to_string(size));

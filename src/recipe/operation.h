@@ -12,7 +12,7 @@
 
 namespace tessera::recipe {
 
-/// Several tensors behind one another along `dim`. Without `sizes`, all have the same size.
+/// Concatenates several tensors along `dim`. Without `sizes`, all have the same size.
 struct Concat {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -37,7 +37,7 @@ struct SplitGrouped {
   std::vector<std::int64_t> sizes{};
   std::size_t num_parts = 0;
 };
-/// The tensors of all values of a capture (0, 1, …) along a new dimension.
+/// Stacks the tensors of all values of a capture (0, 1, …) along a new dimension.
 struct Stack {
   std::string capture;
   std::int64_t dim = 0;
@@ -74,7 +74,7 @@ struct Slice {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
-/// What is behind the `from` elements along `dim`.
+/// The elements after the first `from` along `dim`: those that Pad adds and Unpad removes.
 struct Filling {
   double value = 0;
   bool is_any = false;  // if so, Pad writes 0, and Unpad accepts any value
@@ -126,7 +126,7 @@ struct Requirement {
   BlockTensor expected;
 };
 
-/// What a tensor is to its parameter decides what some operations do with it.
+/// Whether a tensor is a parameter or state of one. Some operations treat them differently.
 enum class Subject {
   parameter,
   pointwise_state,  // `add` does not change it, and it is padded with zeros

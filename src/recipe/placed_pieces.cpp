@@ -28,10 +28,11 @@ std::optional<int> only_rank(const BlockTensor& tensor, const formats::Checkpoin
   return rank.value_or(0);
 }
 
-/// Says which dimension of the source each dimension of a block goes along.
+/// The box of a source tensor that a block takes, and which source dimension each dimension of the
+/// block follows.
 struct BoxOfSource {
-  Box box;                              // what the block takes of the source
-  std::vector<std::size_t> source_dim;  // by dimension of the block; of no meaning at size 1
+  Box box;                              // in the source tensor
+  std::vector<std::size_t> source_dim;  // by dimension of the block; unused if its size is 1
 };
 
 /// Returns nothing if the block is no box of the source.
@@ -61,7 +62,7 @@ std::optional<BoxOfSource> box_of_source(const Block& block, const Shape& shape)
   return result;
 }
 
-/// Returns a tensor that is a part of one block, in coordinates of that part.
+/// Returns the part `box` of a block as a piece. Its elements count from the corner of the part.
 PlacedPiece piece_of(const BlockTensor& tensor, const Block& block, Box box, int rank) {
   Block part = block;
   for (std::size_t d = 0; d < box.sizes.size(); ++d) {

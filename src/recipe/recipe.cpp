@@ -71,7 +71,8 @@ class RecipeJson {
   std::string where_;
 };
 
-/// Gives the numbers of a rule: with the variables, or 1 where only the form is checked.
+/// Evaluates the numbers of a rule with the variables. Returns 1 for each if only the form is
+/// checked.
 using Evaluate = std::function<std::int64_t(const Expression&)>;
 
 Expression expression_of(const RecipeJson& json, const Value& value) {
@@ -300,17 +301,18 @@ std::set<std::string> captures_of(const std::vector<NameTemplate>& names) {
   return captures;
 }
 
-/// Whether captures of one name may stand in one rule.
+/// Whether captures of the same name can be in one rule.
 bool are_of_one_kind(const Capture& a, const Capture& b) {
   return a.kind == b.kind && a.words.size() == b.words.size() && a.range == b.range;
 }
 
 [[noreturn]] void refuse_two_kinds(const RecipeJson& json, const std::string& capture) {
-  json.refuse("{" + capture + "} of one kind in all names, with as many words, or with one range",
+  json.refuse("{" + capture +
+                  "} of one kind in all names, with the same number of words and the same range",
               "two kinds");
 }
 
-/// Checks that a capture has this kind wherever a name has it, and as many words.
+/// Checks that a capture has this kind, and as many words as `kind`, wherever the name has it.
 void require_kind(const RecipeJson& json, const NameTemplate& name, const Capture& kind) {
   for (const auto& part : name.parts()) {
     const auto* capture = std::get_if<Capture>(&part);
@@ -319,8 +321,8 @@ void require_kind(const RecipeJson& json, const NameTemplate& name, const Captur
   }
 }
 
-/// Gives captures without a kind, such as `{p}`, the kind that they have elsewhere in the rule.
-/// Alternatives that only one side has become several names.
+/// Gives captures without a kind, such as `{p}`, the kind that they have elsewhere in the rule. If
+/// only one side has a capture of alternatives, replaces each name by one name for each word.
 void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
                       const std::vector<NameTemplate>& other) {
   for (const std::string& capture : captures_of(side)) {
@@ -348,7 +350,8 @@ void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
   }
 }
 
-/// Checks that a capture is of one kind in all names of a rule, with as many alternatives.
+/// Checks that each capture of a name has one kind, and one number of alternatives, in all names of
+/// the rule.
 void check_kinds(const RecipeJson& json, const Rule& rule, const NameTemplate& name) {
   for (const std::string& capture : name.captures()) {
     const Capture* here = name.find(capture);
@@ -361,7 +364,7 @@ void check_kinds(const RecipeJson& json, const Rule& rule, const NameTemplate& n
   }
 }
 
-/// Checks that a rule's names can be read back, and that both sides' captures fit.
+/// Checks that a rule's names can be read in only one way, and that the captures of both sides fit.
 void check_names(const RecipeJson& json, const Rule& rule) {
   for (const auto* side : {&rule.from, &rule.to}) {
     for (const NameTemplate& name : *side) {
@@ -391,7 +394,8 @@ void check_stacks(const RecipeJson& json, const Rule& rule) {
       const Capture* found = find_capture(side, capture);
       const bool is_shared = std::ranges::find(shared, capture) != shared.end();
       if (found != nullptr && !is_shared && found->kind == CaptureKind::number) return;
-      json.refuse(std::string("a number in \"") + where + "\" alone", "{" + capture + "}");
+      json.refuse(std::string("a number capture that is only in \"") + where + "\"",
+                  "{" + capture + "}");
     };
     if (const auto* op = std::get_if<Stack>(&operation)) {
       check(op->capture, rule.from, "from");

@@ -68,7 +68,7 @@ void RuleMatcher::add(std::size_t input, Match match) {
   const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
   if (is_new) return;
   report_(rule_name(rule), *inputs_[input].name,
-          "another name than " + *inputs_[known->second].name, "the same captures");
+          "other captures than " + *inputs_[known->second].name + " has", "the same");
 }
 
 std::vector<Instance> RuleMatcher::take_complete(std::size_t rule) {

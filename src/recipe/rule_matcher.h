@@ -13,20 +13,21 @@
 
 namespace tessera::recipe {
 
-/// The inputs that a rule takes together: for each name template, by the captures that it stacks.
+/// The inputs that one application of a rule takes: for each name template, by the captures that
+/// are stacked.
 struct Instance {
   std::vector<std::string> captured;  // values of the shared captures
   std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
 };
 
-/// A rule that names something, and how.
+/// A rule that matches a name: which of its name templates, and the captures' values.
 struct Match {
   std::size_t rule;
   std::size_t stream;
   std::vector<std::string> captured;  // parallel to the captures of the template
 };
 
-/// Takes a broken rule: which, for which tensor, what was expected, what was found.
+/// Reports a broken rule: the rule, the tensor, what was expected, what was found.
 using ReportProblem = std::function<void(std::string rule, const std::string& fqn,
                                          std::string expected, std::string found)>;
 
@@ -35,19 +36,19 @@ inline std::string rule_name(const Rule& rule) {
   return "rule " + std::to_string(rule.number);
 }
 
-/// Finds the rules that name inputs, and what each rule takes together. Keeps references to all
-/// that it is given.
+/// Finds the rule for each input, and the inputs that a rule takes together. Keeps references to
+/// its arguments.
 class RuleMatcher {
  public:
   RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,
               ReportProblem report);
 
-  /// Finds the rule that names something. Reports a problem if two rules do.
+  /// Finds the rule that matches a name. Reports a problem if two rules do.
   std::optional<Match> match(const std::string& name) const;
   /// Adds an input to what its rule takes.
   void add(std::size_t input, Match match);
-  /// Returns what a rule takes, in the order of captures, and forgets it. Leaves out what lacks a
-  /// tensor, and reports that.
+  /// Returns what a rule takes, in the order of captures, and forgets it. Leaves out and reports an
+  /// instance that lacks a tensor.
   std::vector<Instance> take_complete(std::size_t rule);
 
   /// Returns the captures that both sides of a rule have, sorted.

@@ -24,7 +24,8 @@ struct Rule {
   bool is_optional = false;  // may match nothing
 
   bool drops() const { return to.empty(); }
-  /// Returns the captures that both sides have, sorted: one group of tensors for each value.
+  /// Returns the captures that both sides have, sorted. The rule applies once for each of their
+  /// values.
   std::vector<std::string> shared_captures() const;
 };
 

@@ -20,7 +20,7 @@ std::vector<std::size_t> suffix_begins(std::string_view name) {
   return begins;
 }
 
-/// What an optimizer keeps below `state.` or `param_groups.`.
+/// Returns what follows `state.` or `param_groups.` in a name; nothing if the name has neither.
 std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
   if (const auto rest = reshard::behind_state(name)) return rest;
   constexpr std::string_view kGroups = "param_groups";
@@ -29,7 +29,7 @@ std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
   return name.substr(root->size() + kGroups.size() + 1);
 }
 
-/// What comes before the parameter if the state's own name does: `exp_avg.` of
+/// Returns the name of the state, with its dot, if it comes before the parameter: `exp_avg.` of
 /// `exp_avg.layers.0.weight`. Empty if it does not.
 std::string_view leading_key(std::string_view fqn, std::string_view rest) {
   if (!reshard::behind_state(fqn)) return {};

@@ -17,8 +17,8 @@ namespace tessera::recipe {
 struct StateName {
   std::string root;                // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;           // `layers.0.weight`, as the optimizer calls it
-  std::size_t removed_nbytes = 0;  // what the parameter's name in the checkpoint has before that
-  std::string rest;                // `.exp_avg`, or nothing
+  std::size_t removed_nbytes = 0;  // length of what the optimizer leaves out, such as `model.`
+  std::string rest;                // `.exp_avg`, or empty
 
   /// Returns what the optimizer calls the state: `exp_avg`.
   std::string_view state() const;
@@ -33,10 +33,11 @@ class StateNames {
   StateNames(const formats::CheckpointContents& contents,
              const std::vector<std::size_t>& parameters);
 
-  /// Splits the name of a tensor of this parameter. Returns nothing if the name does not have it.
+  /// Splits the name of state of this parameter. Returns nothing if the name does not contain the
+  /// parameter's name.
   std::optional<StateName> split(std::string_view fqn, std::size_t parameter) const;
 
-  /// A name of an optimizer, with the tensor that is the parameter.
+  /// A name that an optimizer gave, and the tensor that is its parameter.
   struct Found {
     StateName name;
     std::size_t parameter;
@@ -44,7 +45,8 @@ class StateNames {
   /// Splits the name of a value below a `state` or a `param_groups`.
   std::optional<Found> find(std::string_view name) const;
 
-  /// Returns the tensor that an optimizer calls by this name, and what its name has before it.
+  /// Returns the parameter that an optimizer calls `name`, with the part of its name that `name`
+  /// lacks.
   std::optional<Found> find_parameter(std::string_view name) const;
 
  private:
@@ -53,7 +55,7 @@ class StateNames {
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;  // a tensor's own, aliases
 };
 
-/// Returns what an optimizer calls the parameter `fqn`, if `old_fqn` was called `name.parameter`.
+/// Returns what an optimizer calls the parameter `fqn`, if it called `old_fqn` `name.parameter`.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 

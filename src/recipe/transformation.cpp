@@ -89,7 +89,7 @@ class Transformer {
                      const std::vector<std::string>& targets);
   void add_state(const Rule& rule, const State& like, const std::string& parameter,
                  BlockTensor tensor);
-  /// Returns what the optimizer of `like` calls the new parameter: it may leave out the first
+  /// Returns what the optimizer of `like` calls the new parameter. It may leave out the first
   /// components of names.
   std::string called_by_optimizer(const State& like, const std::string& parameter) const {
     return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name,
@@ -131,7 +131,7 @@ class Transformer {
   // By tensor: its new names; none if it is dropped.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
-  std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // made of an alias, its tensor
+  std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // of an alias: target, tensor
   NewNames new_names_;
   Inputs inputs_;
   RuleMatcher matcher_;
@@ -305,7 +305,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
     } else if (rule.operations.empty()) {
       add_state(rule, first, targets.front(), sources_[first.tensor]);
     } else {
-      problem(rule_name(rule), fqn, "state with one element for each of its parameter",
+      problem(rule_name(rule), fqn, "state with one element for each element of its parameter",
               std::string(state_kind_name(first.kind)) +
                   " state, which cannot follow operations on the parameter's elements");
     }
@@ -333,7 +333,8 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
   }
 }
 
-/// Gives each target the scalar of the parameters it is made of, which must have equal ones.
+/// Gives each target the scalar state of the parameters that it is made of. Their scalars must be
+/// equal.
 void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, const State*>& states,
                                 const std::vector<std::string>& targets) {
   const State& first = *states.begin()->second;
@@ -354,7 +355,7 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
   for (const std::string& target : targets) add_state(rule, first, target, tensor);
 }
 
-/// Adds state of the new parameter, under the name that `like` has for its own.
+/// Adds state of a new parameter. Its name is made like that of `like`.
 void Transformer::add_state(const Rule& rule, const State& like, const std::string& parameter,
                             BlockTensor tensor) {
   const TensorEntry& old = contents_.tensors[like.tensor];
@@ -406,7 +407,7 @@ void Transformer::keep_state(const State& state, const std::string& parameter) {
   entry.key_path = path_of_state(old.key_path, state.name, called_by_optimizer(state, parameter));
 }
 
-/// Adds a tensor of the source as it is, under a name that perhaps lacks wrappers.
+/// Adds a source tensor unchanged. `new_name` is `old_name` without wrappers.
 void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
                            const formats::KeyPath& old_path, const std::string& new_name) {
   Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};
@@ -470,7 +471,7 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// Turns tensors of aliases into aliases where they are still equal.
+/// Makes a target of an alias an alias again, if it still equals the target of the alias's tensor.
 void Transformer::find_aliases() {
   std::map<std::size_t, std::string> whole;  // tensor of the source: the target that is all of it
   std::set<std::string_view> of_aliases;
@@ -497,7 +498,7 @@ void Transformer::find_aliases() {
   });
 }
 
-/// Sorts by name, and moves each target once.
+/// Sorts the targets by name. Moves each target only once, because targets are large.
 void Transformer::sort_targets() {
   std::vector<std::pair<std::string_view, std::size_t>> order;
   order.reserve(result_.targets.size());
@@ -511,7 +512,7 @@ void Transformer::sort_targets() {
   result_.targets = std::move(sorted);
 }
 
-/// Sorts, and reports names that are there twice.
+/// Sorts the results, and reports names that occur twice.
 void Transformer::finish() {
   result_.targets_of = std::move(targets_of_);
   if (!alias_targets_.empty()) find_aliases();

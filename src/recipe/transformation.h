@@ -25,7 +25,7 @@ struct ValueTarget {
   std::vector<std::size_t> sources;  // values of the source, which must be equal
 };
 
-/// Elements that must be equal for the sake of a target.
+/// Two tensors that must be equal, because the rule that makes `target` merges them.
 struct TargetRequirement {
   std::string target;
   std::size_t rule = 0;
@@ -43,18 +43,18 @@ struct Transformation {
   std::vector<std::string> dropped;
   std::uint64_t num_dropped_elements = 0;  // of dropped tensors, slices and paddings
   std::unordered_map<std::string, std::vector<std::string>>
-      new_names;  // of tensors that get others
+      new_names;  // by old name; only tensors whose names change
   /// The parameters that a parameter becomes, by its index in the source; none if it is dropped.
   /// Empty if the checkpoint has no optimizer.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of;
 };
 
-/// Whether `Transformation::new_names` is wanted. A proof does without.
+/// Whether to collect `Transformation::new_names`. A proof does not need them.
 enum class NewNames { collect, leave_out };
 
-/// Applies rules. `sources` has the elements of `contents.tensors`: whole tensors, or what another
-/// transformation made. `prefix` comes before all names of the rules. What is wrong is in
-/// `problems`.
+/// Applies rules. `sources` has the elements of `contents.tensors`: whole tensors, or the result of
+/// another transformation. `prefix` comes before all names of the rules. Problems are in
+/// `problems`, not thrown.
 Transformation transform(const Rules& rules, const formats::CheckpointContents& contents,
                          std::vector<BlockTensor> sources, const std::string& prefix,
                          NewNames new_names);

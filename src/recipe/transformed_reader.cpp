@@ -63,7 +63,7 @@ void require_whole_sources(const Transformation& transformation, const Checkpoin
   }
 }
 
-/// The lists of an optimizer's parameters, in values such as `optim.param_groups.0.params`.
+/// Renames parameters in the lists of an optimizer: values such as `optim.param_groups.0.params`.
 class GroupNames {
  public:
   GroupNames(const CheckpointContents& contents, const Transformation& transformation,
@@ -79,7 +79,8 @@ class GroupNames {
     return name.find("param_groups") != std::string_view::npos;
   }
 
-  /// Returns a value with the new names of parameters. `groups` collects where each new name is.
+  /// Returns a value with the new names of parameters. Records in `groups` the group of each new
+  /// name.
   Value renamed(Value value, std::string_view key,
                 std::map<std::string, std::size_t>* groups) const {
     const auto ends_with = [&](std::string_view word) { return key.ends_with(word); };
@@ -140,7 +141,7 @@ class GroupNames {
   std::optional<StateNames> names_;
 };
 
-/// Elements that must be equal before a target may be read, checked once.
+/// Two tensors that must be equal before a target may be read. This is checked once.
 struct Condition {
   std::size_t rule;
   IndexedBlocks tensor;
@@ -194,7 +195,7 @@ class TransformedReader final : public formats::DerivedReader {
   void check(const Condition& condition, std::size_t tensor_index) const;
 
   std::string recipe_path_;
-  Transformation made_;          // its targets lose their elements to pieces_
+  Transformation made_;          // the elements of its targets move to pieces_
   std::vector<Finding> losses_;  // until take_rest()
   ElementReader elements_;
   GroupNames groups_;
@@ -213,7 +214,7 @@ void TransformedReader::take_tensors() {
       throw Error::expected(
           ErrorKind::mismatch, {.path = recipe_path_, .fqn = entry.meta.fqn},
           "rule " + std::to_string(target.rule),
-          "a padding that " + std::string(dtype_name(target.tensor.dtype)) + " has",
+          "a padding value that " + std::string(dtype_name(target.tensor.dtype)) + " can hold",
           std::to_string(block.added));
     }
     for (PlacedPiece& placed : place_pieces(std::move(target.tensor), base().contents())) {

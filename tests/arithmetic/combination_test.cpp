@@ -306,7 +306,7 @@ TEST(CombinationTest, ATiedTensorMustBeTiedInAllSources) {
   b.add({"tied", DType::float32, {1}}, bytes_of<float>({1}), {{whole_box(Shape{1}), 0}});
   EXPECT_THAT(texts(combined({{a}, {b}}).problems),
               ElementsAre(HasSubstr("tied: combine: expected a second name of w, as in a, found a "
-                                    "tensor of its own in b")));
+                                    "separate tensor in b")));
 }
 
 /// An adapter of one layer with rank 2.

@@ -91,8 +91,9 @@ TEST(RecipeTest, ARangeOfNumbersHasARuleOfItsOwn) {
   EXPECT_THAT(names(*applied(source, recipe, options)),
               ElementsAre("main.0.w [1]", "main.1.w [1]", "more.0.w [1]"));
   EXPECT_TRUE(check_recipe(recipe, source.contents(), options).is_invertible);
-  EXPECT_THAT(message_of([&] { parsed(R"({"from": "h.{L:0..2}.w", "to": "a.{L:0..3}.w"})"); }),
-              HasSubstr("{L} of one kind in all names, with as many words, or with one range"));
+  EXPECT_THAT(
+      message_of([&] { parsed(R"({"from": "h.{L:0..2}.w", "to": "a.{L:0..3}.w"})"); }),
+      HasSubstr("{L} of one kind in all names, with the same number of words and the same range"));
 }
 
 TEST(RecipeTest, ConcatenatesAndSplits) {
@@ -308,8 +309,9 @@ TEST(RecipeTest, RefusesRowWiseStateBelowOperations) {
       message_of([&] {
         applied(source, parsed(R"({"from": "t", "to": "u", "ops": [{"transpose": [0, 1]}]})"));
       }),
-      HasSubstr("optim.state.t.row_sum: rule 1: expected state with one element for each of its "
-                "parameter, found row_wise state"));
+      HasSubstr(
+          "optim.state.t.row_sum: rule 1: expected state with one element for each element of its "
+          "parameter, found row_wise state"));
   EXPECT_THAT(names(*applied(source, parsed(R"({"from": "t", "to": "u"})"))),
               ElementsAre("optim.state.u.row_sum [2]", "u [2, 3]"));
 }
@@ -447,7 +449,7 @@ TEST(RecipeTest, TheFormIsChecked) {
       {R"({"from": "a.{L}", "to": "b"})", "the captures that remain after the operations: {L}"},
       {R"({"from": "a.{L}", "to": "b.{E}"})", "operations: {L}, found {E}"},
       {R"({"from": "a.{L}", "to": "b.{L}", "ops": [{"stack": "L"}]})",
-       "a number in \"from\" alone"},
+       "a number capture that is only in \"from\""},
       {R"({"from": "a", "to": "b", "ops": [{"melt": 1}]})", "rule 1: expected concat, split"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "n", "to": 2}}]})",
        "a name that \"variables\" has, found 'n'"},
