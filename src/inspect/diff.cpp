@@ -115,8 +115,8 @@ struct Comparison {
 
 enum class ReadValues { yes, no };
 
-/// Compares values as the options say for elements; a tolerance makes 0.0 and -0.0 equal, and all
-/// NaNs, but no numbers that differ.
+/// Compares values bit for bit if there is no tolerance. With a tolerance, 0.0 equals -0.0, and all
+/// NaNs are equal; but other numbers must be equal, because tolerances are for elements only.
 bool are_equal(const Value& a, const Value& b, const DiffOptions& options) {
   const bool is_bitwise = !options.rtol && !options.atol;
   return is_bitwise ? tessera::detail::have_equal_bits(a, b) : a == b;

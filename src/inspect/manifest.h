@@ -54,8 +54,8 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
                               const Selection& selection);
 
 /// Reads a manifest as text, or the JSON of `ckpt-inspect hash --json`. Lines may be in any order
-/// and end with LF or CRLF. The digest of the whole is required and must match: a truncated
-/// manifest would else look complete. Throws: Error(corruption) naming `path` and the line.
+/// and end with LF or CRLF. The digest of the whole is required and must match, because a truncated
+/// manifest could otherwise look complete. Throws: Error(corruption) naming `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
 /// Checks from the first bytes of a text whether it can be a manifest, before all of it is read.

@@ -60,7 +60,7 @@ class MeshJson {
       }
     }
     for (const std::string_view name : names) {
-      if (object.find(name) == nullptr) refuse(name, "such a member", Value("none"));
+      if (object.find(name) == nullptr) refuse(name, "a member of this name", Value("none"));
     }
   }
 
@@ -127,8 +127,9 @@ class MeshJson {
   std::string rule_;
 };
 
-/// Returns what one axis makes of a shard of the axes behind it. `stride`: how far two ranks are
-/// apart whose indices on the axis differ by one.
+/// Cuts or copies `shard` along one axis of the mesh. `shard` is what the later axes have made; its
+/// ranks have index 0 on this axis. `stride`: the difference between two ranks whose indices on the
+/// axis differ by one.
 std::vector<Shard> along_axis(const Shard& shard, const MeshPlacement& placement, int num_indices,
                               int stride) {
   const auto add_ranks = [&](std::vector<int>& to, int index) {

@@ -338,7 +338,7 @@ std::vector<int> Assignment::pick_hosts(const AllowedRanks& allowed,
                                         LoadOrder order) const {
   const auto num_hosts = static_cast<std::size_t>(candidate.num_hosts);
   const std::span shards(candidate.shards.data(), candidate.shards.size() / num_hosts);
-  using Host = std::pair<double, std::vector<int>>;  // picked ranks, after the largest load of them
+  using Host = std::pair<double, std::vector<int>>;  // largest load of its picked ranks; the ranks
   std::vector<Host> hosts;
   for (const int host : allowed.hosts) {
     std::vector<int> ranks(static_cast<std::size_t>(machine_.ranks_per_host));

@@ -51,7 +51,7 @@ void check_options_agree(const PlanOptions& options) {
   if (options.like &&
       (options.world_size != 0 || has_strategy || options.table_plan || options.mesh)) {
     refuse_options("layout",
-                   "no world size, strategy, mesh or table plan beside another checkpoint's layout",
+                   "no world size, strategy, mesh or table plan with another checkpoint's layout",
                    "at least one of them");
   }
 }

@@ -7,8 +7,8 @@
 
 namespace tessera::reshard {
 
-/// Does what `execute` does, for some blocks of the writer alone. `blocks`: ascending ranges that
-/// do not overlap.
+/// Does what `execute` does, but only for some blocks of the writer. `blocks`: ascending ranges
+/// that do not overlap.
 void execute_blocks(const Plan& plan, const formats::TensorSource& source,
                     formats::CheckpointWriter& writer, const ExecuteOptions& options,
                     const std::vector<BlockRange>& blocks);

@@ -205,9 +205,9 @@ class Execution {
     return workspace.block.take(numel * itemsize(destination_of(id).meta.dtype));
   }
 
-  /// Returns whether to read the source also for blocks that an interrupted run wrote, to count
+  /// Returns whether to read the source even for blocks that an interrupted run wrote, to count
   /// numbers that were too large or became zero. If the move refuses numbers that are too large,
-  /// the blocks that were written have none.
+  /// written blocks have none.
   bool counts_kept_blocks(PieceId id) const {
     const DType from = source_dtype_of(id);
     const DType to = destination_of(id).meta.dtype;
@@ -220,8 +220,8 @@ class Execution {
     unmoved_blocks_.push_back(block);
   }
 
-  /// Counts the numbers that are too large also in the blocks that the refusal of a later block
-  /// interrupted. So the error names the same tensor whatever the order of the threads.
+  /// A block that is refused interrupts other blocks. Also counts the numbers that are too large in
+  /// the earlier ones of these. So the error names the same tensor for any order of the threads.
   void count_unmoved_blocks() {
     const auto workspace = pool_.take();
     for (const std::int64_t block : unmoved_blocks_) {

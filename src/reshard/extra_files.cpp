@@ -227,11 +227,12 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
                            .found = edit.why_not + "; it is copied unchanged"});
   }
   if (!edit.left.empty()) {
-    files.notes.push_back({.severity = Finding::Severity::note,
-                           .rule = std::string(kRule),
-                           .where = {.path = config->path},
-                           .expected = "dtypes that the tensors had, to put that of the cast there",
-                           .found = edit.left + "; this stays"});
+    files.notes.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = std::string(kRule),
+         .where = {.path = config->path},
+         .expected = "dtypes that the tensors had, to replace them by the new dtype",
+         .found = edit.left + "; this stays"});
   }
   if (edit.what.empty()) return;
   config->text = std::move(edit.text);
@@ -313,7 +314,8 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     sorter.leave_all(others, "another folder is given");
   }
   ExtraFilesPlan files = sorter.take();
-  // A checkpoint of another kind, such as DCP, has no such names: there the configuration counts.
+  // Only checkpoints of whole tensors have files named as a model's. For another checkpoint, such
+  // as DCP, adapter_config.json alone decides (SafetensorsWriteOptions::is_base_model).
   const bool has_names_of_models =
       formats::traits_of(reader.format()).pieces == formats::FormatTraits::Pieces::whole_tensors;
   files.is_base_model =

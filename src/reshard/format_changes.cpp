@@ -32,7 +32,7 @@ void for_each_path(const CheckpointContents& contents, const Visit& visit) {
   for (const auto& alias : contents.aliases) visit(alias.key_path);
 }
 
-/// Returns what it means that the last key of `path` becomes text. Under the key `state` of an
+/// Returns the kind of change if the last key of `path` becomes text. Under the key `state` of an
 /// optimizer, such keys are the numbers of parameters.
 FormatChange change_of_key(std::span<const Key> path) {
   const bool is_in_state = path.size() > 1 && path[path.size() - 2] == Key("state");

@@ -86,7 +86,8 @@ class ContainerTree {
     }
   }
 
-  /// Splits the key that a rename has made where it leads through containers into a dict.
+  /// Splits the key that a rename has made, if its text begins with keys that lead into an existing
+  /// dict.
   void enter(RenamedPath& renamed) const {
     KeyPath& path = renamed.path;
     const auto made = path.begin() + static_cast<std::ptrdiff_t>(*renamed.made);
@@ -95,8 +96,8 @@ class ContainerTree {
     const bool is_last = made + 1 == path.end();
     std::string_view rest = text;
     KeyPath passed;
-    KeyPath entered;          // as far as the last dict among them
-    std::string_view inside;  // the name in that dict
+    KeyPath entered;          // the part of `passed` up to its last dict
+    std::string_view inside;  // the rest of the text, which is a key of that dict
     while (at != nullptr) {
       const auto whole = at->items.find(rest);
       if (!is_last && whole != at->items.end() && !whole->second.container->is_list) {
@@ -194,7 +195,7 @@ void enter_dicts(const std::vector<RenamedPath*>& paths) {
     const auto end = renamed->path.begin() + static_cast<std::ptrdiff_t>(*renamed->made) + 1;
     made.emplace_back(formats::spell(KeyPath(renamed->path.begin(), end)).size(), renamed);
   }
-  // What a made key leads into has a shorter name: it is in the tree before.
+  // Containers that a made key leads into have shorter names. So they are in the tree before it.
   for (const auto& [length, renamed] : made) {
     tree.add(KeyPath(renamed->path.begin(),
                      renamed->path.begin() + static_cast<std::ptrdiff_t>(*renamed->made) + 1));

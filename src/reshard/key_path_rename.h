@@ -15,7 +15,7 @@ struct RenamedPath {
   formats::KeyPath path{};            // empty: the name is a top-level key
   std::optional<std::size_t> made{};  // index in `path` of the key whose text a rename has made
   bool was_top_level = false;         // its path before was empty
-  /// Paths at the source, each of a key that is not a string and of which only text is left.
+  /// Paths in the source: one for each key that is not a string and became text.
   std::vector<formats::KeyPath> text_keys{};
 };
 

@@ -78,7 +78,7 @@ struct Groups {
   std::map<std::uint64_t, std::size_t> names{};  // `param_groups.<g>.param_names`
 };
 
-/// Finds them, by root.
+/// Finds the groups of all optimizers, by root.
 std::map<std::string, Groups> find_groups(const CheckpointReader& reader) {
   std::map<std::string, Groups> found;
   const auto& values = reader.contents().values;
@@ -172,7 +172,8 @@ class GroupsReader {
     ++num_named_;
   }
 
-  /// Remembers the first of them: it is an error only if the optimizer has numbers elsewhere.
+  /// Remembers the first parameter that is no number. It is an error only if the optimizer also has
+  /// numbers.
   void refuse(std::size_t index, const Value& param) {
     if (!refused_) refused_ = std::pair(index, value_to_string(param));
   }
@@ -203,7 +204,7 @@ void for_each_number(const formats::CheckpointContents& contents, const Visit& v
   for (const auto& alias : contents.aliases) visit_all(alias.fqn, alias.key_path);
 }
 
-/// Returns the number of numbers in words: `the 3 numbers in optim.param_groups, 0 to 2`.
+/// Returns what a number must be: `one of the 3 numbers in optim.param_groups, 0 to 2`.
 std::string numbers_in_words(const NumberedOptimizer& optimizer) {
   std::string first, last;
   for (const auto& group : optimizer.groups) {
@@ -215,8 +216,8 @@ std::string numbers_in_words(const NumberedOptimizer& optimizer) {
          printable(optimizer.root) + std::string(kGroups) + ", " + first + " to " + last;
 }
 
-/// Checks that each number is in one group, and the numbers of the state in any of them. Finds the
-/// shapes of pointwise state.
+/// Checks that no number is in two groups, and that each number of the state is in a group. Finds
+/// the shapes of pointwise state.
 void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer) {
   std::map<std::string, std::size_t> group_of;
   for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
@@ -260,7 +261,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                         "none with numbers");
 }
 
-/// Leaves the optimizers of which `only` selects a group; all, if it selects none of them.
+/// Keeps only the optimizers with a group that `only` selects. If there is none, keeps all.
 void select(const CheckpointReader& reader, const NameSelection& only,
             std::vector<NumberedOptimizer>& optimizers) {
   std::vector<NumberedOptimizer> selected;

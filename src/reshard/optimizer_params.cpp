@@ -203,7 +203,7 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
 
 // The checkpoint under the names
 
-/// Shows a checkpoint with names where one optimizer has numbers. Forwards by index.
+/// Shows a checkpoint with names where one optimizer has numbers.
 class NamedParamsReader final : public formats::DerivedReader {
  public:
   NamedParamsReader(std::unique_ptr<CheckpointReader> source, const NumberedOptimizer& optimizer,
@@ -318,7 +318,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     }
   }
 
-  /// The source may have state under a name beside that under numbers.
+  /// Throws if the source already has state under one of the new names.
   void check_no_name_twice() const {
     std::set<std::string_view> seen;
     const auto check = [&](const std::string& name) {
@@ -390,8 +390,8 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
   }
 }
 
-/// Checks the names against the tensors of the checkpoint. Returns a note if it holds none that the
-/// names can mean.
+/// Checks the names against the tensors of the checkpoint. Returns a note if the checkpoint has no
+/// tensor that could be meant.
 std::optional<Finding> check_names(const CheckpointReader& reader,
                                    const NumberedOptimizer& optimizer, const ParamNames& given) {
   const CheckpointContents& contents = reader.contents();

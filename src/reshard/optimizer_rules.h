@@ -32,12 +32,12 @@ struct StateRole {
 /// - row-wise: row_sum, row_exp_avg_sq;
 /// - scalar of the parameter: step, mu, eta, mu_product;
 /// - `<table>.iter`: scalar of the table;
-/// - other `<table>.<name>` of torchrec's fused optimizers: pointwise or row-wise, as declared
-/// below;
+/// - other `<table>.<name>` of torchrec's fused optimizers: pointwise or row-wise, as described
+///   below;
 /// - anything else: opaque.
 ///
-/// Megatron's torch_dist has the name first: `<prefix>state.<name>.<parameter>`. It is read so if
-/// the parameter is in the checkpoint.
+/// Megatron's torch_dist has the name first: `<prefix>state.<name>.<parameter>`. This form is used
+/// if the parameter is in the checkpoint.
 ///
 /// torchrec gives row-wise and pointwise Adagrad the same name `momentum1`. The number of
 /// dimensions tells them apart. `rows x column shards` elements mean that every column shard of the

@@ -85,7 +85,8 @@ class OrderedSearch {
     return groups_.front().front();
   }
 
-  /// Finds the first number that no candidate fits, or that has none left behind those before it.
+  /// Throws for the first number that no candidate fits, or for which no candidate is left after
+  /// those of the earlier numbers.
   void refuse_what_fits_nothing() const {
     if (num_params_ > candidates_.size()) {
       refuse(path_, std::to_string(num_params_) + " tensors that may be parameters",
@@ -110,7 +111,7 @@ class OrderedSearch {
            "none for number " + in_words(param));
   }
 
-  /// Names the number at which the choice that gets furthest ends.
+  /// Throws. Names the number at which the longest partial choice ends.
   [[noreturn]] void refuse_no_order() const {
     const NumberedParam* next = nullptr;
     std::size_t most = 0;

@@ -44,7 +44,7 @@ class SharedMove {
   void set_kept_work(KeptWork kept_work) { create_.journal->kept_work = kept_work; }
 
   /// Writes one share. Returns nothing if it was complete already. `beginning` says whether this
-  /// may begin the work.
+  /// call may begin the work.
   std::optional<SharedMoveOutcome::Share> write(const SharedMoveOptions& worker, int share,
                                                 ShareOptions::Beginning beginning,
                                                 const ExecuteOptions& options) const;

@@ -26,7 +26,7 @@ void report_part(const formats::CheckpointContents& source, Relaxation part, Pla
 void report_opening_findings(const formats::CheckpointContents& source, Relaxation missing,
                              PlanReport& report);
 
-/// Notes the classes whose objects the reader took apart.
+/// Notes the classes whose objects the reader turned into entries or dicts.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 
 /// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.

@@ -46,7 +46,7 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
 
   const FileSystem& files_ = FileSystem::posix();
   mutable std::mutex mutex_;
-  mutable FileStates states_;  // before the first opening
+  mutable FileStates states_;  // of each file before it was first opened
 };
 
 SourceFiles::SourceFiles() : files_(std::make_unique<const Files>()) {}

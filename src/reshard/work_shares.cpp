@@ -12,7 +12,7 @@ namespace {
 
 using Unit = formats::ShareWriter::Unit;
 
-constexpr std::uint64_t kShiftPerMille = 20;  // of a share, by which each of its ends may move
+constexpr std::uint64_t kShiftPerMille = 20;  // each end of a share may move by this part of it
 
 /// A file, or a part of one: blocks that follow each other.
 struct Extent {

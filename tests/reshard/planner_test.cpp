@@ -185,7 +185,8 @@ TEST(PlannerTest, LayoutsExcludeEachOther) {
   options.format = Format::torch_zip;
   EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("the format holds whole tensors"));
   options.like = std::make_shared<const CheckpointContents>(adamw());
-  EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("beside another checkpoint"));
+  EXPECT_THAT(error_of(adamw(), options).what(),
+              HasSubstr("table plan with another checkpoint's layout"));
 }
 
 // Shows E14.

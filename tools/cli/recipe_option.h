@@ -24,11 +24,12 @@ void add_recipe_options(Command& command, RecipeArguments& arguments);
 recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
                                      const std::string& checkpoint);
 
-/// Returns what decides what the recipe does to the checkpoint, as text; empty if none is given.
+/// Returns a text that contains everything that decides what the recipe does to the checkpoint;
+/// empty if no recipe is given.
 std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint);
 
-/// Returns the reader as the recipe shows it; unchanged if no recipe is given.
-/// `checkpoint` is the path of what it reads.
+/// Returns a reader that shows what the recipe makes of `reader`, or `reader` itself if no recipe
+/// is given. `checkpoint` is the path that `reader` reads.
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
     const std::string& checkpoint);

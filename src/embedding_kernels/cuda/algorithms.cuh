@@ -37,8 +37,8 @@ void sort_pairs(const Key* keys, Key* sorted_keys, const Value* values, Value* s
   });
 }
 
-/// Writes each run of equal elements once, and the length of each run. `numel` is an int in cub of
-/// CUDA 13.0, too.
+/// Writes each run of equal elements once, and the length of each run. `numel` is an int because
+/// cub takes an int here, even in CUDA 13.0.
 template <class T, class Count>
 void run_lengths(const T* elements, T* unique, Count* counts, Count* num_runs, int numel,
                  cudaStream_t stream) {

@@ -11,13 +11,13 @@
 #include "embedding_kernels/fused_update.h"
 
 // The kernels of tessera::embedding on CUDA: the same functions as on the CPU, with a stream
-// instead of threads. Weights and state of tables, ids, offsets and weights of bags, gradients and
-// outputs are in device memory; spans of views, `table_of_feature` and `column_of_feature` in host
-// memory. Functions do not wait for the device unless they say so. The stream belongs to the
-// current device. Requires, as on the CPU: each id is a row of its feature's table, and offsets
-// ascend from 0 to the number of ids. Nothing checks that: another id reads and writes behind the
-// table. Sums over a row's columns have another order than on the CPU; all other sums have the
-// same. Throws: Error(io) if CUDA fails.
+// instead of threads. In device memory: weights and state of tables; ids, offsets and weights of
+// bags; gradients and outputs. In host memory: spans of views, `table_of_feature` and
+// `column_of_feature`. Functions do not wait for the device unless they say so. The stream belongs
+// to the current device. Requires, as on the CPU: each id is a row of its feature's table, and
+// offsets ascend from 0 to the number of ids. Nothing checks this: a wrong id makes a kernel read
+// and write outside of the table. Sums over a row's columns are in another order than on the CPU;
+// all other sums are in the same order. Throws: Error(io) if CUDA fails.
 namespace tessera::embedding::cuda {
 
 void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out,

@@ -143,7 +143,7 @@ bool FileScan::spend(const std::string& member, std::uint64_t nbytes) {
   budget_nbytes_ -= is_enough ? nbytes : budget_nbytes_;
   if (!is_enough && !std::exchange(is_budget_spent_, true)) {
     not_looked_at(member, "members that do not share bytes",
-                  "more bytes than the file has, many times");
+                  "members with many times the bytes of the file");
   }
   return is_enough;
 }
@@ -220,7 +220,7 @@ void FileScan::scan_tar(const ReadableFile& file, const std::string& member, int
     const FileSlice data(file, entry.data);
     if (has_raw_tensors(entry.name)) {
       const std::uint64_t end = scan_pickles_at(data, 0, name, Expect::pickle);
-      if (end < data.nbytes()) not_looked_at(name, "pickles alone", "raw tensors between them");
+      if (end < data.nbytes()) not_looked_at(name, "only pickles", "raw tensors between them");
     } else {
       scan(data, name, depth + 1);
     }

@@ -116,7 +116,7 @@ class Walk {
     global.escapes = true;
     if (is_wrapper_class(global)) {
       reach_limit("NumpyArrayWrapper to be called",
-                  "it as a value, so that raw arrays may follow unseen");
+                  "it used as a value; raw arrays may follow that the scan does not see");
     }
   }
   void drop() { consume(pop()); }
@@ -646,7 +646,7 @@ class Walk {
       }
       case Opcode::OBJ: {
         std::vector<Slot> items = pop_to_mark();
-        if (items.empty()) stop_at("a class behind the mark", "nothing");
+        if (items.empty()) stop_at("a class after the mark", "nothing");
         for (std::size_t i = 1; i < items.size(); ++i) consume(items[i]);
         call(items.empty() ? Slot{} : items[0], {});
         return true;
@@ -691,7 +691,7 @@ class Walk {
   }
 
   void note_unknown_array() {
-    reach_limit("the shape and dtype of a raw array", "others than NumPy writes");
+    reach_limit("a raw array with a shape and dtype that NumPy writes", "another one");
   }
 
   /// Walks the nested pickle of an array of objects. A second loader reads this pickle before the

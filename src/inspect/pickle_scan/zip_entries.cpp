@@ -165,7 +165,7 @@ class Lister {
                       .local_offset = number_at(header, 42, 4)};
       apply_zip64(read_some(file_, offset + kCentralNbytes + name_nbytes, extra_nbytes), central);
       if (!names.insert(central.name).second) {
-        fault(central.name, offset, "each name once", "it twice");
+        fault(central.name, offset, "each name once", "this name twice");
       }
       add(central, base);
       offset += kCentralNbytes + name_nbytes + extra_nbytes + number_at(header, 32, 2);

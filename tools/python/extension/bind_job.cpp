@@ -79,8 +79,8 @@ DType dtype_of(const std::string& name, const std::string& fqn) {
   return *dtype;
 }
 
-/// Returns a path with one key only if the name differs from the key; else nothing: the name says
-/// it.
+/// Returns an empty path if the path is a single string key, because the name says the same.
+/// Otherwise returns the path.
 KeyPath stored_path(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) return {};
   return path;

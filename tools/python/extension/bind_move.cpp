@@ -55,8 +55,8 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSyste
           {}};
 }
 
-/// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
-/// them. What a merge collides in is reported first.
+/// Opens the source. If the user asks for it, gives names to an optimizer's numbers, and applies a
+/// recipe. Does neither if sources of a merge have the same names, so that this is reported first.
 formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs) {
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources, fs);
