@@ -9,7 +9,7 @@
     tessera.reshard("step-1000", "step-1000.8", ranks=8)      # and merge, and split
 """
 
-from . import _interface  # first: the others take the extension as it should be
+from . import _interface  # first, because the others need the right extension
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
 from ._errors import Error, MissingName, Problem, Refused

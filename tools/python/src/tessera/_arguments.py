@@ -45,7 +45,7 @@ def optional_text(name: str, value: str | None) -> str | None:
 
 
 def name_bytes(name: str, value: str) -> bytes:
-    """Names in a checkpoint need not be UTF-8: other bytes are lone surrogates in a str."""
+    """Returns a name as bytes. Bytes that are not UTF-8 are lone surrogates in the str."""
     return text(name, value).encode("utf-8", "surrogateescape")
 
 

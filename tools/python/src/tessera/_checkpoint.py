@@ -31,7 +31,7 @@ class Checkpoint(Mapping[str, Any]):
         self.format: str = reader.format
         self.world_size: int = reader.world_size
         self.aliases: dict[str, str] = dict(reader.aliases())
-        """Second names of tensors (tied weights), and whose they are."""
+        """Each second name of a tensor (tied weights), with the tensor's own name."""
         self.opened_classes: dict[str, int] = dict(reader.opened_classes())
         """How many objects of a class were read as dicts (`as_dict`), or as the state_dict() of a whole module."""
         self.part: str | None = reader.part()
@@ -82,7 +82,7 @@ class Checkpoint(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
-    # A mapping compares and prints its items: that would read all values.
+    # Mapping's own methods compare and print the items, which would read all values.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -114,7 +114,7 @@ class Checkpoint(Mapping[str, Any]):
         return whole(self, dict(zip(names, self._open_reader().paths())), take)
 
     def close(self) -> None:
-        """Closes the files. Tensors of this checkpoint cannot be read any more; names and shapes remain."""
+        """Closes the files. Afterwards names and shapes are still known, but no tensor can be read."""
         self._reader = None
 
     def __enter__(self) -> Checkpoint:
@@ -147,7 +147,7 @@ class Checkpoint(Mapping[str, Any]):
         return self._open_reader().nearest_name(encoded)
 
 
-# Their iterators go on behind an item that could not be read, which generators would not.
+# Their iterators can continue after an item that could not be read. Generators cannot.
 
 
 class _Items(ItemsView[str, Any]):

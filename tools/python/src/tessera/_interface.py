@@ -1,6 +1,6 @@
-"""Refuses an extension that was built with other Python files than these, before anything is half done with it.
+"""Refuses, at import, an extension that was built with other Python files than these.
 
-What both have in common is the text of _core.pyi: the build puts its digest into the extension.
+The build puts a digest of _core.pyi into the extension. It must be the digest of the _core.pyi beside this file.
 """
 
 import hashlib

@@ -43,7 +43,7 @@ def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
 
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Says whether the elements are where `data_ptr` says, in the CPU's memory, row-major and as their bits say."""
+    """Says whether `data_ptr` points to the elements themselves: on the CPU, row-major, without pending conj or neg."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 

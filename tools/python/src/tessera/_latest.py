@@ -37,6 +37,6 @@ def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
 
 
 def numbered(folder: str, prefix: str) -> list[tuple[int, Path]]:
-    """Returns what is called `prefix` and a number in a folder, by number. Names of unfinished work have more than a number."""
+    """Returns the paths in a folder whose names are `prefix` and a number, by number. Ignores unfinished work: its names go on."""
     return sorted((int(number), path) for path in Path(folder).glob(f"{prefix}*")
                   if (number := path.name.removeprefix(prefix)).isdecimal())

@@ -60,18 +60,18 @@ class Resharded(NamedTuple):
     num_aliases: int
     nbytes: int  # of tensors, before compression
     written: bool
-    kept_nbytes: int  # of nbytes, those that an interrupted move had already written
+    kept_nbytes: int  # how many of nbytes an interrupted move had already written
     plan: str  # a digest, the same for equal plans
     ranks: list[RankShare]  # one for each rank, in order
     extra_files: list[ExtraFile]  # by name
     left_files: list[LeftFile]  # by name
     notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
     overflows: list[Overflow]  # what on_overflow let pass
-    underflows: dict[str, int]  # by tensor of the destination: elements that cast made zero, and that were not
+    underflows: dict[str, int]  # by tensor of the destination: how many elements that were not zero the cast made zero
     changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
     uncast: int  # floating-point tensors of another dtype that cast leaves as they are
-    missing_parts: list[int] = []  # with part: those that other workers have not completed yet; then written is False
+    missing_parts: list[int] = []  # with part: the parts that are not complete yet; if there are any, written is False
 
 
 class MoveOptions(TypedDict, total=False):
@@ -148,12 +148,12 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
-    only: a glob of names, or several, with all names below them; "=GLOB" takes nothing below, "!GLOB" leaves names out.
+    only: a glob of names to move, or several. Names below them are moved too, except for "=GLOB". "!GLOB" leaves out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
-    optimizer_params: name the state that an optimizer of PyTorch keeps under numbers: a JSON file that lists the names
-        of its parameters in its order, or "auto", which finds them by order and shapes (a path, "./auto" is a file).
-    optimizer_names: "as-stored", "canonical" or "torchrec".
+    optimizer_params: gives names to state that an optimizer of PyTorch keeps under numbers: a JSON file that lists the
+        names of its parameters in its order, or "auto", which finds them by order and shapes ("./auto" is a file).
+    optimizer_names: the names of the state of fused optimizers of tables: "as-stored", "canonical" or "torchrec".
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
     inverse: apply the recipe from its targets to its sources.
     set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT} if all names begin with TEXT.
@@ -167,22 +167,22 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         mean, which loses the shards' own numbers.
     as_is: move one part of a checkpoint, such as the file of one rank, as if it were whole.
     extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
-        directory, "leave" leaves them, "refuse" raises an error that names them.
+        directory, "leave" does not copy them, "refuse" raises an error that names them.
     extra_files_from: a folder whose files are copied instead of those of the source.
-    extra_files_limit: the most bytes of such files together; the largest are left.
+    extra_files_limit: the most bytes of such files together. If they have more, the largest are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores.
-    dry_run: plan, and refuse what the move would refuse at its start; write nothing.
+    dry_run: plan the move, and raise the errors that it would raise at its start; write nothing.
     overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
         not be removed.
     resume: resume the work of an interrupted call or an interrupted ckpt-reshard run, if there is any. If this call is
         interrupted, or a read or a write fails, keep its finished work. Without resume or discard, nothing is kept.
     discard: remove the work of an interrupted call, and start from the beginning. Keeps finished work as resume does.
-    part: write only this part, from 0, of a move that `parts` workers share, each with this call on a file system that
-        all of them see. Whoever ends last makes the destination appear; `written` is False until then. Finished work is
-        kept, as with resume.
+    part: write only this part (from 0) of a move that `parts` workers share. Each worker makes this call with its own
+        part, on a file system that all of them see. The worker that finishes last makes the destination appear; for the
+        others, `written` is False. Finished work is kept, as with resume.
     parts: the number of workers.
-    take_over: after the own part, write those that no living worker writes.
+    take_over: after its own part, this worker also writes parts that no living worker writes.
     progress: called with the bytes done and the total; True: a bar, with tqdm. An exception in the function stops the move, as Ctrl-C does.
 
     If there is work of an interrupted call, give resume or discard: without them the move is refused.
@@ -319,7 +319,7 @@ def _optional_nbytes(name: str, size: int | str | None) -> int:
     return 0 if size is None else nbytes(name, size)
 
 
-# The options of a move, each with what checks it and makes of it what the extension takes.
+# For each option of a move: the function that checks its value and converts it for the extension.
 _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "to": optional_text,
     "strategy": optional_text,

@@ -98,7 +98,7 @@ class SaveSteps:
         self._save: _core.Save | None = None
 
     def together(self, body: Callable[[], T]) -> list[T]:
-        """Calls `body` on every rank. If it fails on one, the save ends on all."""
+        """Calls `body` on every rank. If it raises on one rank, the save ends on all."""
         try:
             return self.ranks.gather(self.what, body)
         except BaseException:
@@ -294,7 +294,7 @@ class _Background:
 
     @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks. If it failed and a rank has not read its result, raises its error on all."""
+        """Waits for the save of these ranks. If it failed, and a rank has not asked for its result, raises on all ranks."""
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
         if it is None or it.failure is None:

@@ -55,8 +55,8 @@ class Scanned(NamedTuple):
 def scan(path: PathLike, *more: PathLike) -> Scanned:
     """Returns what the pickles in files and folders would import and call when Python loads them, as ckpt-inspect scan does.
 
-    Runs and imports nothing. Looks into files of any kind, and goes on after a problem. Folders are searched with all
-    below them.
+    Runs and imports nothing. Looks into files of any kind, and continues after a problem. Searches folders and all
+    folders below them.
 
     Raises Error if a path is missing.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[[Tensor], Any]) -> dict[Any, Any]:
-    """Returns everything. Entries that share an element are one tensor, as in the program that saved them."""
+    """Returns the whole state dict. Tied names get the same tensor, as in the program that saved them."""
     root: dict[Any, Any] = {}
     read: dict[str, Any] = {}
     for name in checkpoint:
@@ -31,7 +31,7 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
 
 
 class Likeness:
-    """Builds what another state dict has, with the elements of a checkpoint."""
+    """Builds a copy of another state dict, with the elements and values of a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: Callable[[Tensor], Any]):
         import torch

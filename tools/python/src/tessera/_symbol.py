@@ -21,7 +21,7 @@ class Symbol(str):
         if kind == "device":
             return torch.device(device)
         found = getattr(torch, self.removeprefix("torch."), None)
-        # The name comes out of a file: what else torch has under it is none of our business.
+        # The name comes from a file, so it must not give access to anything else in torch.
         if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
             raise ValueError(f"{self}: expected the name of a dtype, layout, memory format or device of torch")
         return found

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Index = SupportsIndex | slice | EllipsisType
 
-# What NumPy calls the dtypes that it has.
+# The dtypes that NumPy has, with NumPy's names.
 NUMPY_NAMES = {name: name for name in (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
     "complex64", "complex128")}
-# NumPy has none of these, and no type for complex32 and float4_e2m1fn_x2 that would hold their numbers.
+# Dtypes that NumPy lacks, but whose numbers float32 holds. For complex32 and float4_e2m1fn_x2, NumPy has no such type.
 EXACT_IN_FLOAT32 = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
@@ -46,7 +46,7 @@ class Tensor:
     _meta: TensorMeta
     _offsets: tuple[int, ...]  # of the box that this covers, in the whole tensor
     _sizes: tuple[int, ...]
-    _dims: tuple[int, ...]  # the box's dimensions that no int has taken away
+    _dims: tuple[int, ...]  # the box's dimensions that are left; an int in an index removes one
     _source: list[_core.TensorSource]  # shared by all slices of a tensor; filled by the first read
     name: str
     """The name in the checkpoint."""
@@ -111,7 +111,7 @@ class Tensor:
         return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}{self._slice_in_words()}>"
 
     def _slice_in_words(self) -> str:
-        """Returns which slice of the whole tensor this is, in words; nothing where it is all of it."""
+        """Returns in words which slice of the whole tensor this is; an empty text for the whole tensor."""
         if self._sizes == self._meta.shape and self.ndim == len(self._meta.shape):
             return ""
         ranges = [f"{begin}:{begin + size}" if d in self._dims else str(begin)
@@ -142,7 +142,7 @@ class Tensor:
                           self._source)
 
     def _range_of(self, step: Any, dim: int) -> tuple[int, int | None]:
-        """Returns the first position and how many there are; None of them for an int, which takes the dimension."""
+        """Returns the first position, and the number of positions. The number is None for an int, which removes the dimension."""
         size = self._sizes[dim]
         if isinstance(step, slice):
             if step.step is not None and operator.index(step.step) != 1:
@@ -212,7 +212,7 @@ class Tensor:
         return self.numpy(dtype)
 
     def torch(self) -> torch.Tensor:
-        """Reads the elements into a new torch.Tensor on the CPU, of the same dtype whatever that is."""
+        """Reads the elements into a new torch.Tensor of the same dtype, on the CPU."""
         import torch
 
         dtype = getattr(torch, self.dtype, None)

@@ -10,7 +10,7 @@ from typing import Any
 
 try:
     from lightning.fabric.plugins import TorchCheckpointIO
-except ImportError:  # the package that has Lightning alone
+except ImportError:  # the package that contains only Lightning
     from lightning_fabric.plugins import TorchCheckpointIO
 
 from ._arguments import flag, text
@@ -21,7 +21,8 @@ from ._save import Saved, async_save, save
 class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     """Saves what Lightning gives it as a Tessera checkpoint, and loads any checkpoint that Tessera reads.
 
-    For strategies in which one rank has the whole state: one device and DDP. Files that Lightning itself wrote are loaded as before.
+    Use it with strategies in which one rank has the whole state: one device, or DDP. Files that Lightning itself wrote
+    are loaded as before.
 
     asynchronous: write in the background. The next save, and the end of the run, wait for it and raise its error.
     format, compress: as for `tessera.save`.
