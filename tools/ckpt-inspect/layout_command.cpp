@@ -249,7 +249,7 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
   add_source_arguments(command, options.source);
   command.flag("--all", options.all, "Show equal layers one by one")
       .option("--plan", "FILE", options.table_plan_path,
-              "JSON file: a plan; show the embedding tables as it lays them out")
+              "JSON file: a table plan; show the embedding tables as the plan shards them")
       .flag("--json", options.json, "Print JSON, with the region of every piece");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);

@@ -37,6 +37,6 @@ def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
 
 
 def numbered(folder: str, prefix: str) -> list[tuple[int, Path]]:
-    """Returns the paths in a folder whose names are `prefix` and a number, by number. Ignores unfinished work: its names go on."""
+    """Returns the paths in a folder whose names are `prefix` and a number, by number. Ignores names that go on after the number."""
     return sorted((int(number), path) for path in Path(folder).glob(f"{prefix}*")
                   if (number := path.name.removeprefix(prefix)).isdecimal())

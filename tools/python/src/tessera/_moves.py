@@ -148,7 +148,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
-    only: a glob of names to move, or several. Names below them are moved too, except for "=GLOB". "!GLOB" leaves out.
+    only: globs of names, one or several, with all names below them; "=GLOB" takes no names below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
     optimizer_params: gives names to state that an optimizer of PyTorch keeps under numbers: a JSON file that lists the
