@@ -244,7 +244,7 @@ class AdapterNames {
       return put(tensor, layers_[module], role, rest.ends_with(".bias"));
     }
     if (name.find(".lora_") != std::string::npos) {
-      return problem(tensor, "lora_A and lora_B alone", "another part of an adapter");
+      return problem(tensor, "only lora_A and lora_B", "another part of an adapter");
     }
     if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's
     remove_all(name, ".modules_to_save.default");

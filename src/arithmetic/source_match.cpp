@@ -113,7 +113,7 @@ void find_optimizer_state(const CheckpointReader& source, const NameSelection& o
   for (const formats::ValueEntry& value : source.contents().values) add(value.name);
   if (number == 0) return;
   Finding problem =
-      combine_problem({}, "parameters and buffers alone",
+      combine_problem({}, "only parameters and buffers",
                       std::to_string(number) + " entries of optimizer state: " + printable(first) +
                           (number > 1 ? ", …" : ""),
                       {Remedy::Action::leave_out, root_of_optimizer(first)});

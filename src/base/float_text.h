@@ -10,7 +10,7 @@ namespace tessera::detail {
 /// `1e+16`, `nan`, `-inf`. A finite number always has a point or an exponent.
 std::string float_to_text(double value);
 
-/// Does the same, but writes every other NaN than Python's `float("nan")` with its bits:
+/// As float_to_text, but a NaN other than Python's `float("nan")` is written with its bits:
 /// `nan:fff8000000000000`.
 std::string float_to_exact_text(double value);
 /// Undoes `float_to_exact_text`; nothing for a text that is no number.

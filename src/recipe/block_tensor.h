@@ -32,7 +32,7 @@ struct Block {
   double added = 0;  // to every element of the source; of a constant, its value
 };
 
-/// A tensor as blocks that cover it once. A tensor without elements has none.
+/// A tensor as blocks that cover it once. A tensor without elements has no blocks.
 struct BlockTensor {
   DType dtype = DType::float32;
   Shape shape{};

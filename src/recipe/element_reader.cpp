@@ -57,7 +57,7 @@ class Odometer {
   Shape at_;
 };
 
-/// Two dimensions of elements at equal steps. Units: bytes.
+/// Two dimensions of elements at equal strides. Units: bytes.
 struct Plane {
   std::int64_t rows;
   std::int64_t columns;
@@ -65,8 +65,9 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
-/// Transposes a square of elements: as many rows as elements fit into 8 bytes. Exchanges ever
-/// larger halves of words, so that each element is not moved alone. Steps in bytes.
+/// Transposes a square of elements, with as many rows and columns as elements fit into 8 bytes.
+/// Swaps parts of 8-byte words, larger and larger ones, instead of single elements. Strides are in
+/// bytes.
 template <std::size_t kItemsize>
 void transpose_square(const std::byte* from, std::int64_t column_from, std::byte* to,
                       std::int64_t row_to) {
@@ -93,7 +94,7 @@ void transpose_square(const std::byte* from, std::int64_t column_from, std::byte
 }
 
 /// Transposes: rows are contiguous in the source, columns in the target. Copies through a local
-/// tile, so that each cache line is read and written once, even if steps are powers of two.
+/// tile, so that each cache line is read and written once, even if strides are powers of two.
 template <std::size_t kItemsize>
 void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
@@ -132,7 +133,7 @@ void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   }
 }
 
-/// Copies in tiles that fit the cache, whichever side has the larger steps.
+/// Copies in tiles that fit into the cache. Either side may have the larger strides.
 template <std::size_t kItemsize>
 void copy_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
@@ -260,7 +261,7 @@ void ElementReader::read(const IndexedBlocks& indexed, FlatRange window, std::sp
 }
 
 /// Leaves out dimensions of size 1. Joins a dimension with the next one if both together have one
-/// constant step, in the source and in the window.
+/// constant stride, in the source and in the window.
 void ElementReader::simplify(Copy& copy) {
   Copy simple{{}, {}, {}, copy.source_offset, copy.target_offset};
   for (std::size_t d = 0; d < copy.sizes.size(); ++d) {
@@ -299,7 +300,7 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(
       order, [&](std::size_t a, std::size_t b) { return copy.from[a] > copy.from[b]; });
-  // The dimensions with the smallest steps in the source are read at once.
+  // The dimensions with the smallest strides in the source are read at once.
   std::size_t first = order.size();
   std::int64_t span = 1;
   std::int64_t chunk = 1;  // positions of the next larger dimension that are read at once
@@ -348,8 +349,8 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
   } while (odometer.next());
 }
 
-/// Reads elements that are near one another in the source. Dimensions are sorted by their steps in
-/// the source.
+/// Reads elements that are near one another in the source. Dimensions are sorted by their strides
+/// in the source.
 void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   std::int64_t span = 1;
   for (std::size_t d = 0; d < inner.sizes.size(); ++d) {
@@ -368,8 +369,8 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
   if (work.added != 0) add_to(elements, work.dtype, work.added);
-  // The column dimension has the smallest step in the target. Of the others, the row dimension has
-  // the smallest step in the source.
+  // The column dimension has the smallest stride in the target. Of the others, the row dimension
+  // has the smallest stride in the source.
   const auto column =
       static_cast<std::size_t>(std::ranges::min_element(inner.to) - inner.to.begin());
   std::size_t row = num_dims;

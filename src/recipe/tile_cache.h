@@ -24,9 +24,9 @@ class TileCache {
  public:
   static constexpr std::uint64_t kTileNbytes = std::uint64_t{32} << 20;
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;
-  static constexpr int kNumShares = 8;  // in which a tile is filled
+  static constexpr int kNumShares = 8;  // shares in which a tile is filled
 
-  /// Fills one share of the elements of a tile, `share` of kNumShares. All together fill it.
+  /// Fills share number `share` (from 0, of kNumShares) of a tile. All shares together fill it.
   using Fill = std::function<void(FlatRange tile, int share, std::span<std::byte> out)>;
 
   /// Fills `out` with the elements `window` of a tensor of `numel` elements, from tiles.
@@ -43,7 +43,7 @@ class TileCache {
     tessera::detail::ByteBuffer buffer;
     std::span<std::byte> bytes;
     std::atomic<int> next_share = 0;
-    std::mutex mutex;  // of what follows
+    std::mutex mutex;  // guards the members below
     std::condition_variable is_full;
     int num_filled = 0;
     std::exception_ptr error;  // of the first share that failed

@@ -1,13 +1,13 @@
 "use strict";
 (() => {
-// What ckpt-inspect wrote. Names are from a file that may be anyone's: they reach the page as text
-// alone, never as markup.
+// The data that ckpt-inspect wrote. Its names are from a file that anybody may have made. So the page
+// shows names only as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 
 // ---- Words and numbers
 
-// Returns text with what does not show, or turns the line around, as escapes.
+// Returns text in which invisible characters, and those that change the writing direction, are escapes.
 const shown = (text) => text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
   (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 const exact = (count) => count.toLocaleString("en-US");
@@ -53,7 +53,7 @@ function make(tag, attributes, ...children) {
 }
 
 const tip = $("tip");
-// Shows `text` beside the pointer while it is over an element for which `text(event)` has any.
+// Shows `text(event)` beside the pointer while the pointer is over `element`. Shows nothing if the text is empty.
 function giveTip(element, text) {
   element.addEventListener("pointermove", (event) => {
     const words = text(event);
@@ -102,13 +102,13 @@ function histogram(counts, width, height) {
   return svg;
 }
 
-// ---- A table that makes elements only for the rows in sight
+// ---- A table that makes elements only for the visible rows
 
 class Table {
   static kRowHeight = 32;
 
-  // A column has a title, `cell(row)` (text or an element), and as needed a width (else it grows),
-  // `key(row)` to sort by, and a class.
+  // A column has a title and `cell(row)` (text or an element). Optional: a width (without one, the
+  // column takes the room that is left), `key(row)` to sort by, and a class.
   constructor(container, columns) {
     this.columns = columns;
     this.rows = [];
@@ -136,7 +136,7 @@ class Table {
     this.draw();
   }
 
-  // What has no key counts as the least.
+  // A row without a key comes before all others.
   static compare(a, b) {
     if (a === b) return 0;
     if (a === null || a === undefined) return -1;
@@ -185,7 +185,7 @@ class Table {
   }
 }
 
-// A name as a button; where it does not fit, its front gives way.
+// A name as a button. If the name does not fit, its beginning is cut.
 function nameButton(row, open, isState = false) {
   const name = shown(row.name);
   const cut = name.lastIndexOf(".") + 1;
@@ -305,7 +305,7 @@ function showCheckpoint() {
     return root;
   }
 
-  // The children to draw, the largest first and those of one size in numerical order. One that has a single child is joined with it.
+  // The children to draw: the largest first, those of equal size by name. A child with a single child is joined with it.
   function childrenOf(node) {
     const children = Array.from(node.children.values(), (child) => {
       let label = child.label;
@@ -322,8 +322,8 @@ function showCheckpoint() {
     return children.sort((a, b) => b.nbytes - a.nbytes || a.label.localeCompare(b.label, "en", {numeric: true}));
   }
 
-  // Gives each item a rectangle within the one given, in proportion to its bytes: rows along the
-  // shorter side, each as long as that makes its items squarer (Bruls, Huizing, van Wijk).
+  // Divides a rectangle among the items by their bytes. Places rows of items along the shorter side.
+  // A row gets more items as long as its items become squarer (Bruls, Huizing, van Wijk).
   function squarify(items, {x, y, width, height}) {
     const placed = [];
     let left = items.reduce((sum, item) => sum + item.nbytes, 0);
@@ -362,7 +362,7 @@ function showCheckpoint() {
   const kMaxDepth = 3;
   const kTitleHeight = 17;
 
-  // Siblings take hues of their own where `hue` is null, else that one.
+  // If `hue` is null, each sibling gets a hue of its own. Otherwise all get `hue`.
   function drawBoxes(into, node, area, depth, hue) {
     const placed = squarify(childrenOf(node), area);
     placed.forEach(({item, x, y, width, height}, i) => {
@@ -465,7 +465,7 @@ function showCheckpoint() {
     });
     const numCells = Math.ceil(numRanks / data.ranks_per_share);
     for (let i = 0; i < numLines; ++i) {
-      // Of tensors that share a line, the mean of their shares.
+      // If several tensors share a line, it shows the mean of their shares.
       const merged = new Array(numCells).fill(0);
       const begin = Math.floor(i * rows.length / numLines), end = Math.floor((i + 1) * rows.length / numLines);
       for (let r = begin; r < end; ++r) cellsOf(rows[r]).forEach((level, c) => { merged[c] += level / (end - begin); });
