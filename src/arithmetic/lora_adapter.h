@@ -16,7 +16,7 @@ struct AdapterChange {
   enum class Kind {
     low_rank,  // adds scale * up * down
     scaled,    // adds scale * tensor (the bias of a low-rank layer)
-    replaced,  // puts the adapter's tensor in place (modules_to_save, trained biases)
+    replaced,  // becomes the adapter's tensor (modules_to_save, trained biases)
   };
 
   std::string target;  // the base tensor's name, without a prefix that the base may have

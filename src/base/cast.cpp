@@ -398,7 +398,8 @@ std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const 
 
 constexpr std::size_t kBatchNumel = 1024;
 
-/// Returns the largest magnitude that counts as too large: infinity only where the dtype has none.
+/// Returns the largest magnitude that counts as too large. Infinity counts only if the dtype has
+/// none.
 template <class Number>
 Number largest_counted(DType to) {
   return to == DType::float8_e4m3fn ? std::numeric_limits<Number>::infinity()

@@ -28,7 +28,7 @@ struct Block {
   Box box;                   // of the tensor that has the block; never empty
   std::uint32_t source = 0;  // index of a tensor of the source, or kConstant
   std::int64_t offset = 0;
-  Shape strides{};   // one for each dimension of the box; of no meaning where the box has size 1
+  Shape strides{};   // one for each dimension of the box; unused where the box has size 1
   double added = 0;  // to every element of the source; of a constant, its value
 };
 

@@ -13,7 +13,7 @@ constexpr int kMaxDepth = 32;
 constexpr std::size_t kMaxNbytes = 512;
 
 /// Reads an expression by recursive descent. `value_of` gives the values of names; without it, the
-/// reader checks the form alone.
+/// reader checks only the form.
 class ExpressionReader {
  public:
   using Lookup = std::function<std::int64_t(const std::string&)>;

@@ -6,7 +6,7 @@
 #include "recipe/transformation.h"
 #include "tessera/formats/checkpoint.h"
 
-// What a recipe changes besides names and shapes, so that whoever applies it can tell.
+// Finds what a recipe changes besides names and shapes, so that a program can tell its user.
 namespace tessera::recipe {
 
 /// Returns notes about what rules and slices drop, about additions, about tied tensors that are

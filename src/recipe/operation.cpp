@@ -47,7 +47,8 @@ std::vector<std::int64_t> part_sizes(const std::vector<std::int64_t>& sizes, std
   return std::vector<std::int64_t>(num_parts, size / count);
 }
 
-/// Throws unless the parts have the sizes that a concat says, so that a split finds them again.
+/// Throws unless the parts have the sizes that a concat states. The inverse split relies on these
+/// sizes.
 void check_part_sizes(const std::vector<std::int64_t>& sizes,
                       const std::vector<std::int64_t>& found) {
   if (!sizes.empty()) {

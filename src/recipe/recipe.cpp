@@ -54,7 +54,7 @@ class RecipeJson {
     if (text == nullptr) refuse(expected, value_to_string(value));
     return *text;
   }
-  /// Returns a list, or the one item that stands for a list of one.
+  /// Returns the items of a list. A value that is no list counts as a list of one item.
   std::vector<Value> items(const Value& value, std::size_t max_items,
                            std::size_t min_items = 0) const {
     const auto* list = value.get_if<Value::List>();

@@ -355,7 +355,7 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
   for (const std::string& target : targets) add_state(rule, first, target, tensor);
 }
 
-/// Adds state of a new parameter. Its name is made like that of `like`.
+/// Adds state of a new parameter. Its name is that of `like`, with the new parameter in it.
 void Transformer::add_state(const Rule& rule, const State& like, const std::string& parameter,
                             BlockTensor tensor) {
   const TensorEntry& old = contents_.tensors[like.tensor];
@@ -471,7 +471,8 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// Makes a target of an alias an alias again, if it still equals the target of the alias's tensor.
+/// If the target made from an alias still equals the target made from its tensor, makes it an
+/// alias.
 void Transformer::find_aliases() {
   std::map<std::size_t, std::string> whole;  // tensor of the source: the target that is all of it
   std::set<std::string_view> of_aliases;

@@ -17,7 +17,8 @@ class Wrappers {
 
   bool empty() const { return components_.empty(); }
   /// Returns the name without the components that are wrappers: `_orig_mod.a.b` becomes `a.b`. A
-  /// name of which nothing would remain stays as it is; `_orig_mod.`, with a dot, becomes nothing.
+  /// name that consists only of wrappers stays unchanged, but one that ends with a dot becomes
+  /// empty.
   std::string removed_from(std::string_view name) const;
   /// Does the same with the keys of a path. Returns an empty path if its spelling is not `name`.
   formats::KeyPath removed_from(const formats::KeyPath& path, const std::string& name) const;

@@ -23,7 +23,7 @@ class ConfigCopy {
   }
 
  private:
-  /// Leaves out what lies between the copied text and `begin` to `end`.
+  /// Copies the text up to `begin`, and leaves out the text from `begin` to `end`.
   void leave_out(std::size_t begin, std::size_t end) {
     result_.text += json_.text().substr(copied_, begin - copied_);
     copied_ = end;
@@ -34,7 +34,7 @@ class ConfigCopy {
     if (depth > JsonText::kMaxDepth || !json_.take('{')) return false;
     if (json_.take('}')) return true;
     bool has_kept = false;
-    std::size_t previous_end = json_.position();  // of the last member that stays, or of the brace
+    std::size_t previous_end = json_.position();  // of the last member that stays, or of the `{`
     do {
       const auto key = json_.take_string();
       if (!key || !json_.take(':')) return false;

@@ -28,7 +28,7 @@ class LayoutCheck {
   /// If not, reports it at the first call for this tensor.
   bool has_layout(std::size_t source_tensor);
 
-  /// Adds a note for each rule of the mesh that `has_layout` never met. To be called last.
+  /// Adds a note for each rule of the mesh that `has_layout` never used. Call it last.
   void note_unused_rules();
 
  private:

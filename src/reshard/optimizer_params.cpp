@@ -138,8 +138,8 @@ std::optional<std::vector<ParamCandidate>> in_dict_order(
   return std::nullopt;
 }
 
-/// Returns how many bytes all names begin with that are no part of a model's names: what they share
-/// with the optimizer's root, and a key such as `model` behind it.
+/// Returns the length of the prefix that all names share and that is not part of a model's names:
+/// what they share with the optimizer's root, and then a key such as `model`.
 std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string>& names) {
   constexpr std::string_view kKeys[] = {"model.", "state_dict.", "model_state_dict.",
                                         "module_state_dict."};
@@ -148,7 +148,7 @@ std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string
                                [&](const std::string& name) { return name.starts_with(prefix); });
   };
   std::string above = root;
-  while (!above.empty()) {  // the keys that the optimizer is in, from the innermost
+  while (!above.empty()) {  // drops the last key of the root, then the key before it
     above.pop_back();
     above.resize(above.rfind('.') == std::string::npos ? 0 : above.rfind('.') + 1);
     if (!all_begin_with(above)) continue;

@@ -52,7 +52,7 @@ bool is_pointwise_name(std::string_view name);
 /// `optimizer.state.exp_avg.decoder.final_layernorm.weight`. Views of the key.
 struct LeadingStateKey {
   std::string_view name;       // `exp_avg`
-  std::string_view parameter;  // all behind it
+  std::string_view parameter;  // everything after the name
 };
 /// Splits what `behind_state` returns. Returns nothing if it does not begin with a name that an
 /// optimizer gives its state.

@@ -32,7 +32,8 @@ std::vector<std::size_t> params_in_order(const std::vector<std::vector<NumberedP
                                          std::span<const ParamCandidate> candidates,
                                          const std::string& path);
 
-/// Does the same for candidates in no order: their shapes alone must leave one choice.
+/// As params_in_order, for candidates whose order is not known: the shapes alone must leave one
+/// choice.
 std::vector<std::size_t> params_by_shape(const std::vector<std::vector<NumberedParam>>& groups,
                                          std::span<const ParamCandidate> candidates,
                                          const std::string& path);

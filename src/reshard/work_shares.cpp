@@ -65,7 +65,7 @@ std::vector<BlocksOfShare> divide_files(const std::vector<PieceExtent>& pieces, 
   return shares;
 }
 
-/// Returns the bytes at which shares end, moved to the end of a file where one is near.
+/// Returns the bytes at which shares end. If the end of a file is near, a share ends there.
 std::vector<std::uint64_t> share_ends(const std::vector<PieceExtent>& pieces, int num_shares) {
   const std::uint64_t total = total_nbytes(pieces);
   const auto number = static_cast<std::uint64_t>(num_shares);

@@ -123,8 +123,8 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// Returns `text` as it can stand in one line of a message. Control bytes and invalid UTF-8 become
-/// `\xNN`. If the result would be longer than `max_nbytes`, `…` replaces its middle.
+/// Returns `text` in a form that fits into one line of a message. Control bytes and invalid UTF-8
+/// become `\xNN`. If the result would be longer than `max_nbytes`, `…` replaces its middle.
 std::string printable(std::string_view text, std::size_t max_nbytes = 200);
 
 namespace detail {

@@ -55,8 +55,8 @@ struct ExtraFile {
 struct CreateOptions {
   Format format{};                                      // of the new checkpoint
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
-  NativeWriteOptions native{};                          // for native alone
-  SafetensorsWriteOptions safetensors{};                // for safetensors alone
+  NativeWriteOptions native{};                          // for native only
+  SafetensorsWriteOptions safetensors{};                // for safetensors only
   std::optional<JournalOptions> journal{};              // empty: uncommitted work is removed
   std::vector<ExtraFile> extra_files{};                 // to copy; for directories only
 };

@@ -33,9 +33,9 @@ struct OpenOptions {
   std::vector<std::string> as_dict{};
 };
 
-/// Throws Error(invalid_argument) naming the first class in `as_dict` of which none of the
-/// `checkpoints` has an object that was read as a dict, because the class name may be mistyped.
-/// `option` is the option's name for the message.
+/// Throws Error(invalid_argument) naming the first class in `as_dict` that is unused: none of the
+/// `checkpoints` has an object of the class that was read as a dict. The class name may be
+/// mistyped. `option` is the option's name for the message.
 void require_classes_found(const std::vector<std::string>& as_dict,
                            std::initializer_list<const CheckpointContents*> checkpoints,
                            const std::string& option);

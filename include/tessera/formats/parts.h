@@ -35,7 +35,7 @@ namespace tessera::formats {
 /// Options of one rank's part.
 struct PartOptions {
   Format format{};              // native or dcp
-  NativeWriteOptions native{};  // for native alone
+  NativeWriteOptions native{};  // for native only
 };
 
 /// Starts one rank's part. The writer knows the contents of the whole checkpoint, but accepts only

@@ -26,7 +26,7 @@ class TensorReader {
   /// Fills `out` with elements `[window.begin, window.end)` of the tensor, little-endian.
   /// Requires: a window within the tensor; `out.size() == window.numel() * itemsize`.
   /// Throws: Error(corruption), Error(io) as `CheckpointReader::read_piece`.
-  /// Cost: besides `out`, at most as much memory again.
+  /// Cost: memory of at most the size of `out`, besides `out`.
   void read(FlatRange window, std::span<std::byte> out) const;
 
   /// Fills `out` with elements `window` of a box of the tensor, in the box's own row-major order.

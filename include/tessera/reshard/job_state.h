@@ -104,7 +104,7 @@ struct LoadPlanOptions {
 /// report this.
 /// Requires: names sorted and unique, pieces within their tensors, `rank` below the world size.
 /// Throws: Error(invalid_argument) if a pattern or a rename matches no name.
-/// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
+/// Cost: O(pieces log pieces) per tensor for common layouts.
 Plan plan_load(const formats::CheckpointContents& source, const std::string& source_path,
                const formats::CheckpointContents& wanted, int rank, const LoadPlanOptions& options);
 

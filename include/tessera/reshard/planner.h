@@ -182,7 +182,7 @@ struct Plan {
 /// `gaps` affects gets a note or a problem with its name.
 /// Throws: Error(invalid_argument) if options contradict each other. Everything that is wrong with
 /// the source's contents is in `problems`.
-/// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
+/// Cost: O(pieces log pieces) per tensor for common layouts.
 Plan plan_reshard(const formats::CheckpointContents& source, const std::string& source_path,
                   const PlanOptions& options, const SourceGaps& gaps = {});
 

@@ -31,7 +31,7 @@ class ReportBuilder {
 };
 
 /// Finds the pickles in one file, and adds what they import to a report. A file can be several
-/// things at once, such as a pickle with a zip archive behind it. The scan looks at all of these.
+/// things at once, such as a pickle with a zip archive after it. The scan looks at all of these.
 class FileScan {
  public:
   FileScan(ReportBuilder& report, const PickleScanLimits& limits, const ReadableFile& file);

@@ -62,7 +62,7 @@ enum class AfterBreak { go_on, stop };
 /// Only an unknown opcode, the end of the file or a limit ends the walk early.
 ///
 /// The walk follows values only as far as it needs them for names: strings, and which global an
-/// object comes from. Strings stay in the file. Raw arrays behind joblib's `NumpyArrayWrapper` are
+/// object comes from. Strings stay in the file. Raw arrays after joblib's `NumpyArrayWrapper` are
 /// skipped.
 /// Cost: time linear in the file, memory bounded by `limits`.
 /// Throws: Error(io).

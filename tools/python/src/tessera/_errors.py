@@ -71,7 +71,7 @@ class MissingName(Error, KeyError):
 
 
 def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "problems", where: str = "") -> Error:
-    """Returns the error that lists why these checkpoints are refused. `where` is put before a single problem."""
+    """Returns the error that lists why these checkpoints are refused. If there is one problem, `where` comes before it."""
     lines = [str(problem) for problem in problems[:MAX_LISTED]]
     if len(problems) > MAX_LISTED:
         lines.append(f"and {len(problems) - MAX_LISTED} more")

@@ -93,7 +93,7 @@ def _tree(node: Node, depth: int) -> str:
 
 
 def _map(root: Node) -> str:
-    """Returns two levels of names as nested rectangles, or nothing where there are no bytes."""
+    """Returns two levels of names as nested rectangles, or an empty text if there are no bytes."""
     if not root.nbytes:
         return ""
     node = root
