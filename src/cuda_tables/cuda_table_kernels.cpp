@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-/// Makes the device of a tensor current, for kernels and their memory.
+/// Makes the device of a tensor current while this lives, for kernels and their memory.
 struct OnDeviceOf {
   explicit OnDeviceOf(const Tensor& tensor)
       : guard(tensor.device()),
@@ -21,8 +21,9 @@ struct OnDeviceOf {
   cudaStream_t stream;
 };
 
-/// Updates by Tessera's kernels. Tables that are cut by columns are updated by ATen's operators,
-/// because these give a gradient for each id: the host need not know how many rows are touched.
+/// Updates tables with Tessera's kernels. Updates tables that are cut by columns with ATen's
+/// operators: these give one gradient for each id, so the host need not wait to learn how many rows
+/// are touched.
 class CudaTableBackward final : public TableBackward {
  public:
   CudaTableBackward(std::vector<TableTensors> tables, const FeatureBags& bags,

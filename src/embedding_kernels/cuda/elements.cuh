@@ -15,7 +15,8 @@ constexpr int kBlockThreads = 256;
 constexpr int kBlockWarps = kBlockThreads / kWarpThreads;
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // per launch; each thread loops
 
-/// Returns the number of blocks of a launch in which each warp takes one of `num_items` items.
+/// Returns the number of blocks of a launch in which each warp takes one of `num_items` items. The
+/// number is at most kMaxBlocks: if there are more items, each warp takes several.
 inline unsigned num_blocks_for(std::int64_t num_items, int warps_per_block = kBlockWarps) {
   const std::int64_t blocks = (num_items + warps_per_block - 1) / warps_per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);

@@ -12,7 +12,7 @@ namespace tessera::embedding::cuda {
 namespace {
 
 constexpr std::int64_t kBlockOccurrences = embedding::TouchedRows::kBlockOccurrences;
-constexpr std::int64_t kSharedNbytes = 48 * 1024;  // per block of threads, without opt-in
+constexpr std::int64_t kSharedNbytes = 48 * 1024;  // that each block of threads may use by default
 
 /// One table's update with parameters as the kernels need them; see [Note: Update of a row].
 struct DeviceUpdate {
@@ -22,8 +22,8 @@ struct DeviceUpdate {
   float lr = 0, eps = 0, beta1 = 0, beta2 = 0, rest1 = 0, rest2 = 0;
   float correction1 = 0, correction2 = 0;
   float max_gradient = 0;
-  float decay_of_gradient = 0;  // weight_decay if it is part of g
-  float decay_of_step = 0;      // weight_decay if it is part of the step
+  float decay_of_gradient = 0;  // weight_decay of an optimizer that adds it to g, else 0
+  float decay_of_step = 0;      // weight_decay of an optimizer that adds it later (Adam), else 0
 };
 
 DeviceUpdate::Kind kind_of(const FusedOptimizer& optimizer) {
@@ -152,7 +152,8 @@ __device__ void sum_row(const GradientSource& source, std::int64_t index, const 
   }
 }
 
-/// Scales and clips g, and adds weight decay. Returns the sum of g^2 over this lane's columns.
+/// Turns the sum in `g` into the g of [Note: Update of a row]: scales and clips it, and adds weight
+/// decay. Returns the sum of g^2 over this lane's columns.
 template <class T>
 __device__ float finish_gradient(const DeviceUpdate& update, float scale, const T* w, float* g) {
   float squares = 0;
@@ -227,8 +228,8 @@ __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int
   }
 }
 
-/// Updates one row per warp. `updates` has one entry per table, of kind none for tables without an
-/// update.
+/// Updates the touched rows, one row per warp. `updates` has one entry per table. Kind::none: the
+/// table is not updated.
 __global__ void update_rows(GradientSource source, const DeviceUpdate* updates) {
   float* g = shared_floats() + warp_in_block() * source.max_dim;
   const std::int64_t num_rows = *source.touched.num_rows;
@@ -319,7 +320,8 @@ class SummedGradients {
                   const PooledGradient& gradient, cudaStream_t stream) {
     const TouchedRows::View view = touched.view();
     for (const std::int64_t dim : dims) max_dim_ = std::max(max_dim_, dim);
-    // At least half of a hot row's blocks are full.
+    // A hot row has two or more blocks, and all but its last block are full. So at least half of
+    // all blocks are full.
     const std::int64_t max_blocks = 2 * view.num_ids / kBlockOccurrences;
     block_sums_ = DeviceArray<float>(max_blocks * max_dim_, stream);
     source_ = {.touched = view,

@@ -6,12 +6,12 @@
 #include <type_traits>
 
 #ifndef __CUDACC__
-#include "cuda_on_cpu/cuda_on_cpu.h"  // of the tests: kernels as functions of the processor
+#include "cuda_on_cpu/cuda_on_cpu.h"  // in tests/: runs kernels on the CPU
 #endif
 
 namespace tessera::embedding::cuda {
 
-/// Starts a kernel. `cudaGetLastError` then says whether it could be started.
+/// Starts a kernel. Call `cudaGetLastError` afterwards to learn whether the kernel was started.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), unsigned num_blocks, int num_threads,
             std::size_t shared_nbytes, cudaStream_t stream,

@@ -19,8 +19,8 @@ struct Feature {
   std::uint32_t column;
 };
 
-/// Writes for each id of the batch its key (table and row), its place in the batch and its
-/// occurrence.
+/// Writes for each id of the batch its key (table and row), its position among the ids, and its
+/// Occurrence.
 __global__ void list_places(const Feature* features, std::int64_t num_bags, std::int64_t batch,
                             const std::int64_t* ids, const std::int64_t* offsets,
                             const float* weights, int row_bits, std::uint64_t* keys,
@@ -105,7 +105,7 @@ void check_fits(const char* what, std::int64_t found, std::int64_t most) {
 /// Returns the number of ids of a batch that the kernels can count.
 std::int64_t checked_num_ids(const Bags& bags) {
   const auto num_ids = static_cast<std::int64_t>(bags.ids.size());
-  check_fits("ids of a batch on a GPU", num_ids, std::numeric_limits<int>::max());  // of cub
+  check_fits("ids of a batch on a GPU", num_ids, std::numeric_limits<int>::max());  // cub's limit
   check_fits("samples of a batch", bags.batch, std::numeric_limits<std::uint32_t>::max());
   return num_ids;
 }

@@ -23,7 +23,8 @@ struct StatefulRows {
   std::vector<Tensor> slots;
 };
 
-/// Scales and clips g, and adds weight decay. `weight`: the same rows, float32.
+/// Returns the g of [Note: Update of a row]: `sum` scaled, clipped, plus weight decay. `sum`: the
+/// sum of each row's gradients. `weight`: the same rows, float32.
 Tensor finished_gradient(const Tensor& sum, double scale, const Tensor& weight,
                          const FusedOptimizer& optimizer) {
   return std::visit(
@@ -47,7 +48,8 @@ Tensor adam_weight(const AnyAdam& adam, const Tensor& weight, const Tensor& m, c
   return weight - (m * correction(adam.beta1) / root + weight * adam.weight_decay) * adam.lr;
 }
 
-/// Returns rows after a step. `mean_squares`: of each row's g, `[n]`; for row-wise optimizers only.
+/// Returns rows after a step. `mean_squares`: the mean of g^2 over each row, `[n]`, for row-wise
+/// optimizers only.
 StatefulRows updated(const FusedOptimizer& optimizer, const StatefulRows& rows, const Tensor& g,
                      const Tensor& mean_squares, std::int64_t step) {
   return std::visit(
@@ -186,8 +188,8 @@ class AtenTableBackward final : public TableBackward {
     const auto [rows, order] = at::sort(ids, /*stable=*/true, /*dim=*/0, /*descending=*/false);
     const std::int64_t last = rows.numel() - 1;
     const Tensor is_new = rows.narrow(0, 1, last).ne(rows.narrow(0, 0, last)).to(at::kLong);
-    // For each id, the index of its row among the distinct rows: first for the ids in sorted order,
-    // then for the ids in batch order.
+    // Both hold for each id the index of its row among the distinct rows. `sorted_place`: for the
+    // ids in sorted order; `place`: for the ids in batch order.
     const Tensor sorted_place = torch::cat({torch::zeros({1}, ids.options()), is_new}).cumsum(0);
     const Tensor place = torch::zeros_like(sorted_place).scatter_(0, order, sorted_place);
     Tensor sums = torch::zeros_like(gradients);

@@ -215,7 +215,8 @@ void DeviceInput::unpack(const std::vector<std::int64_t>& sizes) {
   const Tensor zero = torch::zeros({1}, options);
   bags_.offsets = zero;
   if (!lengths.empty()) {
-    // By itself: if it throws within a list in `?:`, g++ 12's AddressSanitizer has a false report.
+    // A statement of its own: if it throws inside a braced list in `?:`, AddressSanitizer of g++ 12
+    // reports an error that does not exist.
     const Tensor ends = torch::cat(lengths).cumsum(0);
     bags_.offsets = torch::cat({zero, ends});
   }

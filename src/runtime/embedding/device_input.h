@@ -18,7 +18,7 @@ namespace tessera::embedding {
 /// for the sizes. The batch is in host memory, or on the tables' device.
 class DeviceInput final : public Input {
  public:
-  /// Whether `bags` also has the ids in host memory. `bags` then waits for them on the host.
+  /// Whether `bags()` also returns the ids in host memory. The host then waits for their copy.
   enum class HostIds { none, copied };
 
   /// Starts the first message, as HostInput does. Requires: all ranks have the same tables and

@@ -235,7 +235,7 @@ void ShardedTables::place_all(const EmbeddingBagCollectionBase& collection,
     }
   } catch (...) {
     failure = std::current_exception();
-    local_.clear();  // the next message may need its memory
+    local_.clear();  // frees memory, which the next collective may need
   }
   double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
   if (mesh_.world_size() > 1) failed = world_->max(failed, "whether tables are placed");
@@ -521,7 +521,8 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 }
 
 Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
-  // Meet first: if ranks do not meet here, no rank has sent a message that others receive later.
+  // Meet before `start` sends anything. If `meet` throws, no message is left over that a later
+  // receive would take.
   const registry::MeetingPoint::Passes passes = meeting_point_->meet();
   return looked_up(start(batch), passes);
 }
@@ -571,7 +572,8 @@ const LocalBags& ShardedTables::fetched_bags(Inputs& inputs) {
   }
   double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
   {
-    // On the stream of the inputs: waits for the batches, but not for a running lookup or backward.
+    // On the stream of the inputs, `max` waits for the batches, but not for a running lookup or
+    // backward.
     const c10::StreamGuard guard(input_stream_->stream());
     failed = input_group_->max(failed, "whether cached rows fit");
   }

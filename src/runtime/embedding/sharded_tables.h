@@ -56,8 +56,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// another collection, or were looked up already.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
 
-  /// Returns the module's meeting point, by which a pass over a root above the module makes all
-  /// ranks reach the module's collectives.
+  /// Returns the meeting point of this module. With it, a pass over a root above the module makes
+  /// all ranks reach the module's collectives.
   const std::shared_ptr<registry::MeetingPoint>& meeting_point() const { return meeting_point_; }
 
   /// Returns the state dict entry of a table's weight, or of its optimizer state.

@@ -11,8 +11,8 @@ namespace {
 using Verb = Collective::Verb;
 using Role = CollectiveSchedule::DueCollective::Role;
 
-/// Returns the most entries that a list may have. A list grows in each phase if each phase has
-/// another order.
+/// Returns the maximum number of entries of a list. Without a maximum, a list would grow in each
+/// phase if each phase has another order.
 std::size_t max_num_entries(std::size_t num_handles) {
   return 64 + 16 * num_handles;
 }

@@ -233,8 +233,8 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
     write = std::current_exception();
   }
   try {
-    // The phase is ended even if this rank has failed: otherwise the other ranks would wait until
-    // the time-out. It may also be the phase of a backward that failed within the scope.
+    // If this rank has failed, end the phase all the same: otherwise the other ranks would wait
+    // until the time-out. The open phase may also be a backward that failed within the scope.
     if ((is_in_forward || has_failed) && runner_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();

@@ -14,9 +14,9 @@ class FreeEvent {
   virtual void synchronize() = 0;
 };
 
-/// Limits how many unsharded flat parameters are in flight on an asynchronous device. If the host
-/// has freed `kMaxInFlight` flat parameters that the device may still use, the host waits until the
-/// device is done with the oldest of them before it allocates the next. Source:
+/// Limits how many unsharded flat parameters an asynchronous device still uses. If the host has
+/// freed `kMaxInFlight` flat parameters that the device may still use, the host waits before it
+/// allocates the next one, until the device is done with the oldest of them. Source:
 /// torch.distributed.fsdp, `limit_all_gathers` (github.com/pytorch/pytorch, change 89057).
 class RateLimiter {
  public:

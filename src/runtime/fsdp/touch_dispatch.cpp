@@ -44,7 +44,7 @@ void touch_storage(const at::Tensor& tensor) {
 
 namespace {
 
-/// Whether the operator may read the tensor's elements. The operator detach does not.
+/// Whether the operator may read the tensor's elements. `detach` is known not to read them.
 bool uses_memory(const c10::OperatorHandle& op) {
   static const c10::OperatorName detach("aten::detach", "");
   return op.operator_name() != detach;

@@ -51,8 +51,8 @@ std::size_t num_common_components(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Returns the rename of a prefix that turns `from` into `to`. It leaves out the longest suffix of
-/// whole components that both names have in common.
+/// Returns the rename of a prefix that turns `from` into `to`. The two prefixes are the names
+/// without the longest suffix of whole components that both names have.
 Rename front_of(std::string_view from, std::string_view to) {
   std::size_t num_common = 0;  // bytes, at the end
   for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {

@@ -84,7 +84,7 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
                           const std::vector<reshard::Rename>& renames) {
   const std::string prefix = std::string(kOptimizerName) + ".";
   const std::string groups = prefix + "param_groups";
-  std::map<std::string, std::set<bool>> is_selected;  // by what must be loaded whole
+  std::map<std::string, std::set<bool>> is_selected;  // by the name of what must be loaded whole
   for (const StateDict::Item& item : of_optimizer) {
     const std::string& parameter = std::get<StateTensor>(item.entry).parameter;
     is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));

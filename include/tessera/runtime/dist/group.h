@@ -22,7 +22,7 @@ class Pending {
       : work_(std::move(work)), what_(std::move(what)) {}
 
   /// Waits until the collective has finished on this rank. On CUDA only the current stream waits.
-  /// Throws: Error(io) naming rank, group and tensor if a peer fails or is late.
+  /// Throws: Error(io) naming rank, group and tensor if another rank fails or the time-out passes.
   void wait();
 
  private:
@@ -48,7 +48,7 @@ struct Traffic {
 /// in the same order. Owns its backend. Not thread-safe, except `traffic`.
 class Group {
  public:
-  /// Connects this rank to the other ranks of `store`. Collective.
+  /// Connects this rank to the other ranks that share `store`. Collective.
   using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>& store)>;
 

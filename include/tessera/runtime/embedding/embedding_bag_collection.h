@@ -75,7 +75,7 @@ class TableSet {
 /// Base class of all embedding collections. Each table's weight is a parameter called
 /// `embedding_bags.<table>.weight`, sharded or not. Each table is an empty child module, so that
 /// libtorch itself lists the parameter under this name. Source: github.com/pytorch/torchrec, change
-/// of D38190302.
+/// D38190302.
 class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
   /// Looks up the rows of each bag's ids and pools them. Ignores keys that no table looks up. Shape

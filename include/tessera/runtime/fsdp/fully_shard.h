@@ -41,13 +41,13 @@ struct FullyShardOptions {
   /// Parameters to leave alone.
   std::vector<at::Tensor> ignored_states{};
   /// Whether to all-gather the next unit while the current unit computes. This holds one more unit
-  /// in memory. The next unit is taken from the order of the last pass; the first pass prefetches
-  /// none.
+  /// in memory. The next unit is the one that came next in the last pass, so the first pass
+  /// prefetches nothing.
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   /// When a backward all-gathers the next unit; see `forward_prefetch`.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
-  /// On a device that is asynchronous to the host: before an all-gather, the host waits until all
-  /// but the last two resharded units are free on the device too. This bounds the memory.
+  /// On an asynchronous device: if the device may still use two units that the host has resharded,
+  /// the host waits for the older one before the next all-gather. This bounds the memory.
   bool limit_all_gathers = true;
   /// What to do with gathered parameters after use; `poisoned` is for debugging.
   FreedParameters freed_parameters = FreedParameters::freed;
@@ -99,11 +99,11 @@ struct FlatParameterInfo {
     std::int64_t offset = 0;  // elements, in the flat parameter
     std::int64_t numel = 0;
   };
-  std::string module_fqn;  // relative to the module that was asked; empty for itself
+  std::string module_fqn;  // below the module that `handles` got; empty for that module itself
   DType dtype = DType::float32;
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   std::vector<Parameter> parameters;
-  std::map<std::string, std::string> shared;  // fqn of a tied weight -> fqn it is listed under
+  std::map<std::string, std::string> shared;  // other fqn of a tied weight -> fqn in `parameters`
   std::int64_t unpadded_numel = 0;
   std::int64_t sharded_numel = 0;  // of each rank, with padding
   bool is_unsharded = false;       // gathered now

@@ -19,7 +19,7 @@ struct ParameterLocation {
   std::int64_t offset = 0;  // elements, in the flat parameter
   std::int64_t numel = 0;
   Shape shape;
-  std::vector<FlatRange> held;  // by rank of the shard group; row-major elements of the parameter
+  std::vector<FlatRange> held;  // the parameter's elements on each rank of the shard group
 };
 
 /// Returns the place of the parameter named `fqn` below `module`; a tied weight has several names.
@@ -30,7 +30,7 @@ std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
 
 /// A parameter and the index of one of its elements.
 struct ElementOfParameter {
-  std::string fqn;         // relative to the module that FlatParameterInfo::module_fqn starts from
+  std::string fqn;         // FlatParameterInfo::module_fqn, then the parameter's own name
   std::int64_t index = 0;  // row-major
   friend bool operator==(const ElementOfParameter&, const ElementOfParameter&) = default;
 };

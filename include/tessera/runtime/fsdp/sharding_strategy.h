@@ -43,7 +43,7 @@ struct MixedPrecision {
 /// What to do with a unit's gathered parameters when they are no longer needed.
 enum class FreedParameters {
   freed,     // free their memory
-  poisoned,  // for debugging: keep the memory, filled with NaN, to show a use without a gather
+  poisoned,  // for debugging: fill their memory with NaN, so that a use without a gather shows
 };
 
 /// When a backward all-gathers the next unit. As torch.distributed.fsdp.BackwardPrefetch.

@@ -96,7 +96,7 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 /// arguments are copied: what a lambda captures by reference must live until the backward.
 /// `function` returns a tensor, or a vector or tuple of tensors, and must do the same in both
 /// calls. Calls nest. In a pass of fully sharded modules, the second call all-gathers the units
-/// again; apart from that not collective. The backward throws: Error(mismatch) if the second call
+/// again; otherwise not collective. The backward throws: Error(mismatch) if the second call
 /// saves other tensors than the first; Error(unsupported) for torch::autograd::grad through a call
 /// with Recomputation::reentrant. Source: Chen et al., https://arxiv.org/abs/1604.06174;
 /// torch.utils.checkpoint.

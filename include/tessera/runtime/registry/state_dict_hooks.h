@@ -32,7 +32,7 @@ inline constexpr StateDictType LOCAL = StateDictType::local;
 /// What a state dict holds, and on which ranks.
 struct StateDictOptions {
   StateDictType type = StateDictType::full;  // of sharded tensors
-  bool offload_to_cpu = false;               // copies tensors of other devices to the CPU
+  bool offload_to_cpu = false;               // copies tensors on other devices to the CPU
   /// Whether only rank 0 of the mesh gets entries. FULL only.
   bool rank0_only = false;
   friend bool operator==(const StateDictOptions&, const StateDictOptions&) = default;
@@ -43,7 +43,8 @@ struct LoadStateDictOptions {
   bool allow_missing = false;     // what the state dict lacks stays unchanged
   bool allow_unexpected = false;  // what the module lacks is ignored
   bool allow_cast = false;        // another floating dtype is converted
-  /// Whether only rank 0 of the mesh has entries. It sends each rank its shards, tensor by tensor.
+  /// Whether only rank 0 of the mesh has entries. Rank 0 then sends each rank its shards, tensor by
+  /// tensor.
   bool rank0_only = false;
 };
 

@@ -31,11 +31,12 @@ StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimiz
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
-/// tensors, or shards in any layout that include this rank's elements; nested or flattened groups.
-/// Matches groups by their parameters. A parameter that was saved without state loses its state.
-/// Checks everything before it replaces anything. Collective only with `rank0_only`. Throws:
-/// Error(mismatch) listing everything that is missing, unexpected or does not fit;
-/// Error(unsupported) naming a field whose value libtorch cannot follow (`maximize`).
+/// tensors, or shards in any layout that include this rank's elements. Groups may be nested or
+/// flattened (see `flatten_optim_state_dict`), and are matched by their parameters. A parameter
+/// that was saved without state loses its state. Checks everything before it replaces anything.
+/// Collective only with `rank0_only`. Throws: Error(mismatch) listing everything that is missing,
+/// unexpected or does not fit; Error(unsupported) naming a field whose value libtorch cannot follow
+/// (`maximize`).
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
