@@ -10,22 +10,24 @@ namespace tessera::sim {
 
 struct Stream;
 
-/// A vector clock: for each stream, by number, how many of its jobs are known to be done.
+/// A vector clock, as of one stream or of the host: for each stream (by number), how many of its
+/// jobs are known to be done.
 using Clock = std::map<int, std::uint64_t>;
 
-/// Adds what `other` knows.
+/// Adds to `into` the jobs that `other` knows to be done.
 void join(Clock& into, const Clock& other);
 
-/// The accesses to a block of memory, to find two that no wait puts in order. Does not depend on
-/// when jobs run. As torch.cuda._sanitizer, but by byte range.
+/// The accesses to a block of memory. Finds two accesses without a wait between them, whenever the
+/// jobs run. Works like torch.cuda._sanitizer, but by byte range.
 class AccessLog {
  public:
   struct Range {
     std::size_t begin, end;
   };
   enum class Kind { read, write };
-  /// Notes an access of the job that `stream` launched last, and reports a race if an earlier
-  /// access is not known to be done. Requires: streams().mutex is held.
+  /// Adds an access of the job that `stream` launched last. Reports a race if it overlaps an
+  /// earlier access that the stream does not know to be done, and one of the two is a write.
+  /// Requires: streams().mutex is held.
   void note(const Stream& stream, Range range, Kind kind, const std::string& name);
   void clear() { accesses_.clear(); }
 
@@ -40,7 +42,7 @@ class AccessLog {
   std::vector<Access> accesses_;
 };
 
-// Findings may come from any thread, with or without streams().mutex.
+// Thread-safe, whether or not the caller holds streams().mutex.
 void report_race(std::string what);
 void report_waiting_operator(int device, std::string name);
 void forget_findings();

@@ -28,7 +28,7 @@ struct Operands {
 };
 using Compute = std::function<void(Operands&)>;
 
-/// A collective that not all ranks have started.
+/// A collective that some ranks have not started yet.
 struct Started {
   std::string name;
   std::shared_ptr<Rendezvous> rendezvous;
@@ -36,7 +36,7 @@ struct Started {
   std::size_t num_joined = 0;
 };
 
-/// What the ranks of a group share.
+/// The collectives of a group that some of its ranks have not started yet, by name and number.
 struct Shared {
   std::mutex mutex;
   std::map<std::string, Started> started;
@@ -95,7 +95,8 @@ void compute_all_reduce(Operands& of, bool is_max) {
   for (auto& output : of.outputs) output[0].copy_(sum);
 }
 
-/// Inputs: what a rank sends to each rank; outputs: what it gets from each.
+/// `inputs[r]`: the tensors that rank r sends, by receiver. `outputs[r]`: those that it receives,
+/// by sender.
 void compute_all_to_all(Operands& of) {
   for (std::size_t to = 0; to < of.size(); ++to) {
     for (std::size_t from = 0; from < of.size(); ++from) {
@@ -164,7 +165,8 @@ class SimBackend final : public c10d::Backend {
                 [](Operands& of) { of.outputs[1][0].copy_(of.inputs[0][0]); });
   }
 
-  /// Takes part in the next collective among `ranks`, as number `place` of `size`.
+  /// Takes part in the next collective among `ranks` (a text that names them). This rank is number
+  /// `place` of `size` in it.
   c10::intrusive_ptr<Work> join(const std::string& ranks, const std::string& name, std::size_t size,
                                 std::size_t place, const std::vector<Tensor>& inputs,
                                 const std::vector<Tensor>& outputs, const Compute& compute) {
@@ -200,7 +202,7 @@ class SimBackend final : public c10d::Backend {
       started.rendezvous->body = [operands = started.operands, compute] { compute(*operands); };
     }
     TORCH_CHECK(started.name == name, "sim: rank ", getRank(), " starts ", name,
-                " where another rank started ", started.name);
+                ", but another rank started ", started.name, " as the same collective");
     for (const Tensor& each : inputs) started.operands->inputs[place].push_back(in_kernel(each));
     for (const Tensor& each : outputs) started.operands->outputs[place].push_back(in_kernel(each));
     const auto rendezvous = started.rendezvous;
@@ -211,10 +213,10 @@ class SimBackend final : public c10d::Backend {
   std::shared_ptr<Shared> shared_;
   at::Device device_;
   c10::Stream stream_;
-  std::map<std::string, int> num_started_;  // by ranks
+  std::map<std::string, int> num_started_;  // by the `ranks` of `join`
 };
 
-/// Returns what the ranks that share `store` share.
+/// Returns the Shared of the group whose ranks use `store`.
 std::shared_ptr<Shared> shared_by(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   static std::atomic<int> next = 0;
   static std::mutex mutex;

@@ -1,4 +1,4 @@
-// What the simulated device must find in a program that is wrong.
+// Wrong programs, and what the simulated device must find in them.
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
@@ -164,7 +164,7 @@ TEST_P(DefectsTest, AKernelThatThrowsIsReportedByTheNextWait) {
   const at::Tensor tensor = torch::ones({4}, sim::device(0));
   for (int i = 0; i < 100; ++i) {
     sim::launch(side_, "throws", {}, {}, [] { throw std::runtime_error("a kernel failed"); });
-    // While the other stream may still run: either wait reports the failure, once.
+    // The other stream may still run this. One of the two waits must throw the failure, not both.
     tensor.add_(1);
     std::string reported;
     for (const c10::Stream& stream : {main_, side_}) {

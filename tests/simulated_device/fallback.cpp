@@ -1,5 +1,6 @@
-// All other operators: they run on the CPU, on the device's memory, in stream order.
-// Not at::native::cpu_fallback, which copies to the CPU and back while the host waits.
+// All operators without a kernel in operators.cpp. They run on the CPU, directly on the device's
+// memory, in stream order. at::native::cpu_fallback would copy to the CPU and back, and make the
+// host wait.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/native/Resize.h>
@@ -63,17 +64,19 @@ struct Call {
     const auto* const alias = op.schema().arguments()[arg].alias_info();
     return alias != nullptr && alias->isWrite();
   }
-  /// Returns the argument that result `i` is.
+  /// Returns the argument that the operator writes to and returns as result `i`.
   const IValue& written_result(std::size_t i) const {
     for (std::size_t arg = 0; arg < args.size(); ++arg) {
       const auto* const alias = op.schema().arguments()[arg].alias_info();
       if (alias != nullptr && *alias == *op.schema().returns()[i].alias_info()) return args[arg];
     }
-    TORCH_CHECK(false, "sim: what does ", name, " return?");
+    TORCH_CHECK(false, "sim: a result of ", name,
+                " is neither new nor an argument that it writes to");
   }
 };
 
-/// Returns whether an operator may take a CPU tensor with elements beside tensors of the device.
+/// Returns whether an operator may have a CPU tensor with elements among its arguments, together
+/// with tensors on the device.
 bool takes_host_tensors(const std::string& name) {
   return name.starts_with("aten::index") || name.starts_with("aten::_index_put_impl_");
 }
@@ -132,7 +135,7 @@ bool are_tensors(const Call& call, const std::vector<IValue>& results) {
   return true;
 }
 
-/// Operators that the meta device does not have.
+/// The names of operators that do not work on the meta device, as far as this is known.
 struct WithoutMeta {
   std::mutex mutex;
   std::unordered_set<std::string> names;
@@ -154,7 +157,8 @@ void resize_outputs(const Call& call, const std::vector<IValue>& meta_args) {
   }
 }
 
-/// Returns results of the right shapes, on the meta device; nothing if it lacks the operator.
+/// Returns results with the right shapes, on the meta device. Returns nothing if the operator does
+/// not work there.
 std::optional<std::vector<IValue>> results_on_meta(const Call& call) {
   WithoutMeta& without = without_meta();
   {
@@ -169,9 +173,10 @@ std::optional<std::vector<IValue>> results_on_meta(const Call& call) {
     call.op.callBoxed(&stack);
     resize_outputs(call, meta_args);
     if (are_tensors(call, stack)) return stack;
-  } catch (const c10::OutOfMemoryError&) {  // for outputs that were resized
+  } catch (const c10::OutOfMemoryError&) {  // of `resize_outputs`
     throw;
-  } catch (const c10::Error&) {  // either it lacks the operator, or the CPU will say what is wrong
+  } catch (const c10::Error&) {
+    // The meta device lacks the operator, or the arguments are wrong; then the CPU's kernel throws.
   }
   const std::lock_guard lock(without.mutex);
   without.names.insert(call.name);
@@ -186,8 +191,8 @@ bool has_shapes_by_values(const std::string& name) {
   return names.contains(name);
 }
 
-/// Returns results of the right shapes, computed from zeros on the CPU; nothing if shapes depend on
-/// values.
+/// Returns results with the right shapes, computed on the CPU from zeros. Returns nothing if the
+/// shapes depend on the values.
 std::optional<std::vector<IValue>> results_of_zeros(const Call& call) {
   if (has_shapes_by_values(call.name)) return std::nullopt;
   torch::jit::Stack stack = args_with(call, c10::kCPU, [](const Tensor& each) {
@@ -200,7 +205,8 @@ std::optional<std::vector<IValue>> results_of_zeros(const Call& call) {
   return stack;
 }
 
-/// Returns what the kernel is called with. `copies_scalars`: CPU scalars may change after the call.
+/// Returns the arguments for the CPU's kernel. `copies_scalars`: whether to copy CPU tensors, which
+/// the caller may change before the kernel runs.
 torch::jit::Stack kernel_args(const Call& call, bool copies_scalars) {
   torch::jit::Stack args;
   bool has_generator = false;
@@ -220,14 +226,14 @@ torch::jit::Stack kernel_args(const Call& call, bool copies_scalars) {
     }
   }
   TORCH_CHECK(has_generator || !call.op.hasTag(at::Tag::nondeterministic_seeded),
-              "sim: ", call.name, " draws numbers and has no kernel");
+              "sim: ", call.name, " draws random numbers, but has no kernel for this device");
   return args;
 }
 
 /// Runs the CPU's kernel and returns its results.
 std::vector<IValue> run_kernel(const c10::OperatorHandle& op, torch::jit::Stack args) {
-  // The boxed call of an operator with several outputs drops its arguments before it takes the
-  // outputs, which refer to them.
+  // `callBoxed` of an operator with several outputs destroys the arguments while the outputs still
+  // refer to them. `kept` keeps them alive.
   const std::vector<IValue> kept = args;
   op.callBoxed(&args);
   return args;
@@ -245,7 +251,7 @@ void copy_results(const std::vector<IValue>& to, const std::vector<IValue>& from
   }
 }
 
-/// Launches the operator. `shapes`: results of the right shapes.
+/// Launches the operator on the current stream. `shapes`: results with the right shapes.
 std::vector<IValue> launch_operator(Call& call, const std::vector<IValue>& shapes) {
   std::vector<IValue> results, targets;
   for (std::size_t i = 0; i < call.num_results(); ++i) {
@@ -269,7 +275,7 @@ std::vector<IValue> launch_operator(Call& call, const std::vector<IValue>& shape
   return results;
 }
 
-/// Runs an operator whose results' shapes depend on values: the host waits.
+/// Runs an operator whose result shapes depend on values. The host waits for it.
 std::vector<IValue> await_operator(const Call& call) {
   report_waiting_operator(call.device.index(), call.name);
   const c10::Stream stream = current_stream(call.device.index());
@@ -292,7 +298,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::DeviceGuard on(call.device);
   std::optional<std::vector<IValue>> shapes;
   if (!call.has_new() && !call.name.ends_with("out")) {
-    shapes.emplace();  // in place: shapes stay
+    shapes.emplace();  // works in place, so shapes do not change
   } else {
     shapes = results_on_meta(call);
     if (!shapes && call.has_new()) shapes = results_of_zeros(call);

@@ -1,4 +1,4 @@
-// What c10's device guards, streams and events do on this device.
+// Implements c10's device guards, streams and events for the simulated device.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "simulated_device/memory.h"

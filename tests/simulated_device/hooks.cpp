@@ -1,4 +1,4 @@
-// Generators, and what else PyTorch asks of an accelerator.
+// Random number generators, and the hooks that PyTorch calls for an accelerator.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -15,7 +15,7 @@
 namespace tessera::sim {
 namespace {
 
-/// A seed, and how many operators have drawn numbers.
+/// The state of a generator: its seed, and the number of operators that have drawn numbers.
 class GeneratorImpl final : public c10::GeneratorImpl {
  public:
   explicit GeneratorImpl(c10::DeviceIndex device)

@@ -5,11 +5,13 @@
 
 #include "simulated_device/device.h"
 
-// For ThreadSanitizer, beside tests/runtime/tsan-suppressions.txt. A thread of autograd's engine
-// wakes the thread that began a backward, whose queue is destroyed at that thread's end. Libtorch
-// counts who uses the queue by atomics that the sanitizer does not see. Here alone, because it
-// would hide a race for the end of a condition variable of our own: the device's streams never end,
-// and the one of formats/native is tested without this by unit_tests and runtime_tests.
+// A suppression for ThreadSanitizer, in addition to tests/runtime/tsan-suppressions.txt. It hides a
+// false report: a thread of autograd's engine wakes the thread that began a backward, through a
+// queue that is destroyed when that thread ends. Libtorch counts the users of the queue with
+// atomics that the sanitizer does not see. The suppression is only in this program, because it
+// would also hide a race between the use and the destruction of Tessera's own condition variables.
+// This program destroys none: the device's streams never end. The one in formats/native is tested
+// without the suppression, by unit_tests and runtime_tests.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions() {
   return "race_top:pthread_cond_destroy\n";
 }

@@ -17,20 +17,20 @@
 namespace tessera::sim {
 namespace {
 
-constexpr std::size_t kArenaNbytes = std::size_t{16} << 30;  // of addresses
+constexpr std::size_t kArenaNbytes = std::size_t{16} << 30;  // of address space, not of memory
 constexpr std::size_t kAlignment = 512;
-constexpr std::size_t kGap = 4096;  // after each block
+constexpr std::size_t kGap = 4096;  // unused bytes after each block
 
 struct Block {
   std::size_t offset, nbytes;
   c10::DeviceIndex device;
   Stream* stream;             // on which it was allocated
-  std::set<Stream*> users{};  // by record_stream
-  AccessLog accesses{};       // also of earlier owners
+  std::set<Stream*> users{};  // other streams, that record_stream named
+  AccessLog accesses{};       // since `restart`, also by earlier owners of the block
   bool is_allocated = false;
 };
 
-/// A freed block, which other streams use until they have come to `events`.
+/// A freed block that other streams still use. It is free when all `events` are reached.
 struct PendingFree {
   Block* block;
   std::vector<EventState> events;
@@ -39,7 +39,7 @@ struct PendingFree {
 /// What makes allocations of a device fail.
 struct Limit {
   std::int64_t nbytes = std::numeric_limits<std::int64_t>::max();
-  int num_allocations = -1;  // until one fails; -1: none fails
+  int num_allocations = -1;  // that succeed before one fails; -1: none fails
 };
 
 struct Arena {
@@ -47,7 +47,8 @@ struct Arena {
   char* kernel_base = nullptr;
   std::size_t end = 0;
   std::map<std::size_t, Block*> blocks;  // by offset
-  // Freed blocks of each stream by size; of one size, the last freed is taken first.
+  // The freed blocks of each stream, by size. Of one size, the block that was freed last is taken
+  // first.
   std::map<Stream*, std::map<std::size_t, std::vector<Block*>>> free;
   std::vector<PendingFree> pending;
   std::vector<MemoryUse> use;  // by device
@@ -71,7 +72,7 @@ Block* block_of(const void* address) {
   return after == arena().blocks.begin() ? nullptr : std::prev(after)->second;
 }
 
-/// Frees what was used on other streams, where these have come so far.
+/// Makes pending blocks free whose other streams have reached their events.
 void collect() {
   std::erase_if(arena().pending, [](const PendingFree& pending) {
     for (const EventState& event : pending.events) {
@@ -84,8 +85,8 @@ void collect() {
   });
 }
 
-/// Fills a block that is taken again with NaN, or -1, in the order of its own stream. So whoever
-/// still uses it races with this.
+/// Fills a block that is used again with bytes 0xFF (NaN, or -1), as a job of its own stream. If
+/// another stream still uses the block, the two are a race.
 void poison(Block& block) {
   enqueue(*block.stream, {.run = [offset = block.offset, nbytes = block.nbytes] {
     std::memset(arena().kernel_base + offset, 0xFF, nbytes);
@@ -93,8 +94,8 @@ void poison(Block& block) {
   block.accesses.note(*block.stream, {0, block.nbytes}, AccessLog::Kind::write, "reuse");
 }
 
-/// Takes the smallest freed block of a stream that is large enough and less than twice as large;
-/// nullptr if there is none.
+/// Takes the smallest freed block of a stream with at least `nbytes` and less than twice as many
+/// bytes. Returns nullptr if there is none.
 Block* take_free_block(Stream& stream, std::size_t nbytes) {
   auto& by_size = arena().free[&stream];
   const auto found = by_size.lower_bound(nbytes);
@@ -142,8 +143,8 @@ void release(void* context) {
   collect();
 }
 
-/// What torch's caching allocators do, without splitting blocks: memory goes back to the stream of
-/// its allocation at once, and later work of that stream may use it.
+/// Works like torch's caching allocators, but splits no blocks: freed memory goes back at once to
+/// the stream that allocated it, and later work of that stream may use it.
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t n) override {
@@ -182,7 +183,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override { reset_peak(device); }
 };
 
-/// Pinned memory and the last copies from and to it.
+/// Pinned memory. `read` is after the last copy from it, `written` after the last copy to it.
 struct Pinned {
   std::size_t nbytes;
   EventState read{};

@@ -1,8 +1,9 @@
-"""Takes out each call that puts streams in order, one at a time, and sees the tests fail.
+"""Removes one call at a time that puts streams in order, and checks that the tests then fail (mutation testing).
 
-Calls are `make_wait`, `note_use` and `.wait()` in src/runtime/fsdp. A changed copy of the file is compiled to an
-object that takes the place of the library's own in a second test binary. The source tree and the build stay as they
-are. Prints a table and exits with 1 if a mutant passes.
+The calls are `make_wait`, `note_use` and `.wait()` in src/runtime/fsdp. A mutant is the source without one of these
+calls. The script compiles a changed copy of the file, and links a second test binary with it in place of the library's
+object. The source tree and the build do not change. Prints a table. Exits with 1 if the tests pass for a mutant that
+EXPECTED_TO_PASS does not list.
 """
 
 import argparse
@@ -21,15 +22,16 @@ BINARY = "simulated_device_tests"
 CALL = re.compile(r"streams_->(?:make_wait|note_use)\([^;]*;|\b(?:\w+_)\.wait\(\);|\.wait\(\);")
 FUNCTION = re.compile(r"^[\w:<>&*,~ ]*?(\w+::\w+|\w+)\([^;]*$", re.MULTILINE)
 
-# Calls that no test needs, and why they stay. A call that is found is to be taken out of this list.
+# Calls without which the tests still pass, and why the calls stay. If a test begins to fail without a call, remove the
+# call from this list.
 EXPECTED_TO_PASS = {
     "FlatParamGather::abort: pending_.wait()": "after a failure: the tensors are dropped",
     "FlatParamReduction::abort: pending_.wait()": "after a failure: the tensors are dropped",
-    "FlatParamGather::join: all_gather(...).wait()": "c10d asks for it; the backend keeps the tensors until it is done",
+    "FlatParamGather::join: all_gather(...).wait()": "c10d requires the call; the backend keeps the tensors until then",
     "FlatParamGather::join: streams_->note_use(shard, streams_->unshard)":
-        "later work of the pass is in order anyway; not relied upon",
+        "later work of the pass is in order anyway, but the code does not rely on that",
     "FlatParamGather::reshard: streams_->make_wait(streams_->unshard, streams_->compute())":
-        "later gathers of the pass are in order anyway; not relied upon",
+        "later gathers of the pass are in order anyway, but the code does not rely on that",
 }
 
 
@@ -44,7 +46,7 @@ class Mutant:
 
     def source(self) -> str:
         text = self.file.read_text()
-        # If the statement also starts the work (`all_gather(...).wait();`), only `.wait()` is taken out.
+        # If the statement also starts the work (`all_gather(...).wait();`), only `.wait()` is removed.
         return text[: self.begin] + ";" + text[self.end:]
 
 
@@ -53,7 +55,7 @@ def mutants() -> list[Mutant]:
     for file in sorted(SOURCES.glob("*.cpp")):
         text = file.read_text()
         if file.name == "streams.cpp":
-            continue  # has their definitions
+            continue  # defines these calls
         for match in CALL.finditer(text):
             function = [each for each in FUNCTION.finditer(text, 0, match.start())
                         if not text[each.start()].isspace()][-1].group(1)
@@ -88,18 +90,18 @@ def link_command(build: Path, extra: Path, output: Path) -> list[str]:
     words = shlex.split(commands[-1].removeprefix(": && ").removesuffix(" && :"))
     at = words.index("-o") + 1
     words[at] = str(output)
-    # Before the library, so that the linker does not take the library's own.
+    # The object stands before the library, so that the linker does not take the library's object.
     words.insert(at + 1, str(extra))
     return words
 
 
 def outcome_of(binary: Path, mode: str) -> str:
-    """Returns how the tests of a schedule fail; empty if they pass."""
+    """Returns how the tests under a schedule (`mode`) fail; empty if they pass."""
     try:
         run = subprocess.run([str(binary), f"--gtest_filter=*/{mode}", "--gtest_fail_fast"], text=True,
                              capture_output=True, timeout=300)
     except subprocess.TimeoutExpired:
-        return "no end"
+        return "time-out"
     if run.returncode == 0:
         return ""
     if run.returncode < 0:
@@ -125,7 +127,7 @@ def try_mutant(build: Path, mutant: Mutant, folder: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
-    parser.add_argument("--only", default="", help="only calls of files whose name contains this")
+    parser.add_argument("--only", default="", help="try only calls in files whose name contains this text")
     parser.add_argument("--list", action="store_true", help="print the calls and stop")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
@@ -139,18 +141,18 @@ def main() -> int:
             print(f"the tests fail without a mutant: {mode}: {outcome}")
             return 1
     num_passed = 0
-    print("| call taken out | lazy | eager |\n|---|---|---|")
+    print("| removed call | lazy | eager |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for mutant in chosen:
             outcomes = try_mutant(build, mutant, Path(folder))
             note = ""
             if not any(outcomes):
                 reason = EXPECTED_TO_PASS.get(f"{mutant.function}: {mutant.call}")
-                note = f" ({reason})" if reason else " NOT FOUND"
+                note = f" ({reason})" if reason else " NO TEST FAILS"
                 num_passed += reason is None
             name = f"`{mutant.function}`: `{mutant.call}`{note}"
             print(f"| {name} | {outcomes[0] or 'passes'} | {outcomes[1] or 'passes'} |", flush=True)
-    print(f"{len(chosen)} mutants, {num_passed} not found")
+    print(f"{len(chosen)} mutants, {num_passed} that no test finds")
     return 1 if num_passed else 0
 
 

@@ -1,4 +1,5 @@
-// Operators that have a kernel of their own: new tensors, views, copies, dropout, autocast.
+// The operators that have a kernel for the simulated device: new tensors, views, copies, dropout,
+// autocast. fallback.cpp runs all others.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -97,8 +98,8 @@ EventState end_of(const c10::Stream& stream) {
   return event_at_end(state);
 }
 
-/// As CUDA: runs on the source's current stream. It waits for earlier work of the target's current
-/// stream, and later work of that stream waits for it.
+/// Copies as CUDA does, on the current stream of the source's device. The copy waits for earlier
+/// work of the current stream of the target's device. Later work of that stream waits for the copy.
 void copy_between_devices(const Tensor& self, const Tensor& dst) {
   const c10::Stream from = current_stream(self.device().index());
   const c10::Stream to = current_stream(dst.device().index());
@@ -111,8 +112,8 @@ void copy_between_devices(const Tensor& self, const Tensor& dst) {
   let_wait(to, from);
 }
 
-/// Pageable memory is copied as it is now, as CUDA stages it. Pinned memory is read later: a write
-/// in between is reported.
+/// Copies from the host. Pageable (not pinned) memory is read at the call, as by CUDA. Pinned
+/// memory is read when the copy runs. If the host writes to it before, this is reported as a race.
 void copy_to_device(const Tensor& self, const Tensor& dst, bool non_blocking) {
   const c10::Stream stream = current_stream(dst.device().index());
   const bool is_later = non_blocking && self.numel() > 0 && self.is_pinned();
@@ -135,8 +136,8 @@ void copy_to_device(const Tensor& self, const Tensor& dst, bool non_blocking) {
   note_pinned_copy(self.data_ptr(), end_of(stream), Kind::read);
 }
 
-/// The host waits, except for pinned memory. That is filled with NaN first, so that whoever reads
-/// it too early sees no old values.
+/// Copies to the host. The host waits, unless `dst` is pinned and the copy is non-blocking. Then
+/// `dst` is first filled with bytes 0xFF (NaN), so that a read before the copy gets no old values.
 void copy_to_host(const Tensor& self, const Tensor& dst, bool non_blocking) {
   const c10::Stream stream = current_stream(self.device().index());
   const bool is_later = non_blocking && dst.numel() > 0 && dst.is_pinned();
@@ -172,7 +173,7 @@ c10::Scalar local_scalar_dense(const Tensor& self) {
   return at::native::_local_scalar_dense_cpu(on_host);
 }
 
-// --- random numbers: the CPU's kernel has no argument for a generator
+// --- random numbers: dropout, because the CPU's kernel has no argument for a generator
 
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,
                                           std::optional<bool> /*train*/) {
@@ -180,7 +181,7 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,
   return {input * mask * (p < 1 ? 1 / (1 - p) : 0), mask};
 }
 
-// Module::to and set_data: TensorImpl's own list of dense device types lacks PrivateUse1.
+// Module::to and set_data call this. TensorImpl's own list of dense device types lacks PrivateUse1.
 bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
   const auto is_dense = [](const Tensor& tensor) {
     return tensor.layout() == c10::kStrided && (tensor.is_cpu() || is_on_device(tensor));
@@ -213,7 +214,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
 }
 
-// Enough for the models of the tests.
+// Autocast for only those operators that the tests' models use.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }

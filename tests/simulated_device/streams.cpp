@@ -14,7 +14,7 @@ namespace tessera::sim {
 namespace {
 
 constexpr std::size_t kPoolSize = 32;
-constexpr auto kPatience = std::chrono::seconds(30);  // for other ranks
+constexpr auto kPatience = std::chrono::seconds(30);  // how long a wait lasts before it throws
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::vector<c10::StreamId> streams_of_thread;  // by device
@@ -25,13 +25,15 @@ bool uses_threads() {
 
 bool advance(Stream& stream, std::uint64_t number);
 
-/// Returns whether what the job waits for on another stream is done.
+/// Returns whether the other stream's job for which `job` waits is done. Except with threads, first
+/// runs what can run of that stream.
 bool has_awaited(const Job& job) {
   if (job.awaited == nullptr || job.awaited->num_done >= job.awaited_number) return true;
   return !uses_threads() && advance(*job.awaited, job.awaited_number);
 }
 
-/// Returns whether the stream of a rank has come to the rendezvous.
+/// Returns whether a rank's stream has reached its job of the rendezvous. Except with threads,
+/// first runs what can run of that stream.
 bool has_reached(Rendezvous::Arrival& arrival) {
   if (arrival.has_reached) return true;
   if (uses_threads() || arrival.stream == nullptr) return false;
@@ -52,7 +54,7 @@ bool is_ready(Job& job) {
   return are_all_there;
 }
 
-/// Returns what the job threw.
+/// Runs the job. Returns what it threw, or nullptr.
 std::exception_ptr run(Job& job) {
   try {
     const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
@@ -85,8 +87,8 @@ Job take_first(Stream& stream) {
   return job;
 }
 
-/// Runs jobs of a stream up to `number`, and what they wait for, as far as that is possible.
-/// Returns whether they are done.
+/// Runs the jobs of a stream up to number `number`, and the jobs of other streams for which they
+/// wait. Stops at a job that cannot run yet. Returns whether all jobs up to `number` are done.
 bool advance(Stream& stream, std::uint64_t number) {
   if (stream.is_advancing) return false;
   stream.is_advancing = true;
@@ -102,7 +104,7 @@ std::string place_of(const Stream& stream) {
   return "stream " + std::to_string(stream.id) + " of device " + std::to_string(stream.device);
 }
 
-/// Returns what each stream with jobs waits for, a line for each.
+/// Returns a line for each stream with jobs: what the stream waits for.
 std::string description_of_busy_streams() {
   std::string text;
   for (const Stream* const stream : streams().busy) {
@@ -123,7 +125,7 @@ std::string description_of_busy_streams() {
   return text;
 }
 
-/// What the thread of a stream does, for good.
+/// The loop of a stream's thread. It never ends.
 void work(Stream& stream) {
   at::set_num_threads(1);
   Streams& all = streams();
@@ -270,7 +272,7 @@ void wait_for(const EventState& event) {
   while (!is_there()) {
     all.changed.wait_for(lock, std::chrono::milliseconds(20));
     TORCH_CHECK(std::chrono::steady_clock::now() < end, "sim: ", place_of(stream),
-                " does not end: does another rank lack a collective?",
+                " does not end: did another rank not start a collective?",
                 description_of_busy_streams());
   }
   join(all.host_clock[static_cast<std::size_t>(stream.device)], event.clock);
@@ -334,7 +336,7 @@ void restart(const Options& options) {
         stream->clock.clear();
       }
     }
-    // All work is done, so nothing has to be known about it.
+    // All work is done, so all clocks may begin at zero again.
     for (Clock& clock : streams().host_clock) clock.clear();
     forget_accesses();
     forget_limits();

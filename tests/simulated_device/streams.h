@@ -23,7 +23,8 @@ inline constexpr auto kSim = c10::DeviceType::PrivateUse1;
 
 struct Stream;
 
-/// A collective of several ranks: it runs once the streams of all ranks have come to it.
+/// A collective of several ranks. It runs when the streams of all ranks have reached their job of
+/// it.
 struct Rendezvous {
   explicit Rendezvous(std::size_t num_ranks) : arrivals(num_ranks) {}
   struct Arrival {
@@ -32,7 +33,7 @@ struct Rendezvous {
     bool has_reached = false;
   };
   std::vector<Arrival> arrivals;
-  std::function<void()> body;  // null once it has run
+  std::function<void()> body;  // null after it has run
 };
 
 /// A unit of work of a stream.
@@ -41,7 +42,7 @@ struct Job {
   Stream* awaited = nullptr;  // runs after `awaited` has done `awaited_number`
   std::uint64_t awaited_number = 0;
   std::shared_ptr<Rendezvous> rendezvous{};
-  std::size_t rank = 0;  // in the rendezvous
+  std::size_t rank = 0;  // index in `rendezvous->arrivals`
 };
 
 /// A queue of jobs, which run in order. Jobs are numbered from 1.
@@ -59,31 +60,33 @@ struct Stream {
   std::condition_variable has_job{};  // for the thread
 };
 
-/// A place in a stream, and what is known to be done when the stream has come there.
+/// A place in a stream: after job `number`. `clock`: the jobs that are known to be done when the
+/// stream has reached this place.
 struct EventState {
   Stream* stream = nullptr;
   std::uint64_t number = 0;
   Clock clock{};
 };
 
-/// All streams of all devices. One for the process, never destroyed: its threads have no end.
+/// All streams of all devices. The process has one such object. It is never destroyed, because the
+/// threads of streams never end.
 struct Streams {
   std::mutex mutex;  // guards all streams, blocks and clocks
   std::condition_variable changed;
   Options options;
   std::vector<std::vector<Stream*>> by_device;
-  std::vector<std::size_t> num_taken;  // by device: streams that were handed out since `restart`
-  std::set<Stream*> busy;              // with jobs that have not begun
-  std::vector<Clock> host_clock;       // by device: what the host has waited for
-  std::exception_ptr failure;          // of a job; thrown by the next wait
+  std::vector<std::size_t> num_taken;  // by device: calls of `new_stream` since `restart`
+  std::set<Stream*> busy;              // streams with jobs that have not begun
+  std::vector<Clock> host_clock;       // by device: the jobs that the host has waited for
+  std::exception_ptr failure;          // thrown by a job; the next wait of the host throws it
   int num_streams = 0;
 };
 Streams& streams();
 
 Stream& state_of(const c10::Stream& stream);
 c10::Stream stream_with(c10::DeviceIndex device, c10::StreamId id);
-/// Returns a stream that no other caller has, for the first 32 of a device; then these in turn, as
-/// CUDA does.
+/// Returns a new stream, for the first 32 calls of a device. Later calls return these 32 streams
+/// again, in turn, as CUDA does.
 c10::Stream new_stream(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
 c10::Stream exchange_stream(c10::Stream stream);
@@ -92,20 +95,21 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device);
 
 /// Adds a job. Requires: streams().mutex is held. Call `launched` afterwards.
 std::uint64_t enqueue(Stream& stream, Job job);
-/// Lets new jobs run, as far as the schedule wants. Requires: streams().mutex is held.
+/// Runs new jobs if the schedule says that they run now. Requires: streams().mutex is held.
 void launched();
 EventState event_at_end(const Stream& stream);
 void make_wait(Stream& waiting, const EventState& event);
 bool is_done(const EventState& event);
-/// Makes the host wait. Throws what an operator threw.
+/// Makes the host wait for `event`. Throws what an operator threw.
 void wait_for(const EventState& event);
 void synchronize_stream(const c10::Stream& stream);
 
-/// Enqueues a job with the tensors that it reads and writes.
+/// Enqueues a job, and notes which tensors it reads and writes.
 void submit(const c10::Stream& stream, Job job, const std::string& name,
             const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes);
 
-/// Registers what PyTorch asks of a device type; each in the file of its name.
+// These functions register with PyTorch what a device type needs. Each is in the file of its name,
+// such as guard.cpp.
 void register_guard();
 void register_hooks(int num_devices);
 void register_memory(int num_devices);

@@ -38,7 +38,7 @@ inline std::string name_of_schedule(const ::testing::TestParamInfo<sim::Schedule
   return name_of(info.param);
 }
 
-/// Lets later work of `waiting` run after the present work of `awaited`.
+/// Makes later work on `waiting` wait for all present work on `awaited`.
 inline void make_wait(const c10::Stream& waiting, const c10::Stream& awaited) {
   c10::Event event(awaited.device_type());
   event.record(awaited);

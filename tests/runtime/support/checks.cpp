@@ -10,7 +10,7 @@ std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model
   for (const FlatParameterInfo& info : handles(model)) {
     const bool is_whole = info.sharded_numel >= info.unpadded_numel;
     const std::int64_t first = is_whole ? 0 : mesh.rank() * info.sharded_numel;
-    // Beside each element whether a rank has a gradient for it.
+    // Two columns: each element of the gradient, and 1 if the rank has a gradient there, else 0.
     at::Tensor own = torch::zeros({info.sharded_numel, 2}, torch::kDouble);
     for (const auto& parameter : info.parameters) {
       const std::string fqn =
@@ -47,12 +47,13 @@ void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Mo
     const at::Tensor& expected = parameter.value().grad();
     const auto it = found.find(fqn);
     if (it == found.end()) {
-      // Tied weights stand under their first name; what is ignored stands with its owner.
+      // The parameter is a later name of a tied weight, has no gradient, or is ignored by
+      // fully_shard. An ignored parameter keeps its own `.grad`.
       const at::Tensor own = sharded.named_parameters()[fqn].grad();
       EXPECT_TRUE(expected.defined() || !own.defined()) << fqn;
       continue;
     }
-    ASSERT_TRUE(expected.defined()) << fqn << ": a gradient where the unsharded model has none";
+    ASSERT_TRUE(expected.defined()) << fqn << ": has a gradient, but not in the unsharded model";
     ASSERT_EQ(it->second.sizes(), expected.sizes()) << fqn;
     EXPECT_TRUE(torch::allclose(it->second, expected.to(torch::kDouble) * factor, tolerance,
                                 tolerance / 100))

@@ -14,7 +14,7 @@
 
 namespace tessera::test {
 
-/// Returns a model that is the same on every rank.
+/// Returns a new model with parameters that are equal on all ranks.
 template <class Model>
 Model seeded() {
   Model model{nullptr};
@@ -31,7 +31,8 @@ inline Transformer sharded_transformer(const dist::Mesh& mesh) {
   return model;
 }
 
-/// libtorch lists a tied parameter under each of its names; an optimizer must not step it twice.
+/// Returns the parameters for an optimizer, each once. (libtorch lists a tied parameter once for
+/// each of its names, but an optimizer must not step it twice.)
 inline std::vector<at::Tensor> unique_parameters(const torch::nn::Module& model) {
   std::vector<at::Tensor> parameters;
   for (const at::Tensor& parameter : model.parameters()) {
@@ -47,7 +48,7 @@ inline at::Tensor some_ids() {
   return torch::arange(6).remainder(5).reshape({2, 3});
 }
 
-/// Computes in bfloat16 what autocast of the CPU says, as torch.autocast does in Python.
+/// While this lives, the CPU's autocast computes in bfloat16, as with torch.autocast in Python.
 class AutocastToBFloat16 {
  public:
   AutocastToBFloat16() {
@@ -90,13 +91,13 @@ inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::
   }
 }
 
-/// Returns the average gradients of a fully sharded model by name, whole, gathered from all ranks.
-/// Where no rank has one: undefined.
+/// Gathers the gradients of a fully sharded model from all ranks. Returns whole gradients by name.
+/// Leaves out a parameter if a rank has no gradient for its shard. Collective.
 std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model,
                                                   const dist::Mesh& mesh);
 
-/// Holds them against those of an unsharded model, times `factor`. `tolerance` is relative, and a
-/// hundredth of it absolute.
+/// Expects that the gradients of `sharded` are those of `unsharded` times `factor`. `tolerance`:
+/// the relative tolerance; the absolute tolerance is a hundredth of it. Collective.
 void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Module& sharded,
                          const dist::Mesh& mesh, double factor = 1, double tolerance = 1e-5);
 

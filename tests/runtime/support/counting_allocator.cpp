@@ -16,13 +16,15 @@ struct Counter {
   std::atomic<std::int64_t> peak = 0;
 };
 
-/// Outlives its thread: what a thread allocates may be freed by another.
+/// Returns this thread's counter. A shared_ptr, because another thread may free this thread's
+/// memory after this thread has ended.
 std::shared_ptr<Counter>& own_counter() {
   thread_local auto counter = std::make_shared<Counter>();
   return counter;
 }
 
-/// Lies in front of what is allocated: libtorch asks that the context be the memory itself.
+/// The header in front of each allocation. It holds what `free` needs, because libtorch requires
+/// that the context of a DataPtr is the memory itself.
 struct alignas(64) Header {
   std::int64_t nbytes;
   std::shared_ptr<Counter> counter;
@@ -59,7 +61,7 @@ class CountingAllocator final : public c10::Allocator {
 
 void install() {
   static const bool is_installed = [] {
-    auto* const allocator = new CountingAllocator;  // lives on
+    auto* const allocator = new CountingAllocator;  // never destroyed
     c10::SetCPUAllocator(allocator, /*priority=*/1);
     return true;
   }();

@@ -6,7 +6,7 @@
 
 namespace tessera::test {
 
-/// Layers of odd sizes: nothing divides by the number of ranks.
+/// Layers of odd sizes, so that parameters do not divide evenly over the ranks.
 struct MlpImpl : torch::nn::Module {
   MlpImpl() {
     up = register_module("up", torch::nn::Linear(7, 13));
@@ -34,7 +34,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// A projection onto the vocabulary that shares the embedding's weight.
+/// A projection to the vocabulary with the weight of the embedding (tied).
 struct TiedHeadImpl : torch::nn::Module {
   explicit TiedHeadImpl(at::Tensor embedding) {
     weight = register_parameter("weight", std::move(embedding));

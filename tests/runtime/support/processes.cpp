@@ -20,14 +20,15 @@ constexpr const char* kRank = "TESSERA_TEST_RANK";
 constexpr const char* kWorldSize = "TESSERA_TEST_WORLD_SIZE";
 constexpr const char* kFolder = "TESSERA_TEST_FOLDER";
 constexpr const char* kTimeout = "TESSERA_TEST_TIMEOUT_MS";
-constexpr const char* kStoreInRank0 = "TESSERA_TEST_STORE_IN_RANK0";  // where it is set
-constexpr unsigned kSecondsToLive = 60;  // a rank that hangs dies of it
+constexpr const char* kStoreInRank0 = "TESSERA_TEST_STORE_IN_RANK0";  // set: StorePlace::rank0
+constexpr unsigned kSecondsToLive = 60;  // then SIGALRM kills a rank that hangs
 
 std::string path_of(const std::string& folder, int rank) {
   return folder + "/said-" + std::to_string(rank);
 }
 
-/// Rank 0 tells the port of its store in a file.
+/// Returns a connection to the store in rank 0. Rank 0 writes the store's port to a file; the other
+/// ranks wait for this file.
 c10::intrusive_ptr<c10d::Store> store_in_rank0(const std::string& folder, int rank,
                                                int world_size) {
   const std::string path = folder + "/port";
@@ -97,7 +98,8 @@ void as_process(const std::function<std::string(const dist::Mesh&)>& body) {
   const char* const rank_text = std::getenv(kRank);
   const char* const world_size_text = std::getenv(kWorldSize);
   const char* const folder_text = std::getenv(kFolder);
-  ASSERT_TRUE(rank_text && world_size_text && folder_text) << "run by another test";
+  ASSERT_TRUE(rank_text && world_size_text && folder_text)
+      << "only run_processes can run this test";
   ::alarm(kSecondsToLive);
   at::set_num_threads(1);
   const std::string folder = folder_text;

@@ -11,24 +11,27 @@
 
 namespace tessera::test {
 
-/// Where the store lies that ranks meet at: in a file that outlives them, as an agent's does, or in
-/// rank 0, with which it dies.
+/// Where the store is through which ranks connect. `file`: in a file, which stays if rank 0 dies
+/// (like the store of torchrun's agent). `rank0`: in the process of rank 0, which takes the store
+/// with it if it dies.
 enum class StorePlace { file, rank0 };
 
 struct ProcessOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(10);  // of the mesh
-  std::map<std::string, std::string> environment{};              // beside this process's own
-  std::optional<int> doomed{};                                   // a rank that is to be killed
+  std::map<std::string, std::string> environment{};              // variables to add to our own
+  std::optional<int> doomed{};                                   // a rank that must die by SIGKILL
   StorePlace store = StorePlace::file;
 };
 
-/// Runs a disabled test of this program in `world_size` processes, and returns what each said: what
-/// the test gave to `as_process`. For what ranks that are threads would share, or one would take
-/// with it. New programs, as threads do not outlive a fork. Thread-safe.
+/// Runs a disabled test of this program in `world_size` processes. The test must call `as_process`.
+/// Returns the text that each process returned there, by rank. Use it where threads cannot stand
+/// for ranks: they share state, and a rank that dies would end the others. Starts the program anew,
+/// because a forked process has only one of its parent's threads. Thread-safe.
 std::vector<std::string> run_processes(int world_size, const std::string& disabled_test,
                                        const ProcessOptions& options = {});
 
-/// What such a test does: `body` returns what its process says.
+/// Call it in a test that `run_processes` runs. Calls `body` with the mesh of all processes, and
+/// passes the text that `body` returns to `run_processes`.
 void as_process(const std::function<std::string(const dist::Mesh&)>& body);
 
 }  // namespace tessera::test

@@ -23,7 +23,7 @@ struct Standing {
 void print(Standing& where) {
   const std::lock_guard lock(where.mutex);
   for (std::size_t rank = 0; rank < where.places.size(); ++rank) {
-    std::fprintf(stderr, "rank %zu stands at %s\n", rank, where.places[rank].c_str());
+    std::fprintf(stderr, "rank %zu was last at %s\n", rank, where.places[rank].c_str());
   }
 }
 
@@ -87,7 +87,7 @@ void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& failure : failures) {
     if (!failure) continue;
-    print(where);  // the first rank's failure may be that another one failed
+    print(where);  // shows all failures: the first rank's error may only follow from another rank's
     std::rethrow_exception(failure);
   }
 }

@@ -8,17 +8,18 @@ namespace tessera::test {
 
 using TransportOfRank = std::function<dist::Transport(int rank)>;
 
-/// Runs `body` on `world_size` ranks, each a thread with a mesh of its own, over Gloo if there is
-/// no `transport_of`. Ends the process with what every rank said last where they do not finish in
-/// time; else rethrows what the first rank threw.
+/// Runs `body` on `world_size` ranks. Each rank is a thread with its own mesh. The ranks
+/// communicate through `transport_of(rank)`, by default Gloo. Rethrows the error of the lowest rank
+/// that threw. If the ranks do not finish in time, prints the last `stand_at` of each rank and ends
+/// the process.
 void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body,
               dist::MeshOptions options = {}, const TransportOfRank& transport_of = {});
 
-/// Says where this rank stands, for the message of a time-out.
+/// Notes what this rank is about to do, for the messages that `on_ranks` prints.
 void stand_at(std::string place);
 
-/// Makes all ranks of the running `on_ranks` do what needs the global generator one after the
-/// other.
+/// Runs `body` while no other thread is in `with_generator`. Use it for code that seeds or uses the
+/// default random number generator, which ranks that are threads share.
 void with_generator(const std::function<void()>& body);
 
 }  // namespace tessera::test

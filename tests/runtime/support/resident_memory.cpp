@@ -22,7 +22,7 @@ std::int64_t status(const std::string& name) {
 
 std::int64_t peak_growth(const std::function<void()>& body) {
   ::malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak is what there is now
+  std::ofstream("/proc/self/clear_refs") << "5";  // sets the peak (VmHWM) to the present size
   const std::int64_t before = status("VmRSS");
   body();
   return status("VmHWM") - before;

@@ -5,12 +5,13 @@
 
 namespace tessera::test {
 
-/// Returns by how much this process's resident memory grows at most while `body` runs, whatever
-/// allocates it. Give freed memory back at once before (`give_back_freed_memory`), and run alone in
-/// the process. Units: bytes.
+/// Returns by how much the resident memory of this process grows at most while `body` runs,
+/// whatever allocates the memory. Call `give_back_freed_memory` first, and run nothing else in the
+/// process. Units: bytes.
 std::int64_t peak_growth(const std::function<void()>& body);
 
-/// Makes malloc map each large block by itself from now on, so that what is freed counts no more.
+/// Makes malloc map each block of 128 KiB or more by itself from now on. Freed blocks then go back
+/// to the system at once, and are no longer resident memory.
 void give_back_freed_memory();
 
 }  // namespace tessera::test

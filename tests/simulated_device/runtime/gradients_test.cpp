@@ -23,7 +23,7 @@ at::Tensor loss_of(const at::Tensor& logits) {
   return logits.to(torch::kFloat).square().mean();
 }
 
-/// Returns gradients on the CPU of the sum of the losses of some batches.
+/// Returns the gradients of the sum of the losses of `num_batches` batches, computed on the CPU.
 std::map<std::string, at::Tensor> expected_gradients(int num_batches) {
   Transformer model = test::seeded<Transformer>();
   for (int i = 0; i < num_batches; ++i) loss_of(model->forward(batch_on(at::kCPU, i))).backward();
@@ -163,7 +163,7 @@ TEST_P(GradientsOnDeviceTest, OffloadedParametersArePinned) {
   });
 }
 
-/// Returns the most memory of rank 0 in a step, above what it has between steps.
+/// Returns by how many bytes the memory of rank 0 grows at most during a forward.
 std::int64_t peak_nbytes(bool limits_all_gathers) {
   std::int64_t peak = 0;
   test::on_devices(2, [&](const dist::Mesh& mesh) {

@@ -45,7 +45,7 @@ void seed(at::Device its_device) {
   generator.set_current_seed(11);
 }
 
-/// Computes in bfloat16 what autocast of the device says.
+/// While this lives, the device's autocast computes in bfloat16.
 class AutocastScope {
  public:
   AutocastScope() {
@@ -63,7 +63,7 @@ class AutocastScope {
 
 enum class Autocast { off, on };
 
-/// Returns the gradients, whole, of one step on two ranks.
+/// Returns the whole gradients, by name, of one step on two ranks.
 std::map<std::string, at::Tensor> gradients_with(std::optional<RecomputeOptions> recomputation,
                                                  Autocast autocast) {
   std::map<std::string, at::Tensor> found;

@@ -48,7 +48,7 @@ struct Trainer {
   }
 };
 
-/// Returns the parameters on the CPU after some steps of the unsharded model.
+/// Returns the parameters of the unsharded model after `num_steps` steps on the CPU, by name.
 std::map<std::string, at::Tensor> expected_after(int num_steps) {
   Transformer model = test::seeded<Transformer>();
   torch::optim::AdamW optimizer(test::unique_parameters(*model), torch::optim::AdamWOptions(1e-2));
@@ -120,7 +120,7 @@ TEST_P(StateOnDeviceTest, UnshardParamsKeepsWhatIsWritten) {
       }
     }
     expect_parameters(*trainer.model, expected);
-    trainer.step();  // passes go on
+    trainer.step();  // passes still work
   };
   for (const bool is_rank0_only : {false, true}) {
     SCOPED_TRACE(is_rank0_only ? "rank 0 only" : "all ranks");
@@ -150,7 +150,7 @@ TEST_P(StateOnDeviceTest, ASaveComesBack) {
         [&](const dist::Mesh& mesh) {
           Trainer trainer(mesh, HYBRID_SHARD, offload);
           load(trainer.state(), path);
-          trainer.step();  // also the state of the optimizer has come back
+          trainer.step();  // gives `expected` only if the optimizer's state was loaded too
           expect_parameters(*trainer.model, expected);
         },
         test::two_replicas());
@@ -168,7 +168,7 @@ TEST_P(StateOnDeviceTest, ASaveInTheBackgroundHasTheStateOfItsStart) {
     TrainState state = trainer.state();
     const std::int64_t pinned = sim::pinned_nbytes();
     save(state, path, {.async = true});
-    EXPECT_GT(sim::pinned_nbytes(), pinned);  // copies to pinned memory need no further copy
+    EXPECT_GT(sim::pinned_nbytes(), pinned);  // the state was copied to pinned memory
     for (int i = 0; i < 3; ++i) trainer.step();
     state.wait();
     Trainer other(mesh, FULL_SHARD);

@@ -1,4 +1,4 @@
-// Embedding tables on a device: what fails midway, and what is refused.
+// Embedding tables on a device: steps that fail midway, and calls that are refused.
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -21,7 +21,8 @@ class TableFaultsTest : public test::AcceleratorTest {};
 
 constexpr std::int64_t kCachedRows = 21;
 
-/// Tables on a rank's device; `is_cached`: most rows of two tables are in host memory.
+/// Returns tables on a rank's device. `is_cached`: whether two tables are in host memory, with some
+/// rows cached on the device.
 Tables tables_on(const dist::Mesh& mesh, bool is_cached, const std::string& plan = "table_wise",
                  const embedding::FusedOptimizer& optimizer = test::fused_optimizers()[2]) {
   ShardOptions options{.optimizer = optimizer, .device = device(mesh.rank())};
@@ -59,7 +60,8 @@ void expect_same_state(const Tables& found, const Tables& expected) {
 TEST_P(TableFaultsTest, ATableThatDoesNotFitIsNamedAndFailsOnAllRanks) {
   test::on_devices(2, [&](const dist::Mesh& mesh) {
     const std::int64_t before = sim::memory_of(mesh.rank()).now;
-    // "cities", "again" of rank 1: 3 rows of 5 and 20 rows of 7, and a number for each row.
+    // Rank 1 has the tables "cities" (3 rows of 5 columns) and "again" (20 rows of 7). The state of
+    // each row is one float more.
     if (mesh.rank() == 1) sim::limit_memory(1, before + 1024);
     const std::string message = test::error_of([&] { tables_on(mesh, false); });
     EXPECT_THAT(message,
@@ -70,14 +72,14 @@ TEST_P(TableFaultsTest, ATableThatDoesNotFitIsNamedAndFailsOnAllRanks) {
                                 "an error on rank 1"));
     EXPECT_EQ(sim::memory_of(mesh.rank()).now, before);
     sim::limit_memory(mesh.rank(), std::numeric_limits<std::int64_t>::max());
-    step(tables_on(mesh, false), test::small_batch(mesh.rank(), 0));  // the mesh is as it was
+    step(tables_on(mesh, false), test::small_batch(mesh.rank(), 0));  // the mesh still works
   });
 }
 
 TEST_P(TableFaultsTest, CachedRowsThatDoNotFitAreNamed) {
   const std::int64_t pinned_before = sim::pinned_nbytes();
   sim::limit_memory(0, sim::memory_of(0).now + 2048);
-  // 21 rows of 4 columns, and a number for each row.
+  // 21 rows of 4 columns, and one float of state for each row.
   EXPECT_THAT(test::error_of([&] { tables_on(dist::Mesh(), true); }),
               HasSubstr("days: memory for cached rows of a table and their optimizer state: "
                         "expected 420 bytes on "
@@ -116,8 +118,9 @@ TEST_P(TableFaultsTest, HostMemoryThatDoesNotFitIsNamed) {
                         "4573968371548160 bytes of pinned host memory"));
 }
 
-/// Runs `body` again and again, and lets one more allocation succeed each time, until none fails.
-/// Calls `after_failure` in between. Returns how often an allocation failed.
+/// Runs `body` again and again, until no allocation fails. Run number n (from 0) makes the
+/// allocation after the first n fail. Calls `after_failure` after each failure. Returns the number
+/// of failures.
 template <class Body, class AfterFailure>
 int fail_each_allocation(const Body& body, const AfterFailure& after_failure) {
   for (int number = 0;; ++number) {
@@ -157,7 +160,7 @@ TEST_P(TableFaultsTest, ACheckpointMendsABackwardWithoutMemory) {
   const test::TemporaryDirectory directory;
   for (const bool is_cached : {false, true}) {
     SCOPED_TRACE(is_cached ? "cached" : "all rows on the device");
-    const auto adam = test::fused_optimizers()[4];  // counts steps
+    const auto adam = test::fused_optimizers()[4];  // its state includes the number of steps
     const Tables tables = tables_on(dist::Mesh(), is_cached, "table_wise", adam);
     const Tables expected = tables_on(dist::Mesh(), false, "table_wise", adam);
     for (int number = 0; number < 3; ++number) {
@@ -318,7 +321,7 @@ TEST_P(TableFaultsTest, ASaveInTheBackgroundOutlivesTablesAndStreams) {
         for (int number = 3; number < 6; ++number) trained->step(number);  // not saved
         trained->tables.reset();
       }
-      trained.reset();  // with its streams
+      trained.reset();  // destroys its streams too
       Model loaded(mesh, is_cached);
       loaded.step(9);  // so that rows are on the device
       load(TrainState{loaded.model, *loaded.optimizer}, path);

@@ -22,7 +22,8 @@ using ::testing::IsEmpty;
 
 class TablesOnDeviceTest : public test::AcceleratorTest {};
 
-/// A row-wise optimizer with means of weighted rows, and, if all optimizers, each with sums.
+/// Returns a row-wise optimizer with weighted ids and Pooling::mean. If `has_all_optimizers`, adds
+/// every optimizer with Pooling::sum.
 std::vector<Way> some_ways(bool has_all_optimizers) {
   std::vector<Way> ways;
   ways.push_back({{.is_weighted = true, .pooling = Pooling::mean}, test::fused_optimizers()[2]});
@@ -83,7 +84,7 @@ TEST_P(TablesOnDeviceTest, BeginWithTheValuesOfTheCpu) {
 
 // ---- What the host waits for.
 
-/// Tables on a rank's device, by the plan kind "mixed".
+/// Returns tables on a rank's device, sharded by the plan kind "mixed".
 std::shared_ptr<ShardedEmbeddingBagCollection> mixed_tables(const dist::Mesh& mesh,
                                                             ShardOptions options = {}) {
   options.device = device(mesh.rank());
@@ -122,7 +123,7 @@ TEST_P(TablesOnDeviceTest, NoOperatorOfAStepMakesTheHostWait) {
 
 TEST_P(TablesOnDeviceTest, APipelineSendsBatchesBesideTheStepBefore) {
   if (GetParam() == "Eager") GTEST_SKIP() << "all work has run when it is launched";
-  if (GetParam() == "SlowThreads") GTEST_SKIP() << "work ends at drawn times";
+  if (GetParam() == "SlowThreads") GTEST_SKIP() << "work ends at random times";
   test::on_devices(2, [&](const dist::Mesh& mesh) {
     const at::Device own = device(mesh.rank());
     const auto tables = mixed_tables(mesh);
@@ -137,7 +138,8 @@ TEST_P(TablesOnDeviceTest, APipelineSendsBatchesBesideTheStepBefore) {
     int num_steps = 0;
     std::optional<c10::Event> computed;
     while (auto item = batches.next()) {
-      // The next batch has its sizes, and the step before has not even begun.
+      // `next` has returned, so the host knows the sizes of this batch. The device has not computed
+      // the step before yet.
       if (computed) {
         EXPECT_FALSE(computed->query()) << num_steps;
       }
@@ -237,7 +239,7 @@ TEST_P(TablesOnDeviceTest, AnotherDeviceIsRefused) {
 // ---- Rows cached on the device.
 
 constexpr std::int64_t kNumRows = 300;
-constexpr std::int64_t kCachedRows = 70;  // a batch of two ranks names at most 64
+constexpr std::int64_t kCachedRows = 70;  // the batches of two ranks look up at most 64
 
 std::vector<EmbeddingBagConfig> large_tables() {
   return {{.name = "items",
@@ -247,7 +249,7 @@ std::vector<EmbeddingBagConfig> large_tables() {
           {.name = "small", .num_embeddings = 9, .embedding_dim = 3, .feature_names = {"day"}}};
 }
 
-/// A drawn batch of four samples; low ids are more frequent.
+/// Returns a random batch of four samples. Low ids are more frequent.
 KeyedJaggedTensor drawn_batch(test::Random& random) {
   std::vector<std::int64_t> values, lengths;
   for (const std::int64_t num_rows : {kNumRows, kNumRows, std::int64_t{9}}) {
@@ -262,7 +264,8 @@ KeyedJaggedTensor drawn_batch(test::Random& random) {
                                          torch::tensor(lengths, at::kLong));
 }
 
-/// Trains with all rows on the device and with a few, and expects equal bits.
+/// Trains tables with all rows on the device, and the same tables with only some rows cached there.
+/// Expects equal bits.
 void expect_cached_as_uncached(TableSharding sharding, int world_size,
                                const embedding::FusedOptimizer& optimizer) {
   SCOPED_TRACE(std::string(embedding::name_of(optimizer)) + " on " + std::to_string(world_size));
@@ -285,7 +288,7 @@ void expect_cached_as_uncached(TableSharding sharding, int world_size,
       const KeyedJaggedTensor batch = drawn_batch(random);
       const at::Tensor expected = all->forward(batch).values();
       const at::Tensor found = cached->forward(batch).values();
-      if (step % 3 == 0) cached->forward(drawn_batch(random));  // displaces rows
+      if (step % 3 == 0) cached->forward(drawn_batch(random));  // replaces some cached rows
       test::loss_of(expected).backward();
       test::loss_of(found).backward();
       EXPECT_TRUE(torch::equal(found.cpu(), expected.cpu())) << step;
@@ -323,7 +326,7 @@ TEST_P(TablesOnDeviceTest, ABatchThatNeedsMoreRowsThanAreCachedChangesNothing) {
                                        ? "users: rows of a batch in one table: expected at most 2"
                                        : "too many on rank 0"));
     test::expect_close(state_dict(*tables, {.offload_to_cpu = true}), before, "state");
-    // A batch that fits is looked up.
+    // A batch that fits still works.
     const std::vector<std::string> keys = {"user", "item", "city", "day"};
     const auto small = KeyedJaggedTensor::from_lengths(keys, torch::tensor({1L, 2L, 0L, 3L}),
                                                        torch::tensor({1L, 1L, 1L, 1L}));
@@ -353,7 +356,7 @@ TEST_P(TablesOnDeviceTest, CachedRowsThatCannotBeAreRefused) {
 
 // ---- Tables and sharded layers under one root.
 
-/// A layer that rank 0 alone uses, before the tables.
+/// Tables between two layers. Only rank 0 uses the layer `sometimes`, which runs before the tables.
 struct RecommenderImpl : torch::nn::Module {
   explicit RecommenderImpl(std::shared_ptr<ShardedEmbeddingBagCollection> its_tables)
       : tables(register_module("tables", std::move(its_tables))),
