@@ -19,7 +19,7 @@ def open_index(checkpoint):
 
 
 def read_tensor(index, name):
-    """The whole tensor, put together from all ranks; bfloat16 comes as float32, which holds it exactly."""
+    """Returns the whole tensor, from the files of all ranks. Returns bfloat16 as float32, which is exact."""
     dataset = index[name]
     array = np.asarray(dataset[()])
     if dataset.attrs["dtype"] == b"bfloat16":  # stored as uint16: the upper half of a float32

@@ -9,14 +9,14 @@ model, and keep the file beside the checkpoint:
 
     ckpt-reshard CHECKPOINT DST --to native --flat-layout flat-layout.json
 
-With use_orig_params=True the local state dict also holds each rank's own cut of every parameter
-under the parameter's name; drop those entries before saving, all ranks would write the same key:
+With use_orig_params=True the local state dict also has this rank's shard of every parameter under
+the parameter's name. Drop these entries before you save, because all ranks would write the same key:
 
     state = {k: v for k, v in model.state_dict().items() if k.endswith("_flat_param")}
 
 Units: elements. Offsets count from the start of the flat vector. `numel_padded` is the length of
 the vector in the checkpoint: all parameters, the gaps between them and the padding at the end.
-A tied parameter stands once under each of its names, at the same offset.
+A tied parameter is listed once for each of its names, with the same offset.
 """
 
 import json

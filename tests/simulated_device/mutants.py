@@ -27,7 +27,7 @@ FUNCTION = re.compile(r"^[\w:<>&*,~ ]*?(\w+::\w+|\w+)\([^;]*$", re.MULTILINE)
 EXPECTED_TO_PASS = {
     "FlatParamGather::abort: pending_.wait()": "after a failure: the tensors are dropped",
     "FlatParamReduction::abort: pending_.wait()": "after a failure: the tensors are dropped",
-    "FlatParamGather::join: all_gather(...).wait()": "c10d requires the call; the backend keeps the tensors until then",
+    "FlatParamGather::join: all_gather(...).wait()": "c10d requires the call; the backend keeps the tensors anyway",
     "FlatParamGather::join: streams_->note_use(shard, streams_->unshard)":
         "later work of the pass is in order anyway, but the code does not rely on that",
     "FlatParamGather::reshard: streams_->make_wait(streams_->unshard, streams_->compute())":

@@ -56,7 +56,7 @@ class LanguageModel(nn.Module):
 
 
 def join_process_group():
-    """Joins the processes that torchrun started; on one machine, over the loopback interface."""
+    """Connects the processes that torchrun started on this machine, over the loopback interface."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -64,7 +64,7 @@ def join_process_group():
 
 
 def leave_process_group(exit_code: int = 0) -> None:
-    """Ends this process. Gloo's threads can abort an ordinary interpreter exit, so there is none."""
+    """Ends this process by os._exit, because Gloo's threads can abort an ordinary exit of the interpreter."""
     dist.barrier()
     os._exit(exit_code)
 
@@ -99,10 +99,9 @@ def training_state(model, optimizer) -> dict:
 
 
 def digests(state: dict) -> dict:
-    """Returns what identifies every leaf of a state, by flattened key. Collective: all ranks.
+    """Returns a digest of every tensor, and every other value itself, by flattened key. All ranks must call it.
 
-    A tensor is identified by dtype, shape and the SHA-256 of its whole row-major bytes,
-    any other value by itself.
+    The digest of a tensor has its dtype, its shape and the SHA-256 of the bytes of the whole tensor in row-major order.
     """
     flat, _ = flatten_state_dict(state)
     tensors, values = {}, {}

@@ -55,7 +55,7 @@ def main() -> None:
             expected = json.load(file)
         lines = differences(expected, found)
         surplus = stored.keys() - expected["tensors"].keys() - expected["values"].keys()
-        lines += [f"{key}: stored, but nobody saved it" for key in sorted(surplus)]
+        lines += [f"{key}: in the checkpoint, but train_fsdp2.py did not save it" for key in sorted(surplus)]
         for line in lines:
             print(line)
         exit_code = 1 if lines else 0

@@ -22,7 +22,7 @@ from language_model import (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="directory to write")
-    parser.add_argument("--digests", required=True, help="JSON file for what every tensor holds")
+    parser.add_argument("--digests", required=True, help="JSON file to write the digest of every tensor to")
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
 

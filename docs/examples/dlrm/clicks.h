@@ -12,7 +12,7 @@
 namespace example {
 
 /// Synthetic clicks with a hidden pattern that a model can learn. A sample depends only on the step
-/// and its number, so every rank computes the same one.
+/// and its number in the step, so every rank can compute the same sample.
 class Clicks {
  public:
   static constexpr std::int64_t kNumDense = 8;
@@ -58,7 +58,7 @@ class Clicks {
         lengths.push_back(1 + static_cast<std::int64_t>(numbers.next() *
                                                         static_cast<double>(feature.max_length)));
         for (std::int64_t n = 0; n < lengths.back(); ++n) {
-          // Few ids are met often, and most of them rarely.
+          // A few ids appear often, and most ids rarely.
           const double popular = std::pow(numbers.next(), 4);
           ids.push_back(static_cast<std::int64_t>(popular * static_cast<double>(feature.num_ids)));
           scores[static_cast<std::size_t>(i)] +=
@@ -78,7 +78,8 @@ class Clicks {
   }
 
  private:
-  /// Numbers between 0 and 1 that follow from a sample and a feature. SplitMix64.
+  /// Pseudorandom numbers between 0 and 1 that depend only on step, sample and feature
+  /// (SplitMix64).
   class Numbers {
    public:
     Numbers(std::int64_t step, std::int64_t sample, std::size_t feature)
@@ -95,7 +96,8 @@ class Clicks {
     std::uint64_t state_;
   };
 
-  /// The truth: what each id adds to the chance of a click.
+  /// The hidden pattern: what an id adds to the score of a sample. The score decides the
+  /// probability of a click.
   static float hidden_score(std::size_t feature, std::int64_t id) {
     Numbers numbers(0, id, 1000 + feature);
     numbers.next();

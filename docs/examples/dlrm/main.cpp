@@ -1,5 +1,5 @@
-// Trains a recommendation model whose tables are sharded by a plan, and goes on from its newest
-// checkpoint under any other plan and on any number of ranks.
+// Trains a recommendation model whose tables are sharded by a plan. Resumes from its newest
+// checkpoint, also under another plan and on another number of ranks.
 //   torchrun --no-python --nproc-per-node 2 dlrm checkpoints --steps 300
 //   torchrun --no-python --nproc-per-node 3 dlrm checkpoints --steps 600 --plan plan.json
 #include <unistd.h>
@@ -23,27 +23,27 @@ namespace {
 using namespace tessera::literals;
 
 constexpr int kWrongUsage = 2;
-constexpr std::int64_t kSamples = 768;  // of each batch, shared out among the ranks
+constexpr std::int64_t kSamples = 768;  // of the batch of all ranks
 
 struct Options {
   std::string directory;         // of checkpoints
   std::string plan;              // a file; empty: Tessera proposes one
   std::string losses;            // a file to append to; empty: none
-  std::int64_t num_steps = 300;  // from the very first
+  std::int64_t num_steps = 300;  // since the training began, before resumes too
 };
 
 /// Reads the command line, or ends the process with its help or an error.
 Options parse(int argc, char** argv) {
   Options options;
   CLI::App app(
-      "Trains a recommendation model on made-up clicks, and goes on from the newest checkpoint in "
+      "Trains a recommendation model on made-up clicks. Resumes from the newest checkpoint in "
       "DIRECTORY if there is one.");
-  app.add_option("directory", options.directory, "of checkpoints; made if it is not there")
+  app.add_option("directory", options.directory, "directory of checkpoints; created if missing")
       ->required();
-  app.add_option("--steps", options.num_steps, "the step to stop after")
+  app.add_option("--steps", options.num_steps, "number of the last step")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--plan", options.plan, "who holds what of each table; else one is proposed")
+  app.add_option("--plan", options.plan, "table plan (JSON file); default: proposed by Tessera")
       ->check(CLI::ExistingFile);
   app.add_option("--losses", options.losses, "append a line of JSON for each step to a file");
   try {
@@ -59,7 +59,7 @@ std::string ranks(int number) {
   return std::to_string(number) + (number == 1 ? " rank" : " ranks");
 }
 
-/// Prints on one rank: lines that stay, and one that says how far training is.
+/// Prints on rank 0: lines that stay (`say`), and a line that the next one replaces (`progress`).
 class Output {
  public:
   explicit Output(const tessera::dist::Mesh& mesh)
@@ -77,7 +77,8 @@ class Output {
   bool is_terminal_;
 };
 
-/// Returns the plan of a file, or one that Tessera proposes, with the reasons.
+/// Returns the plan in the file of `--plan`. Without a file, returns the plan that Tessera
+/// proposes, and prints it with the reasons.
 tessera::TablePlan plan_for(const std::vector<tessera::EmbeddingBagConfig>& tables,
                             const tessera::embedding::FusedOptimizer& optimizer,
                             const tessera::dist::Mesh& mesh, const Options& options,
@@ -98,7 +99,7 @@ tessera::TablePlan plan_for(const std::vector<tessera::EmbeddingBagConfig>& tabl
   return proposed.plan;
 }
 
-/// Goes on from the newest checkpoint that is whole.
+/// Loads the newest valid checkpoint of `directory` if there is one.
 void resume(tessera::TrainState& state, const std::string& directory, const Output& output) {
   const auto found = tessera::formats::latest_valid(tessera::FileSystem::posix(), directory);
   if (found.path.empty()) {
@@ -153,7 +154,7 @@ void train(const Options& options) {
     const tessera::KeyedTensor pooled = tables->forward(std::move(item->input));
     const at::Tensor logits = tessera::forward(model, item->batch.dense, pooled);
     const at::Tensor loss = torch::binary_cross_entropy_with_logits(logits, item->batch.clicked);
-    loss.backward();  // and the tables have been updated
+    loss.backward();  // also updates the tables (fused optimizer)
     optimizer.step();
     optimizer.zero_grad();
 

@@ -9,8 +9,9 @@
 
 namespace example {
 
-/// A deep learning recommendation model (Naumov et al., https://arxiv.org/abs/1906.00091): tables
-/// of ids, an MLP below for numbers, products between all of them, and an MLP above.
+/// A deep learning recommendation model (Naumov et al., https://arxiv.org/abs/1906.00091).
+/// Embedding tables turn the ids into vectors, and the MLP `bottom` turns the numbers into one
+/// vector. The MLP `top` gets all vectors and the product of each pair.
 struct DlrmImpl : torch::nn::Module {
   static constexpr std::int64_t kWidth = 16;
 

@@ -1,5 +1,5 @@
-// Trains a mixture of experts on text; each rank uses the experts that its own tokens are routed
-// to. Saves at the end, and starts from what was saved there, by any number of ranks.
+// Trains a mixture of experts on text. Each rank uses only the experts to which its own tokens are
+// routed. Saves at the end. Resumes from the newest checkpoint, saved by any number of ranks.
 //   torchrun --no-python --nproc-per-node 2 mixture_of_experts checkpoints LICENSE --steps 30
 //   torchrun --no-python --nproc-per-node 4 mixture_of_experts checkpoints LICENSE --steps 60
 #include <CLI/CLI.hpp>
@@ -16,12 +16,12 @@ namespace example {
 namespace {
 
 constexpr int kWrongUsage = 2;
-constexpr std::int64_t kRows = 4;  // of each batch, shared out among the ranks
+constexpr std::int64_t kRows = 4;  // of the batch of all ranks
 
 struct Options {
   std::string directory;           // of checkpoints
   std::vector<std::string> files;  // the text
-  std::int64_t num_steps = 60;     // from the very first
+  std::int64_t num_steps = 60;     // since the training began, before resumes too
   std::string losses;              // a file to append to; empty: none
 };
 
@@ -29,12 +29,12 @@ struct Options {
 Options parse(int argc, char** argv) {
   Options options;
   CLI::App app(
-      "Trains a mixture of experts on text files, every expert a unit of its own, and goes on from "
-      "the newest checkpoint in DIRECTORY if there is one.");
-  app.add_option("directory", options.directory, "of checkpoints; made if it is not there")
+      "Trains a mixture of experts on text files. Each expert is a unit of fully_shard. "
+      "Resumes from the newest checkpoint in DIRECTORY if there is one.");
+  app.add_option("directory", options.directory, "directory of checkpoints; created if missing")
       ->required();
   app.add_option("files", options.files, "the text")->required()->check(CLI::ExistingFile);
-  app.add_option("--steps", options.num_steps, "the step to stop and save after")
+  app.add_option("--steps", options.num_steps, "number of the last step, which is saved")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--losses", options.losses, "append a line of JSON for each step to a file");
@@ -47,7 +47,7 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-/// Returns this rank's rows: a step trains on the same text whatever the number of ranks.
+/// Returns this rank's rows of a batch. So a step trains on the same text for any number of ranks.
 at::Tensor share_of(const at::Tensor& rows, const tessera::dist::Mesh& mesh) {
   return rows.chunk(mesh.world_size())[static_cast<std::size_t>(mesh.rank())];
 }

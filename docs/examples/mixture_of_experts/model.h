@@ -14,7 +14,8 @@ struct MoeConfig {
   std::int64_t sequence = 32;
 };
 
-/// A small network that sees the tokens that are routed to it. Shape: [tokens, width] in and out.
+/// A small network. It gets only the tokens that are routed to it. Shape: [tokens, width] in and
+/// out.
 struct ExpertImpl : torch::nn::Module {
   explicit ExpertImpl(std::int64_t width) {
     up = register_module("up", torch::nn::Linear(width, 2 * width));
@@ -25,9 +26,9 @@ struct ExpertImpl : torch::nn::Module {
 };
 TORCH_MODULE(Expert);
 
-/// Sends each token to the expert that a router likes best (Fedus et al., Switch Transformers,
-/// https://arxiv.org/abs/2101.03961). Experts without a token are not called. The set of
-/// called experts therefore differs between ranks. Shape: [batch, sequence, width] in and out.
+/// Sends each token to the expert to which the router gives the highest score (Fedus et al., Switch
+/// Transformers, https://arxiv.org/abs/2101.03961). Experts without a token are not called. The set
+/// of called experts therefore differs between ranks. Shape: [batch, sequence, width] in and out.
 struct ExpertsImpl : torch::nn::Module {
   explicit ExpertsImpl(const MoeConfig& config) {
     using namespace torch::nn;

@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 
 def batch_of(text, step, rank, ranks):
-    """Returns this rank's rows of the step's batch, which is the same for any number of ranks."""
+    """Returns this rank's rows of the step's batch. The whole batch is the same for any number of ranks."""
     starts = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
     rows = torch.stack([text[start : start + LENGTH + 1] for start in starts[rank::ranks].tolist()])
     return rows[:, :-1], rows[:, 1:]

@@ -1,4 +1,4 @@
-"""Trains a tiny Qwen3-MoE for two steps with Adam, and saves it with its moments. Names and shapes are those of transformers 4.
+"""Trains a tiny Qwen3-MoE for two steps with Adam. Saves the model and Adam's moments, with the names of transformers 4.
 
 Usage: python train_qwen3_moe.py FOLDER
 """
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """RoPE: turns elements i and i + HEAD_DIM / 2 by the position."""
+    """Rotary position embedding: rotates each pair of elements i and i + HEAD_DIM / 2 by an angle for the position."""
     angles = torch.arange(x.shape[-2])[:, None] / 1e6 ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     first, second = x.chunk(2, -1)
     return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)

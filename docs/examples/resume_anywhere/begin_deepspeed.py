@@ -1,4 +1,4 @@
-"""Begins the run of resume_anywhere with DeepSpeed's ZeRO 3: the same model, text and schedule.
+"""Begins a training that resume_anywhere can resume, with DeepSpeed's ZeRO 3: the same model, text and schedule.
 
     torchrun --nproc-per-node 2 begin_deepspeed.py RUN TEXT... --steps 120 --save-at 40
 """
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="directory to save in")
     parser.add_argument("files", nargs="+", help="the text")
-    parser.add_argument("--steps", type=int, default=120, help="the step to stop after (default: 120)")
+    parser.add_argument("--steps", type=int, default=120, help="number of the last step (default: 120)")
     parser.add_argument("--save-at", type=int, help="save after this step")
     parser.add_argument("--losses", help="append a line of JSON for each step to a file")
     arguments = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
         if rank == 0 and step % 10 == 0:
             print(f"{who}: step {step}, loss {mean.item():.6f}", flush=True)
         if step == arguments.save_at:
-            # What go_on_fsdp2.py and resume_anywhere look for beside model and optimizer.
+            # go_on_fsdp2.py and resume_anywhere need these values in addition to model and optimizer.
             engine.save_checkpoint(arguments.run, client_state={"step": step, "scheduler": {"last_epoch": step}})
             if rank == 0:
                 print(f"{who}: saved {arguments.run}/global_step{step}", flush=True)

@@ -1,4 +1,4 @@
-"""Goes on with PyTorch's FSDP2 from a checkpoint of resume_anywhere in PyTorch's own format, on the same text.
+"""Resumes with PyTorch's FSDP2, on the same text, from a checkpoint that resume_anywhere saved in PyTorch's own format.
 
     torchrun --nproc-per-node 2 go_on_fsdp2.py CHECKPOINT TEXT... --steps 120 --save checkpoints/step-120
 """
@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 WIDTH, LAYERS, HEADS, SEQUENCE = 128, 4, 4, 64
-ROWS = 16  # of each batch, shared out among the ranks
+ROWS = 16  # of the batch of all ranks
 
 
 class Block(nn.Module):
-    """The names of its parameters are those of train_transformer/model.h; nothing else ties the two."""
+    """The model of train_transformer/model.h in Python. Checkpoints fit because the parameters have the same names."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
 
 
 class Text:
-    """The same numbers and batches as train_transformer/text.h."""
+    """Gives characters the same numbers, and steps the same batches, as train_transformer/text.h."""
 
     STRIDE = 2_654_435_761
 
@@ -74,7 +74,7 @@ class Text:
         self.ids = torch.tensor([number_of[character] for character in characters])
 
     def batch(self, step: int) -> torch.Tensor:
-        """Returns the whole batch of a step, each row with the character after it."""
+        """Returns the whole batch of a step. Each row has one character more, for the targets."""
         num_places = len(self.ids) - SEQUENCE
         begins = [(step * ROWS + row) * self.STRIDE % num_places for row in range(ROWS)]
         return torch.stack([self.ids[begin : begin + SEQUENCE + 1] for begin in begins])
@@ -82,9 +82,9 @@ class Text:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint", help="directory to go on from")
+    parser.add_argument("checkpoint", help="directory of the checkpoint to resume from")
     parser.add_argument("files", nargs="+", help="the text")
-    parser.add_argument("--steps", type=int, default=120, help="the step to stop after (default: 120)")
+    parser.add_argument("--steps", type=int, default=120, help="number of the last step (default: 120)")
     parser.add_argument("--save", help="directory to save in at the end")
     parser.add_argument("--losses", help="append a line of JSON for each step to a file")
     arguments = parser.parse_args()
@@ -107,7 +107,7 @@ def main() -> None:
     state = {"model": model_state, "optim": optimizer_state, "scheduler": {"last_epoch": 0}, "step": 0}
     dcp.load(state, checkpoint_id=arguments.checkpoint)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
-    # Made when all is loaded, as it adds a field to the optimizer's groups that C++ does not have.
+    # Create the scheduler after loading, because it adds a field to the optimizer's groups that C++ does not have.
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=40, gamma=0.5)
     scheduler.load_state_dict(state["scheduler"])
     if rank == 0:

@@ -1,5 +1,5 @@
-// Trains a small transformer on text, and goes on from its newest checkpoint wherever it is started
-// again: on any number of ranks, under any strategy.
+// Trains a small transformer on text. When it is started again, it resumes from its newest
+// checkpoint, also on another number of ranks and under another strategy.
 //   torchrun --no-python --nproc-per-node 2 resume_anywhere checkpoints LICENSE --steps 50
 //   torchrun --no-python --nproc-per-node 4 resume_anywhere checkpoints LICENSE \
 //       --strategy HYBRID_SHARD
@@ -19,13 +19,13 @@ namespace example {
 namespace {
 
 constexpr int kWrongUsage = 2;
-constexpr std::int64_t kRows = 16;  // of each batch, shared out among the ranks
+constexpr std::int64_t kRows = 16;  // of the batch of all ranks
 
 struct Options {
   std::string directory;           // of checkpoints
   std::vector<std::string> files;  // the text
   tessera::ShardingStrategy strategy = tessera::FULL_SHARD;
-  std::int64_t num_steps = 120;  // from the very first
+  std::int64_t num_steps = 120;  // since the training began, before resumes too
   std::int64_t save_every = 10;  // steps
   std::string dcp;               // where to save for PyTorch at the end; empty: nowhere
   std::string losses;            // a file to append to; empty: none
@@ -35,8 +35,8 @@ struct Options {
 Options parse(int argc, char** argv) {
   Options options;
   CLI::App app(
-      "Trains a character-level transformer on text files, and goes on from the newest checkpoint "
-      "in DIRECTORY if there is one.");
+      "Trains a character-level transformer on text files. Resumes from the newest checkpoint in "
+      "DIRECTORY if there is one.");
   const std::map<std::string, tessera::ShardingStrategy> strategies = {
       {"FULL_SHARD", tessera::FULL_SHARD},
       {"SHARD_GRAD_OP", tessera::SHARD_GRAD_OP},
@@ -44,19 +44,20 @@ Options parse(int argc, char** argv) {
       {"HYBRID_SHARD", tessera::HYBRID_SHARD},
       {"HYBRID_SHARD_ZERO2", tessera::HYBRID_SHARD_ZERO2}};
   std::string strategy = "FULL_SHARD";
-  app.add_option("directory", options.directory, "of checkpoints; made if it is not there")
+  app.add_option("directory", options.directory, "directory of checkpoints; created if missing")
       ->required();
   app.add_option("files", options.files, "the text")->required()->check(CLI::ExistingFile);
-  app.add_option("--strategy", strategy, "how parameters are kept; HYBRID: in two replicas")
+  app.add_option("--strategy", strategy, "sharding strategy; HYBRID_*: two replicas, each sharded")
       ->check(CLI::IsMember(strategies))
       ->capture_default_str();
-  app.add_option("--steps", options.num_steps, "the step to stop after")
+  app.add_option("--steps", options.num_steps, "number of the last step")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--save-every", options.save_every, "steps from one checkpoint to the next")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--dcp", options.dcp, "save here at the end as well, in PyTorch's own format");
+  app.add_option("--dcp", options.dcp,
+                 "path for one more save at the end, in PyTorch's own format");
   app.add_option("--losses", options.losses, "append a line of JSON for each step to a file");
   try {
     app.parse(argc, argv);
@@ -80,13 +81,13 @@ tessera::dist::Mesh make_mesh(tessera::ShardingStrategy strategy) {
   return tessera::dist::init_from_env(options);
 }
 
-/// Returns this rank's rows: a step trains on the same text whatever the number of ranks.
+/// Returns this rank's rows of a batch. So a step trains on the same text for any number of ranks.
 at::Tensor share_of(const at::Tensor& rows, const tessera::dist::Mesh& mesh) {
   return rows.chunk(mesh.world_size())[static_cast<std::size_t>(mesh.rank())];
 }
 
-/// Goes on from the newest checkpoint that is whole, of any format, written by any number of ranks;
-/// `say` tells which.
+/// Loads the newest valid checkpoint of `directory` if there is one: of any format, saved by any
+/// number of ranks. Passes lines about it to `say`.
 void resume(tessera::TrainState& state, const std::string& directory,
             const std::function<void(const std::string&)>& say) {
   const auto found = tessera::formats::latest_valid(tessera::FileSystem::posix(), directory);
@@ -116,7 +117,7 @@ void train(const Options& options) {
   torch::optim::AdamW optimizer(tessera::parameters(*model), torch::optim::AdamWOptions(4e-4));
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/40, /*gamma=*/0.5);
 
-  // All that training goes on from. Text and batches are functions of the step.
+  // `state` has all that a resumed training needs. The batches depend only on text and step.
   std::int64_t step = 0;
   tessera::TrainState state{model, optimizer};
   state.with("scheduler", scheduler).with("step", step);
@@ -154,7 +155,7 @@ void train(const Options& options) {
     if (step % options.save_every == 0) {
       const std::string name = "step-" + std::to_string(step);
       say(name + ", loss " + std::to_string(mean.item<float>()));
-      // `replace`: a damaged one that was passed over gives way.
+      // `replace`, because a damaged checkpoint, which `resume` skipped, may have this name.
       tessera::save(
           state, options.directory + "/" + name,
           {.overwrite = tessera::OverwritePolicy::replace, .async = true, .keep_last = 3});

@@ -1,6 +1,6 @@
-// Trains a small transformer on text, sharded over all ranks. Alone:
+// Trains a small transformer on text, sharded over all ranks. In one process:
 //   train_transformer README.md
-// On two processes of this machine (torchrun comes with PyTorch; mpirun and srun do as well):
+// In two processes on this machine (torchrun comes with PyTorch; mpirun and srun work too):
 //   torchrun --no-python --nproc-per-node 2 train_transformer README.md
 #include <unistd.h>
 
@@ -24,11 +24,11 @@ constexpr int kWrongUsage = 2;
 struct Options {
   std::vector<std::string> files;
   tessera::ShardingStrategy strategy = tessera::FULL_SHARD;
-  int num_replicas = 1;  // more: of hybrid strategies
+  int num_replicas = 1;  // more than 1 for hybrid strategies only
   bool is_bf16 = false;
   bool is_recomputed = false;
   std::int64_t num_steps = 200;
-  std::int64_t batch = 16;  // rows of all ranks together
+  std::int64_t batch = 16;  // rows of the batch of all ranks
   double learning_rate = 1e-3;
   std::string losses_file;
   Config model;
@@ -42,8 +42,8 @@ struct Options {
 Options parse(int argc, char** argv) {
   Options options;
   CLI::App app(
-      "Trains a character-level transformer on text files, its parameters sharded over all "
-      "ranks that torchrun, mpirun or srun starts.");
+      "Trains a character-level transformer on text files. Shards its parameters over all ranks "
+      "that torchrun, mpirun or srun starts.");
   const std::map<std::string, tessera::ShardingStrategy> strategies = {
       {"FULL_SHARD", tessera::FULL_SHARD},
       {"SHARD_GRAD_OP", tessera::SHARD_GRAD_OP},
@@ -52,16 +52,17 @@ Options parse(int argc, char** argv) {
       {"HYBRID_SHARD_ZERO2", tessera::HYBRID_SHARD_ZERO2}};
   std::string strategy = "FULL_SHARD";
   app.add_option("files", options.files, "the text")->required()->check(CLI::ExistingFile);
-  app.add_option("--strategy", strategy, "how parameters are kept")
+  app.add_option("--strategy", strategy, "sharding strategy")
       ->check(CLI::IsMember(strategies))
       ->capture_default_str();
   app.add_option("--replicas", options.num_replicas,
-                 "copies of the parameters that HYBRID_SHARD keeps, each sharded over its ranks")
+                 "for HYBRID strategies: number of replicas, each sharded over its own ranks")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_flag("--bf16", options.is_bf16,
                "compute in bfloat16; parameters and optimizer keep float32");
-  app.add_flag("--recompute", options.is_recomputed, "keep no activations of the blocks");
+  app.add_flag("--recompute", options.is_recomputed,
+               "compute the blocks' activations again in the backward, to save memory");
   app.add_option("--steps", options.num_steps, "how many steps")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
@@ -100,7 +101,7 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-/// Says on rank 0 how far the training is: in one line that moves, on a terminal.
+/// Prints the progress on rank 0. On a terminal, each line replaces the line before.
 class Progress {
  public:
   Progress(bool is_shown, std::int64_t num_steps) : is_shown_(is_shown), num_steps_(num_steps) {}

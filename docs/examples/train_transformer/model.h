@@ -17,7 +17,7 @@ struct Config {
   std::optional<tessera::RecomputeOptions> recompute{};
 };
 
-/// One layer of a decoder: attention to what came before, then a small network of its own.
+/// One layer of a decoder: attention to this and earlier positions, then an MLP.
 /// Shape: [batch, sequence, width] in and out.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const Config& config) : num_heads(config.num_heads) {

@@ -13,10 +13,12 @@
 
 namespace example {
 
-/// Characters (bytes) of text files, numbered from 0 on in the order of their codes.
+/// The text of files as numbers: the characters (bytes) that occur in it are numbered from 0 in the
+/// order of their codes.
 class Text {
  public:
-  /// Throws: std::runtime_error naming a file that cannot be read, or text shorter than `sequence`.
+  /// Throws: std::runtime_error naming a file that cannot be read, or if the text does not have
+  /// more than `sequence` characters.
   Text(const std::vector<std::string>& files, std::int64_t sequence);
 
   std::int64_t vocabulary() const { return vocabulary_; }
@@ -24,10 +26,10 @@ class Text {
 
   struct Batch {
     at::Tensor ids;      // [rows, sequence], int64
-    at::Tensor targets;  // [rows, sequence]: the character after each
+    at::Tensor targets;  // [rows, sequence]: the next character of each
   };
-  /// Returns `num_rows` pieces at places that depend on `step` alone: the same on every rank, on
-  /// every machine, and in any language that repeats the formula.
+  /// Returns `num_rows` pieces of the text. Their places depend only on the arguments and the size
+  /// of the text, so the batch is equal on all ranks. go_on_fsdp2.py uses the same formula.
   Batch batch(std::int64_t step, std::int64_t num_rows) const;
 
  private:
@@ -60,7 +62,7 @@ inline Text::Text(const std::vector<std::string>& files, std::int64_t sequence)
 }
 
 inline Text::Batch Text::batch(std::int64_t step, std::int64_t num_rows) const {
-  constexpr std::int64_t kStride = 2'654'435'761;  // 2^32 / golden ratio: places spread evenly
+  constexpr std::int64_t kStride = 2'654'435'761;  // 2^32 / golden ratio: spreads places evenly
   const std::int64_t num_places = size() - sequence_;
   std::vector<at::Tensor> ids;
   std::vector<at::Tensor> targets;
