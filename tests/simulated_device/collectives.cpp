@@ -173,8 +173,9 @@ class SimBackend final : public c10d::Backend {
     std::vector<Tensor> kept = inputs;
     kept.insert(kept.end(), outputs.begin(), outputs.end());
     for (const Tensor& each : kept) {
-      TORCH_CHECK(each.device() == device_ && each.is_contiguous(), "sim: ", name, " of rank ",
-                  getRank(), " got a tensor of ", each.device(), ", not of ", device_);
+      TORCH_CHECK(each.device() == device_ && each.is_contiguous(), "sim: ", name, " on rank ",
+                  getRank(), " got a tensor on ", each.device(), ", not a contiguous one on ",
+                  device_);
     }
     Job job{.rendezvous = rendezvous_of(ranks, name, size, place, inputs, outputs, compute),
             .rank = place};

@@ -139,7 +139,7 @@ TEST_P(DefectsTest, RefusesTensorsOfTwoDevicesAndOfTheHost) {
                 here.cumsum(0).logcumsumexp(0).scatter_add_(0, torch::zeros({4}, torch::kLong),
                                                             here);
               }),
-              HasSubstr("of a tensor of cpu"));
+              HasSubstr("got a tensor on cpu"));
 }
 
 TEST_P(DefectsTest, ACopyBetweenDevicesWaitsForBoth) {

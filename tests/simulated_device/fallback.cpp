@@ -92,12 +92,12 @@ Call describe(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     map_tensors(call.args[i], [&](const Tensor& tensor) {
       if (is_on_device(tensor)) {
         if (!device) device = tensor.device();
-        TORCH_CHECK(tensor.device() == *device, "sim: ", call.name, " of tensors of ", *device,
+        TORCH_CHECK(tensor.device() == *device, "sim: ", call.name, " got tensors on ", *device,
                     " and ", tensor.device());
         (call.is_written(i) ? call.writes : call.reads).push_back(tensor);
       } else {
         TORCH_CHECK(tensor.dim() == 0 || tensor.numel() == 0 || takes_host_tensors(call.name),
-                    "sim: ", call.name, " of a tensor of ", tensor.device());
+                    "sim: ", call.name, " got a tensor on ", tensor.device());
       }
       return tensor;
     });

@@ -59,10 +59,10 @@ class DeviceInput final : public Input {
   std::vector<Outgoing> outgoing_;
   HostIds host_ids_;
   std::optional<DevicePacking> packing_;  // of a batch on the device
-  // The header ends with the number of ids of each output of each rank, in the order of
-  // `outgoing_`.
+  // A pair is a rank and one of its outputs. The header ends with one number for each pair, in the
+  // order of `outgoing_`: how many ids of the batch go to that output.
   std::int64_t num_pairs_ = 0;
-  std::int64_t own_pairs_begin_ = 0;  // this rank's outputs among the pairs
+  std::int64_t own_pairs_begin_ = 0;  // index of the first pair of this rank
   at::Tensor headers_;                // on the device, or on the host if there is one rank
   std::vector<std::vector<std::int64_t>> num_ids_of_output_;  // by rank that sends, by output here
   at::Tensor sent_, received_;

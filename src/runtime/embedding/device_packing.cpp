@@ -7,11 +7,11 @@ namespace {
 
 using at::Tensor;
 
-/// Puts the selected elements, in order, at the beginning of a tensor with one element more than
-/// `values`. What follows them has no meaning. `places`: where each element goes; those that are
-/// not selected go to the last place.
+/// Returns a tensor that begins with the selected elements, in order. It has one element more than
+/// `values`; the elements after the selected ones have no meaning. `places`: where each element
+/// goes. Elements that are not selected go to the last place.
 Tensor selected(const Tensor& values, const Tensor& places) {
-  Tensor result = torch::zeros({values.numel() + 1}, values.options());  // the last: all others
+  Tensor result = torch::zeros({values.numel() + 1}, values.options());
   result.scatter_(0, places, values);
   return result;
 }

@@ -58,7 +58,7 @@ namespace {
 at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
-    // There are no ids, and perhaps no rows. The zeros still depend on the weight, for autograd.
+    // There are no ids, and perhaps no rows. For autograd, the zeros must depend on the weight.
     return torch::zeros({offsets.numel() - 1, weight.size(1)},
                         weight.options().dtype(at::kFloat).requires_grad(false)) +
            weight.narrow(0, 0, 0).sum();

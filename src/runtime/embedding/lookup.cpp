@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-/// Throws if the user has replaced the parameter's data.
+/// Throws if the weight is not the memory that `shard` made: the user has replaced or moved it.
 void check_memory(const LocalTable& table) {
   const Shape& shape = table.region.sizes;
   const at::Device device = table.cache ? at::Device(at::kCPU) : table.device;
@@ -26,7 +26,7 @@ void check_memory(const LocalTable& table) {
                " that tessera::shard made on ", device),
       c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(), " and strides ",
                table.weight.strides(), " on ", table.weight.device()),
-      table.weight.device() == device ? "" : "Module::to is for the other modules, not for tables");
+      table.weight.device() == device ? "" : "do not call Module::to on tables");
 }
 
 /// Returns the optimizer without clipping and weight decay.
@@ -210,7 +210,7 @@ void Lookup::step_replica(std::size_t looked, TableBackward& backward,
                                  torch::arange(all_rows.numel() + 1, at::kLong),
                                  {},
                                  {}};
-  const auto kernels = cpu_table_kernels();  // the others still refer to this batch
+  const auto kernels = cpu_table_kernels();  // new ones: this Lookup's still refer to this batch
   kernels->backward({{table.weight, &table.state}}, one_row_each, {all_gradients})
       ->fused_update({&only_table, 1}, optimizer);
 }

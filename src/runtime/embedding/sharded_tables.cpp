@@ -469,8 +469,8 @@ std::shared_ptr<Inputs> ShardedTables::refuse(std::exception_ptr why) {
   return start(OwnBatch{.batch = std::nullopt, .refusal = std::move(why)});
 }
 
-/// Throws if ranks have different tables, in the first batch: sizes of messages depend on the
-/// tables. Waits for the device.
+/// With the first batch, throws if ranks have different tables, because the sizes of messages
+/// depend on the tables. Waits for the device.
 void ShardedTables::compare_tables() {
   if (mesh_.world_size() == 1 || have_equal_tables_) return;
   const auto own = static_cast<std::int64_t>(static_fingerprint_);

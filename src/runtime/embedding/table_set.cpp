@@ -10,7 +10,8 @@
 namespace tessera {
 namespace {
 
-/// So that the bytes of a weight and of two numbers of state for each element fit 64 bits.
+/// The maximum number of elements of a table. With it, the number of bytes of a weight and of its
+/// optimizer state (at most two floats for each element) fits into 64 bits.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 59;
 
 void check(const EmbeddingBagConfig& config) {

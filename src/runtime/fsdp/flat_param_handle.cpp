@@ -80,7 +80,8 @@ void FlatParamHandle::check_tree(const std::unordered_set<const at::TensorImpl*>
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     const Tensor shown = contents_.parameter(i);
     if (shown.defined() && in_tree.contains(shown.unsafeGetTensorImpl())) continue;
-    contents_.refuse(ErrorKind::invalid_argument, i, "the parameter that was there at fully_shard",
+    contents_.refuse(ErrorKind::invalid_argument, i,
+                     "the parameter that was there when fully_shard was called",
                      "no module that still has it", "was it replaced in its module?");
   }
 }

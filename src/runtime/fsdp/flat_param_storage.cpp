@@ -102,7 +102,7 @@ void FlatParamStorage::check_parameters() const {
     const Tensor shown = contents_.parameter(i);
     if (!shown.defined()) {
       contents_.refuse(ErrorKind::invalid_argument, i,
-                       "the parameter that was there at fully_shard",
+                       "the parameter that was there when fully_shard was called",
                        "a parameter that was destroyed", "was it replaced in its module?");
     }
     if (!is_in_shard(shown)) {

@@ -102,7 +102,7 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
                         name == groups
                             ? "a pattern that selects all parameter groups or none"
                             : "a pattern that selects all state of the parameter or none",
-                        "a pattern that selects some of it"});
+                        "a pattern that selects only a part of that"});
   }
   state::refuse_problems(path, problems);
 }
@@ -324,7 +324,7 @@ bool TrainState::Impl::Load::is_wanted(const std::string& name) {
   }
   if (num_selected != 0 && num_selected != num_there) {
     report("only", name, "a pattern that selects all of the value or none",
-           "a pattern that selects some of it");
+           "a pattern that selects only a part of it");
   }
   return num_there == 0 ? only_.selects(name) : num_selected != 0;
 }

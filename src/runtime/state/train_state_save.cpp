@@ -112,7 +112,8 @@ std::string TrainState::Impl::values_to_json() const {
   return value_to_json(said);
 }
 
-/// Adds the values of all ranks to the contents; `its_values` becomes parallel to them.
+/// Adds the values of all ranks to `contents.values`. Adds to `its_values` the value of each of
+/// these entries, in the same order.
 void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
                                   formats::CheckpointContents& contents,
                                   std::vector<Value>& its_values) const {

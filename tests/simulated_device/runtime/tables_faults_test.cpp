@@ -241,7 +241,7 @@ TEST_P(TableFaultsTest, CachedTablesThatAreMovedWithTheirModelAreRefused) {
   EXPECT_THAT(message,
               HasSubstr("days: weight of a table: expected the contiguous shard [23, 4] of "
                         "Float that tessera::shard made on cpu"));
-  EXPECT_THAT(message, HasSubstr("Module::to is for the other modules"));
+  EXPECT_THAT(message, HasSubstr("do not call Module::to on tables"));
 }
 
 // ---- Steps that end early.
