@@ -203,7 +203,7 @@ class SimBackend final : public c10d::Backend {
       started.rendezvous->body = [operands = started.operands, compute] { compute(*operands); };
     }
     TORCH_CHECK(started.name == name, "sim: rank ", getRank(), " starts ", name,
-                ", but another rank started ", started.name, " as the same collective");
+                ", but as the same collective another rank started ", started.name);
     for (const Tensor& each : inputs) started.operands->inputs[place].push_back(in_kernel(each));
     for (const Tensor& each : outputs) started.operands->outputs[place].push_back(in_kernel(each));
     const auto rendezvous = started.rendezvous;
