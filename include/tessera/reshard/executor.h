@@ -240,9 +240,8 @@ struct SharedMoveOutcome {
 /// workers may call this at the same time, each for its own share.
 /// Requires: `create.journal`. `plan.problems` is empty.
 /// Throws:
-/// - what start_move and finish_move throw. After an error during the write, finished blocks of
-/// this
-///   share are kept for the next run, and the error says so;
+/// - what start_move and finish_move throw. After an error during the write, the finished blocks
+///   of this share are kept for the next run, and the error says so;
 /// - Error(unsupported) if the format cannot be written by several processes, or if the file system
 ///   has no locks;
 /// - Error(already_exists) if another process writes the share;
