@@ -9,6 +9,7 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # of the tools
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # loaded for URLs
 # The core is a static library: what find_package(tessera) looks for.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
     "cmake, pkg-config, libhdf5-dev, libzstd-dev, libxxhash-dev, libdeflate-dev, nettle-dev, zlib1g-dev, libhwy-dev")

@@ -1,10 +1,9 @@
 #include "formats/extra_entries.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 
 #include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
@@ -40,13 +39,12 @@ bool is_work(const FileSystem& fs, const std::string& directory, const std::stri
 
 ExtraEntry entry_at(const std::string& directory, const std::string& name) {
   using Kind = ExtraEntry::Kind;
-  struct stat status {};
-  if (::lstat(join_path(directory, name).c_str(), &status) != 0) return {name, Kind::other};
-  if (S_ISLNK(status.st_mode)) return {name, Kind::link};
-  if (S_ISDIR(status.st_mode)) return {name, Kind::folder};
-  if (!S_ISREG(status.st_mode)) return {name, Kind::other};
+  const auto object = object_store::find_name(join_path(directory, name));
+  if (!object || object->kind == object_store::NamedObject::Kind::other) return {name, Kind::other};
+  if (object->kind == object_store::NamedObject::Kind::link) return {name, Kind::link};
+  if (object->kind == object_store::NamedObject::Kind::folder) return {name, Kind::folder};
   return {name, is_checkpoint_name(directory, name) ? Kind::checkpoint_file : Kind::file,
-          static_cast<std::uint64_t>(status.st_size)};
+          object->nbytes};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -67,6 +68,7 @@ class KeptFile final : public ReadableFile {
   KeptFile(const FileSystem& fs, const std::string& path) : fs_(fs), path_(path) {
     OpenFile file = fs_.open(path_);
     nbytes_ = file->nbytes();
+    version_ = object_store::version_of(*file);
     OpenFiles::of_process().add(this, std::move(file));
   }
   ~KeptFile() override { OpenFiles::of_process().remove(this); }
@@ -90,6 +92,11 @@ class KeptFile final : public ReadableFile {
                             std::to_string(file->nbytes()) + " bytes",
                             "did another program write it meanwhile?");
     }
+    if (const std::string version = object_store::version_of(*file); version != version_) {
+      throw Error::expected(ErrorKind::mismatch, {.path = path_}, "file",
+                            "the one that was opened: " + version_, version,
+                            "did another program write it meanwhile?");
+    }
     OpenFiles::of_process().add(this, file);
     return file;
   }
@@ -97,6 +104,7 @@ class KeptFile final : public ReadableFile {
   const FileSystem& fs_;
   std::string path_;
   std::uint64_t nbytes_ = 0;
+  std::string version_;
 };
 
 }  // namespace

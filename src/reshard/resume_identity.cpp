@@ -1,15 +1,11 @@
 #include "reshard/resume_identity.h"
 
-#include <sys/stat.h>
-
-#include <cerrno>
 #include <string>
 #include <string_view>
 
 #include "base/digest.h"
-#include "base/file_descriptor.h"
 #include "base/json.h"
-#include "base/named_object.h"
+#include "object_store/files.h"
 #include "tessera/formats/format_writer.h"
 #include "tessera/reshard/executor.h"
 
@@ -54,12 +50,10 @@ std::string name_in(const std::string& checkpoint, const std::string& path) {
 }  // namespace
 
 std::string describe_file(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT) return "not there";
-    tessera::detail::throw_system_error(errno, path, "stat");
-  }
-  return tessera::detail::state_in_words(status);
+  const FileSystem& fs = object_store::files();
+  if (!fs.kind_of(path)) return "not there";
+  const auto object = object_store::find_name(fs.resolve_links(path));
+  return object ? object->state : "not there";
 }
 
 FileStates source_file_states(const formats::CheckpointReader& reader) {

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/read_only_file_system.h"
+#include "object_store/files.h"
 #include "reshard/resume_identity.h"
 #include "tessera/reshard/executor.h"
 
@@ -44,7 +45,7 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
     states_.emplace(path, std::move(state));
   }
 
-  const FileSystem& files_ = FileSystem::posix();
+  const FileSystem& files_ = object_store::files();
   mutable std::mutex mutex_;
   mutable FileStates states_;  // of each file before it was first opened
 };

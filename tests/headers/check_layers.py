@@ -11,7 +11,7 @@ import re
 import sys
 
 # A folder sees those with a lower number; folders of equal number do not see each other.
-LAYERS = {"base": 1, "layout": 2, "embedding_kernels": 2, "formats": 3, "reshard": 4, "inspect": 4, "recipe": 5,
+LAYERS = {"base": 1, "layout": 2, "object_store": 2, "embedding_kernels": 2, "formats": 3, "reshard": 4, "inspect": 4, "recipe": 5,
           "arithmetic": 6,
           "runtime": 6, "nccl": 7, "cuda_tables": 7}
 RUNTIME_LAYERS = {"dist": 1, "registry": 2, "embedding": 3, "fsdp": 3, "recompute": 3, "replicate": 3, "state": 3}
@@ -32,7 +32,7 @@ FILE_NAMES = {"native": re.compile(r"\"[^\"]*(index\.h5|rank-)"),
               "safetensors": re.compile(r"\"[^\"]*\.safetensors"), "bin": re.compile(r"\"[^\"]*pytorch_model")}
 
 OPTION = re.compile(r"\"(?:[^\"\\]|\\.)*(?<![\w-])--[a-z][a-z-]+")
-CORE = ("base", "layout", "formats", "reshard", "inspect", "recipe", "arithmetic")
+CORE = ("base", "layout", "object_store", "formats", "reshard", "inspect", "recipe", "arithmetic")
 
 
 def sources(root: pathlib.Path, tree: str):

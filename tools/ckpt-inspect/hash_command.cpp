@@ -8,6 +8,7 @@
 #include "cli/table.h"
 #include "inspect/manifest.h"
 #include "inspect/manifest_parts.h"
+#include "object_store/files.h"
 #include "tessera/base/size_text.h"
 
 namespace tessera::cli {
@@ -121,7 +122,7 @@ Manifest compute(const HashOptions& options, const formats::CheckpointReader& re
     manifest = inspect::compute_manifest(reader, selection, work.scan_options());
   }
   if (options.source.patterns.empty() && part.index == 0) {
-    manifest.files = inspect::digest_files(FileSystem::posix(), options.source.path,
+    manifest.files = inspect::digest_files(object_store::files(), options.source.path,
                                            find_extra_files(reader, options.source).names());
   }
   return manifest;

@@ -1,5 +1,6 @@
 #include "ckpt-inspect/quantized.h"
 
+#include "object_store/files.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 
@@ -7,7 +8,7 @@ namespace tessera::cli {
 
 formats::QuantizedTensors quantized_tensors_of(const formats::CheckpointReader& reader) {
   return formats::QuantizedTensors(
-      reader.contents(), formats::read_quantization_method(FileSystem::posix(), reader.path()));
+      reader.contents(), formats::read_quantization_method(object_store::files(), reader.path()));
 }
 
 void write_quantized(JsonOutput& json, const formats::QuantizedTensors& quantized,

@@ -2,6 +2,7 @@
 
 #include "ckpt-inspect/source.h"
 #include "cli/json_output.h"
+#include "object_store/files.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/size_text.h"
 #include "tessera/inspect/pickle_scan.h"
@@ -159,7 +160,7 @@ void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& 
 ExitCode run_scan(const ScanCommandOptions& options, Terminal& terminal) {
   std::vector<std::string> paths{options.path};
   paths.insert(paths.end(), options.more_paths.begin(), options.more_paths.end());
-  const PickleScanReport report = inspect::scan_pickles(FileSystem::posix(), paths);
+  const PickleScanReport report = inspect::scan_pickles(object_store::files(), paths);
   if (options.json) {
     print_json(report, terminal);
   } else {

@@ -10,6 +10,7 @@
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
 #include "formats/other_formats.h"
+#include "object_store/files.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
@@ -57,7 +58,7 @@ std::unique_ptr<formats::CheckpointReader> open_reader(const SourceOptions& opti
         formats::read_flat_layout(FileSystem::posix(), options.flat_layout_path));
   }
   return formats::open_checkpoint(
-      FileSystem::posix(), options.path,
+      object_store::files(), options.path,
       {.flat_layout_path = options.flat_layout_path, .as_dict = options.as_dict});
 }
 
@@ -80,7 +81,7 @@ void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
   }
   if (reader.path() != kStandardInput) {
     const auto others =
-        formats::note_of_other_formats(FileSystem::posix(), reader.path(), reader.format());
+        formats::note_of_other_formats(object_store::files(), reader.path(), reader.format());
     if (others) terminal.print_error("note: " + finding_line(*others));
   }
   if (reader.contents().part) {
@@ -180,7 +181,7 @@ void ExtraFiles::write(JsonOutput& json) const {
 
 ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const SourceOptions& options) {
   using Kind = formats::ExtraEntry::Kind;
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   if (options.path == kStandardInput || fs.kind_of(options.path) != FileKind::directory) return {};
   const std::vector<std::string> data_files = reader.data_files();
   ExtraFiles found{formats::list_extra_entries(fs, options.path, reader.format(),
@@ -208,7 +209,7 @@ namespace {
 /// Whether `directory` is a checkpoint of Megatron-LM, as the file beside the checkpoint says.
 bool is_of_megatron(const std::string& directory) {
   constexpr std::uint64_t kMaxNbytes = std::uint64_t{1} << 20;
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   if (fs.kind_of(directory) != FileKind::directory) return false;
   const std::string path = join_path(directory, "metadata.json");
   if (fs.kind_of(path) != FileKind::regular) return false;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
@@ -158,7 +159,7 @@ std::string StandardInput::resolve_links(const std::string& path) const {
 
 std::string read_text(const std::string& path, std::uint64_t max_nbytes,
                       const BeginCheck& check_begin) {
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   if (path == kStandardInput) {
     refuse_terminal(STDIN_FILENO);
     return read_stream(STDIN_FILENO, path, max_nbytes, check_begin);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/float_text.h"
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
@@ -165,7 +166,7 @@ std::string identity_of(const Formula& formula, const CombineCommandOptions& opt
   text += "/" + float_to_text(formula.divisor);
   for (const ScaledAdapter& adapter : formula.adapters) {
     text += " lora " + float_to_text(adapter.scale) + "*" + adapter.path + " " +
-            arithmetic::adapter_config_digest(FileSystem::posix(), adapter.path);
+            arithmetic::adapter_config_digest(object_store::files(), adapter.path);
   }
   const bool is_double = options.accumulation == Accumulation::float64;
   return text + (is_double ? " in float64" : " in float32");

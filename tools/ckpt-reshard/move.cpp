@@ -13,6 +13,8 @@
 #include "formats/staging/extra_copies.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
+#include "object_store/url.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -28,7 +30,7 @@ using reshard::PlanOptions;
 
 /// Refuses to finish other work than the user has named: the recorded command has paths of its own.
 void require_folder(const formats::SharedWork& work, const std::string& folder) {
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   const std::string found = fs.kind_of(work.path()) ? fs.resolve_links(work.path()) : work.path();
   if (found == folder) return;
   throw Error::expected(ErrorKind::mismatch, {.path = folder}, "destination of the workers",
@@ -54,7 +56,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
           const CheckpointReader& reader, Terminal& terminal, const std::stop_token& stop) {
   const Plan& plan = outcome.plan;
   const auto writer =
-      reshard::start_move(plan, reader, FileSystem::posix(), options.destination, create);
+      reshard::start_move(plan, reader, object_store::files(), options.destination, create);
   if (options.resume && !writer->is_resumed() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(formats::StagedDestination::staging_path_of(options.destination)) +
@@ -62,7 +64,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
   }
   Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
   outcome.kept_nbytes = reshard::finish_or_keep(
-      plan, reader, *writer, FileSystem::posix(), options.destination,
+      plan, reader, *writer, object_store::files(), options.destination,
       {.memory_nbytes = options.memory_nbytes,
        .num_threads = num_threads(options),
        .stop = stop,
@@ -78,7 +80,7 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
                       const formats::CreateOptions& create, Outcome& outcome,
                       const CheckpointReader& reader, Terminal& terminal,
                       const std::stop_token& stop) {
-  FileSystem& fs = FileSystem::posix();
+  FileSystem& fs = object_store::files();
   const formats::SharedWork work(fs, options.destination);
   if (!options.worker.finished_folder.empty()) {
     require_folder(work, options.worker.finished_folder);
@@ -134,7 +136,7 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 /// checked.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   const bool may_hold_extra_files =
       options.overwrite && fs.kind_of(options.destination) == FileKind::directory;
   for (const std::string& path : paths) {
@@ -180,7 +182,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
 void leave_files_of_later_sources(std::span<const std::string> sources, const MoveOptions& options,
                                   const Plan& plan, const CheckpointReader& reader,
                                   reshard::ExtraFilesPlan& files) {
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   const std::string& first =
       options.extra_files_folder.empty() ? sources.front() : options.extra_files_folder;
   std::set<std::string> left;
@@ -214,7 +216,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   const std::vector<std::string> described =
       source.combination ? std::vector{paths.front()} : paths;
   outcome.extra_files = reshard::plan_extra_files(
-      FileSystem::posix(), outcome.plan, reader, described, options.destination, *options.format,
+      object_store::files(), outcome.plan, reader, described, options.destination, *options.format,
       {.policy = options.extra_files,
        .max_nbytes = options.extra_files_nbytes,
        .folder = options.extra_files_folder,
@@ -256,14 +258,19 @@ void print_complete(const MoveOptions& options, const Outcome& outcome,
 
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
+  object_store::require_local(options.destination);
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
+  const bool reads_urls = std::ranges::any_of(paths, object_store::is_url);
+  if (reads_urls && options.num_threads == MoveOptions::kNotGiven) {
+    options.num_threads = object_store::kNumThreads;
+  }
   const bool finishes = !options.worker.finished_folder.empty();
   const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
     options.progress.display = ProgressDisplay::none;
   }
-  FileSystem& fs = FileSystem::posix();
+  FileSystem& fs = object_store::files();
   check_paths(options, paths, nullptr);
   const OptionFiles files(options, paths.front());
   PlanOptions wanted = plan_options(options, files);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cli/format_rows.h"
+#include "object_store/files.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -180,7 +181,7 @@ OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
       recipe(recipe_identity(options.recipe, source)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
-        formats::open_checkpoint(FileSystem::posix(), options.like_path)->contents());
+        formats::open_checkpoint(object_store::files(), options.like_path)->contents());
   }
   if (options.optimizer_params.empty()) return;
   optimizer_params = reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);

@@ -10,6 +10,7 @@
 
 #include "base/word_list.h"
 #include "cli/completion.h"
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
@@ -296,6 +297,9 @@ Command& CommandLine::add_command(std::string name, std::string summary,
 void CommandLine::add_common_options() {
   if (std::exchange(has_common_options_, true)) return;
   for (const auto& command : commands_) {
+    command->option("--endpoint", "URL", endpoint_,
+                    "The S3 that s3:// paths name, such as http://localhost:9000 (default: "
+                    "AWS_ENDPOINT_URL, or else AWS)");
     command->choice(
         "--color", {"auto", "always", "never"},
         [this](const std::string& when) {
@@ -356,6 +360,7 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
 ExitCode CommandLine::run(int argc, const char* const* argv) {
   add_common_options();
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  for (std::string& argument : arguments) argument = object_store::keep_query(argument);
   const std::string first = arguments.empty() ? "" : arguments.front();
   if (first == "--version") {
     terminal_.print(tool_ + " " TESSERA_VERSION "\n");
@@ -388,6 +393,7 @@ ExitCode CommandLine::run(int argc, const char* const* argv) {
     return ExitCode::done;
   }
   parse(command, std::move(arguments));
+  if (!endpoint_.empty()) object_store::set_endpoint(endpoint_);
   return command.run();
 }
 

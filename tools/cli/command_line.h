@@ -136,6 +136,7 @@ class CommandLine {
   Terminal& terminal_;
   std::vector<ExtraSection> sections_;
   std::string default_command_;
+  std::string endpoint_;  // --endpoint
   std::vector<std::unique_ptr<Command>> commands_;
   bool has_common_options_ = false;
 };

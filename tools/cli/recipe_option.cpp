@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "object_store/files.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::cli {
@@ -21,7 +22,7 @@ recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
   recipe::RecipeOptions options;
   if (arguments.inverse) options.direction = recipe::Direction::inverse;
   for (const std::string& setting : arguments.settings) recipe::add_setting(options, setting);
-  if (checkpoint != "-") recipe::read_config(FileSystem::posix(), checkpoint, options);
+  if (checkpoint != "-") recipe::read_config(object_store::files(), checkpoint, options);
   return options;
 }
 

@@ -21,7 +21,7 @@ GROUPS = {
     "start": ("Start here", ("docs/tour.md", "docs/install.md")),
     "training": ("Training", ("docs/fully_shard.md", "docs/traps.md", "docs/embedding.md", "docs/planning_tables.md",
                               "docs/state.md", "docs/migrating.md", "docs/trainers/", "docs/examples/")),
-    "tools": ("The tools", ("docs/cli/ckpt-inspect.md", "docs/cli/ckpt-reshard.md", "docs/recipes.md", "docs/combine.md", "docs/from/", "docs/python.md", "docs/cli/")),
+    "tools": ("The tools", ("docs/cli/ckpt-inspect.md", "docs/cli/ckpt-reshard.md", "docs/object-stores.md", "docs/recipes.md", "docs/combine.md", "docs/from/", "docs/python.md", "docs/cli/")),
     "docs-formats": ("Formats on disk", ("docs/formats/",)),
     "docs-decisions": ("Decisions", ("docs/decisions/",)),
     "project": ("The project", ("docs/requirements.md", "docs/performance.md", "docs/architecture.md",

@@ -1,18 +1,14 @@
 #include "formats/staging/extra_copies.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include "base/file_descriptor.h"
-#include "base/named_object.h"
 #include "formats/staging/own_files.h"
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -37,13 +33,8 @@ void read_in_parts(const ReadableFile& file, const Take& take) {
 }  // namespace
 
 std::string file_state(const std::string& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT) return "not there";
-    tessera::detail::throw_system_error(errno, path, "stat");
-  }
-  if (S_ISREG(status.st_mode)) return tessera::detail::state_in_words(status);
-  return std::string(tessera::detail::kind_in_words(status.st_mode));
+  const auto object = object_store::find_name(path);
+  return object ? object->state : "not there";
 }
 
 void require_unchanged(const ExtraFile& file) {

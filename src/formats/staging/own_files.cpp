@@ -1,14 +1,12 @@
 #include "formats/staging/own_files.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <functional>
 #include <string_view>
 #include <vector>
 
-#include "base/named_object.h"
 #include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
@@ -103,8 +101,8 @@ bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
 }
 
 bool is_plain_folder(const std::string& path) {
-  const auto mode = tessera::detail::mode_of_name(path);
-  return mode && S_ISDIR(*mode);
+  const auto object = object_store::find_name(path);
+  return object && object->kind == object_store::NamedObject::Kind::folder;
 }
 
 std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory) {
@@ -120,8 +118,8 @@ bool has_file_in(const std::set<std::string>& paths, const std::string& folder) 
 }
 
 bool is_plain_file(const std::string& path) {
-  const auto mode = tessera::detail::mode_of_name(path);
-  return mode && S_ISREG(*mode);
+  const auto object = object_store::find_name(path);
+  return object && object->kind == object_store::NamedObject::Kind::file;
 }
 
 std::optional<std::string> first_foreign_entry(

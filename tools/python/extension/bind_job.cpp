@@ -20,6 +20,7 @@
 #include "bind_jobs.h"
 #include "findings.h"
 #include "move_request.h"
+#include "object_store/files.h"
 #include "python_value.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -286,7 +287,8 @@ class Load {
   explicit Load(const nb::bytes& path) {
     const std::string opened = string_of(path);
     const nb::gil_scoped_release without_gil;
-    reader_ = formats::open_checkpoint(FileSystem::posix(), opened);
+    object_store::forget(opened);
+    reader_ = formats::open_checkpoint(object_store::files(), opened);
   }
 
   std::string_view format() const { return reader_->format().name(); }

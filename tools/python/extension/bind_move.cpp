@@ -13,6 +13,7 @@
 #include "bind_jobs.h"
 #include "findings.h"
 #include "move_request.h"
+#include "object_store/files.h"
 #include "python_value.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -76,7 +77,7 @@ formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs)
 /// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
 std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
                       const formats::CreateOptions& create, Watch& watch) {
-  FileSystem& fs = FileSystem::posix();
+  FileSystem& fs = object_store::files();
   const Plan& plan = outcome.plan;
   watch.set_total(plan.nbytes_to_write);
   ExecuteOptions options = request.execute;
@@ -103,7 +104,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
 /// such a directory is not checked.
 void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
-  const FileSystem& fs = FileSystem::posix();
+  const FileSystem& fs = object_store::files();
   const OverwritePolicy overwrite = request.create.overwrite;
   const bool may_hold_extra_files = overwrite == OverwritePolicy::replace &&
                                     fs.kind_of(request.destination) == FileKind::directory;
@@ -121,14 +122,15 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   reshard::PlanOptions wanted = request.plan;
   for (const MergePath& path : request.sources.paths) {
     if (!wanted.quantization_method.empty()) break;
-    wanted.quantization_method = formats::read_quantization_method(FileSystem::posix(), path.path);
+    wanted.quantization_method =
+        formats::read_quantization_method(object_store::files(), path.path);
   }
   outcome.plan = reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                        reshard::find_gaps(reader, request.plan.only));
   std::vector<std::string> paths;
   for (const MergePath& path : request.sources.paths) paths.push_back(path.path);
   outcome.extra_files =
-      reshard::plan_extra_files(FileSystem::posix(), outcome.plan, reader, paths,
+      reshard::plan_extra_files(object_store::files(), outcome.plan, reader, paths,
                                 request.destination, request.create.format, request.extra_files);
   outcome.source_format = reader.format();
   auto& problems = outcome.plan.problems;
@@ -143,7 +145,9 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
 
 /// Plans a move, and executes it unless this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
-  FileSystem& fs = FileSystem::posix();
+  FileSystem& fs = object_store::files();
+  object_store::require_local(request.destination);
+  for (const MergePath& source : request.sources.paths) object_store::forget(source.path);
   check_destination(request, nullptr);
   const reshard::SourceFiles files;
   const formats::MergedCheckpoint source = open(request, files.file_system());

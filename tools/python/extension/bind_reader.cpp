@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "move_request.h"
+#include "object_store/files.h"
 #include "python_value.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
@@ -84,10 +85,12 @@ class TensorSource {
 /// An open checkpoint. Immutable.
 class Reader {
  public:
-  Reader(const std::string& path, const formats::OpenOptions& options,
+  Reader(const std::string& url_or_path, const formats::OpenOptions& options,
          const std::string& recipe_path, bool inverse, const std::vector<std::string>& settings) {
     const nb::gil_scoped_release without_gil;
-    auto opened = formats::open_checkpoint(FileSystem::posix(), path, options);
+    const std::string path = object_store::keep_query(url_or_path);
+    object_store::forget(path);
+    auto opened = formats::open_checkpoint(object_store::files(), path, options);
     formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
     if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
       opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bind_jobs.h"
+#include "object_store/files.h"
 #include "python_value.h"
 #include "tessera/inspect/pickle_scan.h"
 
@@ -45,7 +46,7 @@ nb::tuple scan(const std::vector<nb::bytes>& paths) {
   inspect::PickleScanReport report;
   {
     const nb::gil_scoped_release others_run;
-    report = inspect::scan_pickles(FileSystem::posix(), wanted);
+    report = inspect::scan_pickles(object_store::files(), wanted);
   }
   return nb::make_tuple(names_to_python(report.names), problems_to_python(report.problems),
                         report.num_files, report.num_pickles);

@@ -6,6 +6,7 @@
 
 #include "bind_jobs.h"
 #include "findings.h"
+#include "object_store/files.h"
 #include "python_value.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
@@ -25,7 +26,8 @@ nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout,
   if (values) options.numbers = inspect::VerifyOptions::Numbers::must_be_finite;
   inspect::VerifyReport report;
   run_watched(progress, [&](Watch& watch) {
-    const auto reader = formats::open_checkpoint(FileSystem::posix(), source, open_options);
+    object_store::forget(source);
+    const auto reader = formats::open_checkpoint(object_store::files(), source, open_options);
     formats::require_classes_found(open_options.as_dict, {&reader->contents()}, "as_dict");
     watch.set_total(inspect::verify_nbytes(*reader, options));
     options.scan = {.num_threads = num_threads > 0 ? num_threads : default_num_threads(),

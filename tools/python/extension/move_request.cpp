@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
@@ -203,7 +204,7 @@ std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
   RecipeRequest request{recipe::Recipe::read(FileSystem::posix(), path), {}};
   if (inverse) request.options.direction = recipe::Direction::inverse;
   for (const std::string& setting : settings) recipe::add_setting(request.options, setting);
-  recipe::read_config(FileSystem::posix(), checkpoint, request.options);
+  recipe::read_config(object_store::files(), checkpoint, request.options);
   return request;
 }
 
@@ -226,7 +227,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                                        request.sources.paths.front().path);
   if (!options.like_path.empty()) {
     request.sources.like = std::make_shared<const formats::CheckpointContents>(
-        formats::open_checkpoint(FileSystem::posix(), options.like_path)->contents());
+        formats::open_checkpoint(object_store::files(), options.like_path)->contents());
   }
   JournaledOptions given = journaled_options(options, request.sources);
   request.plan = plan_options(options, given, request.sources, format);

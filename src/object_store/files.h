@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "object_store/named_object.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::object_store {
+
+/// How many threads move data from URLs, unless the user says otherwise: they wait most of the
+/// time.
+inline constexpr int kNumThreads = 16;
+
+/// Returns the files of the operating system and those behind URLs (`is_url`), as one file system.
+/// Files behind URLs can only be read. Lives as long as the process.
+FileSystem& files();
+
+/// Returns what the name stands for; nothing if it is free.
+std::optional<NamedObject> find_name(const std::string& path);
+
+/// Returns what tells an open object from another one with its URL and size, in words; empty for a
+/// file of the operating system.
+std::string version_of(const ReadableFile& file);
+
+/// Names the S3 that `s3://` reads from, such as `http://localhost:9000`, instead of the
+/// environment.
+void set_endpoint(const std::string& url);
+
+/// Returns an argument of a command line without the query of a web URL in it, which may be a
+/// signature. Requests for this URL send it all the same.
+std::string keep_query(const std::string& argument);
+
+/// Makes the next opening of a URL ask the server again. Does nothing for other paths.
+void forget(const std::string& path);
+
+/// Refuses a path to write to that is a URL. Throws: Error(unsupported).
+void require_local(const std::string& path);
+
+}  // namespace tessera::object_store

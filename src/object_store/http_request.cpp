@@ -1,0 +1,268 @@
+#include "object_store/http_request.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "object_store/curl_library.h"
+#include "tessera/base/error.h"
+
+namespace tessera::object_store {
+namespace {
+
+constexpr std::size_t kMaxErrorBodyNbytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxHeaderNbytes = std::size_t{64} << 10;
+constexpr long kConnectTimeoutSeconds = 10;
+constexpr long kStallSeconds = 30;  // without a byte
+
+std::atomic<bool> is_aborted = false;
+std::atomic<std::uint64_t> num_requests = 0;
+std::atomic<std::uint64_t> num_body_bytes = 0;
+
+/// The idle connections of the process. A child of fork() leaves those of its parent alone.
+class HandlePool {
+ public:
+  static HandlePool& of_process() {
+    static auto& pool = *new HandlePool;  // never destroyed: threads may use it until the end
+    return pool;
+  }
+
+  curl::Handle* take() {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (std::exchange(process_, ::getpid()) != ::getpid()) idle_.clear();
+      if (!idle_.empty()) {
+        curl::Handle* handle = idle_.back();
+        idle_.pop_back();
+        return handle;
+      }
+    }
+    curl::Handle* handle = CurlLibrary::of_process().easy_init();
+    if (handle == nullptr) throw Error(ErrorKind::io, {}, "libcurl cannot make a handle");
+    return handle;
+  }
+
+  void give_back(curl::Handle* handle) {
+    const std::scoped_lock lock(mutex_);
+    idle_.push_back(handle);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<curl::Handle*> idle_;
+  pid_t process_ = ::getpid();
+};
+
+struct Transfer {
+  HttpResponse response;
+  const std::function<TakeBytes(const HttpResponse&)>& begin_body;
+  TakeBytes take{};
+  std::size_t header_nbytes = 0;
+};
+
+std::string_view trimmed(std::string_view text) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; };
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+/// Takes one line of the head of a response. The callbacks are called from C, so nothing may throw.
+std::size_t take_header(const char* data, std::size_t, std::size_t nbytes, void* user) noexcept {
+  try {
+    auto& transfer = *static_cast<Transfer*>(user);
+    const std::string_view line(data, nbytes);
+    if (line.starts_with("HTTP/")) {  // a new response, perhaps after a redirect
+      transfer.response.headers.clear();
+      transfer.header_nbytes = 0;
+      const std::size_t space = line.find(' ');
+      if (space != std::string_view::npos) {
+        transfer.response.status = std::atoi(std::string(line.substr(space + 1, 3)).c_str());
+      }
+      return nbytes;
+    }
+    transfer.header_nbytes += nbytes;
+    const std::size_t colon = line.find(':');
+    if (transfer.header_nbytes > kMaxHeaderNbytes || colon == std::string_view::npos) return nbytes;
+    std::string name(trimmed(line.substr(0, colon)));
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    transfer.response.headers[name] = trimmed(line.substr(colon + 1));
+    return nbytes;
+  } catch (...) {
+    return 0;
+  }
+}
+
+std::size_t take_body(const char* data, std::size_t, std::size_t nbytes, void* user) noexcept {
+  try {
+    auto& transfer = *static_cast<Transfer*>(user);
+    num_body_bytes += nbytes;
+    if (!transfer.response.is_success()) {
+      std::string& body = transfer.response.error_body;
+      body.append(data, std::min(nbytes, kMaxErrorBodyNbytes - body.size()));
+      return nbytes;
+    }
+    if (!transfer.take) transfer.take = transfer.begin_body(transfer.response);
+    return transfer.take(std::as_bytes(std::span(data, nbytes))) ? nbytes : 0;
+  } catch (...) {
+    return 0;
+  }
+}
+
+/// Says whether to end a transfer. curl calls this often.
+int watch(void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) noexcept {
+  return is_aborted ? 1 : 0;
+}
+
+const char* certificates() {
+  for (const char* name : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"}) {
+    const char* path = std::getenv(name);
+    if (path != nullptr && *path != '\0') return path;
+  }
+  return nullptr;
+}
+
+void set_options(const CurlLibrary& curl, curl::Handle* handle, const HttpRequest& request,
+                 Transfer& transfer, char* error_text) {
+  curl.easy_reset(handle);
+  curl.easy_setopt(handle, curl::kUrl, request.url.c_str());
+  curl.easy_setopt(handle, curl::kErrorBuffer, error_text);
+  curl.easy_setopt(handle, curl::kUserAgent, "tessera");
+  curl.easy_setopt(handle, curl::kNoSignal, 1L);
+  curl.easy_setopt(handle, curl::kPathAsIs, 1L);
+  curl.easy_setopt(handle, curl::kHttpVersion, curl::kHttp11);  // a connection for each transfer
+  curl.easy_setopt(handle, curl::kTcpKeepAlive, 1L);
+  curl.easy_setopt(handle, curl::kBufferSize, 512L << 10);
+  curl.easy_setopt(handle, curl::kConnectTimeout, kConnectTimeoutSeconds);
+  curl.easy_setopt(handle, curl::kLowSpeedLimit, 1L);
+  curl.easy_setopt(handle, curl::kLowSpeedTime, kStallSeconds);
+  curl.easy_setopt(handle, curl::kProtocols, curl::kHttpAndHttps);
+  curl.easy_setopt(handle, curl::kRedirProtocols, curl::kHttpAndHttps);
+  curl.easy_setopt(handle, curl::kFollowLocation, request.follows_redirects ? 1L : 0L);
+  curl.easy_setopt(handle, curl::kMaxRedirs, 10L);
+  if (const char* path = certificates()) curl.easy_setopt(handle, curl::kCaInfo, path);
+  curl.easy_setopt(handle, curl::kHeaderFunction, &take_header);
+  curl.easy_setopt(handle, curl::kHeaderData, &transfer);
+  curl.easy_setopt(handle, curl::kWriteFunction, &take_body);
+  curl.easy_setopt(handle, curl::kWriteData, &transfer);
+  curl.easy_setopt(handle, curl::kXferInfoFunction, &watch);
+  curl.easy_setopt(handle, curl::kNoProgress, 0L);
+}
+
+}  // namespace
+
+std::string HttpResponse::header(const std::string& name) const {
+  const auto found = headers.find(name);
+  return found == headers.end() ? "" : found->second;
+}
+
+bool HttpResponse::may_succeed_later() const {
+  if (status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
+      status == 504) {
+    return true;
+  }
+  if (status == 400 && error_body.find("<Code>RequestTimeout</Code>") != std::string::npos) {
+    return true;
+  }
+  switch (curl_code) {
+    case curl::kOk:
+    case curl::kUnsupportedProtocol:
+    case curl::kUrlMalformat:
+    case curl::kWriteError:
+    case curl::kAbortedByCallback:
+    case curl::kTooManyRedirects:
+    case curl::kPeerFailedVerification:
+    case curl::kSslCaCertBadFile:
+      return false;
+    default:
+      return true;
+  }
+}
+
+std::string HttpResponse::failure_in_words() const {
+  if (curl_code != curl::kOk && (status == 0 || is_success())) return curl_message;
+  return "status " + std::to_string(status);
+}
+
+HttpResponse perform(const HttpRequest& request,
+                     const std::function<TakeBytes(const HttpResponse&)>& begin_body) {
+  const CurlLibrary& curl = CurlLibrary::of_process();
+  curl::Handle* handle = HandlePool::of_process().take();
+  Transfer transfer{.response = {}, .begin_body = begin_body};
+  char error_text[curl::kErrorNbytes] = "";
+  set_options(curl, handle, request, transfer, error_text);
+  curl::List* headers = nullptr;
+  for (const std::string& header : request.headers) {
+    headers = curl.slist_append(headers, header.c_str());
+  }
+  curl.easy_setopt(handle, curl::kHttpHeader, headers);
+  ++num_requests;
+  HttpResponse& response = transfer.response;
+  response.curl_code = curl.easy_perform(handle);
+  if (response.curl_code != curl::kOk) {
+    response.curl_message =
+        *error_text != '\0' ? error_text : curl.easy_strerror(response.curl_code);
+  }
+  curl.easy_reset(handle);  // forgets pointers into this frame, and credentials
+  curl.slist_free_all(headers);
+  HandlePool::of_process().give_back(handle);
+  return std::move(response);
+}
+
+RetryPolicy RetryPolicy::of_process() {
+  RetryPolicy policy;
+  if (const char* text = std::getenv("AWS_MAX_ATTEMPTS")) {
+    const int wanted = std::atoi(text);
+    if (wanted >= 1 && wanted <= 100) policy.max_attempts = wanted;
+  }
+  return policy;
+}
+
+bool Retries::wait_after(const HttpResponse& response) {
+  ++num_attempts_;
+  ++num_without_progress_;
+  if (!response.may_succeed_later()) return false;
+  const bool is_silent = response.curl_code == curl::kCouldntConnect ||
+                         response.curl_code == curl::kCouldntResolveHost ||
+                         response.curl_code == curl::kCouldntResolveProxy;
+  const int max_attempts = is_silent
+                               ? std::min(policy_.max_attempts, policy_.max_attempts_without_server)
+                               : policy_.max_attempts;
+  if (num_without_progress_ >= max_attempts) return false;
+  auto wait = policy_.first_wait * (1 << std::min(num_without_progress_ - 1, 16));
+  wait = std::min(wait, policy_.max_wait);
+  // Requests that failed together are not repeated together.
+  thread_local std::minstd_rand random{std::random_device{}()};
+  wait = wait / 2 + wait * static_cast<int>(random() % 1000) / 2000;
+  const int asked_seconds = std::atoi(response.header("retry-after").c_str());
+  if (asked_seconds > 0) wait = std::max(wait, std::chrono::milliseconds(asked_seconds * 1000L));
+  if (std::chrono::steady_clock::now() + wait - begin_ > policy_.deadline) return false;
+  constexpr std::chrono::milliseconds kNap{50};
+  for (; wait.count() > 0 && !is_aborted; wait -= kNap) {
+    std::this_thread::sleep_for(std::min(wait, kNap));
+  }
+  return !is_aborted;
+}
+
+void Retries::note_progress() {
+  num_without_progress_ = 0;
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void abort_transfers() {
+  is_aborted = true;
+}
+
+TransferCounts transfer_counts() {
+  return {num_requests, num_body_bytes};
+}
+
+}  // namespace tessera::object_store

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "object_store/server.h"
+
+namespace tessera::object_store {
+
+/// Single files of an ordinary web server. It cannot list folders.
+class HttpServer final : public Server {
+ public:
+  std::optional<std::vector<Entry>> list(const std::string& url) override;
+  /// Adds a query to all requests for a URL.
+  void keep_query(const std::string& url, const std::string& query);
+
+ private:
+  HttpRequest request_for(const std::string& url, const Query& query,
+                          std::vector<std::string> headers) override;
+  Error error_for(const std::string& url, const HttpResponse& response) override;
+
+  std::mutex mutex_;
+  std::map<std::string, std::string> queries_;  // by URL; may be secrets
+};
+
+/// A model on Hugging Face's hub, as a folder: `hf://OWNER/NAME[@REVISION]`, or
+/// `https://huggingface.co/OWNER/NAME/resolve/REVISION`. The revision is resolved once, so that all
+/// reads are of one commit. HF_ENDPOINT names another hub; HF_TOKEN reads private models.
+class HubServer final : public Server {
+ public:
+  /// Whether a URL is one of the hub.
+  static bool serves(const std::string& url);
+
+  std::optional<std::vector<Entry>> list(const std::string& url) override;
+
+ private:
+  struct Place {
+    std::string model;     // `OWNER/NAME`
+    std::string revision;  // as the user gives it
+    std::string path;      // in the model; empty for its root
+  };
+
+  static Place place_of(const std::string& url);
+  std::string commit_of(const std::string& url, const Place& place);
+  HttpRequest request_for(const std::string& url, const Query& query,
+                          std::vector<std::string> headers) override;
+  Error error_for(const std::string& url, const HttpResponse& response) override;
+  bool sends_if_match() const override { return false; }  // a commit does not change
+
+  std::mutex mutex_;
+  std::map<std::string, std::string> commits_;  // by `OWNER/NAME@REVISION`
+};
+
+}  // namespace tessera::object_store

@@ -1,0 +1,210 @@
+#include "object_store/remote_file.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "object_store/request_workers.h"
+#include "tessera/base/error.h"
+
+namespace tessera::object_store {
+namespace {
+
+constexpr std::size_t kMaxWindows = 64;  // of one file
+
+std::span<std::byte> part_of(std::span<std::byte> out, ByteRange whole, ByteRange part) {
+  return out.subspan(static_cast<std::size_t>(part.begin - whole.begin),
+                     static_cast<std::size_t>(part.nbytes()));
+}
+
+/// Waits for tasks on workers, and keeps the first failure.
+class Pending {
+ public:
+  void add() {
+    const std::scoped_lock lock(mutex_);
+    ++num_pending_;
+  }
+  void end(std::exception_ptr failure) {
+    const std::scoped_lock lock(mutex_);
+    if (failure && !failure_) failure_ = std::move(failure);
+    if (--num_pending_ == 0) changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return num_pending_ == 0; });
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int num_pending_ = 0;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+RemoteFile::RemoteFile(Server& server, std::string url, ObjectVersion version,
+                       std::vector<std::byte> begin, ReadAheadSizes sizes)
+    : object_(std::make_shared<const Object>(Object{server, std::move(url), std::move(version)})),
+      sizes_(sizes),
+      streams_(sizes) {
+  if (begin.empty()) return;
+  if (WindowPointer window = WindowMemory::of_process().make({0, begin.size()})) {
+    window->fill(std::move(begin));
+    windows_.push_back(std::move(window));
+  }
+}
+
+void RemoteFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
+  const ByteRange read{offset, offset + out.size()};
+  if (offset > nbytes() || out.size() > nbytes() - offset) {
+    throw Error::expected(ErrorKind::corruption, {.path = path(), .byte_range = read}, "file size",
+                          "at least " + std::to_string(read.end) + " bytes",
+                          std::to_string(nbytes()) + " bytes", "truncated or still being written?");
+  }
+  if (out.empty()) return;
+  read_ahead(read);
+  for (ByteRange rest = read; !rest.empty();) {
+    const std::span<std::byte> room = part_of(out, read, rest);
+    if (const std::uint64_t nbytes_taken = take_from_window(rest, room)) {
+      rest.begin += nbytes_taken;
+      continue;
+    }
+    const ByteRange gap{rest.begin, std::min(rest.end, next_window(rest.begin))};
+    const std::span<std::byte> gap_room = part_of(out, read, gap);
+    if (gap.nbytes() < sizes_.small_nbytes) {
+      read_small(gap, gap_room);
+    } else {
+      read_parts(gap, gap_room);
+    }
+    rest.begin = gap.end;
+  }
+}
+
+/// Starts requests for what reads of a stream will want next.
+void RemoteFile::read_ahead(ByteRange read) const {
+  std::vector<WindowPointer> started;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto ahead = streams_.note(read, nbytes());
+    if (!ahead) return;
+    for (const ByteRange part : in_parts(*ahead, sizes_.window_nbytes)) {
+      if (windows_.size() >= kMaxWindows) break;
+      WindowPointer window = WindowMemory::of_process().make(part);
+      if (!window) break;
+      windows_.push_back(window);
+      started.push_back(std::move(window));
+    }
+  }
+  for (WindowPointer& window : started) {
+    const ByteRange range = window->range();
+    RequestWorkers::of_process().run(
+        RequestWorkers::Turn::last, [object = object_, window = std::move(window), range] {
+          window->fill([&](std::span<std::byte> room) {
+            object->server.read(object->url, object->version, range.begin, room);
+          });
+        });
+  }
+}
+
+/// Copies bytes from a window that holds the first of them. Returns how many, 0 without a window.
+std::uint64_t RemoteFile::take_from_window(ByteRange rest, std::span<std::byte> out) const {
+  const WindowPointer window = window_with(rest.begin);
+  if (!window) return 0;
+  Window::Bytes bytes;
+  try {
+    bytes = window->wait();
+  } catch (...) {
+    forget(window);
+    throw;
+  }
+  if (!bytes) {
+    forget(window);
+    return 0;
+  }
+  const std::uint64_t nbytes_taken = std::min(window->range().end, rest.end) - rest.begin;
+  std::memcpy(out.data(), bytes->data() + (rest.begin - window->range().begin),
+              static_cast<std::size_t>(nbytes_taken));
+  // A window that was read whole is not needed again, unless it is the begin of the file, which
+  // several parts of a reader look at.
+  if (window->note_read(nbytes_taken) && window->range().begin != 0) forget(window);
+  return nbytes_taken;
+}
+
+RemoteFile::WindowPointer RemoteFile::window_with(std::uint64_t offset) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = std::ranges::find_if(windows_, [&](const WindowPointer& window) {
+    return window->range().begin <= offset && offset < window->range().end;
+  });
+  return found == windows_.end() ? nullptr : *found;
+}
+
+/// Returns where the next window behind `offset` begins.
+std::uint64_t RemoteFile::next_window(std::uint64_t offset) const {
+  const std::scoped_lock lock(mutex_);
+  std::uint64_t begin = nbytes();
+  for (const WindowPointer& window : windows_) {
+    if (window->range().begin > offset) begin = std::min(begin, window->range().begin);
+  }
+  return begin;
+}
+
+void RemoteFile::forget(const WindowPointer& window) const {
+  const std::scoped_lock lock(mutex_);
+  std::erase(windows_, window);
+}
+
+/// Reads by way of a new window, which neighbours will use too.
+void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
+  const bool is_small_file = nbytes() <= sizes_.whole_nbytes;
+  const std::uint64_t wanted = is_small_file ? nbytes() : read.begin + sizes_.first_nbytes;
+  const std::uint64_t limit = std::max(read.end, next_window(read.begin));
+  const ByteRange range{read.begin, std::clamp(wanted, read.end, std::min(limit, nbytes()))};
+  const WindowPointer window = WindowMemory::of_process().make(range);
+  if (!window) return read_parts(read, out);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (windows_.size() >= kMaxWindows) windows_.erase(windows_.begin());
+    windows_.push_back(window);
+  }
+  window->fill([&](std::span<std::byte> room) {
+    object_->server.read(object_->url, object_->version, range.begin, room);
+  });
+  take_from_window(read, out);
+}
+
+/// Reads straight into `out`, in several requests at a time if it is large.
+void RemoteFile::read_parts(ByteRange range, std::span<std::byte> out) const {
+  const auto read_part = [&](ByteRange part) {
+    object_->server.read(object_->url, object_->version, part.begin, part_of(out, range, part));
+  };
+  if (range.nbytes() <= sizes_.split_nbytes) return read_part(range);
+  const std::vector<ByteRange> parts = in_parts(range, sizes_.window_nbytes);
+  Pending pending;
+  for (const ByteRange part : std::span(parts).subspan(1)) {
+    pending.add();
+    RequestWorkers::of_process().run(RequestWorkers::Turn::next, [&, part] {
+      std::exception_ptr failure;
+      try {
+        read_part(part);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      pending.end(failure);
+    });
+  }
+  pending.add();
+  std::exception_ptr failure;
+  try {
+    read_part(parts.front());
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  pending.end(failure);
+  pending.wait();
+}
+
+}  // namespace tessera::object_store

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "object_store/read_ahead.h"
+#include "object_store/server.h"
+#include "object_store/window.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::object_store {
+
+/// An object open for reading, at one version.
+///
+/// Small reads come out of windows, so that neighbours share a request. Large reads go straight to
+/// the caller's memory, in parallel parts. If reads follow each other, windows ahead of them are
+/// fetched in the background.
+class RemoteFile final : public ReadableFile {
+ public:
+  /// Requires: `server` outlives the file.
+  RemoteFile(Server& server, std::string url, ObjectVersion version, std::vector<std::byte> begin,
+             ReadAheadSizes sizes = {});
+
+  const std::string& path() const override { return object_->url; }
+  std::uint64_t nbytes() const override { return object_->version.nbytes; }
+  std::string version() const { return object_->version.in_words(); }
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override;
+
+ private:
+  /// What requests in the background need, also after the file was closed.
+  struct Object {
+    Server& server;
+    std::string url;
+    ObjectVersion version;
+  };
+  using WindowPointer = std::shared_ptr<Window>;
+
+  void read_ahead(ByteRange read) const;
+  std::uint64_t take_from_window(ByteRange rest, std::span<std::byte> out) const;
+  WindowPointer window_with(std::uint64_t offset) const;
+  std::uint64_t next_window(std::uint64_t offset) const;
+  void forget(const WindowPointer& window) const;
+  void read_small(ByteRange read, std::span<std::byte> out) const;
+  void read_parts(ByteRange range, std::span<std::byte> out) const;
+
+  std::shared_ptr<const Object> object_;
+  ReadAheadSizes sizes_;
+  mutable std::mutex mutex_;
+  mutable StreamFinder streams_;
+  mutable std::vector<WindowPointer> windows_;
+};
+
+}  // namespace tessera::object_store

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/read_only_file_system.h"
+#include "object_store/named_object.h"
+#include "object_store/server.h"
+
+namespace tessera::object_store {
+
+class HttpServer;
+
+/// The files behind URLs. A folder is listed once; sizes and versions are kept until `forget`, so
+/// that all reads of a file are of one version. Thread-safe. Nothing on a server is a link.
+class RemoteFileSystem final : public ReadOnlyFileSystem {
+ public:
+  RemoteFileSystem();
+  ~RemoteFileSystem() override;
+
+  std::optional<FileKind> kind_of(const std::string& path) const override;
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override;
+  std::vector<std::string> list_directory(const std::string& path) const override;
+  std::string resolve_links(const std::string& path) const override;
+  std::optional<NamedObject> find_name(const std::string& path) const;
+
+  /// Names another S3 than the environment does, such as `http://localhost:9000`.
+  void set_endpoint(const std::string& url);
+  /// Adds a query, which may be a secret, to requests for a URL of a web server.
+  void keep_query(const std::string& url, const std::string& query);
+  /// Forgets what is known of a path, of all below it and of what is beside it.
+  void forget(const std::string& path);
+
+ private:
+  using Folder = std::shared_ptr<const std::vector<Entry>>;
+  /// A path: a folder, an object, or neither.
+  struct Known {
+    std::optional<FoundObject> object{};
+    bool is_folder = false;
+  };
+
+  Server& server_of(const std::string& url) const;
+  Folder known_folder(const std::string& url) const;
+  Folder folder(const std::string& url) const;
+  std::optional<FoundObject> object(const std::string& url) const;
+  Known look_at(const std::string& url) const;
+  std::optional<Known> look_in_parent(const std::string& url) const;
+
+  mutable std::mutex mutex_;
+  std::string endpoint_;
+  mutable std::unique_ptr<Server> s3_;  // made at the first use: reads the user's settings
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<Server> hub_;
+  mutable std::map<std::string, Folder> folders_;  // also empty ones, which do not exist
+  mutable std::map<std::string, std::optional<FoundObject>> objects_;
+  mutable std::vector<std::unique_ptr<Server>> old_servers_;  // open files may use them
+};
+
+}  // namespace tessera::object_store

@@ -1,0 +1,78 @@
+#include "object_store/request_workers.h"
+
+#include <unistd.h>
+
+#include <system_error>
+#include <utility>
+
+#include "object_store/curl_library.h"
+#include "object_store/http_request.h"
+
+namespace tessera::object_store {
+
+RequestWorkers& RequestWorkers::of_process() {
+  // Destroyed before what libcurl registers to run at exit, because it is made after that.
+  CurlLibrary::of_process();
+  static RequestWorkers workers;
+  return workers;
+}
+
+RequestWorkers::~RequestWorkers() {
+  if (process_ != ::getpid()) {  // a child of fork(): the threads are its parent's
+    for (std::thread& thread : threads_) thread.detach();
+    return;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    is_ending_ = true;
+  }
+  abort_transfers();
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void RequestWorkers::run(Turn turn, std::function<void()> task) {
+  std::unique_lock lock(mutex_);
+  if (process_ == 0) process_ = ::getpid();
+  if (process_ != ::getpid()) {
+    lock.unlock();
+    task();
+    return;
+  }
+  if (turn == Turn::next) {
+    tasks_.push_front(std::move(task));
+  } else {
+    tasks_.push_back(std::move(task));
+  }
+  if (num_idle_ < tasks_.size() && threads_.size() < kMaxThreads) {
+    try {
+      threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {  // as many as the system allows
+      if (threads_.empty()) {
+        const std::function<void()> last = std::move(tasks_.back());
+        tasks_.pop_back();
+        lock.unlock();
+        last();
+        return;
+      }
+    }
+  }
+  changed_.notify_one();
+}
+
+void RequestWorkers::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ++num_idle_;
+    changed_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
+    --num_idle_;
+    if (is_ending_) return;
+    const std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+}  // namespace tessera::object_store

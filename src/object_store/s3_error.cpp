@@ -1,0 +1,89 @@
+// What the answers of S3 mean to a user.
+#include <ctime>
+
+#include "object_store/s3_server.h"
+#include "object_store/url.h"
+
+namespace tessera::object_store {
+namespace {
+
+std::string which_keys(const S3Settings& settings) {
+  if (!settings.credentials) {
+    return "the request was not signed; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+           "AWS_PROFILE";
+  }
+  return "signed with " + settings.credentials_source;
+}
+
+std::string status_and_code(const HttpResponse& response, const S3ErrorBody& body) {
+  std::string text = response.failure_in_words();
+  if (!body.code.empty()) text += " " + printable(body.code);
+  return text;
+}
+
+Error missing(const std::string& url, const HttpResponse& response, const S3ErrorBody& body,
+              const S3Settings& settings) {
+  if (body.code == "NoSuchBucket") {
+    const std::string where = settings.endpoint.empty() ? "AWS" : printable(settings.endpoint);
+    return Error::expected(ErrorKind::not_found, {.path = url}, "bucket",
+                           "a bucket '" + printable(parse_url(url).host) + "' at " + where, "none",
+                           "check the name, and the endpoint (AWS_ENDPOINT_URL) if it is not AWS");
+  }
+  return Error::expected(ErrorKind::not_found, {.path = url}, "object", "an object",
+                         status_and_code(response, body));
+}
+
+Error clock_error(const std::string& url, const HttpResponse& response) {
+  const std::time_t now = std::time(nullptr);
+  struct tm parts {};
+  ::gmtime_r(&now, &parts);
+  char text[64] = "";
+  std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &parts);
+  const std::string of_server = response.header("date");
+  return Error::expected(ErrorKind::io, {.path = url}, "clock of this machine",
+                         of_server.empty() ? "the server's time" : printable(of_server), text,
+                         "signatures hold for 15 minutes; set the clock");
+}
+
+}  // namespace
+
+Error s3_error(const std::string& url, const HttpResponse& response, const S3Settings& settings,
+               const std::string& region) {
+  const S3ErrorBody body = parse_s3_error(response.error_body);
+  const std::string found = status_and_code(response, body);
+  const auto refused = [&](std::string_view expected, const std::string& advice) {
+    return Error::expected(ErrorKind::io, {.path = url}, "access", expected, found, advice);
+  };
+  if (response.status == 404) return missing(url, response, body, settings);
+  if (body.code == "RequestTimeTooSkewed") return clock_error(url, response);
+  if (body.code == "ExpiredToken" || body.code == "TokenRefreshRequired" ||
+      body.code == "InvalidToken") {
+    return refused("a session token that is valid",
+                   which_keys(settings) + "; sign in again and export the new keys");
+  }
+  if (body.code == "InvalidAccessKeyId") {
+    return refused("an access key that the server knows",
+                   which_keys(settings) +
+                       "; is the endpoint (AWS_ENDPOINT_URL) the one that the "
+                       "key is for?");
+  }
+  if (body.code == "SignatureDoesNotMatch") {
+    return refused("a signature that fits the access key",
+                   which_keys(settings) + "; check the secret access key");
+  }
+  if (response.status == 401 || response.status == 403) {
+    return refused("permission to list and read (s3:ListBucket, s3:GetObject)",
+                   which_keys(settings));
+  }
+  if (response.status == 301 || response.status == 307 || body.code == "PermanentRedirect" ||
+      body.code == "AuthorizationHeaderMalformed") {
+    return Error::expected(ErrorKind::io, {.path = url}, "region", "the bucket's region",
+                           "'" + region + "', and " + found,
+                           "set AWS_REGION to the bucket's region");
+  }
+  if (response.curl_code != 0 || response.may_succeed_later()) return plain_error(url, response);
+  return Error::expected(ErrorKind::io, {.path = url}, "request", "an answer with the bytes",
+                         body.message.empty() ? found : found + ": " + printable(body.message));
+}
+
+}  // namespace tessera::object_store

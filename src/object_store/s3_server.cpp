@@ -1,0 +1,127 @@
+#include "object_store/s3_server.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "object_store/sigv4.h"
+#include "object_store/url.h"
+
+namespace tessera::object_store {
+namespace {
+
+constexpr std::uint64_t kMaxPageNbytes = std::uint64_t{16} << 20;
+constexpr std::size_t kMaxEntries = 2'000'000;
+constexpr const char* kDefaultRegion = "us-east-1";
+
+/// Whether a bucket can be the first label of a host with a certificate.
+bool is_host_label(const std::string& bucket) {
+  return std::ranges::all_of(
+      bucket, [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; });
+}
+
+std::string without_scheme(const std::string& origin) {
+  return origin.substr(origin.find("://") + 3);
+}
+
+}  // namespace
+
+std::string S3Server::region_of(const std::string& bucket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto told = regions_.find(bucket);
+  if (told != regions_.end()) return told->second;
+  return settings_.region.empty() ? kDefaultRegion : settings_.region;
+}
+
+S3Server::Address S3Server::address_of(const std::string& bucket, const std::string& key,
+                                       const std::string& region) const {
+  const std::string key_path = "/" + percent_encode(key, "/");
+  if (!settings_.endpoint.empty()) {
+    const Url endpoint = parse_url(settings_.endpoint);
+    std::string base = endpoint.path.empty() ? "" : "/" + endpoint.path;
+    while (base.ends_with('/')) base.pop_back();
+    return {endpoint.scheme + "://" + endpoint.host,
+            base + "/" + percent_encode(bucket) + (key.empty() ? "" : key_path)};
+  }
+  const std::string domain =
+      "s3." + region + (region.starts_with("cn-") ? ".amazonaws.com.cn" : ".amazonaws.com");
+  if (is_host_label(bucket)) return {"https://" + bucket + "." + domain, key_path};
+  return {"https://" + domain, "/" + percent_encode(bucket) + key_path};
+}
+
+HttpRequest S3Server::request_for(const std::string& url, const Query& query,
+                                  std::vector<std::string> headers) {
+  const Url parts = parse_url(url);
+  const std::string region = region_of(parts.host);
+  const std::string& key = query.empty() ? parts.path : "";
+  const Address address = address_of(parts.host, key, region);
+  std::string request_url = address.origin + address.path;
+  if (!query.empty()) request_url += "?" + canonical_query(query);
+  if (settings_.credentials) {
+    const std::time_t now = std::time(nullptr);
+    RequestToSign to_sign{"GET", address.path, query, {{"host", without_scheme(address.origin)}}};
+    to_sign.headers["x-amz-content-sha256"] = kEmptySha256;
+    to_sign.headers["x-amz-date"] = amz_date(now);
+    if (!settings_.credentials->session_token.empty()) {
+      to_sign.headers["x-amz-security-token"] = settings_.credentials->session_token;
+    }
+    headers.push_back("Authorization: " + authorization(to_sign, *settings_.credentials,
+                                                        {region, "s3", now}, kEmptySha256));
+    for (const auto& [name, value] : to_sign.headers) {
+      if (name != "host") headers.push_back(name + ": " + value);
+    }
+  }
+  return {.url = std::move(request_url), .headers = std::move(headers)};
+}
+
+bool S3Server::learns_from(const std::string& url, const HttpResponse& response) {
+  if (response.status != 301 && response.status != 307 && response.status != 400 &&
+      response.status != 403) {
+    return false;
+  }
+  std::string region = response.header("x-amz-bucket-region");
+  if (region.empty()) region = parse_s3_error(response.error_body).region;
+  const bool is_region = !region.empty() && region.size() <= 64 && is_host_label(region);
+  const std::string bucket = parse_url(url).host;
+  if (!is_region || region == region_of(bucket)) return false;
+  const std::scoped_lock lock(mutex_);
+  regions_[bucket] = region;
+  return true;
+}
+
+Error S3Server::error_for(const std::string& url, const HttpResponse& response) {
+  return s3_error(url, response, settings_, region_of(parse_url(url).host));
+}
+
+std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
+  const Url parts = parse_url(url);
+  std::string prefix = parts.path;
+  if (!prefix.empty() && !prefix.ends_with('/')) prefix += '/';
+  Query query{{"delimiter", "/"}, {"encoding-type", "url"}, {"list-type", "2"}, {"prefix", prefix}};
+  std::vector<Entry> entries;
+  for (;;) {
+    const auto [response, body] = ask(url, query, kMaxPageNbytes);
+    if (!response.is_success()) throw error_for(url, response);
+    BucketPage page = parse_bucket_page(body, prefix, url);
+    std::ranges::move(page.entries, std::back_inserter(entries));
+    if (entries.size() > kMaxEntries) {
+      throw Error::expected(ErrorKind::unsupported, {.path = url}, "folder",
+                            "at most " + std::to_string(kMaxEntries) + " entries", "more");
+    }
+    if (page.continuation_token.empty()) break;
+    std::erase_if(query, [](const auto& entry) { return entry.first == "continuation-token"; });
+    query.emplace_back("continuation-token", page.continuation_token);
+  }
+  std::ranges::stable_sort(entries, {}, &Entry::name);
+  // An object `a` beside objects `a/…`: the folder is what can be listed.
+  const auto is_shadowed = [&](const Entry& entry) {
+    if (entry.is_folder) return false;
+    const auto [first, last] = std::ranges::equal_range(entries, entry.name, {}, &Entry::name);
+    return std::any_of(first, last, [](const Entry& other) { return other.is_folder; });
+  };
+  std::vector<Entry> kept;
+  std::ranges::copy_if(entries, std::back_inserter(kept),
+                       [&](const Entry& entry) { return !is_shadowed(entry); });
+  return kept;
+}
+
+}  // namespace tessera::object_store

@@ -1,0 +1,83 @@
+#include "object_store/window.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace tessera::object_store {
+
+Window::Window(ByteRange range, NbytesInUse in_use)
+    : range_(range), process_(::getpid()), in_use_(std::move(in_use)) {
+  *in_use_ += range_.nbytes();
+}
+
+Window::~Window() {
+  if (!is_dropped_) *in_use_ -= range_.nbytes();
+}
+
+void Window::fill(const std::function<void(std::span<std::byte>)>& fetch) noexcept {
+  std::exception_ptr failure;
+  Bytes bytes;
+  try {
+    auto room = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(range_.nbytes()));
+    fetch(*room);
+    bytes = std::move(room);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::scoped_lock lock(mutex_);
+  is_filled_ = true;
+  bytes_ = std::move(bytes);
+  failure_ = failure;
+  filled_.notify_all();
+}
+
+void Window::fill(std::vector<std::byte> bytes) {
+  const std::scoped_lock lock(mutex_);
+  is_filled_ = true;
+  bytes_ = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  filled_.notify_all();
+}
+
+Window::Bytes Window::wait() const {
+  std::unique_lock lock(mutex_);
+  if (!is_filled_ && process_ != ::getpid()) return nullptr;
+  filled_.wait(lock, [&] { return is_filled_; });
+  if (failure_) std::rethrow_exception(failure_);
+  return bytes_;
+}
+
+bool Window::note_read(std::uint64_t nbytes) {
+  const std::scoped_lock lock(mutex_);
+  nbytes_read_ += nbytes;
+  return nbytes_read_ >= range_.nbytes();
+}
+
+bool Window::drop() {
+  const std::scoped_lock lock(mutex_);
+  if (!is_filled_) return false;
+  bytes_ = nullptr;
+  if (!std::exchange(is_dropped_, true)) *in_use_ -= range_.nbytes();
+  return true;
+}
+
+WindowMemory& WindowMemory::of_process() {
+  static auto& memory = *new WindowMemory;  // never destroyed: files may live until the end
+  return memory;
+}
+
+std::shared_ptr<Window> WindowMemory::make(ByteRange range) {
+  const std::scoped_lock lock(mutex_);
+  for (auto place = oldest_first_.begin();
+       place != oldest_first_.end() && *in_use_ + range.nbytes() > kMaxNbytes;) {
+    const std::shared_ptr<Window> window = place->lock();
+    place = !window || window->drop() ? oldest_first_.erase(place) : std::next(place);
+  }
+  std::erase_if(oldest_first_, [](const auto& window) { return window.expired(); });
+  if (*in_use_ + range.nbytes() > kMaxNbytes) return nullptr;
+  auto window = std::make_shared<Window>(range, in_use_);
+  oldest_first_.push_back(window);
+  return window;
+}
+
+}  // namespace tessera::object_store

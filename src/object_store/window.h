@@ -1,0 +1,77 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::object_store {
+
+/// A range of a file in memory, or on the way there. Shared by the file, by the request that fills
+/// it and by the readers that wait. Thread-safe.
+class Window {
+ public:
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+
+  using NbytesInUse = std::shared_ptr<std::atomic<std::uint64_t>>;
+
+  /// Adds the range's bytes to `in_use`, until they are dropped.
+  Window(ByteRange range, NbytesInUse in_use);
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+  ByteRange range() const { return range_; }
+
+  /// Fills the window by `fetch`, and wakes who waits. Never throws: waiting readers get the error.
+  void fill(const std::function<void(std::span<std::byte>)>& fetch) noexcept;
+  /// Fills the window with bytes that are there already.
+  void fill(std::vector<std::byte> bytes);
+  /// Waits for the bytes. Returns nothing if they were dropped, or if no thread of this process
+  /// fetches them. Throws what `fetch` threw.
+  Bytes wait() const;
+  /// Counts bytes that were read. Returns whether all were.
+  bool note_read(std::uint64_t nbytes);
+  /// Frees the bytes, unless they are on the way. Returns whether they are freed.
+  bool drop();
+
+ private:
+  const ByteRange range_;
+  const pid_t process_;
+  const NbytesInUse in_use_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable filled_;
+  bool is_filled_ = false;
+  bool is_dropped_ = false;
+  Bytes bytes_;
+  std::exception_ptr failure_;
+  std::uint64_t nbytes_read_ = 0;
+};
+
+/// The windows of all files of the process, and their memory. The oldest windows are dropped first.
+/// Thread-safe.
+class WindowMemory {
+ public:
+  static constexpr std::uint64_t kMaxNbytes = std::uint64_t{192} << 20;
+
+  static WindowMemory& of_process();
+  /// Returns a window; nothing if all memory is used by windows that are on the way.
+  std::shared_ptr<Window> make(ByteRange range);
+
+ private:
+  std::mutex mutex_;
+  std::list<std::weak_ptr<Window>> oldest_first_;
+  Window::NbytesInUse in_use_ = std::make_shared<std::atomic<std::uint64_t>>(0);
+};
+
+}  // namespace tessera::object_store

@@ -1,0 +1,456 @@
+"""The tools read checkpoints on object stores and web servers as they read local ones: `s3://`, `http://`, `hf://`.
+
+The S3 server is moto's. Between it and the tools stands a proxy that counts, checks signatures and fails on demand.
+"""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+import urllib.parse
+from pathlib import Path
+
+import pytest
+from ckpt_tools import BIN, FIXTURES, reshard
+from faulty_proxy import Answer, Proxy, s3_error
+
+boto3 = pytest.importorskip("boto3")
+botocore_auth = pytest.importorskip("botocore.auth")
+moto_server = pytest.importorskip("moto.server")
+
+KEY = "AKIDTESTTESTTESTTEST"
+SECRET = "sEcReT/that+must=never-be-seen"
+TOKEN = "session-token-that-must-never-be-seen"
+CHECKPOINTS = {
+    "dcp": FIXTURES / "dcp" / "valid" / "fsdp2_adamw",
+    "native": FIXTURES / "native" / "v1" / "small",
+    "safetensors": FIXTURES / "safetensors" / "valid" / "sharded",
+    "torch": FIXTURES / "torch_zip" / "valid" / "state_dict.pt",
+}
+
+
+def environment(proxy, **more):
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    return kept | {
+        "AWS_ENDPOINT_URL": proxy.url,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": TOKEN,
+        "AWS_REGION": "us-east-1",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_MAX_ATTEMPTS": "3",
+    } | more
+
+
+def run(proxy, tool, *arguments, timeout=120, **variables):
+    process = subprocess.run(
+        [BIN / tool, *map(str, arguments)],
+        env=environment(proxy, **variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+    for secret in (SECRET, TOKEN):
+        assert secret not in process.stdout + process.stderr
+    return process
+
+
+def succeed(proxy, tool, *arguments, **options):
+    process = run(proxy, tool, *arguments, **options)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def fail(proxy, tool, *arguments, **options):
+    process = run(proxy, tool, *arguments, **options)
+    assert process.returncode not in (0, 70, -6, -11), process.stderr
+    return process.stderr
+
+
+def local_files(folder):
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def moto():
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "20"  # in a page of a list
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(moto):
+    """Uploads the checkpoints, once for all tests that do not change them."""
+    client = s3_client(moto)
+    client.create_bucket(Bucket="checkpoints")
+    for name, path in CHECKPOINTS.items():
+        upload(client, path, f"runs/{name}" if path.is_dir() else f"runs/{name}{path.suffix}")
+    return client
+
+
+def s3_client(moto):
+    return boto3.client(
+        "s3", endpoint_url="http://%s:%d" % moto, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+
+
+def upload(client, path, key, **options):
+    if path.is_file():
+        client.put_object(Bucket="checkpoints", Key=key, Body=path.read_bytes(), **options)
+        return
+    for file in local_files(path):
+        client.put_object(Bucket="checkpoints", Key=f"{key}/{file.relative_to(path)}", Body=file.read_bytes(), **options)
+
+
+@pytest.fixture
+def proxy(moto, bucket):
+    with Proxy(moto) as started:
+        yield started
+
+
+def url_of(name):
+    return f"s3://checkpoints/runs/{name}{CHECKPOINTS[name].suffix if CHECKPOINTS[name].is_file() else ''}"
+
+
+def without_path(text, path):
+    return text.replace(str(path), "PATH")
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("verb", [("ls", "--json", "--sha256"), ("hash", "--json"), ("verify",), ("tree",)], ids=lambda v: v[0])
+def test_a_url_shows_what_the_local_path_shows(proxy, name, verb):
+    local, remote = CHECKPOINTS[name], url_of(name)
+    expected = succeed(proxy, "ckpt-inspect", verb[0], local, *verb[1:])
+    found = succeed(proxy, "ckpt-inspect", verb[0], remote, *verb[1:])
+    assert without_path(found, remote) == without_path(expected, local)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_url_and_the_local_path_do_not_differ(proxy, name):
+    succeed(proxy, "ckpt-inspect", "diff", url_of(name), CHECKPOINTS[name])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_move_from_a_url_writes_what_a_move_from_the_local_path_writes(proxy, name, tmp_path):
+    expected = reshard(CHECKPOINTS[name], tmp_path / "expected", "--to", "native", "--world-size", 3)
+    succeed(proxy, "ckpt-reshard", url_of(name), tmp_path / "found", "--to", "native", "--world-size", 3, "--quiet")
+    assert [f.name for f in local_files(expected)] == [f.name for f in local_files(tmp_path / "found")]
+    for file in local_files(expected):
+        assert file.read_bytes() == (tmp_path / "found" / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("name", ["dcp", "native"])
+def test_to_list_takes_two_data_requests(proxy, name):
+    succeed(proxy, "ckpt-inspect", "ls", url_of(name))
+    assert len(proxy.data_requests) <= 2, [r.path for r in proxy.requests]
+    assert len(proxy.requests) <= 4, [r.path for r in proxy.requests]
+
+
+def test_folders_of_more_than_one_page(proxy, bucket):
+    for i in range(50):
+        bucket.put_object(Bucket="checkpoints", Key=f"many/note-{i}.txt", Body=b"x")
+    upload(bucket, CHECKPOINTS["dcp"], "many")
+    succeed(proxy, "ckpt-inspect", "verify", "s3://checkpoints/many")
+    assert sum(request.is_list for request in proxy.requests) >= 3
+
+
+def test_keys_with_special_characters(proxy, bucket):
+    upload(bucket, CHECKPOINTS["dcp"], "run a+b/ä?&=%20'/step")
+    expected = succeed(proxy, "ckpt-inspect", "ls", CHECKPOINTS["dcp"])
+    assert succeed(proxy, "ckpt-inspect", "ls", "s3://checkpoints/run a+b/ä?&=%20'/step/") == expected
+
+
+def signature_of(request, secret):
+    """Signs a request as botocore does, an independent peer."""
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    class At(botocore_auth.S3SigV4Auth):
+        def _modify_request_before_signing(self, _):
+            pass
+
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    names = headers["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
+    path, _, query = request.path.partition("?")
+    signed = AWSRequest("GET", f"http://{headers['host']}{path}", headers={n: headers[n] for n in names})
+    signed.params = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    signed.context["timestamp"] = headers["x-amz-date"]
+    signer = At(Credentials(KEY, secret, TOKEN), "s3", "us-east-1")
+    canonical = signer.canonical_request(signed)
+    return signer.signature(signer.string_to_sign(signed, canonical), signed)
+
+
+def test_signatures_are_those_of_botocore(proxy, bucket):
+    upload(bucket, CHECKPOINTS["dcp"], "sig n/ä+b~c")
+    succeed(proxy, "ckpt-inspect", "verify", "s3://checkpoints/sig n/ä+b~c")
+    assert proxy.requests
+    for request in proxy.requests:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        assert headers["x-amz-security-token"] == TOKEN
+        found = headers["authorization"].rsplit("Signature=", 1)[1]
+        assert found == signature_of(request, SECRET), request.path
+
+
+def test_requests_are_not_signed_if_the_user_says_so(proxy, bucket):
+    upload(bucket, CHECKPOINTS["dcp"], "public", ACL="public-read")
+    succeed(proxy, "ckpt-inspect", "ls", "s3://checkpoints/public", AWS_NO_SIGN_REQUEST="1")
+    assert not any("Authorization" in request.headers for request in proxy.requests)
+
+
+def test_the_option_names_the_endpoint(proxy):
+    arguments = ("ls", url_of("dcp"), "--endpoint", proxy.url)
+    succeed(proxy, "ckpt-inspect", *arguments, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert proxy.requests
+
+
+# Each fault hits every third request.
+def overloaded(request, answer):
+    return s3_error(503, "SlowDown") if request.number % 3 == 0 else answer
+
+
+def too_many(request, answer):
+    return Answer(429, {"Retry-After": "0"}, b"later") if request.number % 3 == 0 else answer
+
+
+def cut(request, answer):
+    if request.number % 3 == 0:
+        answer.cut_after = len(answer.body) // 2
+    return answer
+
+
+def shorter(request, answer):
+    if request.number % 3 == 0 and answer.status == 206 and len(answer.body) > 1:
+        answer.body = answer.body[: len(answer.body) // 2]
+    return answer
+
+
+def longer(request, answer):
+    if request.number % 3 == 0:
+        answer.declared_nbytes = len(answer.body) + 1000
+    return answer
+
+
+@pytest.mark.parametrize("fault", [overloaded, too_many, cut, shorter, longer])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_faults_that_pass_do_not_show(proxy, fault, name, tmp_path):
+    expected = reshard(CHECKPOINTS[name], tmp_path / "expected", "--to", "native")
+    proxy.change = fault
+    succeed(proxy, "ckpt-reshard", url_of(name), tmp_path / "found", "--to", "native", "--quiet", AWS_MAX_ATTEMPTS="8")
+    for file in local_files(expected):
+        assert file.read_bytes() == (tmp_path / "found" / file.name).read_bytes(), file.name
+
+
+def test_a_server_that_stays_overloaded_is_an_error(proxy, tmp_path):
+    proxy.change = lambda request, answer: answer if request.is_list else s3_error(503, "SlowDown")
+    message = fail(proxy, "ckpt-reshard", url_of("dcp"), tmp_path / "moved")
+    assert url_of("dcp") in message and "status 503" in message
+    assert not (tmp_path / "moved").exists()
+
+
+@pytest.mark.parametrize("honours_if_match", [True, False])
+def test_an_object_that_changes_is_named(proxy, bucket, honours_if_match, tmp_path):
+    upload(bucket, CHECKPOINTS["dcp"], "changing")
+    files = [file for file in local_files(CHECKPOINTS["dcp"]) if file.name.endswith(".distcp")]
+
+    def rewrite(request):
+        if ".metadata" in request.path and not request.is_list:
+            for file in files:
+                bucket.put_object(Bucket="checkpoints", Key=f"changing/{file.name}", Body=bytes(file.stat().st_size))
+        if not honours_if_match:
+            request.headers.pop("If-Match", None)
+
+    proxy.refuse = rewrite
+    message = fail(proxy, "ckpt-reshard", "s3://checkpoints/changing", tmp_path / "moved")
+    assert "s3://checkpoints/changing/" in message
+    assert "expected the one that was opened: " in message and "ETag" in message, message
+    assert not (tmp_path / "moved").exists()
+
+
+def test_every_read_asks_for_the_version_that_was_listed(proxy):
+    succeed(proxy, "ckpt-inspect", "verify", url_of("dcp"))
+    assert all("If-Match" in request.headers for request in proxy.data_requests)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (s3_error(403, "AccessDenied"), ["403 AccessDenied", "s3:ListBucket", "signed with AWS_ACCESS_KEY_ID"]),
+        (s3_error(403, "InvalidAccessKeyId"), ["InvalidAccessKeyId", "an access key that the server knows"]),
+        (s3_error(403, "SignatureDoesNotMatch"), ["SignatureDoesNotMatch", "check the secret access key"]),
+        (s3_error(400, "ExpiredToken"), ["ExpiredToken", "sign in again"]),
+        (
+            s3_error(403, "RequestTimeTooSkewed", headers={"Date": "Thu, 01 Jan 2026 00:00:00 GMT"}),
+            ["clock of this machine", "Thu, 01 Jan 2026 00:00:00 GMT", "set the clock"],
+        ),
+        (s3_error(301, "PermanentRedirect"), ["region", "'us-east-1'", "AWS_REGION"]),
+        (s3_error(418, "Teapot", "short and stout"), ["418 Teapot: short and stout"]),
+        (Answer(200, {}, b"<html>sign in</html>"), ["list of the bucket", "another element"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_refusals_say_what_to_do(proxy, answer, expected):
+    proxy.refuse = lambda request: answer
+    message = fail(proxy, "ckpt-inspect", "ls", url_of("dcp"))
+    assert url_of("dcp") in message
+    for text in expected:
+        assert text in message
+
+
+def test_without_credentials_the_message_says_so(proxy):
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied")
+    message = fail(proxy, "ckpt-inspect", "ls", url_of("dcp"), AWS_NO_SIGN_REQUEST="1")
+    assert "the request was not signed" in message and "AWS_PROFILE" in message
+
+
+def test_missing_things_are_named(proxy):
+    message = fail(proxy, "ckpt-inspect", "ls", "s3://no-such-bucket/a")
+    assert "s3://no-such-bucket/a" in message and "a bucket 'no-such-bucket'" in message
+    message = fail(proxy, "ckpt-inspect", "ls", "s3://checkpoints/runs/absent")
+    assert "s3://checkpoints/runs/absent: expected a checkpoint, found nothing" in message
+    message = fail(proxy, "ckpt-inspect", "ls", url_of("dcp"), AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert url_of("dcp") in message and "127.0.0.1 port 9" in message
+    message = fail(proxy, "ckpt-inspect", "ls", url_of("dcp"), AWS_ENDPOINT_URL="localhost")
+    assert "endpoint of S3: expected a URL" in message
+
+
+@pytest.mark.parametrize("status", [301, 400])
+def test_the_region_that_a_server_names_is_used(proxy, status):
+    def wrong_region(request):
+        if "/eu-central-1/s3/" in request.headers["Authorization"]:
+            return None
+        if status == 301:
+            return s3_error(301, "PermanentRedirect", headers={"x-amz-bucket-region": "eu-central-1"})
+        return s3_error(400, "AuthorizationHeaderMalformed", more="<Region>eu-central-1</Region>")
+
+    proxy.refuse = wrong_region
+    succeed(proxy, "ckpt-inspect", "verify", url_of("dcp"))
+    wrong = [request for request in proxy.requests if "/us-east-1/s3/" in request.headers["Authorization"]]
+    assert len(wrong) == 1
+
+
+def test_a_url_is_no_destination(proxy, tmp_path):
+    message = fail(proxy, "ckpt-reshard", CHECKPOINTS["dcp"], "s3://checkpoints/new")
+    assert "s3://checkpoints/new: destination: expected a local path" in message
+    assert not proxy.requests
+
+
+def test_an_interrupted_move_resumes_only_from_the_same_objects(proxy, bucket, tmp_path):
+    upload(bucket, CHECKPOINTS["safetensors"], "resumed")
+    arguments = ("s3://checkpoints/resumed", tmp_path / "moved", "--to", "native", "--resume", "--quiet")
+    succeed(proxy, "ckpt-reshard", *arguments)
+    assert json.loads(succeed(proxy, "ckpt-inspect", "ls", tmp_path / "moved", "--json"))["tensors"]
+
+
+# Web servers and the hub.
+class RangeServer:
+    """Serves a folder with ranges and ETags; also the hub's API for `/models`, if `folder` has files for it."""
+
+    def __init__(self, folder, commit="0123abc"):
+        server = self
+        self.folder, self.commit, self.requests, self.tokens = folder, commit, [], []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                server.requests.append(self.path)
+                server.tokens.append(self.headers.get("Authorization"))
+                path = urllib.parse.unquote(self.path.split("?")[0])
+                if path.startswith("/api/models/o/n/revision/"):
+                    return self.answer(200, json.dumps({"sha": server.commit}).encode())
+                if path.startswith(f"/api/models/o/n/tree/{server.commit}"):
+                    return self.answer(200, json.dumps(server.tree()).encode())
+                if path.startswith(f"/o/n/resolve/{server.commit}/"):
+                    path = "/cdn/" + path.split("/", 5)[5]
+                    return self.answer(302, b"", {"Location": path, "ETag": '"of-the-hub"'})
+                return self.send_file(server.folder / path.removeprefix("/cdn/").lstrip("/"))
+
+            def send_file(self, file):
+                if not file.is_file():
+                    return self.answer(404, b"not here")
+                content = file.read_bytes()
+                headers = {"ETag": '"%d"' % file.stat().st_mtime_ns}
+                if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
+                    return self.answer(412, b"")
+                if "Range" not in self.headers:
+                    return self.answer(200, content, headers)
+                begin, last = self.headers["Range"].removeprefix("bytes=").split("-")
+                begin, end = int(begin), min(int(last) + 1, len(content))
+                if begin >= len(content):
+                    return self.answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
+                headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+                return self.answer(206, content[begin:end], headers)
+
+            def answer(self, status, body, headers=None):
+                self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    def tree(self):
+        return [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "x"} for f in local_files(self.folder)]
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_a_file_of_a_web_server(proxy, tmp_path):
+    shutil.copy(CHECKPOINTS["torch"], tmp_path / "a b.pt")
+    with RangeServer(tmp_path) as server:
+        url = server.url + "/a%20b.pt"
+        expected = succeed(proxy, "ckpt-inspect", "ls", CHECKPOINTS["torch"], "--json", "--sha256")
+        found = succeed(proxy, "ckpt-inspect", "ls", url, "--json", "--sha256")
+        assert without_path(found, url) == without_path(expected, CHECKPOINTS["torch"])
+        assert "found nothing" in fail(proxy, "ckpt-inspect", "ls", server.url + "/absent.pt")
+        assert "cannot list a folder" in fail(proxy, "ckpt-inspect", "ls", server.url + "/")
+
+
+def test_a_signature_in_a_query_is_sent_and_never_shown(proxy, tmp_path):
+    shutil.copy(CHECKPOINTS["torch"], tmp_path / "a.pt")
+    with RangeServer(tmp_path) as server:
+        for path in ("/a.pt", "/absent.pt"):
+            process = run(proxy, "ckpt-inspect", "tree", f"{server.url}{path}?Signature=hidden")
+            assert "hidden" not in process.stdout + process.stderr
+        assert "/a.pt?Signature=hidden" in server.requests
+
+
+@pytest.mark.parametrize("by_scheme", [True, False])
+def test_a_model_of_the_hub(proxy, by_scheme):
+    with RangeServer(CHECKPOINTS["safetensors"]) as server:
+        url = "hf://o/n@main" if by_scheme else f"{server.url}/o/n/resolve/main"
+        variables = {"HF_ENDPOINT": server.url, "HF_TOKEN": SECRET}
+        expected = succeed(proxy, "ckpt-inspect", "ls", CHECKPOINTS["safetensors"], "--json", "--sha256")
+        found = succeed(proxy, "ckpt-inspect", "ls", url, "--json", "--sha256", **variables)
+        assert without_path(found, url) == without_path(expected, CHECKPOINTS["safetensors"])
+        assert f"Bearer {SECRET}" in server.tokens
+
+
+def test_local_files_need_no_libcurl(proxy, tmp_path):
+    """Without libcurl, only URLs fail, with the name of the package."""
+    (tmp_path / "libcurl.so.4").write_text("no library")
+    (tmp_path / "libcurl-gnutls.so.4").write_text("no library")
+    variables = {"LD_LIBRARY_PATH": str(tmp_path)}
+    succeed(proxy, "ckpt-inspect", "ls", CHECKPOINTS["dcp"], **variables)
+    if Path("/etc/ld.so.cache").exists():
+        process = run(proxy, "ckpt-inspect", "ls", url_of("dcp"), **variables)
+        assert process.returncode == 0 or "apt-get install libcurl4" in process.stderr
