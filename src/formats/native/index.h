@@ -57,6 +57,7 @@ struct RankFileRecord {
 
 /// The binary index of one file: of `index.h5` or of a rank file.
 struct Index {
+  std::uint32_t format_version = kFirstVersion;  // in the header, not in the encoded index
   std::uint64_t chunk_nbytes = 0;
   bool has_virtual_datasets = false;
   CheckpointContents contents;

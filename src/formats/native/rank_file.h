@@ -29,10 +29,11 @@ struct RankFileJournal {
 /// Writes one rank's file, except its header. The pieces are those of the rank's index, numbered
 /// tensor by tensor.
 ///
-/// Without compression, all datasets are laid out at once, and blocks may come in any order.
-/// Otherwise datasets and chunks are laid out in the order of the pieces, as their sizes become
-/// known: the calling thread compresses a block and then waits for its turn. The last block
-/// completes the file: tables, index, sync. Thread-safe.
+/// Without compression, all datasets are laid out at once, and blocks may come in any order. This
+/// also holds for packed pieces [Note: Packed pieces]. Otherwise datasets and chunks are laid out
+/// in the order of the pieces, as their sizes become known: the calling thread compresses a block
+/// and then waits for its turn. The last block completes the file: tables, index, sync.
+/// Thread-safe.
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
@@ -65,10 +66,11 @@ class RankFileWriter {
   struct PieceState {
     std::size_t tensor_index = 0;
     std::size_t piece_index = 0;
+    bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;       // elements that write_block takes at a time
     h5::Handle dataset{};               // set while chunks are written to it
-    std::vector<StoredBlock> blocks{};  // without ranges for plain data
+    std::vector<StoredBlock> blocks{};  // without ranges for plain data; none if packed
   };
 
   /// A block to be written: its plain bytes, its chunk, or both.
@@ -84,6 +86,7 @@ class RankFileWriter {
   std::uint64_t nbytes_of(const PieceState& piece) const;
   std::string link_name_of(const PieceState& piece) const;
 
+  void lay_out_packed();
   void lay_out_plain(PieceState& piece);
   void lay_out_zstd(PieceState& piece);
   void describe(const PieceState& piece, const h5::Handle& dataset);
@@ -109,6 +112,7 @@ class RankFileWriter {
   Index index_;
   std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
   h5::File h5_file_;
+  h5::Handle own_group_;            // in the file; set once it is needed
   std::vector<PieceState> pieces_;  // by number; their datasets are in the file
 
   bool is_streamed_ = false;  // written past the page cache, into reserved space
