@@ -603,6 +603,14 @@ void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> piece
   }
 }
 
+void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
+                  std::span<const StoredPiece> storage) {
+  TESSERA_CHECK(storage.size() == pieces.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    whole.storage[pieces[i].tensor_index][pieces[i].piece_index] = storage[i];
+  }
+}
+
 namespace {
 
 /// A tensor of one rank's index.

@@ -419,8 +419,19 @@ void RankFileWriter::complete() {
   record_.structure_checksum = structure_checksum(*written, data_ranges());
   h5_file_.bytes().sync();
   h5_file_.bytes().close();
-  pieces_.clear();
+  release_memory();
   complete_ = true;
+}
+
+/// Keeps only the results. Other files are still to be written, each of which needs as much memory.
+void RankFileWriter::release_memory() {
+  storage_.reserve(pieces_.size());
+  for (const std::vector<StoredPiece>& of_tensor : index_.storage) {
+    storage_.insert(storage_.end(), of_tensor.begin(), of_tensor.end());
+  }
+  index_ = {};
+  pieces_ = std::vector<PieceState>();
+  journal_ = {};
 }
 
 /// Fills in the stored pieces from their blocks. Counts `table_begin` from the start of the tables,

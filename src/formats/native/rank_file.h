@@ -54,7 +54,8 @@ class RankFileWriter {
   bool is_complete() const { return complete_; }
 
   // The results. Requires: the file is complete.
-  const Index& index() const { return index_; }
+  /// The places of the pieces, by their numbers.
+  std::span<const StoredPiece> storage() const { return storage_; }
   const RankFileRecord& record() const { return record_; }
   ByteRange index_range() const { return index_range_; }
 
@@ -101,6 +102,7 @@ class RankFileWriter {
   void skip_empty_pieces();
   void reserve(std::uint64_t end);
   void complete();
+  void release_memory();
   std::uint64_t settle_storage();
   void write_block_tables(ByteRange range);
   std::vector<ByteRange> data_ranges() const;
@@ -108,8 +110,8 @@ class RankFileWriter {
   FileSystem& fs_;
   const std::string path_;
   const NativeWriteOptions options_;
-  const RankFileJournal journal_;
-  Index index_;
+  RankFileJournal journal_;
+  Index index_;                     // empty once the file is complete
   std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
   h5::File h5_file_;
   h5::Handle own_group_;            // in the file; set once it is needed
@@ -126,6 +128,7 @@ class RankFileWriter {
 
   std::atomic<std::int64_t> num_blocks_left_ = 0;
   std::atomic<bool> complete_ = false;
+  std::vector<StoredPiece> storage_;
   RankFileRecord record_;
   ByteRange index_range_;
 };

@@ -157,7 +157,7 @@ class RankFilesWriter : public ShareWriter {
     const RankFileWriter& file = rank_file(rank);
     TESSERA_CHECK(file.is_complete());
     const auto number = static_cast<std::size_t>(rank);
-    take_storage(index_, pieces_by_rank_[number], file.index());
+    take_storage(index_, pieces_by_rank_[number], file.storage());
     index_.rank_files.push_back(file.record());
     FileHeader header;
     header.version = index_.format_version;
