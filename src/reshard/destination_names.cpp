@@ -19,13 +19,16 @@ using formats::ValueEntry;
 /// Sorts two parallel lists by the first one's names.
 template <class Entry, class Other, class NameOf>
 void sort_both(std::vector<Entry>& entries, std::vector<Other>& others, NameOf name_of) {
+  const auto is_before = [&](const Entry& a, const Entry& b) { return name_of(a) < name_of(b); };
+  if (std::is_sorted(entries.begin(), entries.end(), is_before)) return;
   std::vector<std::size_t> order(entries.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return name_of(entries[a]) < name_of(entries[b]);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return is_before(entries[a], entries[b]); });
   std::vector<Entry> sorted_entries;
   std::vector<Other> sorted_others;
+  sorted_entries.reserve(order.size());
+  sorted_others.reserve(order.size());
   for (const std::size_t i : order) {
     sorted_entries.push_back(std::move(entries[i]));
     sorted_others.push_back(std::move(others[i]));

@@ -18,6 +18,9 @@ EXAMPLE = ROOT / "docs" / "examples" / "read_native_with_h5py.py"
 sys.path.insert(0, str(EXAMPLE.parent))
 from read_native_with_h5py import open_index, read_tensor  # noqa: E402
 
+sys.path.insert(0, str(FIXTURES / "make"))
+from dtypes import all_dtypes  # noqa: E402
+
 SOURCES = ["dcp/valid/fsdp2_adamw", "dcp/valid/dtypes", "dcp/valid/degenerate", "dcp/valid/tied", "dcp/valid/fsdp2_tp",
            "safetensors/valid/degenerate.safetensors", "torch_zip/valid/dtypes.pt"]  # fmt: skip
 LAYOUTS = {
@@ -125,3 +128,48 @@ def test_values_are_there_as_json(tmp_path):
     with open_index(native) as index:
         values = json.loads(index["~tessera/values"][()])
     assert json.dumps(values, sort_keys=True) == json.dumps(expectation(source)["values"], sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A torch.save file with more than 1,000 tensors of all dtypes: most are small, so a move packs them."""
+    state = {}
+    for copy in range(60):
+        for name, tensor in all_dtypes().items():
+            state[f"layers.{copy}.{name}"] = tensor
+    state |= {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 7), "a/b~": torch.tensor([3]), "ü" * 700: torch.ones(5)}
+    state |= {"big": torch.randn(300, 200), "edge": torch.arange(65536 + 65535).to(torch.uint8)}
+    state |= {"tied": state["big"], "step": 3}
+    path = tmp_path_factory.mktemp("many") / "many.pt"
+    torch.save(state, path)
+    return path, state
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_h5py_reads_every_packed_tensor(many, layout, tmp_path):
+    """Shows E1, E14. Version 2: small pieces lie in one dataset per dtype, and Tessera itself writes index.h5."""
+    source, state = many
+    listing = json.loads(run("ckpt-inspect", "ls", source, "--json", "--sha256").stdout)
+    expected = {t["name"]: (t["dtype"], t["shape"], t["nbytes"], t["sha256"]) for t in listing["tensors"]}
+    native = reshard(source, tmp_path / "native", "--to", "native", *options_for(layout, expected, tmp_path))
+    assert (native / "index.h5").read_bytes()[8] == 2
+    with h5py.File(native / "rank-00000.h5") as file:
+        assert len(file) < 10
+        assert file["~tessera/packed_bfloat16"].attrs["dtype"] == b"bfloat16"
+    with open_index(native) as index:
+        names = {link_name(name) for name in state if len(name) < 500} - {"step"}
+        assert names <= set(index)
+        assert len(index) == len(state)  # without the value, with `~tessera`
+        assert index["tied"] == index["big"]
+        for name, (dtype, shape, nbytes, sha256) in expected.items():
+            dataset = index[link_name(name) if len(name) < 500 else next(key for key in index if "~long" in key)]
+            assert dataset.attrs["dtype"].decode() == dtype
+            assert list(dataset.shape) == shape, name
+            assert dataset.size * dataset.dtype.itemsize == nbytes
+            assert digest(dataset[()]) == sha256, name
+        assert json.loads(index["~tessera/values"][()]) == {"step": 3}
+    assert run("ckpt-inspect", "diff", source, native).returncode == 0
+    for file in native.glob("rank-*.h5"):
+        file.unlink()
+    with open_index(native) as index:
+        assert np.isnan(index["scalar"][()])

@@ -50,10 +50,10 @@ void check_version_and_checksum(std::uint32_t version,
   std::memcpy(&stored_checksum, bytes.data() + kChecksumAt, sizeof stored_checksum);
   const std::uint64_t checksum = xxh3_64(bytes.first(kChecksumAt));
   // The version counts only if the checksum is right; otherwise its bytes may be damaged.
-  if (checksum == stored_checksum && version != kFormatVersion) {
+  if (checksum == stored_checksum && version != kFirstVersion && version != kPackedVersion) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "format version",
-                          std::to_string(kFormatVersion), std::to_string(version),
-                          "written by a later release?");
+                          std::to_string(kFirstVersion) + " or " + std::to_string(kPackedVersion),
+                          std::to_string(version), "written by a later release?");
   }
   if (checksum != stored_checksum) {
     throw Error::expected(
@@ -73,8 +73,9 @@ FileRole get_role(ByteReader& reader) {
 }
 
 /// Reads the fields after the version.
-FileHeader get_fields(ByteReader& reader) {
+FileHeader get_fields(ByteReader& reader, std::uint32_t version) {
   FileHeader header;
+  header.version = version;
   header.role = get_role(reader);
   header.rank = reader.u32();
   header.world_size = reader.u32();
@@ -130,7 +131,7 @@ std::string rank_file_name(std::int64_t rank) {
 std::array<std::byte, kHeaderNbytes> encode_header(const FileHeader& header) {
   ByteWriter fields;
   for (const unsigned char byte : kMagic) fields.u8(byte);
-  fields.u32(kFormatVersion);
+  fields.u32(header.version);
   fields.u32(static_cast<std::uint32_t>(header.role));
   fields.u32(header.rank);
   fields.u32(header.world_size);
@@ -161,8 +162,9 @@ FileHeader read_header(const ReadableFile& file) {
 
   ByteReader reader(there, path, 0);
   reader.u64();  // the magic
-  check_version_and_checksum(reader.u32(), bytes, path);
-  const FileHeader header = get_fields(reader);
+  const std::uint32_t version = reader.u32();
+  check_version_and_checksum(version, bytes, path);
+  const FileHeader header = get_fields(reader, version);
   validate_fields(header, file);
   return header;
 }

@@ -15,6 +15,10 @@ namespace tessera::formats::native {
 /// The kind of a file in a checkpoint. Stored on disk; never renumber.
 enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
+/// Format versions. All files of a checkpoint have the same one.
+inline constexpr std::uint32_t kFirstVersion = 1;
+inline constexpr std::uint32_t kPackedVersion = 2;  // [Note: Packed pieces]
+
 /// The first bytes of each file, in what HDF5 calls the user block.
 ///
 ///      0    8  magic
@@ -27,6 +31,7 @@ enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 ///
 /// See docs/formats/native.md.
 struct FileHeader {
+  std::uint32_t version = kFirstVersion;
   FileRole role = FileRole::index;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;
@@ -39,7 +44,6 @@ struct FileHeader {
 
 inline constexpr std::array<unsigned char, 8> kMagic = {0x89, 'T',  'S',  'R',
                                                         '\r', '\n', 0x1A, '\n'};
-inline constexpr std::uint32_t kFormatVersion = 1;
 inline constexpr std::size_t kHeaderFieldsNbytes = 8 + 4 * 4 + 8 + 16 + 8 + 8 + 8;
 inline constexpr std::size_t kHeaderNbytes = 4096;
 static_assert(kHeaderFieldsNbytes == 72 && kHeaderFieldsNbytes + 4016 + 8 == kHeaderNbytes);

@@ -224,74 +224,6 @@ void write_attribute_of(const File& file, const Handle& object, const char* name
   if (data != nullptr) checked(H5Awrite(attribute.id(), type, data), file.path, "H5Awrite");
 }
 
-/// Returns the bytes of an element that stands for missing data: a NaN, or the greatest value if
-/// the dtype has no NaN.
-std::array<std::byte, 16> fill_element(DType dtype) {
-  std::array<std::byte, 16> bytes{};
-  const auto put = [&](auto value) {
-    const auto raw = std::bit_cast<std::array<std::byte, sizeof value>>(value);
-    for (std::size_t at = 0; at < itemsize(dtype); at += sizeof value) {
-      std::ranges::copy(raw, bytes.begin() + static_cast<std::ptrdiff_t>(at));
-    }
-  };
-  constexpr std::uint16_t kHalfNaN = 0x7E00;
-  switch (dtype) {
-    case DType::boolean:
-      put(std::uint8_t{1});
-      break;
-    case DType::int8:
-      put(std::numeric_limits<std::int8_t>::max());
-      break;
-    case DType::int16:
-      put(std::numeric_limits<std::int16_t>::max());
-      break;
-    case DType::int32:
-      put(std::numeric_limits<std::int32_t>::max());
-      break;
-    case DType::int64:
-      put(std::numeric_limits<std::int64_t>::max());
-      break;
-    case DType::float16:
-    case DType::complex32:
-      put(kHalfNaN);
-      break;
-    case DType::bfloat16:
-      put(std::uint16_t{0x7FC0});
-      break;
-    case DType::float32:
-    case DType::complex64:
-      put(std::numeric_limits<float>::quiet_NaN());
-      break;
-    case DType::float64:
-    case DType::complex128:
-      put(std::numeric_limits<double>::quiet_NaN());
-      break;
-    case DType::float8_e4m3fnuz:
-    case DType::float8_e5m2fnuz:
-      put(std::uint8_t{0x80});  // the only NaN of the fnuz dtypes
-      break;
-    case DType::uint8:
-    case DType::float8_e4m3fn:
-    case DType::float8_e5m2:
-    case DType::float8_e8m0fnu:
-    case DType::float4_e2m1fn_x2:
-    case DType::uint16:
-    case DType::uint32:
-    case DType::uint64:
-      bytes.fill(std::byte{0xFF});
-      break;
-  }
-  return bytes;
-}
-
-/// Returns a name for a virtual dataset, with each `%` doubled. HDF5 reads a single `%` as the
-/// start of a block number.
-std::string virtual_source_name(const std::string& name) {
-  std::string doubled;
-  for (const char c : name) doubled.append(c == '%' ? 2 : 1, c);
-  return doubled;
-}
-
 }  // namespace
 
 LibraryScope::LibraryScope() : lock_(LibraryMutex::get()) {
@@ -435,12 +367,15 @@ Handle create_virtual_dataset(File& file, const std::string& link_name, DType dt
   for (const VirtualMapping& mapping : mappings) {
     const std::array<std::int64_t, 1> source_shape = {mapping.source_numel};
     const Handle source_space = make_space(source_shape, file.path);
+    const bool is_all_of_source = mapping.box.numel() == mapping.source_numel;
     if (!shape.empty()) {
       const std::vector<hsize_t> offsets(mapping.box.offsets.begin(), mapping.box.offsets.end());
       const std::vector<hsize_t> sizes(mapping.box.sizes.begin(), mapping.box.sizes.end());
       checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, offsets.data(), nullptr, sizes.data(),
                                   nullptr),
               file.path, "H5Sselect_hyperslab");
+    }
+    if (!shape.empty() || !is_all_of_source) {
       const auto source_begin = static_cast<hsize_t>(mapping.source_begin);
       const auto numel = static_cast<hsize_t>(mapping.box.numel());
       checked(H5Sselect_hyperslab(source_space.id(), H5S_SELECT_SET, &source_begin, nullptr, &numel,
@@ -453,6 +388,81 @@ Handle create_virtual_dataset(File& file, const std::string& link_name, DType dt
   }
   checked(H5Sselect_all(space.id()), file.path, "H5Sselect_all");
   return make_dataset(file, file.handle.id(), link_name, type, space, properties);
+}
+
+std::string virtual_source_name(const std::string& name) {
+  std::string doubled;
+  for (const char c : name) doubled.append(c == '%' ? 2 : 1, c);
+  return doubled;
+}
+
+std::array<std::byte, 16> fill_element(DType dtype) {
+  std::array<std::byte, 16> bytes{};
+  const auto put = [&](auto value) {
+    const auto raw = std::bit_cast<std::array<std::byte, sizeof value>>(value);
+    for (std::size_t at = 0; at < itemsize(dtype); at += sizeof value) {
+      std::ranges::copy(raw, bytes.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  };
+  constexpr std::uint16_t kHalfNaN = 0x7E00;
+  switch (dtype) {
+    case DType::boolean:
+      put(std::uint8_t{1});
+      break;
+    case DType::int8:
+      put(std::numeric_limits<std::int8_t>::max());
+      break;
+    case DType::int16:
+      put(std::numeric_limits<std::int16_t>::max());
+      break;
+    case DType::int32:
+      put(std::numeric_limits<std::int32_t>::max());
+      break;
+    case DType::int64:
+      put(std::numeric_limits<std::int64_t>::max());
+      break;
+    case DType::float16:
+    case DType::complex32:
+      put(kHalfNaN);
+      break;
+    case DType::bfloat16:
+      put(std::uint16_t{0x7FC0});
+      break;
+    case DType::float32:
+    case DType::complex64:
+      put(std::numeric_limits<float>::quiet_NaN());
+      break;
+    case DType::float64:
+    case DType::complex128:
+      put(std::numeric_limits<double>::quiet_NaN());
+      break;
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+      put(std::uint8_t{0x80});  // the only NaN of the fnuz dtypes
+      break;
+    case DType::uint8:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+    case DType::float8_e8m0fnu:
+    case DType::float4_e2m1fn_x2:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      bytes.fill(std::byte{0xFF});
+      break;
+  }
+  return bytes;
+}
+
+std::string encode_element_type(DType dtype, const std::string& path) {
+  constexpr std::size_t kPrefixNbytes = 2;  // of H5Tencode, not of an object header
+  const LibraryScope library;
+  const Handle type = make_element_type(dtype, path);
+  std::size_t nbytes = 0;
+  checked(H5Tencode(type.id(), nullptr, &nbytes), path, "H5Tencode");
+  std::string bytes(nbytes, '\0');
+  checked(H5Tencode(type.id(), bytes.data(), &nbytes), path, "H5Tencode");
+  return bytes.substr(kPrefixNbytes);
 }
 
 void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name) {

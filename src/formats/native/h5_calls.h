@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -96,6 +97,18 @@ struct VirtualMapping {
 Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,
                               std::span<const std::int64_t> shape,
                               std::span<const VirtualMapping> mappings);
+
+/// Returns a name for a virtual dataset's mapping, with each `%` doubled. HDF5 reads a single `%`
+/// as the start of a block number.
+std::string virtual_source_name(const std::string& name);
+
+/// Returns an element that stands for missing data: a NaN, or the greatest value if the dtype has
+/// no NaN. The first `itemsize(dtype)` bytes count.
+std::array<std::byte, 16> fill_element(DType dtype);
+
+/// Returns the library's description of the stored elements, as an object header has it. `path` is
+/// for errors.
+std::string encode_element_type(DType dtype, const std::string& path);
 
 /// Adds a hard link to an object.
 void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name);

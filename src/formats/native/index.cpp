@@ -434,6 +434,7 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
 /// Copies everything except tensors and pieces.
 Index without_tensors(const Index& whole) {
   Index index;
+  index.format_version = whole.format_version;
   index.chunk_nbytes = whole.chunk_nbytes;
   index.has_virtual_datasets = whole.has_virtual_datasets;
   index.contents.world_size = whole.contents.world_size;
@@ -515,6 +516,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path) {
   ByteReader in(bytes, path, header.index_range.begin);
   Index index;
+  index.format_version = header.version;
   index.contents.world_size = static_cast<int>(header.world_size);
   get_storage_options(in, index);
   get_values(in, index);
@@ -598,6 +600,14 @@ void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> piece
       whole.storage[id->tensor_index][id->piece_index] = stored;
       ++id;
     }
+  }
+}
+
+void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
+                  std::span<const StoredPiece> storage) {
+  TESSERA_CHECK(storage.size() == pieces.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    whole.storage[pieces[i].tensor_index][pieces[i].piece_index] = storage[i];
   }
 }
 

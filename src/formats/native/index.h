@@ -57,6 +57,7 @@ struct RankFileRecord {
 
 /// The binary index of one file: of `index.h5` or of a rank file.
 struct Index {
+  std::uint32_t format_version = kFirstVersion;  // in the header, not in the encoded index
   std::uint64_t chunk_nbytes = 0;
   bool has_virtual_datasets = false;
   CheckpointContents contents;
@@ -94,9 +95,11 @@ std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces);
 
 /// Copies the places of the pieces in a complete rank file to `whole`. Requires: `select_pieces`
-/// made `rank_index` from `pieces`.
+/// made `rank_index` from `pieces`; `storage` has the places in that order.
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
                   const Index& rank_index);
+void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
+                  std::span<const StoredPiece> storage);
 
 /// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires:
 /// `select_pieces` made each of them.

@@ -25,7 +25,8 @@ std::vector<std::byte> encode_without_places(Index index) {
 RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std::int64_t rank,
                         Index expected, std::int64_t world_size, std::string_view likely_cause) {
   RankFileIndex found = read_rank_file_index(fs, directory, rank, world_size);
-  if (encode_without_places(found.index) != encode_without_places(std::move(expected))) {
+  if (found.index.format_version != expected.format_version ||
+      encode_without_places(found.index) != encode_without_places(std::move(expected))) {
     throw Error::expected(
         ErrorKind::corruption, {.path = join_path(directory, rank_file_name(rank))}, "part",
         "the contents, values and options of the coordinator", "different ones", likely_cause);

@@ -1,6 +1,7 @@
 #include "formats/native/rank_file.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/checked_math.h"
@@ -8,6 +9,7 @@
 #include "formats/native/byte_stream.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/link_name.h"
+#include "formats/native/packed_pieces.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {
@@ -84,6 +86,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
       if (nbytes == 0) continue;
       const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
       const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
+      piece.is_packed = is_packed(index_.format_version, nbytes);
       piece.may_compress = may_compress(nbytes, options_);
       piece.block_numel = block_numel_of(numel, element_nbytes, options_);
       num_blocks_left_ += ceil_div(numel, piece.block_numel);
@@ -92,6 +95,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
   }
   is_streamed_ = data_nbytes >= kMinStreamedNbytes;
   if (is_streamed_) h5_file_.bytes().bypass_cache();
+  lay_out_packed();
   if (options_.compression == NativeWriteOptions::Compression::none) {
     for (PieceState& piece : pieces_) lay_out_plain(piece);
     const auto ranges = data_ranges();
@@ -120,9 +124,38 @@ std::string RankFileWriter::link_name_of(const PieceState& piece) const {
                          tensor.pieces[piece.piece_index].region);
 }
 
+/// Creates one dataset for the packed pieces of each dtype, and gives the pieces their places.
+void RankFileWriter::lay_out_packed() {
+  PackedNumels numels;
+  for (PieceState& piece : pieces_) {
+    if (!piece.is_packed) continue;
+    const DType dtype = tensor_of(piece).meta.dtype;
+    StoredPiece& stored = stored_of(piece);
+    stored.encoding = Encoding::plain;
+    stored.stored_nbytes = nbytes_of(piece);
+    const auto numel = static_cast<std::int64_t>(stored.stored_nbytes / itemsize(dtype));
+    // Counted from the start of the dataset, whose place in the file is not known yet.
+    stored.begin = static_cast<std::uint64_t>(numels.add(dtype, numel)) * itemsize(dtype);
+  }
+  std::array<std::uint64_t, kNumDTypes> begins{};
+  for (int code = 0; code < kNumDTypes; ++code) {
+    const auto dtype = static_cast<DType>(code);
+    if (numels.of(dtype) == 0) continue;
+    if (!own_group_) own_group_ = h5::create_group(h5_file_, kOwnGroup);
+    const h5::PlainDataset dataset = h5::create_plain_dataset(
+        h5_file_, own_group_.id(), packed_dataset_name(dtype), dtype, numels.of(dtype));
+    h5::write_attribute(h5_file_, dataset.handle, "dtype", dtype_name(dtype));
+    begins[static_cast<std::size_t>(code)] = dataset.range.begin;
+  }
+  for (PieceState& piece : pieces_) {
+    if (!piece.is_packed) continue;
+    stored_of(piece).begin += begins[static_cast<std::size_t>(tensor_of(piece).meta.dtype)];
+  }
+}
+
 void RankFileWriter::lay_out_plain(PieceState& piece) {
   const std::uint64_t nbytes = nbytes_of(piece);
-  if (nbytes == 0) return;
+  if (nbytes == 0 || piece.is_packed) return;
   const DType dtype = tensor_of(piece).meta.dtype;
   const h5::PlainDataset dataset =
       h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(piece), dtype,
@@ -163,7 +196,7 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
       piece.block_numel > 0 && begin % piece.block_numel == 0 && begin_nbytes < nbytes_of(piece) &&
       bytes.size() == std::min(static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
                                nbytes_of(piece) - begin_nbytes));
-  if (options_.compression == NativeWriteOptions::Compression::none) {
+  if (options_.compression == NativeWriteOptions::Compression::none || piece.is_packed) {
     put_plain(piece_number, begin, {.bytes = bytes});
   } else {
     const bool is_taken = put_in_turn(piece_number, begin, encode(piece_number, bytes));
@@ -176,7 +209,8 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
                                   const FinishedBlock& finished, std::span<std::byte> room) {
   thread_local std::vector<std::byte> chunk;
   Block block{.place = finished.range};
-  const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd;
+  const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd &&
+                             !pieces_[piece_number].is_packed;
   if (finished.form == BlockForm::plain) {
     // Without compression, a block has one fixed range in the file. If the journal names another
     // range, the block is written again. With compression, the range may differ from run to run.
@@ -240,7 +274,8 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   const ByteRange range = plain_range(piece, begin, block.bytes.size());
   if (block.place != range) h5_file_.bytes().write_at(range.begin, block.bytes);
   const std::vector<std::uint64_t> checksums = block_checksums(block.bytes);
-  for (std::size_t i = 0; i < checksums.size(); ++i) {
+  if (piece.is_packed) stored_of(piece).checksum = checksums.front();
+  for (std::size_t i = 0; i < checksums.size() && !piece.is_packed; ++i) {
     piece.blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
   }
   if (block.place != range) {
@@ -341,7 +376,10 @@ void RankFileWriter::reserve(std::uint64_t end) {
 }
 
 void RankFileWriter::skip_empty_pieces() {
-  while (next_piece_ < pieces_.size() && pieces_[next_piece_].block_numel == 0) ++next_piece_;
+  while (next_piece_ < pieces_.size() &&
+         (pieces_[next_piece_].block_numel == 0 || pieces_[next_piece_].is_packed)) {
+    ++next_piece_;
+  }
 }
 
 void RankFileWriter::abandon() noexcept {
@@ -355,7 +393,8 @@ void RankFileWriter::complete() {
   ByteRange tables_range;
   std::vector<std::byte> index_bytes;
   {
-    const h5::Handle group = h5::create_group(h5_file_, kOwnGroup);
+    const h5::Handle group =
+        own_group_ ? std::move(own_group_) : h5::create_group(h5_file_, kOwnGroup);
     if (tables_nbytes > 0) {
       tables_range = h5::create_plain_dataset(h5_file_, group.id(), kBlocksDataset, DType::uint8,
                                               static_cast<std::int64_t>(tables_nbytes))
@@ -380,8 +419,19 @@ void RankFileWriter::complete() {
   record_.structure_checksum = structure_checksum(*written, data_ranges());
   h5_file_.bytes().sync();
   h5_file_.bytes().close();
-  pieces_.clear();
+  release_memory();
   complete_ = true;
+}
+
+/// Keeps only the results. Other files are still to be written, each of which needs as much memory.
+void RankFileWriter::release_memory() {
+  storage_.reserve(pieces_.size());
+  for (const std::vector<StoredPiece>& of_tensor : index_.storage) {
+    storage_.insert(storage_.end(), of_tensor.begin(), of_tensor.end());
+  }
+  index_ = {};
+  pieces_ = std::vector<PieceState>();
+  journal_ = {};
 }
 
 /// Fills in the stored pieces from their blocks. Counts `table_begin` from the start of the tables,
@@ -390,7 +440,7 @@ std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
   for (PieceState& piece : pieces_) {
     StoredPiece& stored = stored_of(piece);
-    if (stored.encoding == Encoding::none) continue;
+    if (stored.encoding == Encoding::none || piece.is_packed) continue;
     if (stored.encoding == Encoding::zstd) {
       stored.begin = piece.blocks.front().range.begin;
       stored.stored_nbytes = 0;

@@ -29,10 +29,11 @@ struct RankFileJournal {
 /// Writes one rank's file, except its header. The pieces are those of the rank's index, numbered
 /// tensor by tensor.
 ///
-/// Without compression, all datasets are laid out at once, and blocks may come in any order.
-/// Otherwise datasets and chunks are laid out in the order of the pieces, as their sizes become
-/// known: the calling thread compresses a block and then waits for its turn. The last block
-/// completes the file: tables, index, sync. Thread-safe.
+/// Without compression, all datasets are laid out at once, and blocks may come in any order. This
+/// also holds for packed pieces [Note: Packed pieces]. Otherwise datasets and chunks are laid out
+/// in the order of the pieces, as their sizes become known: the calling thread compresses a block
+/// and then waits for its turn. The last block completes the file: tables, index, sync.
+/// Thread-safe.
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
@@ -53,7 +54,8 @@ class RankFileWriter {
   bool is_complete() const { return complete_; }
 
   // The results. Requires: the file is complete.
-  const Index& index() const { return index_; }
+  /// The places of the pieces, by their numbers.
+  std::span<const StoredPiece> storage() const { return storage_; }
   const RankFileRecord& record() const { return record_; }
   ByteRange index_range() const { return index_range_; }
 
@@ -65,10 +67,11 @@ class RankFileWriter {
   struct PieceState {
     std::size_t tensor_index = 0;
     std::size_t piece_index = 0;
+    bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;       // elements that write_block takes at a time
     h5::Handle dataset{};               // set while chunks are written to it
-    std::vector<StoredBlock> blocks{};  // without ranges for plain data
+    std::vector<StoredBlock> blocks{};  // without ranges for plain data; none if packed
   };
 
   /// A block to be written: its plain bytes, its chunk, or both.
@@ -84,6 +87,7 @@ class RankFileWriter {
   std::uint64_t nbytes_of(const PieceState& piece) const;
   std::string link_name_of(const PieceState& piece) const;
 
+  void lay_out_packed();
   void lay_out_plain(PieceState& piece);
   void lay_out_zstd(PieceState& piece);
   void describe(const PieceState& piece, const h5::Handle& dataset);
@@ -98,6 +102,7 @@ class RankFileWriter {
   void skip_empty_pieces();
   void reserve(std::uint64_t end);
   void complete();
+  void release_memory();
   std::uint64_t settle_storage();
   void write_block_tables(ByteRange range);
   std::vector<ByteRange> data_ranges() const;
@@ -105,10 +110,11 @@ class RankFileWriter {
   FileSystem& fs_;
   const std::string path_;
   const NativeWriteOptions options_;
-  const RankFileJournal journal_;
-  Index index_;
+  RankFileJournal journal_;
+  Index index_;                     // empty once the file is complete
   std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
   h5::File h5_file_;
+  h5::Handle own_group_;            // in the file; set once it is needed
   std::vector<PieceState> pieces_;  // by number; their datasets are in the file
 
   bool is_streamed_ = false;  // written past the page cache, into reserved space
@@ -122,6 +128,7 @@ class RankFileWriter {
 
   std::atomic<std::int64_t> num_blocks_left_ = 0;
   std::atomic<bool> complete_ = false;
+  std::vector<StoredPiece> storage_;
   RankFileRecord record_;
   ByteRange index_range_;
 };

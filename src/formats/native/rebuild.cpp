@@ -74,6 +74,12 @@ void add_rank(const FileSystem& fs, const std::string& path, std::int64_t rank,
     fail(checksum_text(indexes.checkpoint_id), checksum_text(id),
          "is it from another checkpoint than the rank files before it?");
   }
+  if (!indexes.ranks.empty() && file.header.version != indexes.ranks.front().format_version) {
+    throw Error::expected(ErrorKind::corruption, {.path = file_path}, "format version",
+                          std::to_string(indexes.ranks.front().format_version),
+                          std::to_string(file.header.version),
+                          "is it from another checkpoint than the rank files before it?");
+  }
   indexes.records.push_back(file.record());
   indexes.ranks.push_back(std::move(file.index));
 }

@@ -10,6 +10,7 @@
 #include "formats/drivers.h"
 #include "formats/native/index_file.h"
 #include "formats/native/native_parts.h"
+#include "formats/native/packed_pieces.h"
 #include "formats/native/rank_file.h"
 #include "formats/part_files.h"
 #include "formats/staging/staged_work.h"
@@ -156,9 +157,10 @@ class RankFilesWriter : public ShareWriter {
     const RankFileWriter& file = rank_file(rank);
     TESSERA_CHECK(file.is_complete());
     const auto number = static_cast<std::size_t>(rank);
-    take_storage(index_, pieces_by_rank_[number], file.index());
+    take_storage(index_, pieces_by_rank_[number], file.storage());
     index_.rank_files.push_back(file.record());
     FileHeader header;
+    header.version = index_.format_version;
     header.role = FileRole::rank;
     header.rank = static_cast<std::uint32_t>(rank);
     header.world_size = static_cast<std::uint32_t>(rank_slots_.size());
@@ -280,6 +282,7 @@ Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>&
                           std::to_string(contents.values.size()), std::to_string(values.size()));
   }
   Index index;
+  index.format_version = format_version_for(contents);
   index.chunk_nbytes = options.chunk_nbytes;
   index.has_virtual_datasets =
       options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/native/h5_calls.h"
+
+namespace tessera::formats::native::h5 {
+
+// The structures of an HDF5 file that `VirtualFile` writes by itself, as the HDF5 file format
+// specification (version 3.0) defines them. Every structure is a text of bytes. Numbers are
+// little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
+
+inline constexpr std::uint64_t kNoAddress = UINT64_MAX;
+
+/// Appends a little-endian number.
+template <class T>
+void put(std::string& out, T number) {
+  char raw[sizeof number];
+  std::memcpy(raw, &number, sizeof number);
+  out.append(raw, sizeof number);
+}
+
+/// Fills up with zeros to a multiple of 8 bytes.
+void pad_to_8(std::string& out);
+
+/// Returns HDF5's checksum of metadata, Bob Jenkins' `lookup3`.
+std::uint32_t lookup3(std::string_view bytes);
+
+/// Returns the description of a scalar text of `nbytes` bytes.
+std::string text_type_message(std::size_t nbytes);
+
+/// Returns the shape of a dataset or an attribute.
+std::string shape_message(std::span<const std::int64_t> shape);
+
+/// Returns the fill value; an empty `element` stands for HDF5's default.
+std::string fill_message(std::string_view element);
+
+/// Returns the place of a dataset's data: one range of the file, or nothing yet (`kNoAddress`).
+std::string contiguous_layout_message(std::uint64_t address, std::uint64_t nbytes);
+
+/// Returns the place of a virtual dataset's mappings in the global heap.
+std::string virtual_layout_message(std::uint64_t collection_address, std::uint32_t number);
+
+/// Returns an attribute with one text.
+std::string text_attribute_message(std::string_view name, std::string_view text);
+
+/// The messages of HDF5's object headers that are used here, by their numbers in the specification.
+enum class MessageType : std::uint8_t {
+  shape = 0x01,
+  element_type = 0x03,
+  fill = 0x05,
+  layout = 0x08,
+  attribute = 0x0C,
+  symbol_table = 0x11,
+  num_links = 0x16,
+};
+
+/// Builds the object header of a dataset.
+class ObjectHeader {
+ public:
+  void add(MessageType type, std::string_view content);
+  /// Returns the header with its checksum.
+  std::string finish() const;
+
+ private:
+  std::string messages_;
+};
+
+/// Returns the object header of a group whose links are in a symbol table.
+std::string group_header(std::uint64_t tree_address, std::uint64_t heap_address);
+
+/// Returns the mappings of a virtual dataset of `shape`, as an object of the global heap.
+std::string mappings_object(std::span<const std::int64_t> shape,
+                            std::span<const VirtualMapping> mappings);
+
+}  // namespace tessera::formats::native::h5
