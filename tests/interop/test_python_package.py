@@ -556,6 +556,7 @@ def moved_alike(tmp_path, move, *command):
     ({"world_size": 4, "strategy": "hybrid:2x2", "to": "dcp"}, ["--world-size", 4, "--strategy", "hybrid:2x2", "--to", "dcp"]),
     ({"to": "safetensors", "max_shard_size": 1000}, ["--to", "safetensors", "--max-shard-size", "1000"]),
     ({"to": "safetensors", "max_shard_size": "1KiB"}, ["--to", "safetensors", "--max-shard-size", "1KiB"]),
+    ({"to": "rank_files", "ranks": 2, "device_mesh": "cpu"}, ["--to", "rank_files", "--world-size", 2, "--device-mesh", "cpu"]),
     ({"only": "model", "rename": {"": "net."}}, ["--only", "model", "--rename", "=net."]),
     ({"to": "torch"}, ["--to", "torch"]),
     ({"drop_optimizer": True, "ranks": 2}, ["--drop-optimizer", "--world-size", 2]),
