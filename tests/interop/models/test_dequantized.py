@@ -43,12 +43,14 @@ def dequantized(folder, tensors, quantization, dtype):
     return load_file(moved / "model.safetensors")
 
 
-def assert_equal_bits(found, expected):
+def assert_equal_bits(found, expected, *, zeros_are_equal=False):
     """NaNs are equal, whatever their sign and payload."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     integers = {2: torch.int16, 4: torch.int32}[found.itemsize]
     same = found.contiguous().view(integers) == expected.contiguous().view(integers)
     same |= found.isnan() & expected.isnan()
+    if zeros_are_equal:
+        same |= (found == 0) & (expected == 0)
     assert same.all(), f"{(~same).sum()} of {same.numel()}: {found[~same][:4]}, expected {expected[~same][:4]}"
 
 
@@ -191,3 +193,50 @@ def test_a_checkpoint_of_torchao_itself_is_refused_by_name(tmp_path):
         refused = run("ckpt-reshard", tmp_path / file, tmp_path / "numbers", "--dequantize", "bfloat16")
         assert refused.returncode == 3 and f"{file}: {tensor}: " in refused.stderr and found in refused.stderr
         assert not (tmp_path / "numbers").exists()
+
+
+def exported_by_modelopt(folder, config):
+    """Quantizes a small Llama and exports it, as the checkpoints of NVIDIA were made."""
+    import modelopt.torch.quantization as quantization
+    import transformers
+    from modelopt.torch.export import export_hf_checkpoint
+
+    torch.manual_seed(13)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=32, hidden_size=256, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, intermediate_size=384,
+        architectures=["LlamaForCausalLM"], tie_word_embeddings=False)).to(torch.bfloat16)
+    quantized = quantization.quantize(model, getattr(quantization, config), lambda each: each(torch.arange(16)[None]))
+    export_hf_checkpoint(quantized, export_dir=folder)
+    return load_file(folder / "model.safetensors")
+
+
+def numbers_of_modelopt(config, codes, scales, second_scale, dtype):
+    from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
+
+    if config.startswith("NVFP4"):
+        options = {"scale": scales, "double_scale": second_scale, "block_sizes": {-1: 16}}
+        return NVFP4QTensor((codes.shape[0], codes.shape[1] * 2), dtype, codes).dequantize(dtype, **options)
+    if config.startswith("MXFP4"):
+        return MXFP4QTensor((codes.shape[0], codes.shape[1] * 2), dtype, codes).dequantize(dtype, scale=scales, block_sizes={-1: 32})
+    if config.startswith("MXFP8"):
+        return MXFP8QTensor(codes.shape, dtype, codes).dequantize(dtype, scale=scales)
+    scales = scales[:, None] if scales.ndim == 1 else scales
+    # ModelOpt would round the scale to bfloat16 first.
+    return FP8QTensor(codes.shape, dtype, codes).dequantize(torch.float32, scale=scales).to(dtype)
+
+
+@pytest.mark.parametrize("config", ["NVFP4_DEFAULT_CFG", "FP8_DEFAULT_CFG", "FP8_PER_CHANNEL_PER_TOKEN_CFG", "MXFP8_DEFAULT_CFG",
+                                    "MXFP4_DEFAULT_CFG"])
+def test_what_modelopt_exports_has_its_numbers(tmp_path, config):
+    stored = exported_by_modelopt(tmp_path / "model", config)
+    for dtype in DTYPES:
+        moved = reshard(tmp_path / "model", tmp_path / str(dtype), "--to", "safetensors", "--dequantize", str(dtype).removeprefix("torch."))
+        numbers = load_file(moved / "model.safetensors")
+        quantized = [name for name in numbers if f"{name}_scale" in stored]
+        assert len(quantized) == 7, numbers.keys()
+        for name in quantized:
+            parts = stored[name], stored[f"{name}_scale"], stored.get(f"{name}_scale_2")
+            # The code for -0 is 0 in ModelOpt's nvfp4; elsewhere it is -0.
+            assert_equal_bits(numbers[name], numbers_of_modelopt(config, *parts, dtype), zeros_are_equal=config.startswith("NVFP4"))
+        rest = numbers.keys() - set(quantized)
+        assert rest and all(torch.equal(numbers[name], stored[name]) for name in rest)
