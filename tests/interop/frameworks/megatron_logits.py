@@ -1,6 +1,6 @@
 """Loads a state dict into Megatron's GPTModel, and compares its logits with those of transformers. On the CPU.
 
-Usage: python megatron_logits.py dense|experts|mixtral|deepseek STATE_DICT LOGITS
+Usage: python megatron_logits.py dense|experts|mixtral|deepseek|mtp STATE_DICT LOGITS
 """
 
 import contextlib
@@ -32,9 +32,9 @@ def config(kind: str):
     experts = {"moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
                "num_moe_experts": EXPERTS, "moe_router_topk": CHOSEN_EXPERTS, "moe_ffn_hidden_size": EXPERT_FEED_FORWARD,
                "moe_grouped_gemm": False}
-    if kind == "deepseek":
+    if kind in ("deepseek", "mtp"):
         return MLATransformerConfig(
-            **options, **experts, q_lora_rank=Q_LORA, kv_lora_rank=KV_LORA, qk_head_dim=NOPE, qk_pos_emb_head_dim=ROPE,
+            **options, **experts, mtp_num_layers=1 if kind == "mtp" else None, q_lora_rank=Q_LORA, kv_lora_rank=KV_LORA, qk_head_dim=NOPE, qk_pos_emb_head_dim=ROPE,
             v_head_dim=V_HEAD_DIM, rope_type="rope", qk_layernorm=True, moe_layer_freq=[0, 1, 1],
             moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_router_num_groups=2,
             moe_router_group_topk=1, moe_router_topk_scaling_factor=2.5, moe_shared_expert_intermediate_size=EXPERT_FEED_FORWARD)
@@ -59,7 +59,7 @@ class PlainAttention(torch.nn.Module):
 def gpt(kind: str):
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
@@ -76,11 +76,29 @@ def gpt(kind: str):
     parallel_state.initialize_model_parallel()
     options = config(kind)
     spec = get_gpt_decoder_block_spec(options, use_transformer_engine=False, normalization="RMSNorm")
-    if kind == "deepseek":
+    if kind in ("deepseek", "mtp"):
         for layer in spec.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = PlainAttention
-    return GPTModel(options, spec, vocab_size=VOCABULARY, max_sequence_length=64, position_embedding_type="rope",
+    further = get_gpt_mtp_block_spec(options, spec, use_transformer_engine=False) if kind == "mtp" else None
+    return GPTModel(options, spec, mtp_block_spec=further, vocab_size=VOCABULARY, max_sequence_length=64, position_embedding_type="rope",
                     rotary_base=10000, share_embeddings_and_output_weights=False, parallel_output=False).eval()
+
+
+def further_logits(model, *inputs) -> torch.Tensor:
+    """What the layer that predicts a further token computes. GPTModel uses it for its loss only."""
+    class Reached(Exception):
+        pass
+
+    def take(_module, _inputs, hidden):
+        raise Reached(hidden)
+
+    model.mtp.register_forward_hook(take)
+    try:
+        model(*inputs)
+    except Reached as reached:
+        (hidden,) = reached.args
+        return model.output_layer(hidden.chunk(2)[1])[0].transpose(0, 1)[:, :-1]
+    raise AssertionError("no such layer ran")
 
 
 def main(kind: str, state_dict: str, logits: str) -> None:
@@ -90,7 +108,8 @@ def main(kind: str, state_dict: str, logits: str) -> None:
     assert not missing and not loaded.unexpected_keys, (missing, loaded.unexpected_keys)
     mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
     with torch.no_grad():
-        found = model(token_ids(), torch.arange(LENGTH)[None], mask)
+        inputs = (token_ids(), torch.arange(LENGTH)[None], mask)
+        found = further_logits(model, *inputs) if kind == "mtp" else model(*inputs)
     expected = torch.load(logits)
     assert torch.allclose(found, expected, atol=1e-5, rtol=0), (found - expected).abs().max()
 

@@ -157,3 +157,48 @@ def test_fused_experts_are_the_experts_in_order(tmp_path, kind, recipe):
     gate, up, down = (torch.stack([model[f"{front}.{e}.{name}.weight"] for e in range(sizes.EXPERTS)]) for name in names)
     assert torch.equal(moved["model.layers.1.mlp.experts.gate_up_proj"], torch.cat([gate, up], 1))
     assert torch.equal(moved["model.layers.1.mlp.experts.down_proj"], down)
+
+
+def model_that_predicts_further(config):
+    """DeepSeek-V3 with one layer behind the others, under DeepSeek's names. Returns the state dict, and the logits of that layer."""
+    import transformers
+
+    layers = config.num_hidden_layers
+    config.num_hidden_layers = layers + 1
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    model.model.config.num_hidden_layers = layers  # the last layer is not the model's own
+    norm = type(model.model.norm)
+    parts = {"enorm": norm(sizes.HIDDEN, 1e-6), "hnorm": norm(sizes.HIDDEN, 1e-6), "shared_head.norm": norm(sizes.HIDDEN, 1e-6),
+             "eh_proj": torch.nn.Linear(2 * sizes.HIDDEN, sizes.HIDDEN, bias=False)}
+    for parameter in (parameter for module in (model, *parts.values()) for parameter in module.parameters()):
+        parameter.add_(torch.randn_like(parameter) * 0.05)
+    ids = sizes.token_ids()
+    hidden, following = model.model(ids).last_hidden_state, model.model.embed_tokens(ids.roll(-1))
+    joined = parts["eh_proj"](torch.cat([parts["enorm"](following), parts["hnorm"](hidden)], -1))
+    places = torch.arange(sizes.LENGTH)[None]
+    found = model.model.layers[layers](joined, position_ids=places, position_embeddings=model.model.rotary_emb(joined, places))
+    found = parts["shared_head.norm"](found[0] if isinstance(found, tuple) else found)
+    front = f"model.layers.{layers}."
+    state = model.state_dict() | {f"{front}{name}.weight": part.weight for name, part in parts.items()}
+    state |= {f"{front}embed_tokens.weight": state["model.embed_tokens.weight"].clone(),
+              f"{front}shared_head.head.weight": state["lm_head.weight"].clone()}
+    return state, model.lm_head(found)[:, :-1]  # behind the last token there is none
+
+
+@torch.no_grad()
+def test_megatron_predicts_further_tokens_as_deepseek_does(tmp_path):
+    """transformers leaves this layer out, so its formula is here: from DeepSeek's report, with the layers of transformers."""
+    torch.manual_seed(7)
+    state, logits = model_that_predicts_further(model_of("deepseek").config)
+    torch.save(state, tmp_path / "state.pt")
+    torch.save(logits, tmp_path / "logits")
+    recipe = ["--recipe", str(recipe_file("hf-to-megatron-deepseek-v3")), f"--set=layers={sizes.LAYERS}"]
+    assert "proved" in succeed("ckpt-inspect", "recipe", "check", recipe[1], tmp_path / "state.pt", recipe[2])
+    moved = reshard(tmp_path / "state.pt", tmp_path / "moved.pt", *recipe)
+    program = [sys.executable, "-B", HERE / "megatron_logits.py", "mtp", moved, tmp_path / "logits"]
+    computed = subprocess.run(program, capture_output=True, text=True)
+    assert computed.returncode == 0, computed.stderr
+    back = torch.load(reshard(moved, tmp_path / "back.pt", *recipe, "--inverse"))
+    copies = {name for name in state if name.endswith(("3.embed_tokens.weight", "3.shared_head.head.weight"))}
+    assert len(copies) == 2 and back.keys() == state.keys() - copies
+    assert all(torch.equal(tensor, state[name]) for name, tensor in back.items())
