@@ -58,6 +58,7 @@ class QuantizationConfig {
       if (block) all.insert(*block);
     };
     add(block_of(config_ ? config_->find("weight_block_size") : nullptr));
+    if (text("quant_algo") == "fp8_pb_wo") add(Block(128, 128));  // of ModelOpt
     for (const Value* const weights : weights_of_groups()) {
       add(block_of(weights->find("block_structure")));
       const auto group = integer_of(weights->find("group_size"));
@@ -120,7 +121,7 @@ class Builder {
         config_(config),
         parts_(parts),
         codes_(reader.contents().tensors[parts.codes].meta),
-        scales_(reader.contents().tensors[parts.scales].meta) {}
+        scales_(without_ones(reader.contents().tensors[parts.scales].meta, codes_.shape.size())) {}
 
   /// Throws: Refusal.
   QuantizedWeight build() const {
@@ -143,6 +144,15 @@ class Builder {
  private:
   [[noreturn]] static void refuse(std::string expected, std::string found) {
     throw Refusal{std::move(expected), std::move(found)};
+  }
+  /// Returns the scales of a matrix without the dimensions that ModelOpt keeps of a block of its
+  /// elements: [rows of blocks, 1, columns of blocks, 1].
+  static TensorMeta without_ones(TensorMeta scales, std::size_t num_dimensions) {
+    const Shape& shape = scales.shape;
+    if (num_dimensions == 2 && shape.size() == 4 && shape[1] == 1 && shape[3] == 1) {
+      scales.shape = {shape[0], shape[2]};
+    }
+    return scales;
   }
   /// Keeps later products of sizes within 64 bits.
   static void require_sizes(const Shape& shape) {
@@ -425,7 +435,7 @@ class Builder {
   const QuantizationConfig& config_;
   const Parts& parts_;
   const TensorMeta& codes_;
-  const TensorMeta& scales_;
+  const TensorMeta scales_;
 };
 
 }  // namespace

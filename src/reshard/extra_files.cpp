@@ -1,7 +1,9 @@
 // Decides which extra files a move carries. Writers copy them (src/formats/staging/extra_copies.h).
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "formats/extra_entries.h"
@@ -100,6 +102,14 @@ std::string_view why_never(ExtraEntry::Kind kind) {
   return {};
 }
 
+/// Says whether a file tells that the weights are codes: as ModelOpt, GPTQ and AWQ name it. vLLM
+/// and others read it where config.json says nothing of quantization.
+bool describes_codes(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kNames = {"hf_quant_config.json",
+                                                      "quantize_config.json", "quant_config.json"};
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
 /// Decides for one move what becomes of each name.
 class Sorter {
  public:
@@ -141,6 +151,9 @@ class Sorter {
         entry.kind == ExtraEntry::Kind::file || entry.kind == ExtraEntry::Kind::checkpoint_file;
     if (is_file && driver_.writes_file(name)) return refuse_name(join_path(directory, name));
     if (!why.empty()) return leave(name, why);
+    if (options_.removes_quantization && describes_codes(name)) {
+      return leave(name, "describes codes, which became numbers");
+    }
     if (options_.preference == MergePreference::none && !are_equal(name, places)) {
       return leave(name, "differs between the sources");
     }

@@ -210,6 +210,30 @@ TEST(DequantizeTest, BlocksMayBeMuchLargerThanTheWeight) {
   EXPECT_THAT(read("4611686018427387904", "4611686018427387904").problems, SizeIs(1));
 }
 
+TEST(DequantizeTest, BlocksOfModelOptHave128RowsAndColumns) {
+  const auto read = [](const std::string& algorithm) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w", DType::int8, {129, 130}},
+                test::bytes_of<std::int8_t>(std::vector<std::int8_t>(129 * 130, 1)));
+    source->add({"w_scale", DType::float32, {2, 1, 2, 1}}, test::bytes_of<float>({1, 2, 3, 4}));
+    const Value config =
+        parse_json(R"({"quantization_config": {"quant_method": "modelopt", "quant_algo": ")" +
+                       algorithm + R"("}})",
+                   "c");
+    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+  };
+  const auto result = read("fp8_pb_wo");
+  ASSERT_THAT(result.problems, IsEmpty());
+  std::vector<float> expected;
+  for (int row = 0; row < 129; ++row) {
+    for (int column = 0; column < 130; ++column) {
+      expected.push_back(1.0F + (row < 128 ? 0.0F : 2.0F) + (column < 128 ? 0.0F : 1.0F));
+    }
+  }
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0), test::bytes_of<float>(expected));
+  EXPECT_THAT(read("FP8").problems, SizeIs(1));
+}
+
 TEST(DequantizeTest, ShapesFromDiskAreChecked) {
   const auto problems_of = [](Shape codes, Shape scales) {
     auto source = std::make_unique<MemoryCheckpoint>();
@@ -224,6 +248,8 @@ TEST(DequantizeTest, ShapesFromDiskAreChecked) {
   };
   EXPECT_THAT(problems_of({4, 6}, {4, 1}), IsEmpty());
   EXPECT_THAT(problems_of({4, 6}, {2, 3}), IsEmpty());
+  EXPECT_THAT(problems_of({4, 6}, {2, 1, 3, 1}), IsEmpty());
+  EXPECT_THAT(problems_of({4, 6}, {2, 3, 1, 1}), SizeIs(1));
   EXPECT_THAT(problems_of({4, 6}, {2, 2}), SizeIs(1));  // blocks of 2 x 3
   EXPECT_THAT(problems_of({4, 6}, {3, 3}), SizeIs(1));
   EXPECT_THAT(problems_of({4, 6}, {0, 3}), SizeIs(1));

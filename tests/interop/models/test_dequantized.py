@@ -220,13 +220,15 @@ def numbers_of_modelopt(config, codes, scales, second_scale, dtype):
         return MXFP4QTensor((codes.shape[0], codes.shape[1] * 2), dtype, codes).dequantize(dtype, scale=scales, block_sizes={-1: 32})
     if config.startswith("MXFP8"):
         return MXFP8QTensor(codes.shape, dtype, codes).dequantize(dtype, scale=scales)
+    blocks = {0: 128, 1: 128} if scales.ndim == 4 else None
+    scales = scales[:, 0, :, 0] if blocks else scales
     scales = scales[:, None] if scales.ndim == 1 else scales
     # ModelOpt would round the scale to bfloat16 first.
-    return FP8QTensor(codes.shape, dtype, codes).dequantize(torch.float32, scale=scales).to(dtype)
+    return FP8QTensor(codes.shape, dtype, codes).dequantize(torch.float32, scale=scales, block_sizes=blocks).to(dtype)
 
 
 @pytest.mark.parametrize("config", ["NVFP4_DEFAULT_CFG", "FP8_DEFAULT_CFG", "FP8_PER_CHANNEL_PER_TOKEN_CFG", "MXFP8_DEFAULT_CFG",
-                                    "MXFP4_DEFAULT_CFG"])
+                                    "MXFP4_DEFAULT_CFG", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG"])
 def test_what_modelopt_exports_has_its_numbers(tmp_path, config):
     stored = exported_by_modelopt(tmp_path / "model", config)
     for dtype in DTYPES:
@@ -238,5 +240,6 @@ def test_what_modelopt_exports_has_its_numbers(tmp_path, config):
             parts = stored[name], stored[f"{name}_scale"], stored.get(f"{name}_scale_2")
             # The code for -0 is 0 in ModelOpt's nvfp4; elsewhere it is -0.
             assert_equal_bits(numbers[name], numbers_of_modelopt(config, *parts, dtype), zeros_are_equal=config.startswith("NVFP4"))
+        assert not (moved / "hf_quant_config.json").exists()
         rest = numbers.keys() - set(quantized)
         assert rest and all(torch.equal(numbers[name], stored[name]) for name in rest)
