@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 
 #include "base/file_descriptor.h"
@@ -11,9 +12,14 @@
 #include "object_store/remote_file_system.h"
 #include "object_store/url.h"
 #include "tessera/base/error.h"
+#include "tessera/base/parallel.h"
 
 namespace tessera::object_store {
 namespace {
+
+constexpr int kNumThreadsForUrls = 16;
+
+std::atomic<bool> has_opened_url = false;
 
 RemoteFileSystem& remote_files() {
   static auto& files = *new RemoteFileSystem;  // never destroyed: requests in the background use it
@@ -27,6 +33,7 @@ class Files final : public FileSystem {
     return of(path).kind_of(path);
   }
   std::unique_ptr<ReadableFile> open(const std::string& path) const override {
+    if (is_url(path)) has_opened_url = true;
     return of(path).open(path);
   }
   std::vector<std::string> list_directory(const std::string& path) const override {
@@ -70,6 +77,11 @@ class Files final : public FileSystem {
 FileSystem& files() {
   static Files files;
   return files;
+}
+
+int default_num_threads() {
+  const int num_threads = tessera::default_num_threads();
+  return has_opened_url ? std::max(num_threads, kNumThreadsForUrls) : num_threads;
 }
 
 std::optional<NamedObject> find_name(const std::string& path) {

@@ -8,13 +8,13 @@
 
 namespace tessera::object_store {
 
-/// How many threads move data from URLs, unless the user says otherwise: they wait most of the
-/// time.
-inline constexpr int kNumThreads = 16;
-
 /// Returns the files of the operating system and those behind URLs (`is_url`), as one file system.
 /// Files behind URLs can only be read. Lives as long as the process.
 FileSystem& files();
+
+/// Returns how many threads read, unless the user says otherwise: one per core, but more if a URL
+/// was opened, because they wait for its server most of the time.
+int default_num_threads();
 
 /// Returns what the name stands for; nothing if it is free.
 std::optional<NamedObject> find_name(const std::string& path);

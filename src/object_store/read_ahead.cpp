@@ -8,13 +8,16 @@ namespace {
 constexpr std::size_t kMaxStreams = 32;  // as many as there may be threads
 /// Between two tensors of a stream there may be padding, and small tensors that are not read.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{1} << 20;
+/// Several threads that read one stream do not ask in order.
+constexpr std::uint64_t kMaxBackNbytes = std::uint64_t{64} << 20;
 
 }  // namespace
 
 std::optional<ByteRange> StreamFinder::note(ByteRange read, std::uint64_t file_nbytes) {
   const auto continues = [&](const Stream& stream) {
     const std::uint64_t end = std::max(stream.ahead_end, stream.next + kMaxGapNbytes);
-    return read.begin >= stream.first && read.begin <= end;
+    return read.begin >= stream.first && read.begin + kMaxBackNbytes >= stream.next &&
+           read.begin <= end;
   };
   auto stream = std::ranges::find_if(streams_, continues);
   if (stream == streams_.end()) {

@@ -145,6 +145,25 @@ def test_a_move_from_a_url_writes_what_a_move_from_the_local_path_writes(proxy, 
         assert file.read_bytes() == (tmp_path / "found" / file.name).read_bytes(), file.name
 
 
+@pytest.mark.parametrize("verb", ["scan", "stats", "layout"])
+@pytest.mark.parametrize("name", ["dcp", "torch"])
+def test_other_verbs_read_urls(proxy, verb, name):
+    expected = succeed(proxy, "ckpt-inspect", verb, CHECKPOINTS[name])
+    assert succeed(proxy, "ckpt-inspect", verb, url_of(name)) == expected
+
+
+def test_a_merge_of_a_url_and_a_local_path(proxy, tmp_path):
+    for name, torch in (("expected", CHECKPOINTS["torch"]), ("found", url_of("torch"))):
+        succeed(proxy, "ckpt-reshard", "merge", f"a={torch}", f"b={CHECKPOINTS['dcp']}", tmp_path / name, "--quiet")
+    succeed(proxy, "ckpt-inspect", "diff", tmp_path / "expected", tmp_path / "found")
+
+
+def test_workers_share_a_move_from_a_url(proxy, tmp_path):
+    for part in ("0/2", "1/2"):
+        succeed(proxy, "ckpt-reshard", url_of("dcp"), tmp_path / "moved", "--part", part, "--quiet")
+    succeed(proxy, "ckpt-inspect", "diff", tmp_path / "moved", CHECKPOINTS["dcp"])
+
+
 @pytest.mark.parametrize("name", ["dcp", "native"])
 def test_to_list_takes_two_data_requests(proxy, name):
     succeed(proxy, "ckpt-inspect", "ls", url_of(name))

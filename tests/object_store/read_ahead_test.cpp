@@ -32,7 +32,7 @@ TEST(ReadAheadTest, NothingIsReadBehindTheEnd) {
   StreamFinder streams({});
   for (std::uint64_t begin = 0; begin < 40 * kMiB; begin += 4 * kMiB) {
     const auto ahead = streams.note({begin, begin + 4 * kMiB}, 40 * kMiB);
-    if (ahead) EXPECT_LE(ahead->end, 40 * kMiB);
+    EXPECT_LE(ahead.value_or(ByteRange{}).end, 40 * kMiB);
   }
 }
 
@@ -42,6 +42,21 @@ TEST(ReadAheadTest, ReadsThatDoNotFollowEachOtherAreNoStream) {
     const std::uint64_t begin = i * 10 * kMiB;
     EXPECT_FALSE(streams.note({begin, begin + 4 * kMiB}, 2000 * kMiB)) << i;
   }
+}
+
+TEST(ReadAheadTest, AReadFarBackBeginsAStreamOfItsOwn) {
+  StreamFinder streams({});
+  const auto read_from = [&](std::uint64_t begin) {
+    std::uint64_t nbytes_ahead = 0;
+    for (std::uint64_t end = begin + 32 * kMiB; begin < end; begin += 4 * kMiB) {
+      const auto ahead = streams.note({begin, begin + 4 * kMiB}, 2000 * kMiB);
+      if (ahead) nbytes_ahead += ahead->nbytes();
+    }
+    return nbytes_ahead;
+  };
+  read_from(0);
+  EXPECT_GT(read_from(500 * kMiB), 16 * kMiB);
+  EXPECT_GT(read_from(200 * kMiB), 16 * kMiB);
 }
 
 TEST(ReadAheadTest, AHeaderIsNoStream) {

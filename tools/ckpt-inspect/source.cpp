@@ -198,7 +198,8 @@ Work::Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
     : progress_(terminal, options.progress, std::move(phase), total_nbytes), options_(options) {}
 
 inspect::ScanOptions Work::scan_options() {
-  return {.num_threads = options_.num_threads > 0 ? options_.num_threads : default_num_threads(),
+  return {.num_threads =
+              options_.num_threads > 0 ? options_.num_threads : object_store::default_num_threads(),
           .memory_nbytes = options_.memory_nbytes,
           .stop = signals_.token(),
           .progress = [this](std::uint64_t nbytes) { progress_.add(nbytes); }};

@@ -14,7 +14,6 @@
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
-#include "object_store/url.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -261,10 +260,6 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   object_store::require_local(options.destination);
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
-  const bool reads_urls = std::ranges::any_of(paths, object_store::is_url);
-  if (reads_urls && options.num_threads == MoveOptions::kNotGiven) {
-    options.num_threads = object_store::kNumThreads;
-  }
   const bool finishes = !options.worker.finished_folder.empty();
   const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
@@ -282,6 +277,9 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const reshard::SourceFiles source_fs;
   const MoveSource source =
       open_source(options, files, paths, wanted.only, open, source_fs.file_system());
+  if (options.num_threads == MoveOptions::kNotGiven) {
+    options.num_threads = object_store::default_num_threads();
+  }
   const CheckpointReader& reader = *source.reader;
   reshard::FileStates source_files = source_fs.states_of(reader);
   Outcome outcome = plan_move(options, wanted, paths, source);
