@@ -74,6 +74,12 @@ std::uint64_t table_entry_nbytes(Encoding encoding);
 /// Returns the encoded index. Equal indexes give equal bytes.
 std::vector<std::byte> encode_index(const Index& index);
 
+/// Returns `encode_index(select_pieces(whole, pieces))` with the places in `storage`, but without a
+/// copy of the contents.
+std::vector<std::byte> encode_rank_index(const Index& whole,
+                                         std::span<const CheckpointWriter::PieceId> pieces,
+                                         std::span<const StoredPiece> storage);
+
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
 /// more. The caller may rely on: sorted and unique names, known dtypes, valid shapes, regions
 /// within their tensors, ranks below the world size, byte ranges within the rank file.

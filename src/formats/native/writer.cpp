@@ -210,8 +210,8 @@ class RankFilesWriter : public ShareWriter {
         fs_.remove_all(rank_path(rank));
       }
       slot.file = std::make_unique<RankFileWriter>(
-          fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[number]), options_,
-          RankFileJournal{journal_, pieces_by_rank_[number]});
+          fs_, rank_path(rank), RankFileContents{index_, pieces_by_rank_[number]}, options_,
+          journal_);
     }
     return *slot.file;
   }
