@@ -526,9 +526,7 @@ std::vector<std::byte> encode_index(const Index& index) {
 }
 
 std::vector<std::byte> encode_rank_index(const Index& whole,
-                                         std::span<const CheckpointWriter::PieceId> pieces,
-                                         std::span<const StoredPiece> storage) {
-  TESSERA_CHECK(storage.size() == pieces.size());
+                                         std::span<const CheckpointWriter::PieceId> pieces) {
   // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;
@@ -548,7 +546,8 @@ std::vector<std::byte> encode_rank_index(const Index& whole,
   for_each_tensor([&](const TensorEntry& tensor, std::size_t begin, std::size_t end) {
     put_tensor(out, tensor, end - begin);
     for (std::size_t i = begin; i < end; ++i) {
-      put_piece(out, whole, tensor.meta.dtype, tensor.pieces[pieces[i].piece_index], storage[i]);
+      const auto [t, p] = pieces[i];
+      put_piece(out, whole, tensor.meta.dtype, tensor.pieces[p], whole.storage[t][p]);
     }
   });
   out.uint(std::uint64_t{0});  // rank files
@@ -643,14 +642,6 @@ void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> piece
       whole.storage[id->tensor_index][id->piece_index] = stored;
       ++id;
     }
-  }
-}
-
-void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
-                  std::span<const StoredPiece> storage) {
-  TESSERA_CHECK(storage.size() == pieces.size());
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    whole.storage[pieces[i].tensor_index][pieces[i].piece_index] = storage[i];
   }
 }
 

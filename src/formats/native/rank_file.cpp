@@ -115,7 +115,7 @@ void RankFileWriter::list_pieces() {
     PieceState& piece = pieces_.emplace_back();
     piece.id = id;
     piece.tensor_number = num_tensors - 1;
-    piece.stored.position = static_cast<std::uint32_t>(id.piece_index);
+    stored_of(piece).position = static_cast<std::uint32_t>(id.piece_index);
   }
 }
 
@@ -125,6 +125,10 @@ const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
 
 const Region& RankFileWriter::region_of(const PieceState& piece) const {
   return tensor_of(piece).pieces[piece.id.piece_index].region;
+}
+
+StoredPiece& RankFileWriter::stored_of(const PieceState& piece) const {
+  return contents_.whole.storage[piece.id.tensor_index][piece.id.piece_index];
 }
 
 std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
@@ -141,7 +145,7 @@ void RankFileWriter::lay_out_packed() {
   for (PieceState& piece : pieces_) {
     if (!piece.is_packed) continue;
     const DType dtype = tensor_of(piece).meta.dtype;
-    StoredPiece& stored = piece.stored;
+    StoredPiece& stored = stored_of(piece);
     stored.encoding = Encoding::plain;
     stored.stored_nbytes = nbytes_of(piece);
     const auto numel = static_cast<std::int64_t>(stored.stored_nbytes / itemsize(dtype));
@@ -160,7 +164,7 @@ void RankFileWriter::lay_out_packed() {
   }
   for (PieceState& piece : pieces_) {
     if (!piece.is_packed) continue;
-    piece.stored.begin += begins[static_cast<std::size_t>(tensor_of(piece).meta.dtype)];
+    stored_of(piece).begin += begins[static_cast<std::size_t>(tensor_of(piece).meta.dtype)];
   }
 }
 
@@ -172,7 +176,7 @@ void RankFileWriter::lay_out_plain(PieceState& piece) {
       h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(piece), dtype,
                                static_cast<std::int64_t>(nbytes / itemsize(dtype)));
   describe(piece, dataset.handle);
-  StoredPiece& stored = piece.stored;
+  StoredPiece& stored = stored_of(piece);
   stored.encoding = Encoding::plain;
   stored.begin = dataset.range.begin;
   stored.stored_nbytes = nbytes;
@@ -185,7 +189,7 @@ void RankFileWriter::lay_out_zstd(PieceState& piece) {
   piece.dataset =
       h5::create_zstd_dataset(h5_file_, link_name_of(piece), dtype, numel, piece.block_numel);
   describe(piece, piece.dataset);
-  piece.stored.encoding = Encoding::zstd;
+  stored_of(piece).encoding = Encoding::zstd;
 }
 
 void RankFileWriter::describe(const PieceState& piece, const h5::Handle& dataset) {
@@ -269,8 +273,8 @@ void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
 /// the piece is laid out plain.
 ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begin,
                                       std::size_t nbytes) {
-  const std::uint64_t offset = piece.stored.begin + static_cast<std::uint64_t>(begin) *
-                                                        itemsize(tensor_of(piece).meta.dtype);
+  const std::uint64_t offset = stored_of(piece).begin + static_cast<std::uint64_t>(begin) *
+                                                            itemsize(tensor_of(piece).meta.dtype);
   return {offset, offset + nbytes};
 }
 
@@ -283,7 +287,7 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   const ByteRange range = plain_range(piece, begin, block.bytes.size());
   if (block.place != range) h5_file_.bytes().write_at(range.begin, block.bytes);
   const std::vector<std::uint64_t> checksums = block_checksums(block.bytes);
-  if (piece.is_packed) piece.stored.checksum = checksums.front();
+  if (piece.is_packed) stored_of(piece).checksum = checksums.front();
   for (std::size_t i = 0; i < checksums.size() && !piece.is_packed; ++i) {
     piece.blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
   }
@@ -341,7 +345,7 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
     next_begin_ = 0;
     turn_changed_.notify_all();
   };
-  if (piece.stored.encoding == Encoding::plain) {
+  if (stored_of(piece).encoding == Encoding::plain) {
     if (block.bytes.empty()) return false;
     if (!is_laid_out_plain()) pass_on_to_next_piece();
     lock.unlock();
@@ -410,11 +414,9 @@ void RankFileWriter::complete() {
                          .range;
     }
     for (PieceState& piece : pieces_) {
-      if (piece.blocks.size() > 1) piece.stored.table_begin += tables_range.begin;
+      if (piece.blocks.size() > 1) stored_of(piece).table_begin += tables_range.begin;
     }
-    storage_.reserve(pieces_.size());
-    for (const PieceState& piece : pieces_) storage_.push_back(piece.stored);
-    index_bytes = encode_rank_index(contents_.whole, contents_.pieces, storage_);
+    index_bytes = encode_rank_index(contents_.whole, contents_.pieces);
     index_range_ = h5::create_plain_dataset(h5_file_, group.id(), kIndexDataset, DType::uint8,
                                             static_cast<std::int64_t>(index_bytes.size()))
                        .range;
@@ -439,7 +441,7 @@ void RankFileWriter::complete() {
 std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
   for (PieceState& piece : pieces_) {
-    StoredPiece& stored = piece.stored;
+    StoredPiece& stored = stored_of(piece);
     if (stored.encoding == Encoding::none || piece.is_packed) continue;
     if (stored.encoding == Encoding::zstd) {
       stored.begin = piece.blocks.front().range.begin;
@@ -461,7 +463,7 @@ void RankFileWriter::write_block_tables(ByteRange range) {
   for (PieceState& piece : pieces_) {
     if (piece.blocks.size() <= 1) continue;
     for (const StoredBlock& block : piece.blocks) {
-      if (piece.stored.encoding == Encoding::zstd) {
+      if (stored_of(piece).encoding == Encoding::zstd) {
         tables.u64(block.range.begin);
         tables.u64(block.range.nbytes());
       }
@@ -475,7 +477,7 @@ void RankFileWriter::write_block_tables(ByteRange range) {
 std::vector<ByteRange> RankFileWriter::data_ranges() const {
   std::vector<ByteRange> ranges;
   for (const PieceState& piece : pieces_) {
-    const StoredPiece& stored = piece.stored;
+    const StoredPiece& stored = stored_of(piece);
     if (stored.encoding == Encoding::plain) {
       ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
     } else {

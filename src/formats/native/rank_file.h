@@ -21,9 +21,9 @@
 namespace tessera::formats::native {
 
 /// The checkpoint, and the pieces of it that a rank's file holds, in the order of its index. A
-/// piece's place in this list is its number.
+/// piece's place in this list is its number. The writer of the file sets their places in `whole`.
 struct RankFileContents {
-  const Index& whole;
+  Index& whole;
   std::span<const CheckpointWriter::PieceId> pieces;
 };
 
@@ -55,8 +55,6 @@ class RankFileWriter {
   bool is_complete() const { return complete_; }
 
   // The results. Requires: the file is complete.
-  /// The places of the pieces, by their numbers.
-  std::span<const StoredPiece> storage() const { return storage_; }
   const RankFileRecord& record() const { return record_; }
   ByteRange index_range() const { return index_range_; }
 
@@ -68,7 +66,6 @@ class RankFileWriter {
   struct PieceState {
     CheckpointWriter::PieceId id{};
     std::size_t tensor_number = 0;  // of its tensor in the file's index
-    StoredPiece stored{};
     bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;       // elements that write_block takes at a time
@@ -86,6 +83,7 @@ class RankFileWriter {
 
   const TensorEntry& tensor_of(const PieceState& piece) const;
   const Region& region_of(const PieceState& piece) const;
+  StoredPiece& stored_of(const PieceState& piece) const;
   std::uint64_t nbytes_of(const PieceState& piece) const;
   std::string link_name_of(const PieceState& piece) const;
 
@@ -130,7 +128,6 @@ class RankFileWriter {
 
   std::atomic<std::int64_t> num_blocks_left_ = 0;
   std::atomic<bool> complete_ = false;
-  std::vector<StoredPiece> storage_;
   RankFileRecord record_;
   ByteRange index_range_;
 };
