@@ -81,21 +81,64 @@ void put_stored(ByteWriter& out, const StoredPiece& stored, const BlockGrid& gri
   }
 }
 
-void put_tensor(ByteWriter& out, const Index& index, std::size_t tensor_index) {
-  const TensorEntry& tensor = index.contents.tensors[tensor_index];
+BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
+  if (encoding == Encoding::zstd)
+    return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
+  return {kPlainBlockNbytes, nbytes};
+}
+
+/// Writes a tensor without its pieces, but with their number.
+void put_tensor(ByteWriter& out, const TensorEntry& tensor, std::size_t num_pieces) {
   out.str(tensor.meta.fqn);
   out.u8(static_cast<std::uint8_t>(tensor.meta.dtype));
   out.u8(static_cast<std::uint8_t>(tensor.kind));
   put_shape(out, tensor.meta.shape);
   out.str(tensor.parameter);
   put_key_path(out, tensor.key_path);
-  out.uint(std::uint64_t{tensor.pieces.size()});
-  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-    const StoredPiece& stored = index.storage[tensor_index][p];
-    out.uint(std::uint64_t{stored.position});
-    out.uint(std::int64_t{tensor.pieces[p].rank});
-    put_region(out, tensor.pieces[p].region);
-    put_stored(out, stored, index.grid(tensor_index, p));
+  out.uint(std::uint64_t{num_pieces});
+}
+
+void put_piece(ByteWriter& out, const Index& index, DType dtype, const Piece& piece,
+               const StoredPiece& stored) {
+  out.uint(std::uint64_t{stored.position});
+  out.uint(std::int64_t{piece.rank});
+  put_region(out, piece.region);
+  put_stored(out, stored,
+             make_grid(stored.encoding, nbytes_of(piece.region, dtype), index.chunk_nbytes));
+}
+
+/// Writes everything before the tensors.
+void put_preamble(ByteWriter& out, const Index& index) {
+  const CheckpointContents& contents = index.contents;
+  out.uint(index.chunk_nbytes);
+  out.u8(index.has_virtual_datasets ? 1 : 0);
+  out.uint(std::uint64_t{contents.values.size()});
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    out.str(contents.values[v].name);
+    put_key_path(out, contents.values[v].key_path);
+    out.str(index.value_json[v]);
+  }
+  out.uint(std::uint64_t{contents.aliases.size()});
+  for (const Alias& alias : contents.aliases) {
+    out.str(alias.fqn);
+    out.str(alias.target);
+    put_key_path(out, alias.key_path);
+  }
+  out.uint(std::uint64_t{contents.units.size()});
+  for (const FlatUnit& unit : contents.units) {
+    out.str(unit.name);
+    out.u8(static_cast<std::uint8_t>(unit.dtype));
+    out.uint(std::uint64_t{unit.parameters.size()});
+    for (const FlatUnitParameter& parameter : unit.parameters) {
+      out.str(parameter.fqn);
+      put_shape(out, parameter.shape);
+      out.uint(parameter.offset);
+    }
+  }
+  out.uint(std::uint64_t{contents.annotations.size()});
+  for (const auto& [key, text] : contents.annotations) {
+    out.str(key);
+    out.str(text);
   }
 }
 
@@ -167,12 +210,6 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   if (!end) in.fail("region", "an end below 2^63", "a larger end");
   range.end = *end;
   return range;
-}
-
-BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
-  if (encoding == Encoding::zstd)
-    return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
-  return {kPlainBlockNbytes, nbytes};
 }
 
 StoredPiece get_stored(ByteReader& in, const BlockGrid& plain, const BlockGrid& chunks) {
@@ -469,46 +506,51 @@ std::uint64_t table_entry_nbytes(Encoding encoding) {
 }
 
 std::vector<std::byte> encode_index(const Index& index) {
-  const CheckpointContents& contents = index.contents;
+  const std::vector<TensorEntry>& tensors = index.contents.tensors;
   ByteWriter out;
-  out.uint(index.chunk_nbytes);
-  out.u8(index.has_virtual_datasets ? 1 : 0);
-  out.uint(std::uint64_t{contents.values.size()});
-  for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    out.str(contents.values[v].name);
-    put_key_path(out, contents.values[v].key_path);
-    out.str(index.value_json[v]);
-  }
-  out.uint(std::uint64_t{contents.aliases.size()});
-  for (const Alias& alias : contents.aliases) {
-    out.str(alias.fqn);
-    out.str(alias.target);
-    put_key_path(out, alias.key_path);
-  }
-  out.uint(std::uint64_t{contents.units.size()});
-  for (const FlatUnit& unit : contents.units) {
-    out.str(unit.name);
-    out.u8(static_cast<std::uint8_t>(unit.dtype));
-    out.uint(std::uint64_t{unit.parameters.size()});
-    for (const FlatUnitParameter& parameter : unit.parameters) {
-      out.str(parameter.fqn);
-      put_shape(out, parameter.shape);
-      out.uint(parameter.offset);
+  put_preamble(out, index);
+  out.uint(std::uint64_t{tensors.size()});
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    put_tensor(out, tensors[t], tensors[t].pieces.size());
+    for (std::size_t p = 0; p < tensors[t].pieces.size(); ++p) {
+      put_piece(out, index, tensors[t].meta.dtype, tensors[t].pieces[p], index.storage[t][p]);
     }
   }
-  out.uint(std::uint64_t{contents.annotations.size()});
-  for (const auto& [key, text] : contents.annotations) {
-    out.str(key);
-    out.str(text);
-  }
-  out.uint(std::uint64_t{contents.tensors.size()});
-  for (std::size_t t = 0; t < contents.tensors.size(); ++t) put_tensor(out, index, t);
   out.uint(std::uint64_t{index.rank_files.size()});
   for (const RankFileRecord& file : index.rank_files) {
     out.uint(file.nbytes);
     out.u64(file.index_checksum);
     out.u64(file.structure_checksum);
   }
+  return {out.bytes().begin(), out.bytes().end()};
+}
+
+std::vector<std::byte> encode_rank_index(const Index& whole,
+                                         std::span<const CheckpointWriter::PieceId> pieces) {
+  // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
+  const auto for_each_tensor = [&](const auto& visit) {
+    std::size_t begin = 0;
+    for (std::size_t t = 0; t < whole.contents.tensors.size(); ++t) {
+      std::size_t end = begin;
+      while (end < pieces.size() && pieces[end].tensor_index == t) ++end;
+      const TensorEntry& tensor = whole.contents.tensors[t];
+      if (end > begin || tensor.pieces.empty()) visit(tensor, begin, end);
+      begin = end;
+    }
+  };
+  std::uint64_t num_tensors = 0;
+  for_each_tensor([&](const TensorEntry&, std::size_t, std::size_t) { ++num_tensors; });
+  ByteWriter out;
+  put_preamble(out, whole);
+  out.uint(num_tensors);
+  for_each_tensor([&](const TensorEntry& tensor, std::size_t begin, std::size_t end) {
+    put_tensor(out, tensor, end - begin);
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto [t, p] = pieces[i];
+      put_piece(out, whole, tensor.meta.dtype, tensor.pieces[p], whole.storage[t][p]);
+    }
+  });
+  out.uint(std::uint64_t{0});  // rank files
   return {out.bytes().begin(), out.bytes().end()};
 }
 
@@ -600,14 +642,6 @@ void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> piece
       whole.storage[id->tensor_index][id->piece_index] = stored;
       ++id;
     }
-  }
-}
-
-void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
-                  std::span<const StoredPiece> storage) {
-  TESSERA_CHECK(storage.size() == pieces.size());
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    whole.storage[pieces[i].tensor_index][pieces[i].piece_index] = storage[i];
   }
 }
 

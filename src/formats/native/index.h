@@ -74,6 +74,11 @@ std::uint64_t table_entry_nbytes(Encoding encoding);
 /// Returns the encoded index. Equal indexes give equal bytes.
 std::vector<std::byte> encode_index(const Index& index);
 
+/// Returns `encode_index(select_pieces(whole, pieces))`, without a copy of the contents. Requires:
+/// the storage of the pieces has their positions.
+std::vector<std::byte> encode_rank_index(const Index& whole,
+                                         std::span<const CheckpointWriter::PieceId> pieces);
+
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
 /// more. The caller may rely on: sorted and unique names, known dtypes, valid shapes, regions
 /// within their tensors, ranks below the world size, byte ranges within the rank file.
@@ -95,11 +100,9 @@ std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces);
 
 /// Copies the places of the pieces in a complete rank file to `whole`. Requires: `select_pieces`
-/// made `rank_index` from `pieces`; `storage` has the places in that order.
+/// made `rank_index` from `pieces`.
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
                   const Index& rank_index);
-void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
-                  std::span<const StoredPiece> storage);
 
 /// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires:
 /// `select_pieces` made each of them.

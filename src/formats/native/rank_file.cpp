@@ -67,31 +67,27 @@ void write_header(FileSystem& fs, const std::string& path, const FileHeader& hea
   file->close();
 }
 
-RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
-                               const NativeWriteOptions& options, RankFileJournal journal)
+RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContents contents,
+                               const NativeWriteOptions& options, Journal* journal)
     : fs_(fs),
       path_(std::move(path)),
       options_(options),
-      journal_(std::move(journal)),
-      index_(std::move(index)),
-      reserved_end_(nbytes_begun(fs_, path_, journal_.journal)),
+      journal_(journal),
+      contents_(contents),
+      reserved_end_(nbytes_begun(fs_, path_, journal_)),
       h5_file_(h5::create_file(fs, path_, kHeaderNbytes)) {
+  list_pieces();
   std::uint64_t data_nbytes = 0;
-  for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
-    for (std::size_t p = 0; p < index_.contents.tensors[t].pieces.size(); ++p) {
-      PieceState& piece = pieces_.emplace_back();
-      piece.tensor_index = t;
-      piece.piece_index = p;
-      const std::uint64_t nbytes = nbytes_of(piece);
-      if (nbytes == 0) continue;
-      const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
-      const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
-      piece.is_packed = is_packed(index_.format_version, nbytes);
-      piece.may_compress = may_compress(nbytes, options_);
-      piece.block_numel = block_numel_of(numel, element_nbytes, options_);
-      num_blocks_left_ += ceil_div(numel, piece.block_numel);
-      data_nbytes += nbytes;
-    }
+  for (PieceState& piece : pieces_) {
+    const std::uint64_t nbytes = nbytes_of(piece);
+    if (nbytes == 0) continue;
+    const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+    const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
+    piece.is_packed = is_packed(contents_.whole.format_version, nbytes);
+    piece.may_compress = may_compress(nbytes, options_);
+    piece.block_numel = block_numel_of(numel, element_nbytes, options_);
+    num_blocks_left_ += ceil_div(numel, piece.block_numel);
+    data_nbytes += nbytes;
   }
   is_streamed_ = data_nbytes >= kMinStreamedNbytes;
   if (is_streamed_) h5_file_.bytes().bypass_cache();
@@ -105,23 +101,42 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
   if (num_blocks_left_ == 0) complete();
 }
 
-const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
-  return index_.contents.tensors[piece.tensor_index];
+/// Fills `pieces_`. Counts the tensors that the file's index lists: those of the pieces, and those
+/// that have no piece on any rank.
+void RankFileWriter::list_pieces() {
+  const std::vector<TensorEntry>& tensors = contents_.whole.contents.tensors;
+  pieces_.reserve(contents_.pieces.size());
+  std::size_t num_tensors = 0;
+  std::size_t next = 0;  // tensor
+  for (const CheckpointWriter::PieceId& id : contents_.pieces) {
+    for (; next <= id.tensor_index; ++next) {
+      if (next == id.tensor_index || tensors[next].pieces.empty()) ++num_tensors;
+    }
+    PieceState& piece = pieces_.emplace_back();
+    piece.id = id;
+    piece.tensor_number = num_tensors - 1;
+    stored_of(piece).position = static_cast<std::uint32_t>(id.piece_index);
+  }
 }
 
-StoredPiece& RankFileWriter::stored_of(const PieceState& piece) {
-  return index_.storage[piece.tensor_index][piece.piece_index];
+const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
+  return contents_.whole.contents.tensors[piece.id.tensor_index];
+}
+
+const Region& RankFileWriter::region_of(const PieceState& piece) const {
+  return tensor_of(piece).pieces[piece.id.piece_index].region;
+}
+
+StoredPiece& RankFileWriter::stored_of(const PieceState& piece) const {
+  return contents_.whole.storage[piece.id.tensor_index][piece.id.piece_index];
 }
 
 std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
-  const TensorEntry& tensor = tensor_of(piece);  // not from the encoding, which may be unknown
-  return tessera::nbytes_of(tensor.pieces[piece.piece_index].region, tensor.meta.dtype);
+  return tessera::nbytes_of(region_of(piece), tensor_of(piece).meta.dtype);
 }
 
 std::string RankFileWriter::link_name_of(const PieceState& piece) const {
-  const TensorEntry& tensor = tensor_of(piece);
-  return piece_link_name(tensor.meta.fqn, piece.tensor_index,
-                         tensor.pieces[piece.piece_index].region);
+  return piece_link_name(tensor_of(piece).meta.fqn, piece.tensor_number, region_of(piece));
 }
 
 /// Creates one dataset for the packed pieces of each dtype, and gives the pieces their places.
@@ -165,7 +180,7 @@ void RankFileWriter::lay_out_plain(PieceState& piece) {
   stored.encoding = Encoding::plain;
   stored.begin = dataset.range.begin;
   stored.stored_nbytes = nbytes;
-  piece.blocks.resize(index_.grid(piece.tensor_index, piece.piece_index).num_blocks());
+  piece.blocks.resize((nbytes - 1) / kPlainBlockNbytes + 1);
 }
 
 void RankFileWriter::lay_out_zstd(PieceState& piece) {
@@ -182,8 +197,7 @@ void RankFileWriter::describe(const PieceState& piece, const h5::Handle& dataset
   h5::write_attribute(h5_file_, dataset, "fqn", tensor.meta.fqn);
   h5::write_attribute(h5_file_, dataset, "dtype", dtype_name(tensor.meta.dtype));
   h5::write_attribute(h5_file_, dataset, "shape", tensor.meta.shape);
-  h5::write_attribute(h5_file_, dataset, "region",
-                      region_to_string(tensor.pieces[piece.piece_index].region));
+  h5::write_attribute(h5_file_, dataset, "region", region_to_string(region_of(piece)));
   h5::write_attribute(h5_file_, dataset, "kind", state_kind_name(tensor.kind));
 }
 
@@ -218,7 +232,7 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
         finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
       return false;
     }
-    if (!journal_.journal->read_back(path_, finished.range, room) ||
+    if (!journal_->read_back(path_, finished.range, room) ||
         checksum_of_checksums(block_checksums(room)) != finished.checksum) {
       return false;
     }
@@ -226,8 +240,7 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
   } else {
     if (finished.range.nbytes() > options_.chunk_nbytes) return false;
     chunk.resize(finished.range.nbytes());
-    if (!journal_.journal->read_back(path_, finished.range, chunk) ||
-        xxh3_64(chunk) != finished.checksum) {
+    if (!journal_->read_back(path_, finished.range, chunk) || xxh3_64(chunk) != finished.checksum) {
       return false;
     }
     const bool is_raw = finished.form == BlockForm::raw_chunk;
@@ -251,8 +264,8 @@ void RankFileWriter::count_off() {
 
 void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
                           const FinishedBlock& block) {
-  if (journal_.journal != nullptr) {
-    journal_.journal->note({journal_.pieces[piece_number], begin}, block);
+  if (journal_ != nullptr) {
+    journal_->note({contents_.pieces[piece_number], begin}, block);
   }
 }
 
@@ -403,7 +416,7 @@ void RankFileWriter::complete() {
     for (PieceState& piece : pieces_) {
       if (piece.blocks.size() > 1) stored_of(piece).table_begin += tables_range.begin;
     }
-    index_bytes = encode_index(index_);
+    index_bytes = encode_rank_index(contents_.whole, contents_.pieces);
     index_range_ = h5::create_plain_dataset(h5_file_, group.id(), kIndexDataset, DType::uint8,
                                             static_cast<std::int64_t>(index_bytes.size()))
                        .range;
@@ -419,19 +432,8 @@ void RankFileWriter::complete() {
   record_.structure_checksum = structure_checksum(*written, data_ranges());
   h5_file_.bytes().sync();
   h5_file_.bytes().close();
-  release_memory();
+  pieces_ = std::vector<PieceState>();  // the next file needs as much memory
   complete_ = true;
-}
-
-/// Keeps only the results. Other files are still to be written, each of which needs as much memory.
-void RankFileWriter::release_memory() {
-  storage_.reserve(pieces_.size());
-  for (const std::vector<StoredPiece>& of_tensor : index_.storage) {
-    storage_.insert(storage_.end(), of_tensor.begin(), of_tensor.end());
-  }
-  index_ = {};
-  pieces_ = std::vector<PieceState>();
-  journal_ = {};
 }
 
 /// Fills in the stored pieces from their blocks. Counts `table_begin` from the start of the tables,
@@ -475,7 +477,7 @@ void RankFileWriter::write_block_tables(ByteRange range) {
 std::vector<ByteRange> RankFileWriter::data_ranges() const {
   std::vector<ByteRange> ranges;
   for (const PieceState& piece : pieces_) {
-    const StoredPiece& stored = index_.storage[piece.tensor_index][piece.piece_index];
+    const StoredPiece& stored = stored_of(piece);
     if (stored.encoding == Encoding::plain) {
       ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
     } else {

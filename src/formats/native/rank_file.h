@@ -20,14 +20,14 @@
 
 namespace tessera::formats::native {
 
-/// The journal that records the finished blocks of a rank's file; null if there is none.
-struct RankFileJournal {
-  Journal* journal = nullptr;
-  std::vector<CheckpointWriter::PieceId> pieces{};  // by their numbers in the file
+/// The checkpoint, and the pieces of it that a rank's file holds, in the order of its index. A
+/// piece's place in this list is its number. The writer of the file sets their places in `whole`.
+struct RankFileContents {
+  Index& whole;
+  std::span<const CheckpointWriter::PieceId> pieces;
 };
 
-/// Writes one rank's file, except its header. The pieces are those of the rank's index, numbered
-/// tensor by tensor.
+/// Writes one rank's file, except its header.
 ///
 /// Without compression, all datasets are laid out at once, and blocks may come in any order. This
 /// also holds for packed pieces [Note: Packed pieces]. Otherwise datasets and chunks are laid out
@@ -37,9 +37,10 @@ struct RankFileJournal {
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
-  /// `index` is the result of `select_pieces` for this rank.
-  RankFileWriter(FileSystem& fs, std::string path, Index index, const NativeWriteOptions& options,
-                 RankFileJournal journal);
+  /// What `contents` views must outlive the writer. `journal`, which records finished blocks, may
+  /// be null.
+  RankFileWriter(FileSystem& fs, std::string path, RankFileContents contents,
+                 const NativeWriteOptions& options, Journal* journal);
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
 
@@ -54,8 +55,6 @@ class RankFileWriter {
   bool is_complete() const { return complete_; }
 
   // The results. Requires: the file is complete.
-  /// The places of the pieces, by their numbers.
-  std::span<const StoredPiece> storage() const { return storage_; }
   const RankFileRecord& record() const { return record_; }
   ByteRange index_range() const { return index_range_; }
 
@@ -65,8 +64,8 @@ class RankFileWriter {
     std::uint64_t checksum = 0;
   };
   struct PieceState {
-    std::size_t tensor_index = 0;
-    std::size_t piece_index = 0;
+    CheckpointWriter::PieceId id{};
+    std::size_t tensor_number = 0;  // of its tensor in the file's index
     bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;       // elements that write_block takes at a time
@@ -83,10 +82,12 @@ class RankFileWriter {
   };
 
   const TensorEntry& tensor_of(const PieceState& piece) const;
-  StoredPiece& stored_of(const PieceState& piece);
+  const Region& region_of(const PieceState& piece) const;
+  StoredPiece& stored_of(const PieceState& piece) const;
   std::uint64_t nbytes_of(const PieceState& piece) const;
   std::string link_name_of(const PieceState& piece) const;
 
+  void list_pieces();
   void lay_out_packed();
   void lay_out_plain(PieceState& piece);
   void lay_out_zstd(PieceState& piece);
@@ -102,7 +103,6 @@ class RankFileWriter {
   void skip_empty_pieces();
   void reserve(std::uint64_t end);
   void complete();
-  void release_memory();
   std::uint64_t settle_storage();
   void write_block_tables(ByteRange range);
   std::vector<ByteRange> data_ranges() const;
@@ -110,8 +110,8 @@ class RankFileWriter {
   FileSystem& fs_;
   const std::string path_;
   const NativeWriteOptions options_;
-  RankFileJournal journal_;
-  Index index_;                     // empty once the file is complete
+  Journal* const journal_;
+  const RankFileContents contents_;
   std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
   h5::File h5_file_;
   h5::Handle own_group_;            // in the file; set once it is needed
@@ -128,7 +128,6 @@ class RankFileWriter {
 
   std::atomic<std::int64_t> num_blocks_left_ = 0;
   std::atomic<bool> complete_ = false;
-  std::vector<StoredPiece> storage_;
   RankFileRecord record_;
   ByteRange index_range_;
 };

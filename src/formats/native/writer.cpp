@@ -79,12 +79,17 @@ class RankFilesWriter : public ShareWriter {
         journal_(journal),
         pieces_by_rank_(pieces_by_rank(index_.contents)),
         rank_slots_(pieces_by_rank_.size()) {
+    std::size_t num_pieces = 0;
+    first_pieces_.reserve(index_.contents.tensors.size());
     for (const TensorEntry& tensor : index_.contents.tensors) {
-      numbers_on_rank_.emplace_back(tensor.pieces.size());
+      first_pieces_.push_back(num_pieces);
+      num_pieces += tensor.pieces.size();
     }
+    numbers_on_rank_.resize(num_pieces);
     for (const auto& pieces : pieces_by_rank_) {
       for (std::size_t number = 0; number < pieces.size(); ++number) {
-        numbers_on_rank_[pieces[number].tensor_index][pieces[number].piece_index] = number;
+        numbers_on_rank_[first_pieces_[pieces[number].tensor_index] + pieces[number].piece_index] =
+            static_cast<std::uint32_t>(number);
       }
     }
   }
@@ -108,15 +113,13 @@ class RankFilesWriter : public ShareWriter {
   }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
-    rank_file(piece_of(piece).rank)
-        .write_block(numbers_on_rank_[piece.tensor_index][piece.piece_index], begin, bytes);
+    rank_file(piece_of(piece).rank).write_block(number_of(piece), begin, bytes);
   }
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
     const auto block = journal_ != nullptr ? journal_->find({piece, begin}) : std::nullopt;
-    return block && rank_file(piece_of(piece).rank)
-                        .resume_block(numbers_on_rank_[piece.tensor_index][piece.piece_index],
-                                      begin, *block, room);
+    return block &&
+           rank_file(piece_of(piece).rank).resume_block(number_of(piece), begin, *block, room);
   }
 
   // A rank file's tables are written with its last block, so one process writes the whole file.
@@ -151,13 +154,12 @@ class RankFilesWriter : public ShareWriter {
     return join_path(directory_, rank_file_name(rank) + suffix_);
   }
 
-  /// Releases a complete rank file and copies its results to the index. Returns the file's header,
+  /// Releases a complete rank file and adds its record to the index. Returns the file's header,
   /// which still lacks the checkpoint id.
   FileHeader finish_rank(int rank) {
     const RankFileWriter& file = rank_file(rank);
     TESSERA_CHECK(file.is_complete());
     const auto number = static_cast<std::size_t>(rank);
-    take_storage(index_, pieces_by_rank_[number], file.storage());
     index_.rank_files.push_back(file.record());
     FileHeader header;
     header.version = index_.format_version;
@@ -198,6 +200,10 @@ class RankFilesWriter : public ShareWriter {
     return index_.contents.tensors[id.tensor_index].pieces[id.piece_index];
   }
 
+  std::size_t number_of(PieceId id) const {
+    return numbers_on_rank_[first_pieces_[id.tensor_index] + id.piece_index];
+  }
+
   /// Returns the writer of the rank's file. The first block creates it.
   RankFileWriter& rank_file(int rank) {
     TESSERA_CHECK(ranks_.contains(rank));
@@ -211,8 +217,8 @@ class RankFilesWriter : public ShareWriter {
         fs_.remove_all(rank_path(rank));
       }
       slot.file = std::make_unique<RankFileWriter>(
-          fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[number]), options_,
-          RankFileJournal{journal_, pieces_by_rank_[number]});
+          fs_, rank_path(rank), RankFileContents{index_, pieces_by_rank_[number]}, options_,
+          journal_);
     }
     return *slot.file;
   }
@@ -225,8 +231,10 @@ class RankFilesWriter : public ShareWriter {
   const NativeWriteOptions options_;
   Journal* const journal_;
   std::vector<std::vector<PieceId>> pieces_by_rank_;
-  std::vector<std::vector<std::size_t>> numbers_on_rank_;  // [tensor][piece]
-  std::vector<RankSlot> rank_slots_;                       // by rank
+  // Each piece's number in its rank's file, tensor by tensor; and where a tensor's pieces begin.
+  std::vector<std::uint32_t> numbers_on_rank_;
+  std::vector<std::size_t> first_pieces_;
+  std::vector<RankSlot> rank_slots_;  // by rank
   std::atomic<bool> abandoned_ = false;
   bool are_ranks_there_ = false;  // the shares have written all blocks
 };
