@@ -79,6 +79,7 @@ struct FormatTraits {
   bool is_written_in_parts = false;  // by several processes at once (parts.h)
   bool has_compression = false;      // uses CreateOptions::native.compression
   bool has_several_files = false;    // uses CreateOptions::safetensors.max_shard_nbytes
+  bool holds_number_steps = true;    // else an optimizer's step that is a number becomes a tensor
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks
