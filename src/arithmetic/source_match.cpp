@@ -89,16 +89,6 @@ class Match {
   std::vector<Finding>& problems_;
 };
 
-/// Returns the pattern that selects an optimizer's entries: `optim` for `optim.state.w.step`.
-std::string root_of_optimizer(const std::string& name) {
-  for (const std::string_view level : {"state.", "param_groups"}) {
-    const std::size_t at = name.find(level);
-    if (at == 0) return std::string(level.substr(0, level.find('.')));
-    if (at != std::string::npos && name[at - 1] == '.') return name.substr(0, at - 1);
-  }
-  return name;
-}
-
 /// Reports optimizer state that the options do not leave out. Such state belongs to the parameters
 /// of its own run, so sums of it have no meaning.
 void find_optimizer_state(const CheckpointReader& source, const NameSelection& only,
@@ -116,7 +106,7 @@ void find_optimizer_state(const CheckpointReader& source, const NameSelection& o
       combine_problem({}, "only parameters and buffers",
                       std::to_string(number) + " entries of optimizer state: " + printable(first) +
                           (number > 1 ? ", …" : ""),
-                      {Remedy::Action::leave_out, root_of_optimizer(first)});
+                      {Remedy::Action::drop_optimizer});
   problem.where.path = source.path();
   problems.push_back(std::move(problem));
 }

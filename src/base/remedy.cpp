@@ -40,6 +40,8 @@ std::string remedy_to_string(const Remedy& remedy) {
       return "give the names with OptimizerParams::names";
     case Remedy::Action::prefer_source:
       return "MergePreference takes one of them";
+    case Remedy::Action::drop_optimizer:
+      return "OptimizerSelection::leave_out leaves it out";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

@@ -11,6 +11,7 @@
 #include "base/word_list.h"
 #include "formats/flat_layout.h"
 #include "formats/other_formats.h"
+#include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/formats/format_driver.h"
 
@@ -130,6 +131,15 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
 
 void require_no_work_in_progress(const FileSystem& fs, const std::string& path) {
   if (!StagedDestination::is_work_in_progress(fs, path)) return;
+  if (SharedWork::is_begun_at(fs, path)) {
+    throw Error(ErrorKind::corruption, {.path = path},
+                "unfinished checkpoint: several workers write it, or were interrupted (wait for "
+                "them; `ckpt-reshard finish` says which parts are missing)");
+  }
+  if (StagedDestination::is_being_written(path)) {
+    throw Error(ErrorKind::corruption, {.path = path},
+                "unfinished checkpoint: a `ckpt-reshard` run is writing it (wait until it ends)");
+  }
   throw Error(ErrorKind::corruption, {.path = path},
               "unfinished checkpoint: a `ckpt-reshard` run was interrupted here",
               {Remedy::Action::resume_or_discard});

@@ -1,6 +1,7 @@
 #include "inspect/manifest.h"
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <set>
 #include <span>
@@ -17,6 +18,8 @@ namespace {
 
 constexpr std::string_view kSeparator = "  ";
 constexpr std::string_view kWholeLabel = "whole: ";
+constexpr std::string_view kPartLabel = "part ";
+constexpr const char* kPartMember = "part_of_manifest";
 constexpr std::string_view kFileLabel = "file ";
 constexpr std::string_view kFilesLabel = "files: ";
 constexpr std::size_t kDigestNumDigits = 32;
@@ -80,6 +83,24 @@ void sort_by_name(std::vector<Manifest::Entry>& entries) {
             [](const auto& a, const auto& b) { return a.name < b.name; });
 }
 
+std::string to_text(const Manifest::Part& part) {
+  return std::to_string(part.index) + "/" + std::to_string(part.num_parts);
+}
+
+// Parses `1/3`.
+std::optional<Manifest::Part> parse_part(std::string_view text) {
+  const std::size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  const auto number_in = [](std::string_view digits) {
+    int number = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    return error == std::errc() && end == digits.data() + digits.size() ? number : -1;
+  };
+  const Manifest::Part part{number_in(text.substr(0, slash)), number_in(text.substr(slash + 1))};
+  if (part.index < 0 || part.index >= part.num_parts) return std::nullopt;
+  return part;
+}
+
 // Returns the indices of the tensors of a selection: selected tensors, and targets of selected
 // aliases.
 std::set<std::size_t> tensors_behind(const formats::CheckpointContents& contents,
@@ -106,6 +127,7 @@ class ManifestParser {
   /// Checks that a manifest can begin with the first line, which may be incomplete.
   void check_begin(std::string_view text) {
     if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
+    if (text.starts_with(kPartLabel)) return;
     if (text.starts_with(kFileLabel)) text.remove_prefix(kFileLabel.size());
     require_entry(without_return(first_line(text)), "line 1");
   }
@@ -113,6 +135,10 @@ class ManifestParser {
   Manifest parse_document(std::string_view text) {
     const Value document = parse_json(text, path_);
     if (const Value* whole = document.find("whole")) whole_ = string_of(whole, "whole");
+    if (const Value* part = document.find(kPartMember)) {
+      set_part(string_of(part->find("part"), kPartMember), kPartMember);
+      whole_ = string_of(part->find("digest"), kPartMember);
+    }
     if (const Value* files = document.find("extra_files")) {
       add_all(files, "extra_files", manifest_.files);
       files_ = digest_of(lines_of(manifest_.files, kFileLabel));
@@ -133,6 +159,13 @@ class ManifestParser {
       whole_ = line.substr(kWholeLabel.size());
       return;
     }
+    if (line.starts_with(kPartLabel)) {
+      const std::size_t end = line.find(": ");
+      if (whole_ || end == std::string_view::npos) refuse(where, "one line `part I/N:`", line);
+      set_part(line.substr(kPartLabel.size(), end - kPartLabel.size()), where);
+      whole_ = line.substr(end + 2);
+      return;
+    }
     if (line.starts_with(kFilesLabel)) {
       if (files_) refuse(where, "one digest of the files", "another");
       files_ = line.substr(kFilesLabel.size());
@@ -145,6 +178,11 @@ class ManifestParser {
     if (!name) refuse(where, "a name with \\\\ and \\xNN as its only escapes", line);
     add(*name, std::string(line.substr(0, kDigestNumDigits)), where,
         is_file ? manifest_.files : manifest_.entries);
+  }
+
+  void set_part(std::string_view text, const std::string& where) {
+    manifest_.part = parse_part(text);
+    if (!manifest_.part) refuse(where, "a part I/N with I from 0 to N-1", text);
   }
 
   void require_entry(std::string_view line, const std::string& where) {
@@ -247,7 +285,13 @@ std::string Manifest::to_text() const {
     const std::string digest = digest_of(text);
     ((text += kFilesLabel) += digest) += '\n';
   }
-  return (((text += lines_of(entries)) += kWholeLabel) += whole_digest()) += '\n';
+  text += lines_of(entries);
+  if (part) {
+    ((text += kPartLabel) += inspect::to_text(*part)) += ": ";
+  } else {
+    text += kWholeLabel;
+  }
+  return (text += whole_digest()) += '\n';
 }
 
 Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,7 +25,8 @@ namespace tessera::inspect {
 /// of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`. If
 /// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
 /// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
-/// same if only extra files change.
+/// same if only extra files change. A part of a manifest ends with `part I/N: DIGEST` instead of
+/// `whole: DIGEST`, so that nobody takes it for the whole.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {
@@ -32,8 +34,15 @@ struct Manifest {
     std::string digest;  // 32 hex digits
     friend bool operator==(const Entry&, const Entry&) = default;
   };
+  /// Which part of the names this is, if several processes share the work.
+  struct Part {
+    int index;
+    int num_parts;
+    friend bool operator==(const Part&, const Part&) = default;
+  };
   std::vector<Entry> entries{};  // by name (byte order), no name twice
   std::vector<Entry> files{};    // extra files beside the checkpoint; sorted as `entries`
+  std::optional<Part> part{};    // nothing: all names
 
   /// Returns the digest of all entries, which is in the last line of the text.
   std::string whole_digest() const;

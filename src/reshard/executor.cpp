@@ -12,6 +12,7 @@
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
 #include "formats/name_pattern.h"
+#include "formats/staging/shared_work.h"
 #include "reshard/cast_losses.h"
 #include "reshard/execute_blocks.h"
 #include "reshard/piece_index.h"
@@ -359,11 +360,17 @@ void check_source_files(const Plan& plan, const CheckpointReader& reader) {
 }  // namespace
 
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
-                const std::string& destination, formats::CreateOptions create) {
+                const std::string& destination, formats::CreateOptions create,
+                std::optional<int> num_shares) {
   const std::vector<Value> values = prepare_move(plan, reader, create);
-  with_remedy_for_values(plan, reader, [&] {
-    formats::check_staging(fs, destination, plan.destination, values, create);
-  });
+  const formats::SharedWork work(fs, destination);
+  if (num_shares && create.journal && work.is_begun()) {
+    work.require_same(create.journal->identity, *num_shares);
+  } else {
+    with_remedy_for_values(plan, reader, [&] {
+      formats::check_staging(fs, destination, plan.destination, values, create);
+    });
+  }
   check_source_files(plan, reader);
 }
 

@@ -75,6 +75,14 @@ std::size_t num_annotations(const CheckpointContents& source) {
   return static_cast<std::size_t>(std::ranges::count_if(source.annotations, is_of_user));
 }
 
+/// Returns how many steps of an optimizer's state are values.
+std::size_t num_number_steps(const CheckpointContents& destination) {
+  const auto is_step = [](const formats::ValueEntry& value) {
+    return value.name.starts_with("optim.state.") && value.name.ends_with(".step");
+  };
+  return static_cast<std::size_t>(std::ranges::count_if(destination.values, is_step));
+}
+
 FormatChange change_of(Simplification::Kind kind) {
   switch (kind) {
     case Simplification::Kind::requires_grad:
@@ -162,6 +170,8 @@ std::string_view format_change_name(FormatChange change) {
       return "attributes";
     case FormatChange::value_types:
       return "value_types";
+    case FormatChange::tensor_steps:
+      return "tensor_steps";
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
@@ -184,6 +194,9 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   }
   if (!traits.holds_annotations) {
     counts[FormatChange::annotations] = num_annotations(source);
+  }
+  if (!traits.holds_number_steps) {
+    counts[FormatChange::tensor_steps] = num_number_steps(plan.destination);
   }
   Names names;
   count_simplifications(plan, source, selection, counts, names);

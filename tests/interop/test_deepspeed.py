@@ -238,6 +238,66 @@ def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_d
         "copies: 1 name with other numbers there, such as 'up.weight'; the master weights are read"]
 
 
+def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
+    """Shows F2, E13. In a move to DeepSpeed; other formats keep it."""
+    state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": 7}}
+    torch.save({"model": {"w": torch.ones(2)}, "optim": {"state": state, "param_groups": [{"lr": 0.1, "params": ["w"]}]}}, tmp_path / "source.pt")
+    for to, changes in (("deepspeed", [{"kind": "tensor_steps", "count": 1}]), ("native", [])):
+        document = json.loads(succeed("ckpt-reshard", tmp_path / "source.pt", tmp_path / to, "--to", to, "--json"))
+        assert document["changes"] == changes
+
+
+def zero1_of_one_weight(folder, weight):
+    """A checkpoint of ZeRO stage 1 on one rank, in fp32, whose optimizer has no moments."""
+    step = folder / "global_step1"
+    step.mkdir(parents=True)
+    (folder / "latest").write_text(step.name)
+    of_both = {"ds_version": "0.19.8"}
+    torch.save(of_both | {"module": {"w": weight}, "param_shapes": [{"w": weight.shape}], "dp_world_size": 1}, step / "mp_rank_00_model_states.pt")
+    optimizer = {"single_partition_of_fp32_groups": [weight.flatten().clone()], "zero_stage": 1, "partition_count": [1],
+                 "base_optimizer_state": {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}}
+    torch.save(of_both | {"optimizer_state_dict": optimizer}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    return step
+
+
+def test_a_large_copy_is_compared_to_its_end(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Small models when they are opened; of larger ones a note says what only `verify` compares."""
+    differs = "copies: 1 name with other numbers there, such as 'w'; the master weights are read"
+    for numel, of_move in ((100_000, [differs]),
+                           (5_000_000, ["copies: compared the first 8192 elements of each rank in 1 name, such as 'w'; a verify compares all"])):
+        step = zero1_of_one_weight(tmp_path / f"{numel}", torch.arange(numel, dtype=torch.float32))
+        edit(step / "mp_rank_00_model_states.pt", lambda state: state["module"]["w"][-1].add_(1))
+        assert notes_of_move(step, tmp_path / f"{numel}.pt") == of_move
+        findings = json.loads(succeed("ckpt-inspect", "verify", step, "--json"))["findings"]
+        assert [finding["rule"] + ": " + finding["found"] for finding in findings] == [differs]
+
+
+def test_what_only_a_later_rank_has_is_refused(tmp_path, classes_of_deepspeed):
+    """Shows F2, E3. Another entry of the optimizer's state, or another number of a group that is a tensor."""
+    def change_state(state):
+        of_vector = state["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+        of_vector["mine"] = of_vector["exp_avg"].clone()
+
+    def change_group(number):
+        def change(state):
+            state["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][0]["lr"] = torch.tensor(number)
+        return change
+
+    def add_vector(state):
+        state["optimizer_state_dict"]["base_optimizer_state"]["state"][7] = {"exp_avg": torch.ones(3)}
+
+    where = "optimizer_state_dict.base_optimizer_state."
+    for changes, message in (([None, change_state], where + "state.0.mine: expected nothing, as in zero_pp_rank_0"),
+                             ([change_group(0.5), change_group(0.25)], where + "param_groups.0.lr: expected the tensor that zero_pp_rank_0"),
+                             ([add_vector, add_vector], where + "state.7.exp_avg: expected the state of a vector of fp32 weights")):
+        copy = shutil.copytree(VALID / "zero1", tmp_path / f"{len(list(tmp_path.iterdir()))}", copy_function=shutil.copyfile)
+        for rank, change in enumerate(changes):
+            if change is not None:
+                edit(copy / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", change)
+        result = run("ckpt-reshard", copy, tmp_path / "moved.pt", "--to", "torch")
+        assert result.returncode == 3 and message in result.stderr, result.stderr
+
+
 def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_deepspeed):
     """Shows F2, E13. Files of other ranks are read; other members of files are named."""
     run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")

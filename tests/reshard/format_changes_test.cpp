@@ -68,6 +68,20 @@ TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
                           FormatChangeCount{value_types, 1, {"frozenset"}}));
 }
 
+TEST(FormatChangesTest, StepsThatBecomeTensorsAreCounted) {
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"model.w", DType::float32, {1}}, bytes_of<float>({1}));
+  source.add_value("optim.state.w.step", 7).key_path = {"optim", "state", "w", "step"};
+  source.add_value("optim.param_groups.0.lr", 0.5);
+  source.add_value("step", 7);
+  const auto changes = [&](Format format) {
+    return plan_reshard(source.contents(), source.path(), {.format = format}).changes;
+  };
+  EXPECT_THAT(changes(Format("deepspeed")), ElementsAre(FormatChangeCount{tensor_steps, 1}));
+  EXPECT_THAT(changes(Format::torch_zip), IsEmpty());
+}
+
 TEST(FormatChangesTest, WhatChangesUnderATiedNameIsCounted) {
   using Kind = Simplification::Kind;
   using enum FormatChange;

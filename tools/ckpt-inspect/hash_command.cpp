@@ -31,6 +31,10 @@ std::string_view kind_name(ManifestDifference::Kind kind) {
   return "";
 }
 
+std::string in_words(const Manifest::Part& part) {
+  return std::to_string(part.index) + "/" + std::to_string(part.num_parts);
+}
+
 Manifest read_manifest(const std::string& path) {
   const auto check_begin = [&](std::string_view begin) {
     inspect::check_manifest_begin(begin, path);
@@ -41,6 +45,11 @@ Manifest read_manifest(const std::string& path) {
 // Returns the entries of the expected manifest that the patterns select.
 Manifest read_expected(const HashOptions& options) {
   Manifest expected = read_manifest(options.manifest_path);
+  if (expected.part) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = options.manifest_path}, "manifest",
+                          "one of all names", "part " + in_words(*expected.part),
+                          "join all parts first, with --join");
+  }
   const NameSelection names(options.source.patterns);
   std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
   if (!names.selects_everything()) expected.files.clear();
@@ -51,7 +60,13 @@ void print_json(const formats::CheckpointReader& reader, const Manifest& manifes
                 Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
-  json.member("whole", manifest.whole_digest());
+  if (manifest.part) {
+    json.key("part_of_manifest").begin_object();
+    json.member("part", in_words(*manifest.part)).member("digest", manifest.whole_digest());
+    json.end_object();
+  } else {
+    json.member("whole", manifest.whole_digest());
+  }
   const auto write_digests = [&](std::string_view key, const auto& entries) {
     json.key(key).begin_array();
     for (const Manifest::Entry& entry : entries) {
@@ -121,6 +136,7 @@ Manifest compute(const HashOptions& options, const formats::CheckpointReader& re
               options.work);
     manifest = inspect::compute_manifest(reader, selection, work.scan_options());
   }
+  if (!options.part.empty()) manifest.part = {part.index, part.num_parts};
   if (options.source.patterns.empty() && part.index == 0) {
     manifest.files = inspect::digest_files(object_store::files(), options.source.path,
                                            find_extra_files(reader, options.source).names());

@@ -3,7 +3,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/float_text.h"
@@ -155,6 +157,18 @@ Formula formula_of(const CombineCommandOptions& options) {
   return formula;
 }
 
+/// Refuses a destination that is a source: the sum would replace what it was made of.
+void require_other_destination(const std::vector<std::string>& sources,
+                               const std::string& destination) {
+  for (const std::string& source : sources) {
+    std::error_code ignored;
+    if (!std::filesystem::equivalent(source, destination, ignored)) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
+                          "a path other than those of the sources", "one of them",
+                          "write to another path, then rename it");
+  }
+}
+
 /// Returns all that decides the numbers, except the sources' bytes, for --resume.
 std::string identity_of(const Formula& formula, const CombineCommandOptions& options) {
   using tessera::detail::float_to_text;
@@ -274,6 +288,7 @@ ExitCode run_combine(const CombineCommandOptions& options, Terminal& terminal) {
   std::vector<std::string> paths;
   for (const SourceStep& source : formula.sources) paths.push_back(source.path);
   for (const ScaledAdapter& adapter : formula.adapters) paths.push_back(adapter.path);
+  require_other_destination(paths, options.move.destination);
   MoveOptions move = options.move;
   move.preference = options.preference;
   move.combination = identity_of(formula, options);

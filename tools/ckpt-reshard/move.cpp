@@ -298,7 +298,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
   if (options.dry_run) {
-    reshard::check_move(plan, reader, fs, options.destination, create);
+    reshard::check_move(plan, reader, fs, options.destination, create,
+                        part ? std::optional(part->num_parts) : std::nullopt);
   } else if (part || finishes) {
     move_with_others(options, part, create, outcome, reader, terminal, signals.token());
   } else {

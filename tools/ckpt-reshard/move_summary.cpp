@@ -178,6 +178,9 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::value_types:
       return words("value becomes one of a plainer type", "values become ones of plainer types") +
              in_brackets(counted_change.names);
+    case Change::tensor_steps:
+      return words("step of the optimizer becomes a float32 tensor",
+                   "steps of the optimizer become float32 tensors");
   }
   return {};
 }

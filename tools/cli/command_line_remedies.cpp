@@ -67,6 +67,8 @@ std::string command_line_remedy(const Remedy& remedy) {
       return "give the names with --optimizer-params FILE";
     case Remedy::Action::prefer_source:
       return "--prefer takes one of them";
+    case Remedy::Action::drop_optimizer:
+      return "--drop-optimizer leaves it out";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

@@ -62,6 +62,7 @@ struct Remedy {
     take_as_is,         // move one part of a checkpoint as if it were whole
     name_params,        // give the names of an optimizer's parameters in a file
     prefer_source,      // choose the source whose entry is taken
+    drop_optimizer,     // leave out optimizer state
   };
 
   Action action = Action::none;

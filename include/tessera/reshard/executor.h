@@ -171,9 +171,11 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       formats::CreateOptions create);
 /// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
 /// replace the destination or to resume the staging directory, and whether files of the source are
-/// missing. Throws: what the move would.
+/// missing. `num_shares`: of a move by several workers; then work that others have begun is no
+/// obstacle, if it is the same. Throws: what the move would.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
-                const std::string& destination, formats::CreateOptions create);
+                const std::string& destination, formats::CreateOptions create,
+                std::optional<int> num_shares = {});
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
 /// compares the source's files with ExecuteOptions::source_files, because the destination would mix
 /// old and new bytes of a file that was overwritten meanwhile. Throws: what execute and the

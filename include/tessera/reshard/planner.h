@@ -114,6 +114,7 @@ enum class FormatChange {
   tuples,          // a tuple with a tensor becomes a list
   attributes,      // attributes of a tensor or an OrderedDict are dropped
   value_types,     // a frozenset or the like becomes a plainer type
+  tensor_steps,    // an optimizer's step that is a number becomes a tensor
 };
 
 /// Returns the name in JSON output: `text_keys`.

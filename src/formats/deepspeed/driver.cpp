@@ -61,7 +61,8 @@ class DeepSpeedDriver final : public FormatDriver {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
             .holds_flat_units = false,
             .holds_annotations = false,
-            .has_ranks_when_read = true};
+            .has_ranks_when_read = true,
+            .holds_number_steps = false};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

@@ -252,11 +252,16 @@ void EntryReader::add_alias(const std::string& name, const std::string& target) 
 }
 
 void EntryReader::note(std::string rule, std::string expected, std::string found) {
-  contents_.opening_findings.push_back({.severity = Finding::Severity::note,
-                                        .rule = std::move(rule),
-                                        .where = {.path = path_},
-                                        .expected = std::move(expected),
-                                        .found = std::move(found)});
+  contents_.opening_findings.push_back(
+      note_of(std::move(rule), std::move(expected), std::move(found)));
+}
+
+Finding EntryReader::note_of(std::string rule, std::string expected, std::string found) const {
+  return {.severity = Finding::Severity::note,
+          .rule = std::move(rule),
+          .where = {.path = path_},
+          .expected = std::move(expected),
+          .found = std::move(found)};
 }
 
 void EntryReader::finish() {

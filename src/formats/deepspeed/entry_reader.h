@@ -96,6 +96,8 @@ class EntryReader : public CheckpointReader {
   void add_value(KeyPath path, std::variant<Value, ValueSource> source);
   void add_alias(const std::string& name, const std::string& target);
   void note(std::string rule, std::string expected, std::string found);
+  /// Returns what `note` adds.
+  Finding note_of(std::string rule, std::string expected, std::string found) const;
   void set_world_size(std::size_t num_ranks) { contents_.world_size = static_cast<int>(num_ranks); }
 
   /// Sorts the entries. Throws Error(unsupported) if two have one name.

@@ -3,13 +3,12 @@
 #include <cstddef>
 #include <optional>
 
+#include "formats/deepspeed/entry_reader.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
 namespace {
-
-using Path = std::vector<std::string>;
 
 std::string in_words(const Path& path) {
   std::string words;
@@ -17,8 +16,8 @@ std::string in_words(const Path& path) {
   return words;
 }
 
-[[noreturn]] void refuse(const File& file, const Path& path, const std::string& expected,
-                         const std::string& found) {
+[[noreturn]] void refuse_at(const File& file, const Path& path, const std::string& expected,
+                            const std::string& found) {
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, in_words(path),
                         expected, found, "a rank of another run or step?");
 }
@@ -31,19 +30,26 @@ void require_equal(const File& first, const File& other, const Path& path) {
   const auto expected = first.value_at(path);
   const auto found = other.value_at(path);
   if (expected == found) return;
-  refuse(other, path, in_words(expected) + ", as in " + first.name(), in_words(found));
+  refuse_at(other, path, in_words(expected) + ", as in " + first.name(), in_words(found));
 }
 
-/// Checks that all values below a path are equal.
+/// Checks that all values and tensors below a path are equal.
 void require_equal_below(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : first.below(path)) {
-    if (entry->kind == Entry::Kind::value) require_equal(first, other, entry->path);
+    if (entry->kind == Entry::Kind::value) {
+      require_equal(first, other, entry->path);
+      continue;
+    }
+    const Entry* const same = other.find(entry->path);
+    if (same != nullptr && are_equal(first, *entry, other, *same)) continue;
+    refuse_at(other, entry->path, "the tensor that " + first.name() + " has",
+              same == nullptr ? "none" : "another one");
   }
   const std::size_t expected = first.below(path).size();
   const std::size_t found = other.below(path).size();
   if (expected == found) return;
-  refuse(other, path, std::to_string(expected) + " entries, as in " + first.name(),
-         std::to_string(found));
+  refuse_at(other, path, std::to_string(expected) + " entries, as in " + first.name(),
+            std::to_string(found));
 }
 
 /// Reads a scalar tensor.
@@ -63,8 +69,34 @@ void require_equal_scalars(const File& first, const File& other, const Path& pat
                            other.tensor(*same).shape.empty() &&
                            other.tensor(*same).dtype == first.tensor(*entry).dtype;
     if (is_scalar && scalar(first, *entry) == scalar(other, *same)) continue;
-    refuse(other, entry->path, "the number that " + first.name() + " has",
-           is_scalar ? "another one" : "none");
+    refuse_at(other, entry->path, "the number that " + first.name() + " has",
+              is_scalar ? "another one" : "none");
+  }
+}
+
+/// Checks that a rank has no state of the optimizer that the first rank lacks. What the first rank
+/// has and others lack is found where the state is put together.
+void require_no_further_state(const File& first, const File& other, const Path& path) {
+  for (const Entry* const entry : other.below(path)) {
+    const bool is_of_groups = entry->path[path.size()] == "param_groups";  // no state was found
+    if (is_of_groups || first.find(entry->path) != nullptr) continue;
+    refuse_at(
+        other, entry->path, "nothing, as in " + first.name(),
+        entry->kind == Entry::Kind::value ? in_words(other.value_at(entry->path)) : "a tensor");
+  }
+}
+
+/// Checks that all state of the optimizer is that of vectors of fp32 weights.
+void require_state_of_vectors(const File& file, int stage) {
+  const Path state = path_of_state(file, stage);
+  const bool is_dict = state.back() == "state";
+  for (const Entry* const entry : file.below(state)) {
+    if (entry->path.size() <= state.size() + 1 || !is_dict) continue;
+    Path vector = path_of_weights(stage);
+    vector.push_back(entry->path[state.size()]);
+    if (file.find(vector) != nullptr) continue;
+    refuse_at(file, entry->path, "the state of a vector of fp32 weights",
+              "vector " + vector.back());
   }
 }
 
@@ -123,9 +155,11 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
     require_no_experts(*file);
     require_partition_count(*file, optimizer.size());
     require_equal(first_model, *file, {"ds_version"});
+    require_state_of_vectors(*file, stage);
     if (file == &first) continue;
     require_equal_below(first, *file, groups);
     require_equal_scalars(first, *file, path_of_state(first, stage));
+    require_no_further_state(first, *file, path_of_state(first, stage));
   }
   // A rank writes its configuration into both of its files. Other ranks may have another one.
   for (std::size_t rank = 0; rank < model.size(); ++rank) {

@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 #include <variant>
@@ -27,6 +30,14 @@ using deepspeed::text_keys;
 
 const std::string kConfig = "ds_config";
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
+
+// What is compared of copies in the module: a small model whole, of a larger one the beginnings.
+const std::string kCopies = "copies";
+const std::string kWeightsInModule = "the fp32 master weights also in 'module'";
+constexpr std::int64_t kMaxElementsCompared = std::int64_t{1} << 22;
+constexpr std::int64_t kBeginNumel = 8192;  // of each rank's part
+constexpr std::int64_t kBlockNumel = std::int64_t{1} << 18;
+constexpr std::int64_t kWholeParts = std::numeric_limits<std::int64_t>::max();
 
 /// Returns what a file such as `latest` names: a folder beside it.
 std::string folder_named_by(const FileSystem& fs, const std::string& path,
@@ -83,7 +94,28 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     note_changed_copies();
   }
 
+  /// Also compares to their ends the copies in the module of which opening compared only a part.
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    const auto without_partial = [&](const Finding& finding) {
+      if (partial_.empty() || finding.found != partial_) sink(finding);
+    };
+    ModelStatesReader::verify(without_partial, progress, num_threads);
+    std::vector<std::string> changed;
+    for (const Copy& copy : partly_compared_) {
+      if (!are_equal_to(copy, kWholeParts)) changed.push_back(copy.fqn);
+    }
+    if (!changed.empty()) sink(note_of(kCopies, kWeightsInModule, changed_in_words(changed)));
+  }
+
  private:
+  /// A parameter whose copy in the module has the dtype of the fp32 weights.
+  struct Copy {
+    std::string fqn;
+    std::size_t weights;  // in contents().tensors
+    std::size_t in_module;
+  };
+
   void open_files(const deepspeed::FileNames& names) {
     open_model_states(names.model);
     for (const std::string& name : names.optimizer) optimizer_.push_back(&open_file(name));
@@ -262,41 +294,73 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   }
 
   /// Notes parameters whose copy in the module has the dtype of the fp32 weights, but other bytes.
+  /// Of large models compares only the beginnings, so that opening reads little.
   void note_changed_copies() {
+    std::int64_t left = kMaxElementsCompared;
     std::vector<std::string> changed;
     for (const Parameter& parameter : partition_.parameters) {
-      const Entry* const copy = model().find({"module", parameter.fqn});
-      const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
-      const bool has_copy = copy != nullptr && copy->kind == Entry::Kind::tensor &&
-                            model().tensor(*copy).shape == weights->meta.shape &&
-                            model().tensor(*copy).dtype == weights->meta.dtype;
-      if (has_copy && !begins_equal(*weights, *copy)) changed.push_back(parameter.fqn);
+      const auto copy = copy_of(parameter);
+      if (!copy) continue;
+      const std::int64_t numel = contents().tensors[copy->weights].meta.numel();
+      const bool is_whole = numel <= left;
+      if (is_whole) left -= numel;
+      if (!are_equal_to(*copy, is_whole ? kWholeParts : kBeginNumel)) {
+        changed.push_back(parameter.fqn);
+      } else if (!is_whole) {
+        partly_compared_.push_back(*copy);
+      }
     }
-    if (changed.empty()) return;
-    note("copies", "the fp32 master weights also in 'module'",
-         counted(changed.size(), "name") + " with other numbers there, such as '" +
-             printable(changed.front()) + "'; the master weights are read");
+    if (!changed.empty()) note(kCopies, kWeightsInModule, changed_in_words(changed));
+    if (partly_compared_.empty()) return;
+    partial_ = "compared the first " + std::to_string(kBeginNumel) + " elements of each rank in " +
+               counted(partly_compared_.size(), "name") + ", such as '" +
+               printable(partly_compared_.front().fqn) + "'; a verify compares all";
+    note(kCopies, kWeightsInModule, partial_);
   }
 
-  /// Whether the first elements of each rank's part of a parameter are those of its copy.
-  bool begins_equal(const TensorEntry& weights, const Entry& copy) const {
-    constexpr std::int64_t kMaxElements = 8192;  // so that opening reads little of large weights
-    const auto index = static_cast<std::size_t>(&weights - contents().tensors.data());
+  /// Returns the copy of a parameter that has the weights' shape and dtype; nothing if there is
+  /// none. Copies of another dtype are noted elsewhere.
+  std::optional<Copy> copy_of(const Parameter& parameter) const {
+    const Entry* const copy = model().find({"module", parameter.fqn});
+    const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
+    const bool is_one = copy != nullptr && copy->kind == Entry::Kind::tensor &&
+                        model().tensor(*copy).shape == weights->meta.shape &&
+                        model().tensor(*copy).dtype == weights->meta.dtype;
+    if (!is_one) return std::nullopt;
+    const auto index = static_cast<std::size_t>(weights - contents().tensors.data());
+    return Copy{parameter.fqn, index, copy->index};
+  }
+
+  /// Whether the first elements of each rank's part of a parameter, at most `max_numel`, are those
+  /// of its copy.
+  bool are_equal_to(const Copy& copy, std::int64_t max_numel) const {
+    const TensorEntry& weights = contents().tensors[copy.weights];
     std::vector<std::byte> bytes;
     std::vector<std::byte> bytes_of_copy;
     for (std::size_t i = 0; i < weights.pieces.size(); ++i) {
       const auto* const part = std::get_if<FlatRange>(&weights.pieces[i].region);
       TESSERA_CHECK(part != nullptr);
-      const std::int64_t numel = std::min(part->numel(), kMaxElements);
-      bytes.resize(static_cast<std::size_t>(numel) * itemsize(weights.meta.dtype));
-      bytes_of_copy.resize(bytes.size());
-      read_piece(index, i, {0, numel}, bytes);
-      model().reader().read_piece(copy.index, 0, {part->begin, part->begin + numel}, bytes_of_copy);
-      if (bytes != bytes_of_copy) return false;
+      const std::int64_t end = std::min(part->numel(), max_numel);
+      for (std::int64_t begin = 0; begin < end; begin += kBlockNumel) {
+        const FlatRange block{begin, std::min(end, begin + kBlockNumel)};
+        bytes.resize(static_cast<std::size_t>(block.numel()) * itemsize(weights.meta.dtype));
+        bytes_of_copy.resize(bytes.size());
+        read_piece(copy.weights, i, block, bytes);
+        model().reader().read_piece(
+            copy.in_module, 0, {part->begin + block.begin, part->begin + block.end}, bytes_of_copy);
+        if (bytes != bytes_of_copy) return false;
+      }
     }
     return true;
   }
 
+  static std::string changed_in_words(const std::vector<std::string>& changed) {
+    return counted(changed.size(), "name") + " with other numbers there, such as '" +
+           printable(changed.front()) + "'; the master weights are read";
+  }
+
+  std::vector<Copy> partly_compared_;
+  std::string partial_;                 // what the note about them says; empty if there are none
   std::vector<const File*> optimizer_;  // by rank
   Partition partition_;
 };

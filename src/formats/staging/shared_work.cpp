@@ -130,6 +130,16 @@ bool SharedWork::is_begun() const {
          mode_of_name(StagedDestination::staging_path_of(destination_)).has_value();
 }
 
+bool SharedWork::is_begun_at(const FileSystem& fs, const std::string& path) {
+  const auto has_work = [](std::string staging_path) {
+    const std::string work = (staging_path += kSuffix) + "/" + std::string(kWorkName);
+    return mode_of_name(work).has_value();
+  };
+  if (has_work(without_trailing_slashes(path))) return true;
+  const auto kind = fs.kind_of(path);
+  return kind && kind != FileKind::other && has_work(fs.resolve_links(path));
+}
+
 ResumeIdentity SharedWork::identity() const {
   return read_journal_head(fs_, path_in(kWorkName)).identity;
 }

@@ -41,6 +41,8 @@ class SharedWork {
   const std::string& path() const { return path_; }
   /// Whether a process has begun shared work, and nobody has finished or discarded it.
   bool is_begun() const;
+  /// Whether `path` leads to a staging path of shared work that has begun.
+  static bool is_begun_at(const FileSystem& fs, const std::string& path);
   /// Returns the identity of the work. Requires: is_begun().
   ResumeIdentity identity() const;
   /// Returns the number of shares of the work. Requires: is_begun().

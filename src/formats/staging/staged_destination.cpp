@@ -389,6 +389,11 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
   return kind && kind != FileKind::other && has_journal(fs.resolve_links(path));
 }
 
+bool StagedDestination::is_being_written(const std::string& path) {
+  const FileDescriptor object = open_object(without_trailing_slashes(path));
+  return object && try_lock(object) == LockResult::held_by_another;
+}
+
 std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
                                                            const std::string& destination) {
   std::string path = staging_path_of(destination);

@@ -70,6 +70,8 @@ class StagedDestination {
 
   /// Whether `path` leads to a staging path that has a journal with the description of its work.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
+  /// Whether a living process has locked the staging path `path`, or what it leads to.
+  static bool is_being_written(const std::string& path);
 
   /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
   /// could not remove. Returns nothing if the path holds work, or if a writer is using it.

@@ -40,6 +40,8 @@ std::string python_remedy(const Remedy& remedy) {
       return "give the names with optimizer_params=FILE";
     case Remedy::Action::prefer_source:
       return "prefer takes one of them";
+    case Remedy::Action::drop_optimizer:
+      return "drop_optimizer=True leaves it out";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};
