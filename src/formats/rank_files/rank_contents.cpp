@@ -61,20 +61,11 @@ RankContents::RankContents(const CheckpointContents& contents, const std::vector
       destination_(destination),
       ranks_bytes_(ranks_storage_bytes(contents.world_size)) {
   check_key_paths(contents, destination);
-  tensor_spots_ = spots_of_tensors();
-  value_spots_ = spots_of_values();
-  for (const Alias& alias : contents.aliases) {
-    Spot spot = spot_of(alias.fqn, alias.key_path);
-    const TensorEntry* const target = contents.find_tensor(alias.target);
-    TESSERA_CHECK(target != nullptr);
-    const Spot& target_spot =
-        tensor_spots_[static_cast<std::size_t>(target - contents.tensors.data())];
-    if (target_spot.item != spot.item) {
-      throw Error::expected(ErrorKind::unsupported, {.path = destination, .fqn = alias.fqn},
-                            "tied tensors", "names that go into the same files",
-                            "a name that goes into others than '" + printable(alias.target) + "'");
-    }
-    alias_spots_.push_back(std::move(spot));
+  find_dicts();
+  find_spots();
+  if (has_tie_across_files()) {
+    is_one_file_ = true;
+    find_spots();
   }
   find_pieces();
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) find_cut(i);
@@ -88,20 +79,59 @@ RankContents::RankContents(const CheckpointContents& contents, const std::vector
   }
 }
 
-RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) {
+void RankContents::find_spots() {
+  tensor_spots_ = spots_of_tensors();
+  value_spots_ = spots_of_values();
+  alias_spots_.clear();
+  for (const Alias& alias : contents_.aliases) {
+    alias_spots_.push_back(spot_of(alias.fqn, alias.key_path));
+  }
+}
+
+std::size_t RankContents::target_of(std::size_t alias) const {
+  const TensorEntry* const target = contents_.find_tensor(contents_.aliases[alias].target);
+  TESSERA_CHECK(target != nullptr);
+  return static_cast<std::size_t>(target - contents_.tensors.data());
+}
+
+/// Whether two names of one tensor would go into different files.
+bool RankContents::has_tie_across_files() const {
+  for (std::size_t i = 0; i < alias_spots_.size(); ++i) {
+    if (alias_spots_[i].item != tensor_spots_[target_of(i)].item) return true;
+  }
+  return false;
+}
+
+/// Finds the items that are a dict around the names of other entries.
+void RankContents::find_dicts() {
+  const auto look_at = [&](const KeyPath& path) {
+    if (path.size() < 2 || !std::holds_alternative<std::string>(path.front())) return;
+    const auto found = std::ranges::find(kWrittenItems, std::get<std::string>(path.front()));
+    const auto item = static_cast<std::size_t>(found - kWrittenItems.begin());
+    if (item < kOther) dicts_.insert(item);
+  };
+  for (const TensorEntry& tensor : contents_.tensors) look_at(tensor.key_path);
+  for (const Alias& alias : contents_.aliases) look_at(alias.key_path);
+  for (const ValueEntry& value : contents_.values) look_at(value.key_path);
+}
+
+/// Returns where an entry goes. A flat key `model.w` goes into the files of `model`, unless there
+/// is a dict `model` beside it.
+RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) const {
   KeyPath whole = path.empty() ? KeyPath{name} : path;
+  if (is_one_file_) return {kOther, name, std::move(whole)};
   const auto* const first = std::get_if<std::string>(&whole.front());
   for (std::size_t item = 0; first != nullptr && item < kOther; ++item) {
     const std::string prefix = std::string(kWrittenItems[item]) + ".";
     if (!name.starts_with(prefix)) continue;
+    const std::string rest = name.substr(prefix.size());
     if (*first == kWrittenItems[item]) {
       whole.erase(whole.begin());
-    } else if (first->starts_with(prefix)) {
-      whole.front() = first->substr(prefix.size());
-    } else {
-      break;
+      return {item, rest, std::move(whole)};
     }
-    return {item, name.substr(prefix.size()), std::move(whole)};
+    if (!first->starts_with(prefix) || dicts_.contains(item)) break;
+    whole.front() = first->substr(prefix.size());
+    return {item, rest, std::move(whole)};
   }
   return {kOther, name, std::move(whole)};
 }
@@ -141,7 +171,7 @@ void RankContents::refuse_pieces(std::size_t tensor) const {
       {.path = destination_, .fqn = contents_.tensors[tensor].meta.fqn}, "pieces",
       "one dimension cut among the ranks as a DTensor's, or all of the tensor on each rank",
       std::to_string(contents_.tensors[tensor].pieces.size()) + " other pieces",
-      "choose --strategy dim0, dim1, hybrid:AxB or replicated");
+      "the strategies dim0, dim1, hybrid:AxB and replicated give such pieces");
 }
 
 /// Finds the piece of each rank.
@@ -244,9 +274,7 @@ std::string RankContents::pickle(const File& file) const {
     here.tensors.push_back(std::move(entry));
   }
   for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
-    const std::string& target = contents_.aliases[i].target;
-    const auto found =
-        static_cast<std::size_t>(contents_.find_tensor(target) - contents_.tensors.data());
+    const std::size_t found = target_of(i);
     if (alias_spots_[i].item != file.item || !is_on(found, file.rank)) continue;
     here.aliases.push_back({alias_spots_[i].name, tensor_spots_[found].name, alias_spots_[i].path});
   }

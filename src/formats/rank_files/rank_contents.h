@@ -21,15 +21,16 @@ namespace tessera::formats::rank_files {
 ///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`
 ///     world_size_<N>_rank_<R>.pt               all other entries
 ///
-/// Every rank has the same files. docs/formats/rank_files.md has the rules. Keeps views of the
-/// contents and the values, which must outlive this. Immutable; safe to share between threads.
+/// Every rank has the same files. If tied tensors would be in two files, all entries are in the
+/// last. docs/formats/rank_files.md has the rules. Keeps views of the contents and the values,
+/// which must outlive this. Immutable; safe to share between threads.
 class RankContents {
  public:
   using PieceId = CheckpointWriter::PieceId;
 
   /// Requires: `values` is parallel to `contents.values`.
   /// Throws: Error(invalid_argument) naming a tensor whose pieces no DTensor has, or contradicting
-  /// key paths; Error(unsupported) for tied tensors in different files.
+  /// key paths.
   RankContents(const CheckpointContents& contents, const std::vector<Value>& values,
                const DeviceMeshOptions& mesh, const std::string& destination);
 
@@ -80,7 +81,11 @@ class RankContents {
     bool has_ranks_storage = false;
   };
 
-  static Spot spot_of(const std::string& name, const KeyPath& path);
+  void find_dicts();
+  void find_spots();
+  std::size_t target_of(std::size_t alias) const;
+  bool has_tie_across_files() const;
+  Spot spot_of(const std::string& name, const KeyPath& path) const;
   std::vector<Spot> spots_of_values();
   std::vector<Spot> spots_of_tensors();
   void find_pieces();
@@ -94,9 +99,11 @@ class RankContents {
   const std::vector<Value>& values_;
   const DeviceMeshOptions mesh_;
   const std::string destination_;
-  std::vector<Spot> tensor_spots_;                         // by tensor
-  std::vector<Spot> alias_spots_;                          // by alias
-  std::vector<Spot> value_spots_;                          // by value
+  bool is_one_file_ = false;        // for each rank, because tied tensors would go into several
+  std::set<std::size_t> dicts_;     // items that are an outermost dict of the contents
+  std::vector<Spot> tensor_spots_;  // by tensor
+  std::vector<Spot> alias_spots_;   // by alias
+  std::vector<Spot> value_spots_;   // by value
   std::vector<std::optional<DTensorCut>> cuts_;            // by tensor; nothing: an ordinary tensor
   std::vector<std::map<int, std::size_t>> piece_of_rank_;  // by tensor
   std::vector<std::vector<Place>> places_;                 // by tensor, by piece
