@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import urllib.parse
 from pathlib import Path
@@ -471,6 +472,25 @@ def test_a_token_is_for_the_hub_alone(proxy):
         succeed(proxy, "ckpt-inspect", "verify", "hf://o/n", HF_ENDPOINT=hub.url, HF_TOKEN=SECRET)
         assert cdn.requests and set(cdn.tokens) == {None}
         assert set(hub.tokens) == {f"Bearer {SECRET}"}
+
+
+def test_python_opens_urls_and_sees_what_is_new(proxy, bucket):
+    package = BIN.parent / "python"
+    if not list(package.glob("tessera/_core*.so")):
+        pytest.skip("the Python package is not built")
+    program = "import tessera; print(*(len(tessera.open('s3://checkpoints/python/a.pt')) for _ in 'ab'))"
+    upload(bucket, CHECKPOINTS["torch"], "python/a.pt")
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(proxy, PYTHONPATH=str(package)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    assert len(set(process.stdout.split())) == 1
+    asked = [request.path for request in proxy.data_requests]
+    assert len(asked) > len(set(asked))  # the second opening asked again
 
 
 def test_local_files_need_no_libcurl(proxy, tmp_path):
