@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import urllib.parse
 from pathlib import Path
@@ -370,8 +371,9 @@ def test_an_interrupted_move_resumes_only_from_the_same_objects(proxy, bucket, t
 class RangeServer:
     """Serves a folder with ranges and ETags; also the hub's API for `/models`, if `folder` has files for it."""
 
-    def __init__(self, folder, commit="0123abc"):
+    def __init__(self, folder, commit="0123abc", cdn=""):
         server = self
+        self.cdn = cdn  # the server that the hub redirects to
         self.folder, self.commit, self.requests, self.tokens = folder, commit, [], []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -386,7 +388,7 @@ class RangeServer:
                 if path.startswith(f"/api/models/o/n/tree/{server.commit}"):
                     return self.answer(200, json.dumps(server.tree()).encode())
                 if path.startswith(f"/o/n/resolve/{server.commit}/"):
-                    path = "/cdn/" + path.split("/", 5)[5]
+                    path = f"{server.cdn}/cdn/{path.split('/', 5)[5]}"
                     return self.answer(302, b"", {"Location": path, "ETag": '"of-the-hub"'})
                 return self.send_file(server.folder / path.removeprefix("/cdn/").lstrip("/"))
 
@@ -462,6 +464,33 @@ def test_a_model_of_the_hub(proxy, by_scheme):
         found = succeed(proxy, "ckpt-inspect", "ls", url, "--json", "--sha256", **variables)
         assert without_path(found, url) == without_path(expected, CHECKPOINTS["safetensors"])
         assert f"Bearer {SECRET}" in server.tokens
+
+
+def test_a_token_is_for_the_hub_alone(proxy):
+    folder = CHECKPOINTS["safetensors"]
+    with RangeServer(folder) as cdn, RangeServer(folder, cdn=cdn.url) as hub:
+        succeed(proxy, "ckpt-inspect", "verify", "hf://o/n", HF_ENDPOINT=hub.url, HF_TOKEN=SECRET)
+        assert cdn.requests and set(cdn.tokens) == {None}
+        assert set(hub.tokens) == {f"Bearer {SECRET}"}
+
+
+def test_python_opens_urls_and_sees_what_is_new(proxy, bucket):
+    package = BIN.parent / "python"
+    if not list(package.glob("tessera/_core*.so")):
+        pytest.skip("the Python package is not built")
+    program = "import tessera; print(*(len(tessera.open('s3://checkpoints/python/a.pt')) for _ in 'ab'))"
+    upload(bucket, CHECKPOINTS["torch"], "python/a.pt")
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(proxy, PYTHONPATH=str(package)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    assert len(set(process.stdout.split())) == 1
+    asked = [request.path for request in proxy.data_requests]
+    assert len(asked) > len(set(asked))  # the second opening asked again
 
 
 def test_local_files_need_no_libcurl(proxy, tmp_path):
