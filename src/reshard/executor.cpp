@@ -67,7 +67,9 @@ class Execution {
   Execution(const Plan& plan, const TensorSource& source, CheckpointWriter& writer,
             const ExecuteOptions& options)
       : plan_(plan), source_(source), writer_(writer), options_(options) {
-    for (const PieceId id : writer.write_order()) {
+    const std::vector<PieceId> order = writer.write_order();
+    pieces_.reserve(order.size());
+    for (const PieceId id : order) {
       // If the writer has other pieces under these numbers, bytes would go to wrong places.
       TESSERA_CHECK(writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region ==
                     region_of(id));

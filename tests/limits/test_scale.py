@@ -61,6 +61,12 @@ class Scale(unittest.TestCase):
         for few, many in zip(*peaks.values()):
             self.assertLess(many, 11 * few + 16 * MIB)
 
+    # Shows A3.
+    def test_many_small_pieces_take_little_memory(self):
+        source = self.source("many", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(100_000)})
+        peak = self.run_tool("ckpt-reshard", source, self.folder / "many", "--world-size", 4, "--quiet")
+        self.assertLess(peak, 288 * MIB)  # 455 before pieces were packed
+
     # Shows A2.
     def test_thousands_of_ranks(self):
         source = self.source("model", {f"layers.{i}.w": [8192, 16] for i in range(64)})

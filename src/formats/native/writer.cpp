@@ -98,6 +98,7 @@ class RankFilesWriter : public ShareWriter {
 
   std::vector<PieceId> write_order() const override {
     std::vector<PieceId> order;
+    order.reserve(numbers_on_rank_.size());
     for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
       std::ranges::copy_if(pieces_by_rank_[static_cast<std::size_t>(rank)],
                            std::back_inserter(order),
@@ -296,6 +297,7 @@ Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>&
       options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
   for (const Value& value : values) index.value_json.push_back(value_to_json(value));
   index.contents = std::move(contents);
+  index.storage.reserve(index.contents.tensors.size());
   for (const TensorEntry& tensor : index.contents.tensors) {
     index.storage.emplace_back(tensor.pieces.size());
   }
