@@ -47,6 +47,22 @@ TEST(ManifestTest, DigestsCanBeRecomputedElsewhere) {
   EXPECT_EQ(Manifest{}.whole_digest(), "99aa06d3014798d86001c324468d497f");  // of no byte
 }
 
+TEST(ManifestTest, APartIsReadBackAsAPart) {
+  Manifest manifest = manifest_of(holding_bits({1}, {1}));
+  const std::string whole = manifest.to_text();
+  manifest.part = Manifest::Part{1, 3};
+  const std::string text = manifest.to_text();
+  EXPECT_EQ(parse_manifest(text, "m"), manifest);
+  EXPECT_NE(parse_manifest(whole, "m"), manifest);
+  EXPECT_THAT(text, ::testing::HasSubstr("\npart 1/3: " + manifest.whole_digest() + "\n"));
+  for (const char* const part : {"part 3/3", "part -1/3", "part 1", "part 1/3x"}) {
+    std::string other = text;
+    other.replace(other.find("part 1/3"), 8, part);
+    EXPECT_THAT([&] { parse_manifest(other, "m"); }, ThrowsError(ErrorKind::corruption, "part I/N"))
+        << part;
+  }
+}
+
 TEST(ManifestTest, ShardingDoesNotMatter) {
   std::vector<std::uint32_t> bits(24);
   for (std::uint32_t i = 0; i < 24; ++i) bits[i] = 0x3F800000 + i;

@@ -247,6 +247,24 @@ def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
         assert document["changes"] == changes
 
 
+def test_a_group_without_parameters_comes_back(tmp_path):
+    """Shows F2. Of a universal checkpoint; the group keeps its fields."""
+    state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": torch.tensor(7.0)}}
+    groups = [{"lr": 0.1, "params": ["w"]}, {"lr": 0.2, "params": []}]
+    torch.save({"model": {"w": torch.ones(2)}, "optim": {"state": state, "param_groups": groups}}, tmp_path / "source.pt")
+    moved = reshard(tmp_path / "source.pt", tmp_path / "run", "--to", "deepspeed")
+    back = reshard(moved, tmp_path / "back.pt", "--to", "torch")
+    assert torch.load(back)["optim"]["param_groups"] == groups
+
+
+def test_a_step_that_float32_cannot_hold_is_refused_with_the_number(tmp_path):
+    """Shows E3, E7."""
+    state = {"w": {"exp_avg": torch.ones(2), "step": 2**24 + 1}}
+    torch.save({"model": {"w": torch.ones(2)}, "optim": {"state": state}}, tmp_path / "source.pt")
+    result = run("ckpt-reshard", tmp_path / "source.pt", tmp_path / "run", "--to", "deepspeed")
+    assert result.returncode == 3 and "expected one number that float32 holds exactly, found 16777217" in result.stderr
+
+
 def zero1_of_one_weight(folder, weight):
     """A checkpoint of ZeRO stage 1 on one rank, in fp32, whose optimizer has no moments."""
     step = folder / "global_step1"

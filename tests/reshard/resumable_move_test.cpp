@@ -751,6 +751,17 @@ TEST_P(ResumableMoveTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   EXPECT_TRUE(all_files() == expected);
 }
 
+TEST_P(ResumableMoveTest, WorkOfALivingWriterIsNotCalledInterrupted) {
+  const MemoryCheckpoint source = small_source();
+  const auto open = [&] { formats::open_checkpoint(fs_, partial()); };
+  auto writer = start_move(planned(source), source, fs_, path(),
+                           create_options(KeptWork::refuse, OverwritePolicy::refuse));
+  EXPECT_THAT(open, ThrowsError(ErrorKind::corruption, "is writing it (wait until it ends)"));
+  ASSERT_TRUE(writer->keep_work());
+  writer.reset();
+  EXPECT_THAT(open, ThrowsError(ErrorKind::corruption, "run was interrupted here"));
+}
+
 // Shows E4.
 TEST_P(ResumableMoveTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   const MemoryCheckpoint source = small_source();

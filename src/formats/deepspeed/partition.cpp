@@ -281,6 +281,8 @@ std::vector<Parameter> read_parameters(const File& model) {
   for (const Entry* const entry : model.below({"param_shapes"})) {
     const auto group = number_in(entry->path[1]);
     const auto value = model.value_of(*entry);
+    const auto* const dict = value ? value->get_if<Value::Dict>() : nullptr;
+    if (group && entry->path.size() == 2 && dict != nullptr && dict->empty()) continue;
     const auto shape = value && entry->path.size() == 3 ? shape_in(*value) : std::nullopt;
     if (!group || !shape) {
       throw refusal(model, entry->path.back(), "param_shapes", "a group of shapes by name",

@@ -313,7 +313,11 @@ class UniversalFiles::Builder {
       const auto* const value = leaf.value();
       const bool is_number =
           value != nullptr ? as_float(*value).has_value() : meta_of(leaf).numel() == 1;
-      if (!is_number) refuse(leaf.name, "state", "a number", "something else");
+      if (!is_number) {
+        refuse(leaf.name, "state", "one number that float32 holds exactly",
+               value != nullptr ? value_to_string(*value)
+                                : "a tensor " + shape_to_string(meta_of(leaf).shape));
+      }
       return;
     }
     const Shape& expected = meta_of(weight(name)).shape;
