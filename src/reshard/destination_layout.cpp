@@ -60,6 +60,14 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
   return numel_of(piece.region) == tensor.meta.numel();
 }
 
+/// Whether a name is that of optimizer state under a number: `optim.state.3.exp_avg`. A vector of
+/// such a name may be a part of a flat parameter, so it is always cut.
+bool is_numbered_state(const std::string& name) {
+  const std::size_t begin = name.find("state.");
+  return begin != std::string::npos && begin + 6 < name.size() && name[begin + 6] >= '0' &&
+         name[begin + 6] <= '9';
+}
+
 /// Whether the source cuts tensors at all.
 bool has_cut_tensor(const CheckpointContents& source) {
   return std::ranges::any_of(source.tensors, [](const TensorEntry& tensor) {
@@ -120,6 +128,7 @@ bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
                            [&](const Piece& piece) { return is_whole(tensor, piece); })) {
     return false;
   }
+  if (tensor.meta.shape.size() == 1 && is_numbered_state(tensor.meta.fqn)) return false;
   return tensor.meta.shape[0] > 1 ||
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
 }
