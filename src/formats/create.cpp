@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/named_object.h"
+#include "base/utf8.h"
 #include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
@@ -24,6 +25,27 @@ std::string resolved(const FileSystem& fs, const std::string& path) {
 }
 
 }  // namespace
+
+DeviceMeshOptions DeviceMeshOptions::parse(std::string_view text) {
+  const auto refuse = [&]() {
+    return Error::expected(ErrorKind::invalid_argument, {}, "device mesh",
+                           "a type of device and names of axes, such as cuda:fsdp, "
+                           "cuda:ddp,fsdp or cpu",
+                           printable(text));
+  };
+  const std::size_t colon = text.find(':');
+  DeviceMeshOptions mesh{std::string(text.substr(0, colon)), {}};
+  if (mesh.device_type.empty() || !tessera::detail::is_valid_utf8(text)) throw refuse();
+  std::string_view names = colon == text.npos ? std::string_view() : text.substr(colon + 1);
+  if (colon != text.npos && names.empty()) throw refuse();
+  while (!names.empty()) {
+    const std::size_t comma = names.find(',');
+    mesh.dim_names.emplace_back(names.substr(0, comma));
+    if (mesh.dim_names.back().empty() || comma + 1 == names.size()) throw refuse();
+    names = comma == names.npos ? std::string_view() : names.substr(comma + 1);
+  }
+  return mesh;
+}
 
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,

@@ -10,8 +10,8 @@ namespace tessera::formats {
 const FormatDriver& native_driver();
 const FormatDriver& dcp_driver();
 const FormatDriver& safetensors_driver();
-const FormatDriver& bin_driver();         // read only
-const FormatDriver& rank_files_driver();  // read only
+const FormatDriver& bin_driver();  // read only
+const FormatDriver& rank_files_driver();
 const FormatDriver& deepspeed_driver();
 const FormatDriver& torch_zip_driver();
 
@@ -19,6 +19,7 @@ const FormatWriter& native_writer();
 const FormatWriter& dcp_writer();
 const FormatWriter& safetensors_writer();
 const FormatWriter& torch_zip_writer();
+const FormatWriter& rank_files_writer();
 const FormatWriter& deepspeed_writer();
 
 }  // namespace tessera::formats

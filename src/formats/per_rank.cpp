@@ -1,5 +1,6 @@
 #include "formats/per_rank.h"
 
+#include <charconv>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -20,6 +21,18 @@ KeyPath per_rank_path(int rank, const std::string& name, const KeyPath& path) {
     result.insert(result.end(), path.begin(), path.end());
   }
   return result;
+}
+
+std::optional<OwnEntry> parse_per_rank_name(std::string_view name) {
+  const std::string prefix = std::string(kPerRank) + ".";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  OwnEntry own;
+  const char* const end = name.data() + name.size();
+  const auto [after, error] = std::from_chars(name.data(), end, own.rank);
+  if (error != std::errc{} || own.rank < 0 || after == end || *after != '.') return std::nullopt;
+  own.name = std::string(after + 1, end);
+  return own;
 }
 
 Finding per_rank_note(const std::string& path, const std::set<std::string>& names) {

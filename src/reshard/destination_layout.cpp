@@ -56,6 +56,26 @@ void check_options_agree(const PlanOptions& options) {
   }
 }
 
+bool is_whole(const TensorEntry& tensor, const Piece& piece) {
+  return numel_of(piece.region) == tensor.meta.numel();
+}
+
+/// Whether a name is that of optimizer state under a number: `optim.state.3.exp_avg`. A vector of
+/// such a name may be a part of a flat parameter, so it is always cut.
+bool is_numbered_state(const std::string& name) {
+  const std::size_t begin = name.find("state.");
+  return begin != std::string::npos && begin + 6 < name.size() && name[begin + 6] >= '0' &&
+         name[begin + 6] <= '9';
+}
+
+/// Whether the source cuts tensors at all.
+bool has_cut_tensor(const CheckpointContents& source) {
+  return std::ranges::any_of(source.tensors, [](const TensorEntry& tensor) {
+    return std::ranges::any_of(tensor.pieces,
+                               [&](const Piece& piece) { return !is_whole(tensor, piece); });
+  });
+}
+
 }  // namespace
 
 LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOptions& options) {
@@ -71,6 +91,10 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
           "at least one of them");
     }
     return {parse_strategy("replicated", 1), 1};
+  }
+  if (!has_rule && formats::traits_of(options.format).holds_replicas) {
+    const int num_ranks = std::max(1, source.world_size);
+    return {parse_strategy("dim0", num_ranks), num_ranks};
   }
   if (!has_rule) return {std::nullopt, std::max(1, source.world_size)};
   if (options.like) {
@@ -90,7 +114,24 @@ std::optional<std::string> planned_table(const TensorEntry& tensor, const PlanOp
 
 DestinationLayout::DestinationLayout(const CheckpointContents& source, const PlanOptions& options,
                                      const LayoutRule& rule, std::span<const FlatUnit> units)
-    : source_(source), options_(options), rule_(rule), unit_index_(units) {}
+    : source_(source),
+      options_(options),
+      rule_(rule),
+      unit_index_(units),
+      keeps_uncut_(formats::traits_of(options.format).holds_replicas && has_cut_tensor(source)) {}
+
+/// Whether a tensor stays whole on all ranks because the source does not cut it, such as a buffer.
+/// A tensor of one row on one rank may be cut.
+bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
+  if (!keeps_uncut_ || tensor.meta.shape.empty() ||
+      !std::ranges::all_of(tensor.pieces,
+                           [&](const Piece& piece) { return is_whole(tensor, piece); })) {
+    return false;
+  }
+  if (tensor.meta.shape.size() == 1 && is_numbered_state(tensor.meta.fqn)) return false;
+  return tensor.meta.shape[0] > 1 ||
+         tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
+}
 
 std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_tensor) const {
   const TensorEntry& parameter = source_.tensors[source_tensor];
@@ -106,6 +147,10 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
   const std::string name = renamed(parameter.meta.fqn, options_.renames);
   if (options_.like) return shards_like(options_, name);
   if (options_.mesh) return options_.mesh->shards_of(name, parameter.meta.shape);
+  if (stays_uncut(parameter)) {
+    return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
+                     parameter.meta.shape);
+  }
   return shards_of(*rule_.strategy, parameter.meta.shape, unit_index_.find(parameter.meta.fqn));
 }
 

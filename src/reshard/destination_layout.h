@@ -51,10 +51,13 @@ class DestinationLayout {
                                      const StateRole& role) const;
 
  private:
+  bool stays_uncut(const formats::TensorEntry& tensor) const;
+
   const formats::CheckpointContents& source_;
   const PlanOptions& options_;
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
+  const bool keeps_uncut_;  // what the source does not cut
 };
 
 /// Returns the pieces of a source tensor as shards. Of several replicas, returns only one, on the

@@ -8,12 +8,14 @@
 #include "reshard/destination_units.h"
 #include "reshard/format_changes.h"
 #include "reshard/moved_names.h"
+#include "reshard/own_entries.h"
 #include "reshard/plan_report.h"
 #include "reshard/quantized_names.h"
 #include "reshard/source_check.h"
 #include "reshard/source_gaps.h"
 #include "reshard/table_plan_check.h"
 #include "reshard/tensor_planner.h"
+#include "tessera/formats/format_driver.h"
 
 // The stages of a plan, in their order. Each stage has a file of its own.
 namespace tessera::reshard {
@@ -68,6 +70,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   plan.on_overflow = options.on_overflow;
 
   sort_by_name(plan);
+  if (formats::traits_of(options.format).holds_replicas) place_own_entries(plan);
   check_names_are_unique(destination, options, report);
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);

@@ -33,6 +33,7 @@ TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions
       roles_(classify_state(source)),
       layout_check_(source, options, report),
       merge_planner_(source, options, layout, report),
+      holds_replicas_(formats::traits_of(options.format).holds_replicas),
       balance_(plan.destination.world_size) {
   if (options.cast) quantized_.emplace(source, options.quantization_method);
 }
@@ -52,7 +53,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   place_pieces(moved, copy, entry);
   find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
   if (present) present->restore_numbers(copy);
-  plan_.nbytes_to_write += entry.meta.nbytes();
+  plan_.nbytes_to_write += nbytes_to_write(entry);
   plan_.destination.tensors.push_back(std::move(entry));
   plan_.copies.push_back(std::move(copy));
 }
@@ -126,6 +127,14 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   return true;
 }
 
+/// Returns the bytes of all pieces of a tensor, so of every replica that is stored.
+std::uint64_t TensorPlanner::nbytes_to_write(const TensorEntry& entry) const {
+  if (!holds_replicas_) return entry.meta.nbytes();
+  std::uint64_t nbytes = 0;
+  for (const Piece& piece : entry.pieces) nbytes += nbytes_of(piece.region, entry.meta.dtype);
+  return nbytes;
+}
+
 /// Counts a tensor that the cast leaves as it is. Returns true: it can be moved.
 bool TensorPlanner::note_uncast(const TensorEntry& entry) {
   UncastTensors& uncast = plan_.uncast;
@@ -144,13 +153,17 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
   } else {
     const StateRole& role = roles_[moved.source_tensor];
     for (const Shard& shard : layout_.shards_of_entry(entry, moved.source_tensor, role)) {
+      if (holds_replicas_) {
+        for (const int rank : shard.ranks) entry.pieces.push_back({shard.region, rank});
+        continue;
+      }
       const std::uint64_t nbytes = nbytes_of(shard.region, entry.meta.dtype);
       entry.pieces.push_back({shard.region, balance_.choose(shard.ranks, nbytes)});
     }
   }
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
   if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
-  std::ranges::sort(entry.pieces, {}, &Piece::region);  // writers that sort use this order
+  std::ranges::stable_sort(entry.pieces, {}, &Piece::region);  // writers that sort use this order
 }
 
 }  // namespace tessera::reshard

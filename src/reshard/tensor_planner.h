@@ -41,6 +41,7 @@ class TensorPlanner {
   void note_misnamed(const MovedTensor& moved);
   formats::TensorEntry entry_of(const MovedTensor& moved) const;
   bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
+  std::uint64_t nbytes_to_write(const formats::TensorEntry& entry) const;
   bool note_uncast(const formats::TensorEntry& entry);
   void place_pieces(const MovedTensor& moved, const TensorCopy& copy, formats::TensorEntry& entry);
 
@@ -54,6 +55,7 @@ class TensorPlanner {
   std::optional<formats::QuantizedTensors> quantized_;  // for a cast
   LayoutCheck layout_check_;
   const RowWiseMergePlanner merge_planner_;
+  const bool holds_replicas_;  // of the destination's format
   WriterBalance balance_;
 };
 

@@ -9,11 +9,14 @@
 
 #include "base/json.h"
 #include "formats/dcp.h"
+#include "formats/rank_files.h"
 #include "formats/torch_zip.h"
 #include "support/copy_checkpoint.h"
 #include "support/fixtures.h"
+#include "tessera/formats/create.h"
 #include "tessera/formats/native.h"
 #include "tessera/formats/safetensors.h"
+#include "tessera/layout/strategy.h"
 
 namespace tessera::test {
 
@@ -56,6 +59,16 @@ FormatUnderTest safetensors(std::string name, std::string destination,
               },
           .pieces = FormatUnderTest::Pieces::whole,
           .lacks = {DType::complex32, DType::complex128}};
+}
+
+/// Returns the rows that each rank has of a DTensor; all of a tensor that cannot be cut.
+std::vector<Piece> rows_of(const Shape& shape, int num_ranks) {
+  std::vector<Piece> pieces;
+  for (const Shard& shard :
+       shards_of({Strategy::Sharding::dim0, 1, std::max(num_ranks, 1)}, shape)) {
+    for (const int rank : shard.ranks) pieces.push_back({shard.region, rank});
+  }
+  return pieces;
 }
 
 bool is_opened(const Value& value) {
@@ -107,6 +120,21 @@ std::vector<FormatUnderTest> formats_that_write() {
            .create = formats::create_torch_zip,
            .pieces = FormatUnderTest::Pieces::whole,
            .state_kinds = FormatUnderTest::Extras::lost,
+           .values = FormatUnderTest::Nesting::opened},
+          {.name = "rank_files",
+           .format = formats::Format("rank_files"),
+           .destination = "checkpoint",
+           .open = [](const FileSystem& fs,
+                      std::string path) { return formats::open_rank_files(fs, std::move(path)); },
+           .create =
+               [](FileSystem& fs, const std::string& path, CheckpointContents contents,
+                  std::vector<Value> values, OverwritePolicy overwrite) {
+                 return formats::create_checkpoint(
+                     fs, path, std::move(contents), std::move(values),
+                     {.format = formats::Format("rank_files"), .overwrite = overwrite});
+               },
+           .pieces = FormatUnderTest::Pieces::rows,
+           .state_kinds = FormatUnderTest::Extras::lost,
            .values = FormatUnderTest::Nesting::opened}};
 }
 
@@ -128,6 +156,10 @@ MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnder
     std::vector<Piece> pieces;
     for (const Piece& piece : tensor.pieces) {
       if (format.pieces == FormatUnderTest::Pieces::whole) break;
+      if (format.pieces == FormatUnderTest::Pieces::rows) {
+        pieces = rows_of(tensor.meta.shape, source.contents().world_size);
+        break;
+      }
       if (format.pieces == FormatUnderTest::Pieces::any) {
         pieces.push_back(piece);
         continue;
@@ -139,7 +171,9 @@ MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnder
         if (!is_replica) pieces.push_back({std::move(box), piece.rank});
       }
     }
-    if (tensor.meta.numel() == 0 && format.pieces != FormatUnderTest::Pieces::any) pieces.clear();
+    const bool may_be_empty = format.pieces == FormatUnderTest::Pieces::any ||
+                              format.pieces == FormatUnderTest::Pieces::rows;
+    if (tensor.meta.numel() == 0 && !may_be_empty) pieces.clear();
     TensorEntry& entry = fitted.add(tensor.meta, whole_tensor(source, i), std::move(pieces));
     entry.key_path = tensor.key_path;
     if (format.state_kinds == FormatUnderTest::Extras::kept) {

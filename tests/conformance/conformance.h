@@ -21,7 +21,7 @@ struct FormatUnderTest {
       FileSystem& fs, const std::string& path, formats::CheckpointContents contents,
       std::vector<Value> values, OverwritePolicy overwrite)>;
 
-  enum class Pieces { whole, boxes, any };
+  enum class Pieces { whole, rows, boxes, any };
   enum class Extras { lost, kept };
   enum class Nesting { kept, opened };
 

@@ -8,19 +8,21 @@ import math
 
 import pytest
 import torch
-from ckpt_tools import FORMATS, ROOT, reshard, run, succeed
+from ckpt_tools import FORMATS as SIMPLE_FORMATS
+from ckpt_tools import ROOT, reshard, run, succeed
 
+FORMATS = (*SIMPLE_FORMATS, "rank_files")
 PAGE = ROOT / "docs" / "formats" / "what-each-holds.md"
-COLUMNS = dict(zip(("native", "dcp", "safetensors", "torch"), range(1, 5)))
+COLUMNS = dict(zip(("native", "dcp", "safetensors", "torch", "rank_files"), range(1, 6)))
 
 
 def read_table():
     """{what: {format: cell, "kind": kind or None}}"""
     rows = [line.strip().strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
-    assert cells[0] == ["what", "native", "DCP", "safetensors", "torch.save", "kind"]
+    assert cells[0] == ["what", "native", "DCP", "safetensors", "torch.save", "rank_files", "kind"]
     return {
-        row[0]: {**{name: row[column] for name, column in COLUMNS.items()}, "kind": None if row[5] == "-" else row[5].strip("`")}
+        row[0]: {**{name: row[column] for name, column in COLUMNS.items()}, "kind": None if row[6] == "-" else row[6].strip("`")}
         for row in cells[1:]
     }
 

@@ -556,6 +556,7 @@ def moved_alike(tmp_path, move, *command):
     ({"world_size": 4, "strategy": "hybrid:2x2", "to": "dcp"}, ["--world-size", 4, "--strategy", "hybrid:2x2", "--to", "dcp"]),
     ({"to": "safetensors", "max_shard_size": 1000}, ["--to", "safetensors", "--max-shard-size", "1000"]),
     ({"to": "safetensors", "max_shard_size": "1KiB"}, ["--to", "safetensors", "--max-shard-size", "1KiB"]),
+    ({"to": "rank_files", "ranks": 2, "device_mesh": "cpu"}, ["--to", "rank_files", "--world-size", 2, "--device-mesh", "cpu"]),
     ({"only": "model", "rename": {"": "net."}}, ["--only", "model", "--rename", "=net."]),
     ({"to": "torch"}, ["--to", "torch"]),
     ({"drop_optimizer": True, "ranks": 2}, ["--drop-optimizer", "--world-size", 2]),
@@ -730,7 +731,7 @@ def test_quantized_weights_are_not_cast(tmp_path):
 def test_words_that_mean_nothing_are_refused(tmp_path):
     moved = tmp_path / "moved"
     refused = [
-        ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors, deepspeed or torch, found 'hdf5'"),
+        ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors, rank_files, deepspeed or torch, found 'hdf5'"),
         ({"compress": "gzip"}, tessera.Error, "compress: expected none, zstd or zstd:LEVEL .* found 'gzip'"),
         ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, as only the native format is compressed, found"),
         ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to=safetensors, found 'dcp'"),

@@ -1,9 +1,13 @@
 """Files that each rank saved: what is moved, FSDP2 loads at other numbers of ranks."""
 
+import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from ckpt_tools import FIXTURES, assert_same_state, expectation, flip_a_bit, listing, reshard, run, succeed
+from on_ranks import run_program
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -48,3 +52,51 @@ def test_verify_finds_flipped_bits(path, tmp_path):
     last = sorted(copy.glob("model_*"))[-1]
     flip_a_bit(last, "/data/3")
     assert run("ckpt-inspect", "verify", copy).returncode == 1
+
+
+PEER = [sys.executable, "-B", Path(__file__).resolve().parent / "rank_files_peer.py"]
+
+
+@pytest.fixture(scope="module", params=["numbers", "names"])
+def saved(request, tmp_path_factory):
+    """What four ranks saved, the form of the optimizer's state, and the losses of the steps after it."""
+    folder = tmp_path_factory.mktemp("saved")
+    losses = [json.loads(said) for said in run_program([*PEER, "save", folder, request.param], 4)]
+    return folder, request.param, losses[0]
+
+
+@pytest.mark.parametrize("between, ranks", [(None, 2), (None, 3), (None, 4), ("native", 3), ("dcp", 2)])
+def test_fsdp2_continues_on_other_ranks(saved, tmp_path, between, ranks):
+    """Shows F1. A run of four ranks continues on 2 and 3 with the same losses, from files that Tessera wrote."""
+    folder, form, expected = saved
+    if form == "numbers" and between == "dcp":
+        pytest.skip("DCP makes text of the optimizer's numbers")
+    source = reshard(folder, tmp_path / between, "--to", between) if between else folder
+    source = reshard(source, tmp_path / "moved", "--to", "rank_files", "--world-size", ranks, "--device-mesh", "cpu:fsdp")
+    if ranks == 4:
+        assert_same_state(listing(source), listing(folder))
+    for said in run_program([*PEER, "load", source, form], ranks):
+        assert json.loads(said) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_files_for_other_ranks_hold_the_same(path, tmp_path, ranks):
+    """Shows F1, A2. To another number of ranks, and back to one file."""
+    moved = reshard(path, tmp_path / "moved", "--to", "rank_files", "--world-size", ranks)
+    assert_same_state(listing(moved), expectation(path))
+    whole = reshard(moved, tmp_path / "whole.pt")
+    assert_same_state(listing(whole), expectation(path))
+
+
+def test_hybrid_shards_are_loaded_as_dtensors(tmp_path):
+    """Shows F1. Two replicas of two shards each, in a mesh of two axes with names."""
+    source = tmp_path / "model.pt"
+    torch.save({"w": torch.arange(15.0).reshape(5, 3)}, source)
+    moved = reshard(source, tmp_path / "moved", "--to", "rank_files", "--strategy", "hybrid:2x2", "--rename", "=model.",
+                    "--device-mesh", "cpu:ddp,fsdp")
+    state = torch.load(moved / "model_world_size_4_rank_3.pt", weights_only=False)
+    placed = state["w"]
+    assert placed.device_mesh.mesh.tolist() == [[0, 1], [2, 3]] and placed.device_mesh.mesh_dim_names == ("ddp", "fsdp")
+    assert str(placed.placements) == "(Replicate(), Shard(dim=0))"
+    assert placed.to_local().equal(torch.arange(15.0).reshape(5, 3)[3:])

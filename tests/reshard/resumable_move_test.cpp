@@ -63,6 +63,7 @@ std::vector<Destination> destinations() {
       {"dcp", "c", {.format = Format::dcp}, 2},
       {"torch_zip", "c.pt", {.format = Format::torch_zip}},
       {"deepspeed", "c", {.format = Format("deepspeed")}},
+      {"rank_files", "c", {.format = Format("rank_files")}, 2},
   };
 }
 

@@ -111,7 +111,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, SharedMoveTest,
                                            Destination{"safetensors", "c.safetensors",
                                                        Format::safetensors},
                                            Destination{"torch_zip", "c.pt", Format::torch_zip},
-                                           Destination{"deepspeed", "c", Format("deepspeed")}),
+                                           Destination{"deepspeed", "c", Format("deepspeed")},
+                                           Destination{"rank_files", "c", Format("rank_files")}),
                          [](const auto& each) { return each.param.name; });
 
 TEST_P(SharedMoveTest, AnyNumberOfSharesGivesTheBytesOfOneProcessAndReadsNoMore) {

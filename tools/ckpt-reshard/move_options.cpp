@@ -125,6 +125,10 @@ void add_move_options(Command& command, MoveOptions& options) {
           "number, or make them infinite (default: refuse)")
       .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
                    "Most bytes in one file, such as 5GB. Safetensors format only")
+      .option(
+          "--device-mesh", "TYPE:NAMES", options.device_mesh,
+          "The trainer's mesh, which the tensors of ranks' files name, such as cuda:ddp,fsdp or "
+          "cpu (default: cuda:fsdp). Format rank_files only")
       .flag("--allow-missing", options.allow_missing,
             "Leave out what is incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,
@@ -167,6 +171,12 @@ void check_options(const MoveOptions& options) {
     refuse_option("--max-shard-size",
                   "--to " + formats::writable_formats_in_words(
                                 [](const FormatTraits& of) { return of.has_several_files; }),
+                  found);
+  }
+  if (!options.device_mesh.empty() && !traits.has_device_mesh) {
+    refuse_option("--device-mesh",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_device_mesh; }),
                   found);
   }
 }
@@ -264,6 +274,9 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
+  if (!options.device_mesh.empty()) {
+    create.device_mesh = formats::DeviceMeshOptions::parse(options.device_mesh);
+  }
   if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
   return create;
 }

@@ -54,6 +54,7 @@ struct MoveOptions {
   bool as_is = false;
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
+  std::string device_mesh;             // empty: not given
   int num_threads = kNotGiven;         // as many as there are cores
   reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
   std::string extra_files_folder;  // empty: not given

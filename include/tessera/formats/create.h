@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/file_system.h"
@@ -51,12 +52,24 @@ struct ExtraFile {
   std::optional<std::string> text{};  // bytes to write instead of the file's
 };
 
+/// The mesh of ranks that DTensors name. PyTorch copies a DTensor into a parameter only if both
+/// have the same mesh, so it must be that of the trainer that loads the checkpoint.
+struct DeviceMeshOptions {
+  std::string device_type = "cuda";            // as in `init_device_mesh`
+  std::vector<std::string> dim_names{"fsdp"};  // empty: the mesh has no names
+
+  /// Parses `cuda:fsdp`, `cuda:ddp,fsdp` or `cpu`. Throws: Error(invalid_argument).
+  static DeviceMeshOptions parse(std::string_view text);
+  friend bool operator==(const DeviceMeshOptions&, const DeviceMeshOptions&) = default;
+};
+
 /// How a new checkpoint is written.
 struct CreateOptions {
   Format format{};                                      // of the new checkpoint
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
   NativeWriteOptions native{};                          // for native alone
   SafetensorsWriteOptions safetensors{};                // for safetensors alone
+  DeviceMeshOptions device_mesh{};                      // for files of ranks alone
   std::optional<JournalOptions> journal{};              // empty: uncommitted work is removed
   std::vector<ExtraFile> extra_files{};                 // to copy; for directories only
 };

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <array>
 
 #include "formats/drivers.h"
 #include "formats/rank_files.h"
 #include "formats/rank_files/file_names.h"
+#include "formats/signatures.h"
 
 namespace tessera::formats {
 namespace {
@@ -10,6 +12,14 @@ namespace {
 using rank_files::are_of_a_checkpoint;
 using rank_files::items_among;
 using rank_files::parse_file_name;
+
+bool begins_as_archive(std::string_view begin) {
+  return begin.starts_with(detail::kZipSignature) || detail::kZipSignature.starts_with(begin);
+}
+
+constexpr std::array kMarks{
+    FileMark{".pt", "a file that torch.save wrote", {}, begins_as_archive},
+};
 
 class RankFilesDriver final : public FormatDriver {
  public:
@@ -21,7 +31,11 @@ class RankFilesDriver final : public FormatDriver {
   }
 
   FormatTraits traits() const override {
-    return {.pieces = FormatTraits::Pieces::boxes, .can_be_written = false};
+    return {.pieces = FormatTraits::Pieces::boxes,
+            .holds_flat_units = false,
+            .holds_annotations = false,
+            .holds_replicas = true,
+            .has_device_mesh = true};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
@@ -48,6 +62,16 @@ class RankFilesDriver final : public FormatDriver {
     }
     return own;
   }
+
+  bool may_own_file(std::string_view name) const override {
+    return parse_file_name(name).has_value();
+  }
+  bool writes_file(std::string_view name) const override {
+    const auto parsed = parse_file_name(name);
+    return parsed && parsed->num_ranks && name.ends_with(".pt") &&
+           rank_files::is_written_item(parsed->item);
+  }
+  std::span<const FileMark> file_marks() const override { return kMarks; }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
     if (!parse_file_name(last_component(path))) return false;

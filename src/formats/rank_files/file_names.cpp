@@ -124,6 +124,15 @@ bool is_numbered_state(std::string_view name) {
   return num_digits > 0 && name.substr(num_digits).starts_with('.');
 }
 
+bool is_written_item(std::string_view item) {
+  return std::ranges::find(kWrittenItems, item) != kWrittenItems.end();
+}
+
+std::string written_file_name(std::string_view item, int world_size, int rank) {
+  return std::string(item) + (item.empty() ? "" : "_") + "world_size_" +
+         std::to_string(world_size) + "_rank_" + std::to_string(rank) + ".pt";
+}
+
 std::vector<Item> items_among(const std::vector<std::string>& names) {
   std::map<std::string, Item> items;
   for (const std::string& name : names) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,6 +19,13 @@ struct FileName {
 
 /// Returns nothing unless the name ends with `rank`, a number and a suffix of torch.save.
 std::optional<FileName> parse_file_name(std::string_view name);
+
+/// What Tessera's writer calls the files, as verl and SkyRL do. The last one, without a name, has
+/// the entries that belong into no other.
+inline constexpr std::array<std::string_view, 4> kWrittenItems{"model", "optim", "extra_state", ""};
+bool is_written_item(std::string_view item);
+/// Returns the name of a file that Tessera's writer makes.
+std::string written_file_name(std::string_view item, int world_size, int rank);
 
 /// The files of all ranks for one item, by rank.
 struct Item {

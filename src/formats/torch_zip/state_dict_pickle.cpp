@@ -70,8 +70,11 @@ std::string text_of_equal_keys(const Value& key) {
 class StateDictPickler {
  public:
   StateDictPickler(const CheckpointContents& contents, const std::string& destination,
-                   const std::vector<PickledObject>& objects)
-      : contents_(contents), destination_(destination), objects_(objects) {}
+                   const std::vector<PickledObject>& objects, const PushTensor& push_tensor)
+      : contents_(contents),
+        destination_(destination),
+        objects_(objects),
+        push_tensor_(push_tensor) {}
 
   std::string pickle(std::span<const Entry> entries) && {
     if (entries.empty()) {
@@ -176,6 +179,7 @@ class StateDictPickler {
 
   void push_content(const Entry& entry) {
     if (const auto* tensor = std::get_if<std::size_t>(&entry.content)) {
+      if (push_tensor_) return push_tensor_(pickler_, *tensor);
       const TensorMeta& meta = contents_.tensors[*tensor].meta;
       return pickle_tensor(pickler_, meta.dtype, meta.shape, std::to_string(*tensor));
     }
@@ -189,6 +193,7 @@ class StateDictPickler {
   const CheckpointContents& contents_;
   const std::string& destination_;
   const std::vector<PickledObject>& objects_;
+  const PushTensor& push_tensor_;
   pickle::Pickler pickler_{2};
   std::int64_t holes_left_ = kMaxHoles;
 };
@@ -197,9 +202,11 @@ class StateDictPickler {
 
 std::string pickle_state_dict(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination,
-                              const std::vector<PickledObject>& objects) {
+                              const std::vector<PickledObject>& objects,
+                              const PushTensor& push_tensor) {
   TESSERA_CHECK(values.size() == contents.values.size());
-  return StateDictPickler(contents, destination, objects).pickle(entries_of(contents, values));
+  return StateDictPickler(contents, destination, objects, push_tensor)
+      .pickle(entries_of(contents, values));
 }
 
 }  // namespace tessera::formats::torch_zip

@@ -305,6 +305,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read("cast", options.cast);
   members.read("on_overflow", options.on_overflow);
   members.read("max_shard_size", options.max_shard_nbytes);
+  members.read("device_mesh", options.device_mesh);
   members.read("allow_missing", options.allow_missing);
   members.read("allow_lossy", options.allow_lossy);
   members.read("as_is", options.as_is);

@@ -82,6 +82,15 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
   create.format = format;
   create.overwrite = options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
   create.native = compression_to_write(options.compress, format);
+  if (!options.device_mesh.empty()) {
+    if (!formats::traits_of(format).has_device_mesh) {
+      refuse("device_mesh",
+             "to=" + formats::writable_formats_in_words(
+                         [](const formats::FormatTraits& of) { return of.has_device_mesh; }),
+             std::string(format.name()));
+    }
+    create.device_mesh = formats::DeviceMeshOptions::parse(options.device_mesh);
+  }
   if (options.max_shard_nbytes == 0) return create;
   if (!formats::traits_of(format).has_several_files) {
     refuse("max_shard_size",

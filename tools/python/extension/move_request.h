@@ -44,6 +44,7 @@ struct MoveOptions {
   std::optional<std::string> cast;
   std::string on_overflow;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
+  std::string device_mesh;             // empty: not given
   bool allow_missing = false;
   bool allow_lossy = false;
   bool as_is = false;

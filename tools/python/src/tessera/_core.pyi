@@ -60,6 +60,7 @@ class _MoveOptions(TypedDict):
     cast: str | None
     on_overflow: str
     max_shard_size: int
+    device_mesh: str
     allow_missing: bool
     allow_lossy: bool
     as_is: bool

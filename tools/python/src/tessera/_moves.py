@@ -98,6 +98,7 @@ class MoveOptions(TypedDict, total=False):
     cast: Any
     on_overflow: str
     max_shard_size: int | str | None
+    device_mesh: str
     allow_missing: bool
     allow_lossy: bool
     as_is: bool
@@ -125,7 +126,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             drop_optimizer: bool = False, optimizer_params: PathLike | None = None,
             optimizer_names: str = "as-stored", recipe: PathLike | None = None, inverse: bool = False,
             set: Mapping[str, int | str] | None = None, cast: Any = None,
-            on_overflow: str = "refuse", max_shard_size: int | str | None = None,
+            on_overflow: str = "refuse", max_shard_size: int | str | None = None, device_mesh: str = "",
             allow_missing: bool = False, allow_lossy: bool = False, as_is: bool = False, extra_files: str = "carry",
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
             memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
@@ -162,6 +163,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
+    device_mesh: the trainer's mesh, which the tensors of ranks' files name, such as "cuda:ddp,fsdp" or "cpu"; "" stands
+        for "cuda:fsdp"; rank_files only.
     allow_missing: leave out what is incomplete or missing in the source.
     allow_lossy: allow merging row-wise optimizer state (one number per row) of several column shards by a weighted
         mean, which loses the shards' own numbers.
@@ -341,6 +344,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "cast": _dtype_name,
     "on_overflow": text,
     "max_shard_size": _optional_nbytes,
+    "device_mesh": text,
     "allow_missing": flag,
     "allow_lossy": flag,
     "as_is": flag,

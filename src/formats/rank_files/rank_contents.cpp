@@ -1,0 +1,317 @@
+#include "formats/rank_files/rank_contents.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "formats/key_paths.h"
+#include "formats/per_rank.h"
+#include "formats/rank_files/file_names.h"
+#include "formats/torch_zip/state_dict_pickle.h"
+#include "formats/torch_zip/unwritten_file.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::rank_files {
+namespace {
+
+using torch_zip::TorchSaveLayout;
+
+constexpr std::size_t kExtraState = 2;  // in kWrittenItems
+constexpr std::size_t kOther = 3;
+
+bool is_whole(const TensorEntry& tensor, const Piece& piece) {
+  return boxes_of(piece.region, tensor.meta.shape) ==
+         std::vector<Box>{whole_box(tensor.meta.shape)};
+}
+
+/// Returns the place of an entry with a name in a sorted list, if there is one.
+template <class Entry, class NameOf>
+std::optional<std::size_t> find_entry(const std::vector<Entry>& entries, const std::string& name,
+                                      const NameOf& name_of) {
+  const auto found = std::ranges::lower_bound(entries, name, {}, name_of);
+  if (found == entries.end() || name_of(*found) != name) return std::nullopt;
+  return static_cast<std::size_t>(found - entries.begin());
+}
+
+/// Gives each rank's own entry the place of the entry that all ranks together have, if `may` (own,
+/// shared, rank).
+template <class Spot, class Entry, class NameOf, class May>
+void place_own_entries(std::vector<Spot>& spots, const std::vector<Entry>& entries,
+                       const NameOf& name_of, int world_size, const May& may) {
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto own = parse_per_rank_name(name_of(entries[i]));
+    if (!own || own->rank >= world_size) continue;
+    const auto shared = find_entry(entries, own->name, name_of);
+    if (!shared || spots[*shared].only_on || !may(i, *shared, own->rank)) continue;
+    Spot spot = spots[*shared];
+    spot.only_on = own->rank;
+    spot.not_on.clear();
+    spots[i] = std::move(spot);
+    spots[*shared].not_on.insert(own->rank);
+  }
+}
+
+}  // namespace
+
+RankContents::RankContents(const CheckpointContents& contents, const std::vector<Value>& values,
+                           const DeviceMeshOptions& mesh, const std::string& destination)
+    : contents_(contents),
+      values_(values),
+      mesh_(mesh),
+      destination_(destination),
+      ranks_bytes_(ranks_storage_bytes(contents.world_size)) {
+  check_key_paths(contents, destination);
+  find_dicts();
+  find_spots();
+  if (has_tie_across_files()) {
+    is_one_file_ = true;
+    find_spots();
+  }
+  find_pieces();
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) find_cut(i);
+  std::set<std::size_t> items;
+  for (const auto* spots : {&tensor_spots_, &alias_spots_, &value_spots_}) {
+    for (const Spot& spot : *spots) items.insert(spot.item);
+  }
+  if (items.empty()) items.insert(0);
+  for (int rank = 0; rank < contents.world_size; ++rank) {
+    for (const std::size_t item : items) add_file(item, rank);
+  }
+}
+
+void RankContents::find_spots() {
+  tensor_spots_ = spots_of_tensors();
+  value_spots_ = spots_of_values();
+  alias_spots_.clear();
+  for (const Alias& alias : contents_.aliases) {
+    alias_spots_.push_back(spot_of(alias.fqn, alias.key_path));
+  }
+}
+
+std::size_t RankContents::target_of(std::size_t alias) const {
+  const TensorEntry* const target = contents_.find_tensor(contents_.aliases[alias].target);
+  TESSERA_CHECK(target != nullptr);
+  return static_cast<std::size_t>(target - contents_.tensors.data());
+}
+
+/// Whether two names of one tensor would go into different files.
+bool RankContents::has_tie_across_files() const {
+  for (std::size_t i = 0; i < alias_spots_.size(); ++i) {
+    if (alias_spots_[i].item != tensor_spots_[target_of(i)].item) return true;
+  }
+  return false;
+}
+
+/// Finds the items that are a dict around the names of other entries.
+void RankContents::find_dicts() {
+  const auto look_at = [&](const KeyPath& path) {
+    if (path.size() < 2 || !std::holds_alternative<std::string>(path.front())) return;
+    const auto found = std::ranges::find(kWrittenItems, std::get<std::string>(path.front()));
+    const auto item = static_cast<std::size_t>(found - kWrittenItems.begin());
+    if (item < kOther) dicts_.insert(item);
+  };
+  for (const TensorEntry& tensor : contents_.tensors) look_at(tensor.key_path);
+  for (const Alias& alias : contents_.aliases) look_at(alias.key_path);
+  for (const ValueEntry& value : contents_.values) look_at(value.key_path);
+}
+
+/// Returns where an entry goes. A flat key `model.w` goes into the files of `model`, unless there
+/// is a dict `model` beside it.
+RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) const {
+  KeyPath whole = path.empty() ? KeyPath{name} : path;
+  if (is_one_file_) return {kOther, name, std::move(whole)};
+  const auto* const first = std::get_if<std::string>(&whole.front());
+  for (std::size_t item = 0; first != nullptr && item < kOther; ++item) {
+    const std::string prefix = std::string(kWrittenItems[item]) + ".";
+    if (!name.starts_with(prefix)) continue;
+    const std::string rest = name.substr(prefix.size());
+    if (*first == kWrittenItems[item]) {
+      whole.erase(whole.begin());
+      return {item, rest, std::move(whole)};
+    }
+    if (!first->starts_with(prefix) || dicts_.contains(item)) break;
+    whole.front() = first->substr(prefix.size());
+    return {item, rest, std::move(whole)};
+  }
+  return {kOther, name, std::move(whole)};
+}
+
+std::vector<RankContents::Spot> RankContents::spots_of_tensors() {
+  std::vector<Spot> spots;
+  for (const TensorEntry& tensor : contents_.tensors) {
+    spots.push_back(spot_of(tensor.meta.fqn, tensor.key_path));
+  }
+  const auto name_of = [](const TensorEntry& entry) -> const std::string& {
+    return entry.meta.fqn;
+  };
+  const auto agree = [&](std::size_t own, std::size_t shared, int rank) {
+    const auto is_of_rank = [&](const Piece& piece) { return piece.rank == rank; };
+    return std::ranges::all_of(contents_.tensors[own].pieces, is_of_rank) &&
+           std::ranges::none_of(contents_.tensors[shared].pieces, is_of_rank);
+  };
+  place_own_entries(spots, contents_.tensors, name_of, contents_.world_size, agree);
+  return spots;
+}
+
+std::vector<RankContents::Spot> RankContents::spots_of_values() {
+  TESSERA_CHECK(values_.size() == contents_.values.size());
+  std::vector<Spot> spots;
+  for (const ValueEntry& value : contents_.values) {
+    spots.push_back(spot_of(value.name, value.key_path));
+  }
+  const auto name_of = [](const ValueEntry& entry) -> const std::string& { return entry.name; };
+  const auto always = [](std::size_t, std::size_t, int) { return true; };
+  place_own_entries(spots, contents_.values, name_of, contents_.world_size, always);
+  return spots;
+}
+
+void RankContents::refuse_pieces(std::size_t tensor) const {
+  throw Error::expected(
+      ErrorKind::invalid_argument,
+      {.path = destination_, .fqn = contents_.tensors[tensor].meta.fqn}, "pieces",
+      "one dimension cut among the ranks as a DTensor's, or all of the tensor on each rank",
+      std::to_string(contents_.tensors[tensor].pieces.size()) + " other pieces",
+      "the strategies dim0, dim1, hybrid:AxB and replicated give such pieces");
+}
+
+/// Finds the piece of each rank.
+void RankContents::find_pieces() {
+  for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+    const TensorEntry& tensor = contents_.tensors[i];
+    std::map<int, std::size_t>& pieces = piece_of_rank_.emplace_back();
+    places_.emplace_back(tensor.pieces.size());
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      if (numel_of(tensor.pieces[p].region) == 0 && tensor.meta.numel() > 0) continue;
+      if (!pieces.emplace(tensor.pieces[p].rank, p).second) refuse_pieces(i);
+    }
+  }
+}
+
+/// Finds the cut of a DTensor that has the pieces of a tensor.
+void RankContents::find_cut(std::size_t index) {
+  const TensorEntry& tensor = contents_.tensors[index];
+  const Shape& shape = tensor.meta.shape;
+  const int num_ranks = contents_.world_size;
+  const std::map<int, std::size_t>& pieces = piece_of_rank_[index];
+  cuts_.emplace_back();
+  if (shape.empty() || tensor.meta.numel() == 0) return;
+  const bool is_on_all = pieces.size() == static_cast<std::size_t>(num_ranks);
+  const auto is_whole_piece = [&](const auto& piece) {
+    return is_whole(tensor, tensor.pieces[piece.second]);
+  };
+  const bool is_uncut = std::ranges::all_of(pieces, is_whole_piece);
+  if (num_ranks == 1 && is_uncut) {
+    if (tensor_spots_[index].item != kExtraState) cuts_[index] = DTensorCut{0, 1, 1};
+    return;
+  }
+  if (is_uncut && (is_on_all || tensor_spots_[index].only_on)) return;
+  const auto has_pieces = [&](const DTensorCut& cut) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const Box box = cut.region_of(rank, shape);
+      const auto piece = pieces.find(rank);
+      if ((piece == pieces.end()) != (box.numel() == 0)) return false;
+      if (box.numel() == 0) continue;
+      const std::vector<Box> boxes = boxes_of(tensor.pieces[piece->second].region, shape);
+      if (boxes != std::vector<Box>{box}) return false;
+    }
+    return true;
+  };
+  for (int num_shards = num_ranks; num_shards > 1; --num_shards) {
+    if (num_ranks % num_shards != 0) continue;
+    for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+      if (dim > 0 && shape[dim] == 1) continue;
+      const DTensorCut cut{dim, num_ranks / num_shards, num_shards};
+      if (!has_pieces(cut)) continue;
+      cuts_[index] = cut;
+      return;
+    }
+  }
+  if (!is_uncut) refuse_pieces(index);
+}
+
+/// Whether a rank's file has a tensor: also a part without elements.
+bool RankContents::is_on(std::size_t tensor, int rank) const {
+  if (!tensor_spots_[tensor].is_on(rank)) return false;
+  return cuts_[tensor] || contents_.tensors[tensor].meta.numel() == 0 ||
+         piece_of_rank_[tensor].contains(rank);
+}
+
+void RankContents::add_file(std::size_t item, int rank) {
+  File file{written_file_name(kWrittenItems[item], contents_.world_size, rank), item, rank, {}, {}};
+  for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+    if (tensor_spots_[i].item == item && is_on(i, rank)) file.tensors.push_back(i);
+  }
+  std::ranges::sort(file.tensors, {},
+                    [&](std::size_t i) -> const std::string& { return tensor_spots_[i].name; });
+  for (const std::size_t tensor : file.tensors) {
+    file.has_ranks_storage = file.has_ranks_storage || cuts_[tensor];
+    const auto piece = piece_of_rank_[tensor].find(rank);
+    if (piece == piece_of_rank_[tensor].end()) {
+      file.storages.emplace_back();
+      continue;
+    }
+    places_[tensor][piece->second] = {files_.size(), file.storages.size()};
+    file.storages.push_back(PieceId{tensor, piece->second});
+  }
+  if (file.has_ranks_storage) file.storages.emplace_back();
+  files_.push_back(std::move(file));
+}
+
+std::set<std::string> RankContents::names() const {
+  std::set<std::string> names;
+  for (const File& file : files_) names.insert(file.name);
+  return names;
+}
+
+std::string RankContents::pickle(const File& file) const {
+  CheckpointContents here;
+  std::vector<Value> values;
+  for (const std::size_t i : file.tensors) {
+    TensorEntry entry;
+    entry.meta = contents_.tensors[i].meta;
+    entry.meta.fqn = tensor_spots_[i].name;
+    entry.key_path = tensor_spots_[i].path;
+    here.tensors.push_back(std::move(entry));
+  }
+  for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
+    const std::size_t found = target_of(i);
+    if (alias_spots_[i].item != file.item || !is_on(found, file.rank)) continue;
+    here.aliases.push_back({alias_spots_[i].name, tensor_spots_[found].name, alias_spots_[i].path});
+  }
+  for (std::size_t i = 0; i < contents_.values.size(); ++i) {
+    if (value_spots_[i].item != file.item || !value_spots_[i].is_on(file.rank)) continue;
+    here.values.push_back({value_spots_[i].name, value_spots_[i].path});
+    values.push_back(values_[i]);
+  }
+  check_key_paths(here, destination_);
+  DTensorPickler dtensors(mesh_, file.rank, std::to_string(file.tensors.size()));
+  const auto push = [&](pickle::Pickler& pickler, std::size_t tensor) {
+    const std::size_t i = file.tensors[tensor];
+    const TensorMeta& meta = contents_.tensors[i].meta;
+    const std::string storage = std::to_string(tensor);
+    if (!cuts_[i]) return torch_zip::pickle_tensor(pickler, meta.dtype, meta.shape, storage);
+    dtensors.push(pickler, meta.dtype, meta.shape, *cuts_[i], storage);
+  };
+  return torch_zip::pickle_state_dict(here, values, destination_, {}, push);
+}
+
+TorchSaveLayout RankContents::layout(std::size_t index) const {
+  const File& file = files_[index];
+  std::vector<std::uint64_t> nbytes;
+  for (const auto& piece : file.storages) {
+    nbytes.push_back(0);
+    if (!piece) continue;
+    const TensorEntry& tensor = contents_.tensors[piece->tensor_index];
+    nbytes.back() = nbytes_of(tensor.pieces[piece->piece_index].region, tensor.meta.dtype);
+  }
+  if (file.has_ranks_storage) nbytes.back() = ranks_bytes_.size();
+  return TorchSaveLayout(pickle(file), nbytes, TorchSaveLayout::LargeStorages::at_pages);
+}
+
+void RankContents::require_readable() const {
+  for (std::size_t file = 0; file < files_.size() && files_[file].rank == 0; ++file) {
+    torch_zip::require_readable(layout(file), destination_);
+  }
+}
+
+}  // namespace tessera::formats::rank_files

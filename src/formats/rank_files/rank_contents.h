@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "formats/rank_files/dtensor_pickle.h"
+#include "formats/torch_zip/torch_save_layout.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::rank_files {
+
+/// What is in each file of each rank, known before any byte of a tensor:
+///
+///     model_world_size_<N>_rank_<R>.pt         entries `model.…`, without that word
+///     optim_world_size_<N>_rank_<R>.pt         entries `optim.…`
+///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`
+///     world_size_<N>_rank_<R>.pt               all other entries
+///
+/// Every rank has the same files. If tied tensors would be in two files, all entries are in the
+/// last. docs/formats/rank_files.md has the rules. Keeps views of the contents and the values,
+/// which must outlive this. Immutable; safe to share between threads.
+class RankContents {
+ public:
+  using PieceId = CheckpointWriter::PieceId;
+
+  /// Requires: `values` is parallel to `contents.values`.
+  /// Throws: Error(invalid_argument) naming a tensor whose pieces no DTensor has, or contradicting
+  /// key paths.
+  RankContents(const CheckpointContents& contents, const std::vector<Value>& values,
+               const DeviceMeshOptions& mesh, const std::string& destination);
+
+  std::size_t num_files() const { return files_.size(); }
+  const std::string& name(std::size_t file) const { return files_[file].name; }
+  std::set<std::string> names() const;
+
+  /// Returns the pieces in the storages of a file. Nothing for a storage of constant bytes: that of
+  /// a part without elements, or the one with the numbers of the ranks, which is the last one.
+  const std::vector<std::optional<PieceId>>& storages(std::size_t file) const {
+    return files_[file].storages;
+  }
+  /// Returns the bytes of the storages that hold the numbers of the ranks.
+  const std::string& ranks_bytes() const { return ranks_bytes_; }
+  bool has_ranks_storage(std::size_t file) const { return files_[file].has_ranks_storage; }
+
+  /// Where a piece's bytes go.
+  struct Place {
+    std::size_t file = 0;
+    std::size_t storage = 0;
+  };
+  const Place& place_of(PieceId piece) const {
+    return places_[piece.tensor_index][piece.piece_index];
+  }
+
+  /// Returns the layout of a file. Makes it anew at each call, so that not all are in memory.
+  torch_zip::TorchSaveLayout layout(std::size_t file) const;
+
+  /// Throws Error(unsupported) if Tessera's reader would refuse the files of a rank.
+  void require_readable() const;
+
+ private:
+  /// Where an entry goes.
+  struct Spot {
+    std::size_t item = 0;  // in kWrittenItems
+    std::string name;      // in the file
+    KeyPath path;
+    std::optional<int> only_on{};  // the rank of an entry of its own
+    std::set<int> not_on{};        // ranks with an entry of their own
+    bool is_on(int rank) const { return only_on.value_or(rank) == rank && !not_on.contains(rank); }
+  };
+  struct File {
+    std::string name;
+    std::size_t item = 0;
+    int rank = 0;
+    std::vector<std::size_t> tensors;  // by storage
+    std::vector<std::optional<PieceId>> storages;
+    bool has_ranks_storage = false;
+  };
+
+  void find_dicts();
+  void find_spots();
+  std::size_t target_of(std::size_t alias) const;
+  bool has_tie_across_files() const;
+  Spot spot_of(const std::string& name, const KeyPath& path) const;
+  std::vector<Spot> spots_of_values();
+  std::vector<Spot> spots_of_tensors();
+  void find_pieces();
+  void find_cut(std::size_t tensor);
+  bool is_on(std::size_t tensor, int rank) const;
+  void add_file(std::size_t item, int rank);
+  [[noreturn]] void refuse_pieces(std::size_t tensor) const;
+  std::string pickle(const File& file) const;
+
+  const CheckpointContents& contents_;
+  const std::vector<Value>& values_;
+  const DeviceMeshOptions mesh_;
+  const std::string destination_;
+  bool is_one_file_ = false;        // for each rank, because tied tensors would go into several
+  std::set<std::size_t> dicts_;     // items that are an outermost dict of the contents
+  std::vector<Spot> tensor_spots_;  // by tensor
+  std::vector<Spot> alias_spots_;   // by alias
+  std::vector<Spot> value_spots_;   // by value
+  std::vector<std::optional<DTensorCut>> cuts_;            // by tensor; nothing: an ordinary tensor
+  std::vector<std::map<int, std::size_t>> piece_of_rank_;  // by tensor
+  std::vector<std::vector<Place>> places_;                 // by tensor, by piece
+  std::vector<File> files_;
+  std::string ranks_bytes_;
+};
+
+}  // namespace tessera::formats::rank_files

@@ -1,0 +1,285 @@
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/checked_math.h"
+#include "base/digest.h"
+#include "formats/drivers.h"
+#include "formats/paged_data.h"
+#include "formats/rank_files/rank_contents.h"
+#include "formats/staging/staged_work.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats {
+namespace {
+
+using rank_files::RankContents;
+using torch_zip::TorchSaveLayout;
+
+constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
+
+/// Returns the contents without what the format cannot hold.
+CheckpointContents without_extras(CheckpointContents contents) {
+  contents.world_size = std::max(contents.world_size, 1);
+  contents.units.clear();
+  contents.annotations.clear();
+  return contents;
+}
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+/// Writes the storages of the ranks' files. A file is open, and its layout in memory, from its
+/// first block to its last one, which finishes it: the thread that writes the last block also
+/// writes what is around the storages.
+class RankFilesWriter final : public ShareWriter {
+ public:
+  RankFilesWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
+                  std::vector<Value> values, const DeviceMeshOptions& mesh, const WorkOptions& work)
+      : fs_(fs),
+        contents_(without_extras(std::move(contents))),
+        values_(std::move(values)),
+        files_(contents_, values_, mesh, destination),
+        states_(files_.num_files()),
+        work_(fs, std::move(destination), DestinationKind::directory, work) {
+    files_.require_readable();
+    work_.set_file_names(files_.names());
+    for (const TensorEntry& tensor : contents_.tensors) {
+      auto& of_pieces = crcs_.emplace_back();
+      for (const Piece& piece : tensor.pieces) {
+        of_pieces.emplace_back(ceil_div(nbytes_of(piece.region, tensor.meta.dtype), kBlockNbytes));
+      }
+    }
+    for (const PieceId piece : RankFilesWriter::write_order()) {
+      states_[files_.place_of(piece).file].unwritten_nbytes += nbytes(piece);
+    }
+  }
+
+  const CheckpointContents& contents() const override { return contents_; }
+
+  std::vector<PieceId> write_order() const override {
+    std::vector<PieceId> order;
+    for (std::size_t file = 0; file < files_.num_files(); ++file) {
+      for (const auto& piece : files_.storages(file)) {
+        if (piece && nbytes(*piece) > 0) order.push_back(*piece);
+      }
+    }
+    return order;
+  }
+  std::int64_t block_numel(PieceId piece) const override {
+    return static_cast<std::int64_t>(kBlockNbytes / itemsize(tensor_of(piece).meta.dtype));
+  }
+
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    const Open open = open_file(piece);
+    const ByteRange range = range_of(*open.layout, piece, begin, bytes.size());
+    const std::uint32_t crc = crc32(0, bytes);
+    open.file->write_at(range.begin, bytes);
+    if (Journal* journal = work_.journal()) {
+      journal->note({piece, begin}, {.range = range, .checksum = crc});
+    }
+    count_off(piece, begin, crc, bytes.size());
+  }
+
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    const Open open = open_file(piece);
+    const auto checksum =
+        read_plain_block(work_.journal(), {piece, begin}, path_of(files_.place_of(piece).file),
+                         range_of(*open.layout, piece, begin, room.size()), room);
+    if (!checksum || crc32(0, room) != *checksum) return false;
+    count_off(piece, begin, static_cast<std::uint32_t>(*checksum), room.size());
+    return true;
+  }
+
+  Unit unit() const override { return Unit::block; }
+  std::size_t file_of(PieceId piece) const override { return files_.place_of(piece).file; }
+  void adopt_block(PieceId piece, std::int64_t begin) override {
+    const Open open = open_file(piece);
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
+    const std::uint64_t block_nbytes = std::min(kBlockNbytes, nbytes(piece) - begin_byte);
+    const FinishedBlock block =
+        recorded_plain_block(work_.journal(), {piece, begin}, path_of(files_.place_of(piece).file),
+                             range_of(*open.layout, piece, begin, block_nbytes));
+    count_off(piece, begin, static_cast<std::uint32_t>(block.checksum), block_nbytes);
+  }
+  void commit_share() override {
+    for (FileState& state : states_) {
+      if (!state.file) continue;
+      state.file->sync();
+      state.file->close();
+    }
+    work_.commit_share();
+  }
+
+  bool is_resumed() const override { return work_.is_resumed(); }
+  bool keep_work() noexcept override { return work_.keep(); }
+
+  void abandon() noexcept override {}  // no thread waits in write_block
+
+  void commit() override {
+    for (std::size_t file = 0; file < states_.size(); ++file) {
+      TESSERA_CHECK(states_[file].unwritten_nbytes == 0);
+      if (!states_[file].is_finished) finish(file);
+    }
+    work_.commit();
+  }
+
+ private:
+  struct FileState {
+    std::atomic<std::uint64_t> unwritten_nbytes = 0;
+    std::mutex open_mutex;
+    std::unique_ptr<WritableFile> file;  // from the first block to the last one
+    std::shared_ptr<const TorchSaveLayout> layout;
+    bool is_finished = false;
+  };
+  /// An open file. The layout is shared with its state, which may drop it.
+  struct Open {
+    WritableFile* file;
+    std::shared_ptr<const TorchSaveLayout> layout;
+  };
+
+  const TensorEntry& tensor_of(PieceId piece) const {
+    return contents_.tensors.at(piece.tensor_index);
+  }
+  std::uint64_t nbytes(PieceId piece) const {
+    const TensorEntry& tensor = tensor_of(piece);
+    return nbytes_of(tensor.pieces.at(piece.piece_index).region, tensor.meta.dtype);
+  }
+  std::string path_of(std::size_t file) const {
+    return join_path(work_.staging_path(), files_.name(file));
+  }
+
+  /// Returns the range of a block in its file.
+  ByteRange range_of(const TorchSaveLayout& layout, PieceId piece, std::int64_t begin,
+                     std::uint64_t block_nbytes) const {
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
+    TESSERA_CHECK(begin_byte % kBlockNbytes == 0 && begin_byte < nbytes(piece));
+    TESSERA_CHECK(block_nbytes == std::min(kBlockNbytes, nbytes(piece) - begin_byte));
+    const std::uint64_t first =
+        layout.storage_range(files_.place_of(piece).storage).begin + begin_byte;
+    return {first, first + block_nbytes};
+  }
+
+  /// Returns the file of a piece, open and of its final size.
+  Open open_file(PieceId piece) { return open_file(files_.place_of(piece).file); }
+  Open open_file(std::size_t file) {
+    FileState& state = states_[file];
+    const std::scoped_lock lock(state.open_mutex);
+    TESSERA_CHECK(!state.is_finished);
+    if (!state.layout) state.layout = std::make_shared<TorchSaveLayout>(files_.layout(file));
+    if (!state.file) {
+      state.file = begin_file(fs_, work_.journal(), path_of(file));
+      const std::uint64_t file_nbytes = state.layout->nbytes();
+      state.file->resize(file_nbytes);
+      if (file_nbytes >= kMinUncachedFileNbytes) state.file->bypass_cache();
+    }
+    return {state.file.get(), state.layout};
+  }
+
+  /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
+  void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t block_nbytes) {
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
+    crcs_[piece.tensor_index][piece.piece_index][begin_byte / kBlockNbytes] = crc;
+    const std::size_t file = files_.place_of(piece).file;
+    const std::uint64_t left_before = states_[file].unwritten_nbytes.fetch_sub(block_nbytes);
+    TESSERA_CHECK(left_before >= block_nbytes);
+    if (left_before == block_nbytes) finish(file);
+  }
+
+  std::uint32_t crc_of(PieceId piece) const {
+    std::uint64_t left = nbytes(piece);
+    std::uint32_t crc = 0;
+    for (const std::uint32_t block : crcs_[piece.tensor_index][piece.piece_index]) {
+      const std::uint64_t block_nbytes = std::min(kBlockNbytes, left);
+      crc = crc32_combine(crc, block, block_nbytes);
+      left -= block_nbytes;
+    }
+    return crc;
+  }
+
+  /// Writes all of a file but the storages of tensors, and closes it.
+  void finish(std::size_t file) {
+    const Open open = open_file(file);
+    std::vector<std::uint32_t> crcs;
+    const auto& storages = files_.storages(file);
+    for (const auto& piece : storages) crcs.push_back(piece ? crc_of(*piece) : 0);
+    if (files_.has_ranks_storage(file)) {
+      crcs.back() = crc32(0, bytes_of(files_.ranks_bytes()));
+      open.file->write_at(open.layout->storage_range(storages.size() - 1).begin,
+                          bytes_of(files_.ranks_bytes()));
+    }
+    for (const auto& [begin, bytes] : open.layout->segments_around_storages(crcs)) {
+      open.file->write_at(begin, bytes_of(bytes));
+    }
+    open.file->sync();
+    open.file->close();
+    FileState& state = states_[file];
+    state.file.reset();
+    state.layout.reset();
+    state.is_finished = true;
+  }
+
+  FileSystem& fs_;
+  const CheckpointContents contents_;
+  const std::vector<Value> values_;
+  const RankContents files_;
+  std::vector<FileState> states_;                              // by file
+  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // by tensor, piece and block
+  StagedWork work_;
+};
+
+class RankFilesFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return rank_files_driver().format(); }
+
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          CheckpointContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    return std::make_unique<RankFilesWriter>(fs, destination, std::move(contents),
+                                             std::move(values), options.device_mesh,
+                                             work_options(options));
+  }
+  std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
+                                           CheckpointContents contents, std::vector<Value> values,
+                                           const CreateOptions& options,
+                                           const ShareOptions& share) const override {
+    return std::make_unique<RankFilesWriter>(fs, destination, std::move(contents),
+                                             std::move(values), options.device_mesh,
+                                             work_options(options, share));
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
+                     const CreateOptions& options) const override {
+    const CheckpointContents written = without_extras(contents);
+    const RankContents files(written, values, options.device_mesh, destination);
+    files.require_readable();
+    StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
+                      files.names());
+  }
+  std::string describe_options(const CreateOptions& options) const override {
+    std::string text = "mesh " + options.device_mesh.device_type;
+    for (const std::string& name : options.device_mesh.dim_names) text += ' ' + name;
+    return text;
+  }
+};
+
+}  // namespace
+
+const FormatWriter& rank_files_writer() {
+  static const RankFilesFormatWriter writer;
+  return writer;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,164 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/error_matchers.h"
+#include "support/expectation.h"
+#include "support/memory_checkpoint.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/detect.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/planner.h"
+
+// Moves to a file of torch.save for each rank.
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::DeviceMeshOptions;
+using formats::Format;
+using test::ThrowsError;
+using testing::ElementsAre;
+
+const std::string kValid = std::string(TESSERA_FIXTURES) + "/rank_files/valid/";
+
+std::unique_ptr<CheckpointReader> open(const std::string& path) {
+  return formats::open_checkpoint(FileSystem::posix(), path);
+}
+
+/// Returns `[0:4, 0:6] on 0, …` for the pieces of a tensor.
+std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
+  std::string text;
+  for (const formats::Piece& piece : reader.contents().find_tensor(fqn)->pieces) {
+    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
+            std::to_string(piece.rank);
+  }
+  return text;
+}
+
+class RankFilesMoveTest : public testing::Test {
+ protected:
+  /// Moves a checkpoint, and opens the result.
+  std::unique_ptr<CheckpointReader> move(const CheckpointReader& source, PlanOptions options) {
+    options.format = Format("rank_files");
+    const Plan plan = plan_reshard(source.contents(), source.path(), options);
+    EXPECT_THAT(plan.problems, testing::IsEmpty());
+    std::vector<Value> values;
+    for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
+    const std::string path = directory_ / std::to_string(num_moves_++);
+    const auto writer = formats::create_checkpoint(FileSystem::posix(), path, plan.destination,
+                                                   std::move(values), {.format = options.format});
+    execute(plan, source, *writer, {.num_threads = 2});
+    writer->commit();
+    return open(path);
+  }
+
+  test::TemporaryDirectory directory_;
+  int num_moves_ = 0;
+};
+
+// Shows F1, A2.
+TEST_F(RankFilesMoveTest, AnyNumberOfRanksHoldsWhatTheTrainerHeld) {
+  for (const char* const name : {"fsdp2", "fsdp2_hybrid", "fsdp2_tp"}) {
+    const auto source = open(kValid + name);
+    for (const int num_ranks : {0, 1, 2, 4, 7}) {
+      SCOPED_TRACE(name + (" on " + std::to_string(num_ranks)));
+      const auto moved = move(*source, {.world_size = num_ranks});
+      EXPECT_EQ(moved->contents().world_size,
+                num_ranks == 0 ? source->contents().world_size : num_ranks);
+      test::expect_holds(*moved, kValid + name + ".expect.json");
+    }
+  }
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, FilesAreNamedAsVerlNamesThem) {
+  const auto moved = move(*open(kValid + "fsdp2"), {.world_size = 3});
+  EXPECT_EQ(FileSystem::posix().list_directory(moved->path()),
+            FileSystem::posix().list_directory(kValid + "fsdp2"));
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, ParametersAreCutAndBuffersAreNot) {
+  const auto moved = move(*open(kValid + "fsdp2"), {.world_size = 2});
+  EXPECT_EQ(pieces_of(*moved, "model.up.bias"), "[0:5] on 0, [5:10] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.scale"), "[0:1] on 0");
+  EXPECT_EQ(pieces_of(*moved, "model.norm.running_mean"), "[0:6] on 0, [0:6] on 1");
+  EXPECT_EQ(pieces_of(*moved, "optim.state.0.step"), "[] on 0, [] on 1");
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, EachRankGetsWhatItHadForItself) {
+  const auto moved = move(*open(kValid + "fsdp2"), {.world_size = 3});
+  EXPECT_EQ(pieces_of(*moved, "extra_state.rng.cpu"), "[0:4] on 0");
+  EXPECT_EQ(pieces_of(*moved, "per_rank.2.extra_state.rng.cpu"), "[0:4] on 2");
+  const auto fewer = move(*open(kValid + "fsdp2"), {.world_size = 2});
+  EXPECT_TRUE(FileSystem::posix().kind_of(fewer->path() + "/world_size_2_rank_0.pt"));
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, StrategiesBecomePlacements) {
+  const auto source = open(kValid + "fsdp2");
+  EXPECT_EQ(pieces_of(*move(*source, {.strategy = "hybrid:2x2"}), "model.up.bias"),
+            "[0:5] on 0, [5:10] on 1, [0:5] on 2, [5:10] on 3");
+  EXPECT_EQ(pieces_of(*move(*source, {.world_size = 2, .strategy = "dim1"}), "model.up.weight"),
+            "[0:10, 0:3] on 0, [0:10, 3:6] on 1");
+  EXPECT_EQ(pieces_of(*move(*source, {.world_size = 2, .strategy = "replicated"}), "model.up.bias"),
+            "[0:10] on 0, [0:10] on 1");
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, PiecesThatNoDTensorHasAreRefused) {
+  formats::CheckpointContents contents{.world_size = 2};
+  contents.tensors.push_back({.meta = {"model.w", DType::float32, {4}},
+                              .pieces = {{Box{{0}, {1}}, 0}, {Box{{1}, {3}}, 1}}});
+  EXPECT_THAT(
+      [&] {
+        formats::create_checkpoint(FileSystem::posix(), directory_ / "c", contents, {},
+                                   {.format = Format("rank_files")});
+      },
+      ThrowsError(ErrorKind::invalid_argument, "model.w: pieces: expected one dimension cut"));
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, TiedTensorsStayTied) {
+  test::MemoryCheckpoint source("source");
+  source.add({"model.w", DType::uint8, {4}}, test::bytes_of<std::uint8_t>({1, 2, 3, 4}));
+  source.contents_for_change().aliases = {{"model.x", "model.w", {}}};
+  const auto moved = move(source, {.world_size = 2});
+  EXPECT_TRUE(FileSystem::posix().kind_of(moved->path() + "/model_world_size_2_rank_1.pt"));
+  ASSERT_EQ(moved->contents().aliases.size(), 1u);
+  EXPECT_EQ(moved->contents().aliases[0].target, "model.w");
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, WhatIsTiedAcrossFilesGoesIntoOne) {
+  test::MemoryCheckpoint source("source");
+  source.add({"model.w", DType::uint8, {4}}, test::bytes_of<std::uint8_t>({1, 2, 3, 4}));
+  source.contents_for_change().aliases = {{"ema.w", "model.w", {}}};
+  const auto moved = move(source, {.world_size = 2});
+  EXPECT_THAT(FileSystem::posix().list_directory(moved->path()),
+              ElementsAre("world_size_2_rank_0.pt", "world_size_2_rank_1.pt"));
+  EXPECT_EQ(moved->contents().aliases.size() + moved->contents().tensors.size(), 2u);
+}
+
+// Shows F1.
+TEST(DeviceMeshOptionsTest, NamesTheDeviceAndTheAxes) {
+  using Names = std::vector<std::string>;
+  const auto parse = DeviceMeshOptions::parse;
+  EXPECT_EQ(parse("cuda:fsdp"), DeviceMeshOptions{});
+  EXPECT_EQ(parse("cuda:ddp,fsdp"), (DeviceMeshOptions{"cuda", Names{"ddp", "fsdp"}}));
+  EXPECT_EQ(parse("cpu"), (DeviceMeshOptions{"cpu", Names{}}));
+  for (const char* const text : {"", ":", "cpu:", ":fsdp", "cpu:a,", "cpu:,a", "cpu:a,,b"}) {
+    EXPECT_THAT([&] { parse(text); }, ThrowsError(ErrorKind::invalid_argument, "device mesh"))
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::reshard
