@@ -162,7 +162,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,
-                        request.part ? std::optional(request.part->second) : std::nullopt);
+                        request.worker ? std::optional(request.worker->num_shares) : std::nullopt);
     return outcome;
   }
   outcome.kept_nbytes = execute(request, reader, outcome, create, watch);
