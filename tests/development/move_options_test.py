@@ -133,7 +133,7 @@ class MoveOptionsTest(unittest.TestCase):
     def test_the_help_lists_them(self):
         said = subprocess.run([Path(BIN) / "ckpt-reshard", "--help"], capture_output=True, text=True, check=True).stdout
         options = said[said.index("\nOptions\n"):said.index("\nExamples\n")]
-        self.assertEqual(set(re.findall(r"^  --([\w-]+)", options, re.MULTILINE)), command_line() | {"color", "help"})
+        self.assertEqual(set(re.findall(r"^  --([\w-]+)", options, re.MULTILINE)), command_line() | {"color", "endpoint", "help"})
 
 
 if __name__ == "__main__":
