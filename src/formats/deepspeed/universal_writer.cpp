@@ -179,7 +179,7 @@ class UniversalWriter final : public ShareWriter {
 
   /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
   void count_off(std::size_t i, std::uint64_t begin_byte, std::uint32_t crc, std::uint64_t nbytes) {
-    blocks_.set_crc(i, begin_byte, crc);
+    blocks_.set_crc({i, 0}, begin_byte, crc);
     for (const UniversalFiles::Place& place : files_.places_of(i)) {
       const std::uint64_t left_before = states_[place.file].unwritten_nbytes.fetch_sub(nbytes);
       TESSERA_CHECK(left_before >= nbytes);
@@ -207,7 +207,7 @@ class UniversalWriter final : public ShareWriter {
     std::vector<std::uint32_t> crcs;
     for (std::size_t s = 0; s < storages.size(); ++s) {
       const auto& [tensor, bytes] = storages[s];
-      crcs.push_back(tensor ? blocks_.crc_of(*tensor) : crc32(0, bytes_of(bytes)));
+      crcs.push_back(tensor ? blocks_.crc_of({*tensor, 0}) : crc32(0, bytes_of(bytes)));
       if (!tensor) opened.write_at(layout->storage_range(s).begin, bytes_of(bytes));
     }
     for (const auto& [begin, bytes] : layout->segments_around_storages(crcs)) {

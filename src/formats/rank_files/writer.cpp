@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/checked_math.h"
 #include "base/digest.h"
 #include "formats/drivers.h"
 #include "formats/paged_data.h"
 #include "formats/rank_files/rank_contents.h"
 #include "formats/staging/staged_work.h"
+#include "formats/torch_zip/storage_blocks.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -22,9 +22,8 @@ namespace tessera::formats {
 namespace {
 
 using rank_files::RankContents;
+using torch_zip::StorageBlocks;
 using torch_zip::TorchSaveLayout;
-
-constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
 
 /// Returns the contents without what the format cannot hold.
 CheckpointContents without_extras(CheckpointContents contents) {
@@ -50,17 +49,12 @@ class RankFilesWriter final : public ShareWriter {
         values_(std::move(values)),
         files_(contents_, values_, mesh, destination),
         states_(files_.num_files()),
+        blocks_(contents_),
         work_(fs, std::move(destination), DestinationKind::directory, work) {
     files_.require_readable();
     work_.set_file_names(files_.names());
-    for (const TensorEntry& tensor : contents_.tensors) {
-      auto& of_pieces = crcs_.emplace_back();
-      for (const Piece& piece : tensor.pieces) {
-        of_pieces.emplace_back(ceil_div(nbytes_of(piece.region, tensor.meta.dtype), kBlockNbytes));
-      }
-    }
     for (const PieceId piece : RankFilesWriter::write_order()) {
-      states_[files_.place_of(piece).file].unwritten_nbytes += nbytes(piece);
+      states_[files_.place_of(piece).file].unwritten_nbytes += blocks_.nbytes(piece);
     }
   }
 
@@ -70,14 +64,12 @@ class RankFilesWriter final : public ShareWriter {
     std::vector<PieceId> order;
     for (std::size_t file = 0; file < files_.num_files(); ++file) {
       for (const auto& piece : files_.storages(file)) {
-        if (piece && nbytes(*piece) > 0) order.push_back(*piece);
+        if (piece && blocks_.nbytes(*piece) > 0) order.push_back(*piece);
       }
     }
     return order;
   }
-  std::int64_t block_numel(PieceId piece) const override {
-    return static_cast<std::int64_t>(kBlockNbytes / itemsize(tensor_of(piece).meta.dtype));
-  }
+  std::int64_t block_numel(PieceId piece) const override { return blocks_.numel(piece); }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     const Open open = open_file(piece);
@@ -104,9 +96,7 @@ class RankFilesWriter final : public ShareWriter {
   std::size_t file_of(PieceId piece) const override { return files_.place_of(piece).file; }
   void adopt_block(PieceId piece, std::int64_t begin) override {
     const Open open = open_file(piece);
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
-    const std::uint64_t block_nbytes = std::min(kBlockNbytes, nbytes(piece) - begin_byte);
+    const std::uint64_t block_nbytes = blocks_.nbytes(piece, begin);
     const FinishedBlock block =
         recorded_plain_block(work_.journal(), {piece, begin}, path_of(files_.place_of(piece).file),
                              range_of(*open.layout, piece, begin, block_nbytes));
@@ -148,13 +138,6 @@ class RankFilesWriter final : public ShareWriter {
     std::shared_ptr<const TorchSaveLayout> layout;
   };
 
-  const TensorEntry& tensor_of(PieceId piece) const {
-    return contents_.tensors.at(piece.tensor_index);
-  }
-  std::uint64_t nbytes(PieceId piece) const {
-    const TensorEntry& tensor = tensor_of(piece);
-    return nbytes_of(tensor.pieces.at(piece.piece_index).region, tensor.meta.dtype);
-  }
   std::string path_of(std::size_t file) const {
     return join_path(work_.staging_path(), files_.name(file));
   }
@@ -162,12 +145,8 @@ class RankFilesWriter final : public ShareWriter {
   /// Returns the range of a block in its file.
   ByteRange range_of(const TorchSaveLayout& layout, PieceId piece, std::int64_t begin,
                      std::uint64_t block_nbytes) const {
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
-    TESSERA_CHECK(begin_byte % kBlockNbytes == 0 && begin_byte < nbytes(piece));
-    TESSERA_CHECK(block_nbytes == std::min(kBlockNbytes, nbytes(piece) - begin_byte));
-    const std::uint64_t first =
-        layout.storage_range(files_.place_of(piece).storage).begin + begin_byte;
+    const std::uint64_t first = layout.storage_range(files_.place_of(piece).storage).begin +
+                                blocks_.begin_byte(piece, begin, block_nbytes);
     return {first, first + block_nbytes};
   }
 
@@ -189,24 +168,11 @@ class RankFilesWriter final : public ShareWriter {
 
   /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
   void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t block_nbytes) {
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
-    crcs_[piece.tensor_index][piece.piece_index][begin_byte / kBlockNbytes] = crc;
+    blocks_.set_crc(piece, blocks_.begin_byte(piece, begin, block_nbytes), crc);
     const std::size_t file = files_.place_of(piece).file;
     const std::uint64_t left_before = states_[file].unwritten_nbytes.fetch_sub(block_nbytes);
     TESSERA_CHECK(left_before >= block_nbytes);
     if (left_before == block_nbytes) finish(file);
-  }
-
-  std::uint32_t crc_of(PieceId piece) const {
-    std::uint64_t left = nbytes(piece);
-    std::uint32_t crc = 0;
-    for (const std::uint32_t block : crcs_[piece.tensor_index][piece.piece_index]) {
-      const std::uint64_t block_nbytes = std::min(kBlockNbytes, left);
-      crc = crc32_combine(crc, block, block_nbytes);
-      left -= block_nbytes;
-    }
-    return crc;
   }
 
   /// Writes all of a file but the storages of tensors, and closes it.
@@ -214,7 +180,7 @@ class RankFilesWriter final : public ShareWriter {
     const Open open = open_file(file);
     std::vector<std::uint32_t> crcs;
     const auto& storages = files_.storages(file);
-    for (const auto& piece : storages) crcs.push_back(piece ? crc_of(*piece) : 0);
+    for (const auto& piece : storages) crcs.push_back(piece ? blocks_.crc_of(*piece) : 0);
     if (files_.has_ranks_storage(file)) {
       crcs.back() = crc32(0, bytes_of(files_.ranks_bytes()));
       open.file->write_at(open.layout->storage_range(storages.size() - 1).begin,
@@ -235,8 +201,8 @@ class RankFilesWriter final : public ShareWriter {
   const CheckpointContents contents_;
   const std::vector<Value> values_;
   const RankContents files_;
-  std::vector<FileState> states_;                              // by file
-  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // by tensor, piece and block
+  std::vector<FileState> states_;  // by file
+  StorageBlocks blocks_;
   StagedWork work_;
 };
 

@@ -10,14 +10,19 @@ namespace tessera::formats::torch_zip {
 
 StorageBlocks::StorageBlocks(const CheckpointContents& contents) : contents_(contents) {
   for (const TensorEntry& tensor : contents.tensors) {
-    crcs_.emplace_back(ceil_div(tensor.meta.nbytes(), kNbytes));
+    auto& of_pieces = crcs_.emplace_back();
+    for (const Piece& piece : tensor.pieces) {
+      of_pieces.emplace_back(ceil_div(nbytes_of(piece.region, tensor.meta.dtype), kNbytes));
+    }
   }
 }
 
 std::vector<CheckpointWriter::PieceId> StorageBlocks::write_order() const {
   std::vector<PieceId> order;
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-    if (contents_.tensors[i].meta.nbytes() > 0) order.push_back({i, 0});
+    for (std::size_t k = 0; k < contents_.tensors[i].pieces.size(); ++k) {
+      if (nbytes({i, k}) > 0) order.push_back({i, k});
+    }
   }
   return order;
 }
@@ -27,30 +32,33 @@ std::int64_t StorageBlocks::numel(PieceId piece) const {
                                    itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
 }
 
+std::uint64_t StorageBlocks::nbytes(PieceId piece) const {
+  const TensorEntry& tensor = contents_.tensors.at(piece.tensor_index);
+  return nbytes_of(tensor.pieces.at(piece.piece_index).region, tensor.meta.dtype);
+}
+
 std::uint64_t StorageBlocks::nbytes(PieceId piece, std::int64_t begin) const {
-  const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
-  return std::min(kNbytes,
-                  meta.nbytes() - static_cast<std::uint64_t>(begin) * itemsize(meta.dtype));
+  const DType dtype = contents_.tensors.at(piece.tensor_index).meta.dtype;
+  return std::min(kNbytes, nbytes(piece) - static_cast<std::uint64_t>(begin) * itemsize(dtype));
 }
 
 std::uint64_t StorageBlocks::begin_byte(PieceId piece, std::int64_t begin,
-                                        std::uint64_t nbytes) const {
-  const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
-  const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
-  TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kNbytes == 0);
-  TESSERA_CHECK(begin_byte < meta.nbytes() &&
-                nbytes == std::min(kNbytes, meta.nbytes() - begin_byte));
+                                        std::uint64_t block_nbytes) const {
+  const DType dtype = contents_.tensors.at(piece.tensor_index).meta.dtype;
+  const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(dtype);
+  TESSERA_CHECK(begin_byte % kNbytes == 0 && begin_byte < nbytes(piece));
+  TESSERA_CHECK(block_nbytes == std::min(kNbytes, nbytes(piece) - begin_byte));
   return begin_byte;
 }
 
-void StorageBlocks::set_crc(std::size_t tensor, std::uint64_t begin_byte, std::uint32_t crc) {
-  crcs_[tensor][begin_byte / kNbytes] = crc;
+void StorageBlocks::set_crc(PieceId piece, std::uint64_t begin_byte, std::uint32_t crc) {
+  crcs_[piece.tensor_index][piece.piece_index][begin_byte / kNbytes] = crc;
 }
 
-std::uint32_t StorageBlocks::crc_of(std::size_t tensor) const {
-  std::uint64_t left = contents_.tensors[tensor].meta.nbytes();
+std::uint32_t StorageBlocks::crc_of(PieceId piece) const {
+  std::uint64_t left = nbytes(piece);
   std::uint32_t crc = 0;
-  for (const std::uint32_t block_crc : crcs_[tensor]) {
+  for (const std::uint32_t block_crc : crcs_[piece.tensor_index][piece.piece_index]) {
     const std::uint64_t block_nbytes = std::min(kNbytes, left);
     crc = crc32_combine(crc, block_crc, block_nbytes);
     left -= block_nbytes;

@@ -8,32 +8,34 @@
 
 namespace tessera::formats::torch_zip {
 
-/// The blocks in which the bytes of whole tensors are written into storages of torch.save files,
-/// and their CRCs. Threads may set the CRCs of different blocks at once.
+/// The blocks in which the bytes of pieces are written into storages of torch.save files, and their
+/// CRCs. Threads may set the CRCs of different blocks at once.
 class StorageBlocks {
  public:
   using PieceId = CheckpointWriter::PieceId;
   static constexpr std::uint64_t kNbytes = std::uint64_t{4} << 20;  // of all but a last one
 
-  /// Keeps a view of `contents`, which must outlive this. Requires: each tensor is one piece.
+  /// Keeps a view of `contents`, which must outlive this.
   explicit StorageBlocks(const CheckpointContents& contents);
 
-  /// Returns the pieces with elements, in the order of the tensors.
+  /// Returns the pieces with elements, in the order of the tensors and of their pieces.
   std::vector<PieceId> write_order() const;
   /// Returns the number of elements in a block of the piece.
   std::int64_t numel(PieceId piece) const;
   /// Returns the number of bytes in the block that begins with element `begin`.
   std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;
-  /// Returns the byte of the tensor with which a block begins. `begin`: the block's first element.
-  std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const;
+  /// Returns the number of bytes of the piece.
+  std::uint64_t nbytes(PieceId piece) const;
+  /// Returns the byte of the piece with which a block begins. `begin`: the block's first element.
+  std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t block_nbytes) const;
 
-  void set_crc(std::size_t tensor, std::uint64_t begin_byte, std::uint32_t crc);
-  /// Returns the CRC-32 of the tensor's bytes. Requires: all of its blocks have a CRC.
-  std::uint32_t crc_of(std::size_t tensor) const;
+  void set_crc(PieceId piece, std::uint64_t begin_byte, std::uint32_t crc);
+  /// Returns the CRC-32 of the piece's bytes. Requires: all of its blocks have a CRC.
+  std::uint32_t crc_of(PieceId piece) const;
 
  private:
   const CheckpointContents& contents_;
-  std::vector<std::vector<std::uint32_t>> crcs_;  // by tensor; each block has its own slot
+  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // by tensor, piece and block
 };
 
 }  // namespace tessera::formats::torch_zip

@@ -119,13 +119,14 @@ class TorchZipWriter final : public ShareWriter {
 
   /// Counts a written block, and keeps its CRC for `commit`.
   void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t nbytes) {
-    blocks_.set_crc(piece.tensor_index, blocks_.begin_byte(piece, begin, nbytes), crc);
+    blocks_.set_crc(piece, blocks_.begin_byte(piece, begin, nbytes), crc);
     unwritten_nbytes_ -= nbytes;
   }
 
   std::vector<std::uint32_t> storage_crcs() const {
     std::vector<std::uint32_t> crcs;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) crcs.push_back(blocks_.crc_of(i));
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i)
+      crcs.push_back(blocks_.crc_of({i, 0}));
     return crcs;
   }
 
