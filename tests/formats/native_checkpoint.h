@@ -33,6 +33,14 @@ inline Bytes random_bytes(std::uint64_t nbytes, Random& random) {
   return {raw.begin(), raw.end()};
 }
 
+/// Returns the options for zstd with small chunks.
+inline formats::NativeWriteOptions zstd_options() {
+  formats::NativeWriteOptions options;
+  options.compression = formats::NativeWriteOptions::Compression::zstd;
+  options.chunk_nbytes = 65536;
+  return options;
+}
+
 /// Hands all of `source` to `writer`, in blocks by several threads, and commits.
 inline void write_all(const formats::CheckpointReader& source, formats::CheckpointWriter& writer,
                       int num_threads = 1) {

@@ -18,13 +18,6 @@ namespace {
 using namespace tessera::test;
 using Compression = NativeWriteOptions::Compression;
 
-NativeWriteOptions zstd_options() {
-  NativeWriteOptions options;
-  options.compression = Compression::zstd;
-  options.chunk_nbytes = 65536;
-  return options;
-}
-
 /// A checkpoint with `num_small` small pieces of all dtypes on three ranks, replicas, a scalar, an
 /// empty tensor, an alias, and pieces of 64 KiB and more.
 MemoryCheckpoint many_pieces(std::int64_t num_small) {

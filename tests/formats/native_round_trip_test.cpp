@@ -20,13 +20,6 @@ namespace {
 using namespace tessera::test;
 using Compression = NativeWriteOptions::Compression;
 
-NativeWriteOptions zstd_options() {
-  NativeWriteOptions options;
-  options.compression = Compression::zstd;
-  options.chunk_nbytes = 65536;
-  return options;
-}
-
 void expect_equal_contents(const CheckpointContents& a, const CheckpointContents& b) {
   EXPECT_EQ(a.world_size, b.world_size);
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
