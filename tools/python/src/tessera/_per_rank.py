@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._errors import Problem, refused
+from ._errors import Error, Problem, refused
 
 POLICIES = ("refuse", "replicate", "merge", "split", "drop")
 
@@ -57,20 +57,23 @@ class PerRank:
             return saved[rank]
         if self.policy == "replicate":
             return saved[rank % len(saved)]
-        if self.policy == "split" and all(isinstance(each, list) for each in saved):
+        if self.policy != "split":
+            raise _refusal(name, "as many ranks as at the save, or a policy (replicate, merge, split, drop)",
+                           f"{len(saved)} ranks at the save, {num_ranks} now")
+        if all(isinstance(each, list) for each in saved):
             items = [item for each in saved for item in each]
             return items[len(items) * rank // num_ranks:len(items) * (rank + 1) // num_ranks]
         branch = getattr(self.value, "branch", None)
-        if self.policy == "split" and branch is not None:
-            return saved[rank] if rank < len(saved) else branch(saved[rank % len(saved)], rank)
-        expected = ("a list on each rank, or an object with branch()" if self.policy == "split" else
-                    "as many ranks as at the save, or a policy (replicate, merge, split, drop)")
-        found = (f"a value of type {type(saved[0]).__name__}" if self.policy == "split" else
-                 f"{len(saved)} ranks at the save, {num_ranks} now")
-        raise refused([], (Problem.of_entry("error", "per rank", name, expected, found),))
+        if branch is None:
+            raise _refusal(name, "a list on each rank, or an object with branch()", f"a value of type {type(saved[0]).__name__}")
+        return saved[rank] if rank < len(saved) else branch(saved[rank % len(saved)], rank)
 
     def _is_object(self) -> bool:
         return hasattr(self.value, "state_dict") and hasattr(self.value, "load_state_dict")
+
+
+def _refusal(name: str, expected: str, found: str) -> Error:
+    return refused([], (Problem.of_entry("error", "per rank", name, expected, found),))
 
 
 class rng:
