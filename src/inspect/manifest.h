@@ -26,7 +26,7 @@ namespace tessera::inspect {
 /// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
 /// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
 /// same if only extra files change. A part of a manifest ends with `part I/N: DIGEST` instead of
-/// `whole: DIGEST`, so that nobody takes it for the whole.
+/// `whole: DIGEST`. So a part and the whole manifest can be told apart.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {

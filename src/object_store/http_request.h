@@ -31,7 +31,7 @@ struct HttpResponse {
   std::string curl_message{};                  // in words, if curl_code is not 0
 
   bool is_success() const { return status >= 200 && status < 300; }
-  /// Returns a header; empty if there is none.
+  /// Returns the value of a header; an empty text if the response has no such header.
   std::string header(const std::string& name) const;
   /// Whether another attempt may succeed: the server is overloaded, or the connection was cut.
   bool may_succeed_later() const;

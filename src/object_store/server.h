@@ -43,7 +43,7 @@ class Server {
   /// Returns what is in a folder, sorted by name: empty for a folder that does not exist. Returns
   /// nothing if the server cannot list folders.
   virtual std::optional<std::vector<Entry>> list(const std::string& url) = 0;
-  /// Returns the object; nothing if there is none. One request.
+  /// Returns the object, or nothing if no object has this URL. Sends one request.
   std::optional<FoundObject> find(const std::string& url);
   /// Fills `out` with the bytes of the object from `offset` on. Repeats requests that fail, and
   /// goes on after cut connections. Throws: Error(mismatch) if the object is not `version` any

@@ -23,7 +23,7 @@ class CastLossesByTensor {
   /// Returns the tensor of the first block with numbers that were too large. Requires: there is
   /// such a block.
   std::size_t first_too_large() const { return first_too_large_; }
-  /// Returns the number of this block, or the largest number if there is none.
+  /// Returns the number of this block. If no block had such numbers: the largest std::int64_t.
   std::int64_t first_block_too_large() const { return first_block_; }
 
  private:

@@ -261,7 +261,8 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                         "none with numbers");
 }
 
-/// Keeps only the optimizers with a group that `only` selects. If there is none, keeps all.
+/// Keeps only the optimizers with a group that `only` selects. If `only` selects no group, keeps
+/// all of them.
 void select(const CheckpointReader& reader, const NameSelection& only,
             std::vector<NumberedOptimizer>& optimizers) {
   std::vector<NumberedOptimizer> selected;

@@ -24,7 +24,7 @@ def write_source(path, seed):
 
 
 def contents(path):
-    """Returns all files of a checkpoint with their bytes; nothing where there is none."""
+    """Returns the bytes of each file of a checkpoint, by name. Without a checkpoint: an empty dict."""
     if path.is_file():
         return {path.name: path.read_bytes()}
     return {each.name: each.read_bytes() for each in path.iterdir()} if path.exists() else {}

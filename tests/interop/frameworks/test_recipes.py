@@ -182,7 +182,7 @@ def model_that_predicts_further(config):
     state = model.state_dict() | {f"{front}{name}.weight": part.weight for name, part in parts.items()}
     state |= {f"{front}embed_tokens.weight": state["model.embed_tokens.weight"].clone(),
               f"{front}shared_head.head.weight": state["lm_head.weight"].clone()}
-    return state, model.lm_head(found)[:, :-1]  # behind the last token there is none
+    return state, model.lm_head(found)[:, :-1]  # the last token has no next one to predict
 
 
 @torch.no_grad()
