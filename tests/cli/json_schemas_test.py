@@ -132,6 +132,7 @@ class JsonSchemasTest(unittest.TestCase):
                 self.check("ckpt-inspect ls", "ckpt-inspect", "ls", "--json", "--sha256", path)
                 self.check("ckpt-inspect tree", "ckpt-inspect", "tree", "--json", path)
                 self.check("ckpt-inspect stats", "ckpt-inspect", "stats", "--json", path)
+                self.check("ckpt-inspect stats --part", "ckpt-inspect", "stats", "--json", "--part", "0/2", path)
                 self.check("ckpt-inspect layout", "ckpt-inspect", "layout", "--json", path)
                 self.check("ckpt-inspect verify", "ckpt-inspect", "verify", "--json", path)
                 self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", path, path)

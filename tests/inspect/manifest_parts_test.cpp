@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "inspect/selection_part.h"
 #include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
 

@@ -8,6 +8,7 @@
 #include "cli/table.h"
 #include "inspect/manifest.h"
 #include "inspect/manifest_parts.h"
+#include "inspect/selection_part.h"
 #include "object_store/files.h"
 #include "tessera/base/size_text.h"
 

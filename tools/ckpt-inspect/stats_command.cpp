@@ -4,15 +4,23 @@
 #include <cstdio>
 #include <map>
 
+#include "base/json.h"
 #include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/quantized.h"
+#include "ckpt-inspect/standard_input.h"
+#include "cli/part_option.h"
 #include "cli/table.h"
+#include "inspect/selection_part.h"
+#include "inspect/statistics_parts.h"
 #include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {
 
 using inspect::Statistics;
+
+constexpr std::uint64_t kMaxPartNbytes = std::uint64_t{1} << 30;
+constexpr const char* kHelpCommand = "ckpt-inspect stats --help";
 
 struct Group {
   std::int64_t num_tensors = 0;
@@ -89,6 +97,81 @@ void write_group(JsonOutput& json, const Group& group) {
   write_statistics(json, group.statistics);
 }
 
+void print_json(const formats::CheckpointReader& reader, const std::map<std::string, Group>& groups,
+                const Group& all, Terminal& terminal) {
+  JsonOutput json(terminal, kInspectJsonSchema);
+  write_source(json, reader.format().name(), reader.contents());
+  json.key("stats").begin_array();
+  for (const auto& [name, group] : groups) {
+    json.begin_object().member("name", name);
+    write_group(json, group);
+    json.end_object();
+  }
+  json.end_array();
+  json.key("all").begin_object();
+  write_group(json, all);
+  json.end_object();
+  json.finish();
+}
+
+std::vector<Statistics> compute(const StatsOptions& options,
+                                const formats::CheckpointReader& reader,
+                                const inspect::Selection& selection, Terminal& terminal) {
+  std::uint64_t nbytes = 0;
+  for (const std::size_t t : selection.tensors) {
+    nbytes += reader.contents().tensors[t].meta.nbytes();
+  }
+  Work work(terminal, "stats", nbytes, options.work);
+  return inspect::compute_statistics(reader, selection.tensors, work.scan_options());
+}
+
+std::vector<Statistics> join(const StatsOptions& options, const formats::CheckpointReader& reader,
+                             const inspect::Selection& selection) {
+  std::vector<inspect::PartOfStatistics> parts;
+  for (const std::string& path : options.joined_paths) {
+    const auto check_begin = [&](std::string_view begin) {
+      if (begin.starts_with('{')) return;
+      throw Error::expected(ErrorKind::corruption, {.path = path}, "part of statistics",
+                            "JSON, from {", "other bytes", "is it what stats --part printed?");
+    };
+    parts.push_back({path, parse_json(read_text(path, kMaxPartNbytes, check_begin), path)});
+  }
+  return inspect::join_statistics(parts, reader.contents(), selection);
+}
+
+// Prints the statistics of one part of the tensors, for --join.
+void print_part(const StatsOptions& options, const formats::CheckpointReader& reader,
+                const inspect::Selection& selection, Terminal& terminal) {
+  const PartOfWork part = parse_part("--part", options.part, kHelpCommand);
+  const inspect::Selection mine =
+      inspect::part_of_selection(reader.contents(), selection, part.index, part.num_parts);
+  const std::vector<Statistics> statistics = compute(options, reader, mine, terminal);
+  JsonOutput json(terminal, kInspectJsonSchema);
+  write_source(json, reader.format().name(), reader.contents());
+  json.member("part_of_stats", options.part).key("stats").begin_array();
+  for (std::size_t i = 0; i < statistics.size(); ++i) {
+    Value::Dict entry{{"name", reader.contents().tensors[mine.tensors[i]].meta.fqn}};
+    for (auto& member : inspect::exact_statistics(statistics[i])) {
+      entry.push_back(std::move(member));
+    }
+    json.raw(value_to_json(Value(std::move(entry))));
+  }
+  json.end_array();
+  json.finish();
+}
+
+void check_options(const StatsOptions& options) {
+  if (options.part.empty()) return;
+  const auto refuse = [](const std::string& other) {
+    throw UsageError("--part: expected no " + other + " with it, found both", kHelpCommand);
+  };
+  if (!options.joined_paths.empty()) refuse("--join");
+  if (options.depth > 0) refuse("--depth");
+  if (!options.json) {
+    throw UsageError("--part: expected --json with it, found none", kHelpCommand);
+  }
+}
+
 }  // namespace
 
 void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& terminal) {
@@ -101,6 +184,10 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
   add_source_arguments(command, options.source);
   command
       .option("--depth", "N", options.depth, "Group tensors by the first N levels of their names")
+      .option("--part", "I/N", options.part,
+              "Compute only part I (from 0) of N, for --join; other processes compute the others")
+      .option("--join", "FILE", options.joined_paths,
+              "Join what --part printed, of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON, with exact numbers");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
@@ -108,17 +195,24 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
   add_work_options(command, options.work);
   command.example("stats step-1000 model", "Print a line for each tensor of the model")
       .example("stats step-1000 --depth 1",
-               "Print one line for the model and one for the optimizer");
+               "Print one line for the model and one for the optimizer")
+      .example("stats step-1000 --json --part 0/2 > part-0",
+               "One of two processes that share the work")
+      .example("stats step-1000 --join part-0 --join part-1",
+               "Join the outputs of both: the result is what one process prints");
 }
 
 ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
+  check_options(options);
   const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
-  std::vector<Statistics> statistics;
-  {
-    Work work(terminal, "stats", selection.totals.nbytes, options.work);
-    statistics = inspect::compute_statistics(*reader, selection.tensors, work.scan_options());
+  if (!options.part.empty()) {
+    print_part(options, *reader, selection, terminal);
+    return ExitCode::done;
   }
+  const std::vector<Statistics> statistics = options.joined_paths.empty()
+                                                 ? compute(options, *reader, selection, terminal)
+                                                 : join(options, *reader, selection);
   const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
   CodesNote note;
   std::map<std::string, Group> groups;
@@ -136,24 +230,12 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
       note.add(fqn, quantized.scheme_in_words(*quantized.find(selection.tensors[i])));
     }
   }
-  if (!options.json) {
+  if (options.json) {
+    print_json(*reader, groups, all, terminal);
+  } else {
     print_table(groups, all.statistics, terminal);
     note.print(terminal);
-    return ExitCode::done;
   }
-  JsonOutput json(terminal, kInspectJsonSchema);
-  write_source(json, reader->format().name(), reader->contents());
-  json.key("stats").begin_array();
-  for (const auto& [name, group] : groups) {
-    json.begin_object().member("name", name);
-    write_group(json, group);
-    json.end_object();
-  }
-  json.end_array();
-  json.key("all").begin_object();
-  write_group(json, all);
-  json.end_object();
-  json.finish();
   return ExitCode::done;
 }
 

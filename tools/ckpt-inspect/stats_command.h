@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
 
@@ -8,7 +11,9 @@ namespace tessera::cli {
 struct StatsOptions {
   SourceOptions source;
   WorkOptions work;
-  int depth = 0;  // 0: per tensor
+  int depth = 0;                            // 0: per tensor
+  std::string part{};                       // I/N; empty: all tensors
+  std::vector<std::string> joined_paths{};  // of the outputs of all parts
   bool json = false;
 };
 
