@@ -154,7 +154,7 @@ class Builder {
     }
     return scales;
   }
-  /// Keeps later products of sizes within 64 bits.
+  /// Keeps products of a size and a small factor, such as 8 codes in a word, within 64 bits.
   static void require_sizes(const Shape& shape) {
     for (const std::int64_t size : shape) {
       if (size < 0 || size > kMaxSize) refuse("sizes up to 2^40", shape_to_string(shape));
@@ -352,15 +352,18 @@ class Builder {
     for (const int bits : possible) {
       if (possible.size() == 1 || given.contains(bits)) return bits;
     }
-    refuse("packed integers of a number of bits that config.json names",
-           std::to_string(num_words) + " words for " + std::to_string(numel) + " integers");
+    refuse("a number of bits in config.json that packs " + std::to_string(numel) +
+               " integers into " + std::to_string(num_words) + " words of 32 bits",
+           "none");
   }
 
   QuantizedWeight build_gptq_or_awq() const {
     const auto zeros = companion("zero points");
     const bool is_table = codes_.shape.size() == 2 && scales_.shape.size() == 2;
     if (!is_table || !zeros) {
-      refuse("qzeros, and qweight and scales of two dimensions", "another shape, or no qzeros");
+      if (!zeros) refuse("a tensor qzeros beside qweight", "none");
+      refuse("qweight and scales with two dimensions",
+             shape_to_string(codes_.shape) + " and " + shape_to_string(scales_.shape));
     }
     const std::int64_t num_columns = scales_.shape[1];
     const bool is_awq = codes_.shape[1] != num_columns;

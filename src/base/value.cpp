@@ -24,9 +24,9 @@ const Value& Value::at(std::string_view key) const {
   if (const Dict* const dict = get_if<Dict>()) {
     List keys;
     for (const auto& entry : *dict) keys.push_back(entry.first);
-    found = "a dict of " + value_to_string(keys);
+    found = "only the keys " + value_to_string(keys);
   }
-  throw Error::expected(ErrorKind::not_found, {}, "value of a dict", "'" + std::string(key) + "'",
+  throw Error::expected(ErrorKind::not_found, {}, "key of a dict", "'" + std::string(key) + "'",
                         found);
 }
 

@@ -173,7 +173,7 @@ MeshLayout::RuleChoice MeshLayout::choose_rule(std::string_view name,
   if (tensor_shape.empty() || numel_of(tensor_shape) == 0) return {};
   const auto rule =
       std::ranges::find_if(rules, [&](const Rule& each) { return glob_match(each.names, name); });
-  if (rule == rules.end()) return {nullptr, "a rule whose names match", "none"};
+  if (rule == rules.end()) return {nullptr, "a rule whose names match, such as a last rule for *", "none"};
   for (const MeshPlacement& placement : rule->placements) {
     if (placement.kind == MeshPlacement::Kind::shard &&
         placement.number >= static_cast<int>(tensor_shape.size())) {

@@ -18,7 +18,7 @@ constexpr const char* kLibrary = "libcurl.so.4";
 }
 
 void* open_library() {
-  // Also what other builds of curl are called, which have the same interface.
+  // Also tries the build with GnuTLS, which has the same interface.
   for (const char* name : {kLibrary, "libcurl-gnutls.so.4"}) {
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
   }

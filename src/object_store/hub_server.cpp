@@ -54,8 +54,9 @@ Entry entry_of(const Value& item, std::size_t folder_nbytes, const std::string& 
   const bool is_folder = type != nullptr && *type == "directory";
   if (path == nullptr || path->size() <= folder_nbytes ||
       (!is_folder && (nbytes == nullptr || *nbytes < 0))) {
-    throw Error::expected(ErrorKind::corruption, {.path = url}, "list of the hub",
-                          "a path and a size of each file", "an entry without");
+    throw Error::expected(ErrorKind::corruption, {.path = url}, "file list of the hub",
+                          "a path and a size of each file", "an entry without them",
+                          "is HF_ENDPOINT a Hugging Face hub?");
   }
   return {path->substr(folder_nbytes), is_folder,
           is_folder ? 0 : static_cast<std::uint64_t>(*nbytes)};

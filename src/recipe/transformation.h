@@ -19,7 +19,7 @@ struct Target {
   std::size_t rule = 0;  // 0: no rule names it
 };
 
-/// A value under its new name. Several values that become one must be equal.
+/// A value under its new name.
 struct ValueTarget {
   formats::ValueEntry entry;
   std::vector<std::size_t> sources;  // values of the source, which must be equal

@@ -22,13 +22,12 @@ struct ConfigEdit {
   std::string why_not{};  // the configuration cannot be read: `a byte order mark`; else empty
 };
 
-/// Puts the new dtype into the members `torch_dtype` and `dtype` of a configuration. In the
-/// outermost object, and in an object `…_config` directly inside such an object, this member states
-/// the dtype of the model, so any other floating dtype is replaced. Elsewhere the member is
-/// replaced only if it names a dtype that the tensors had. Any other value of such a member is
-/// named in `left`, unless it is the new dtype already, or null. Everything under
-/// `quantization_config` stays unchanged: it is about codes, which no cast changes. Every other
-/// byte stays unchanged too.
+/// Puts the new dtype into the members `torch_dtype` and `dtype` of a configuration:
+/// - at the top level, and in `a_config`, `a_config.b_config` and so on: instead of any floating
+///   dtype, because there it is the dtype of the model;
+/// - elsewhere: instead of a dtype that the tensors had;
+/// - under `quantization_config`: never, because no cast changes codes.
+/// `left` names the members that keep another value, except null. No other byte changes.
 ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast);
 
 }  // namespace tessera::reshard

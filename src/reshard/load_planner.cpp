@@ -220,7 +220,7 @@ class LoadPlanner {
         role.parameter_index) {
       const TensorEntry& table = source_.tensors[*role.parameter_index];
       if (table.meta.shape.size() != 2) return false;  // has_shape_of_kind has reported it
-      return has_column_shards(wanted, tensor, table, copy);
+      return plan_column_shards(wanted, tensor, table, copy);
     }
     if (wanted.meta.shape == tensor.meta.shape) return true;
     report_shape(wanted.meta.fqn, wanted.meta.shape, tensor.meta.shape);
@@ -228,9 +228,10 @@ class LoadPlanner {
   }
 
   /// Plans state that each column shard of a table stores separately. It is copied if the column
-  /// shards are the same, and merged if one accumulator is wanted.
-  bool has_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
-                         const TensorEntry& table, TensorCopy& copy) {
+  /// shards are the same, and merged if one accumulator is wanted. Reports a problem and returns
+  /// false if the shapes do not fit, if the column shards differ, or if no merge is allowed.
+  bool plan_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
+                          const TensorEntry& table, TensorCopy& copy) {
     const auto widths = column_widths(regions_of(table), table.meta.shape);
     if (!has_rows_per_column_shard(tensor, table, widths, report_)) return false;
     const bool is_merged = wanted.kind == StateKind::row_wise && widths.size() > 1;

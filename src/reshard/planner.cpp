@@ -54,7 +54,8 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   check_patterns_match(source, options, selection);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
-    report.note("optimizer left out", "", "tensors other than those of optimizers", "none");
+    report.note("optimizer left out", "", "tensors that are no optimizer state",
+                "none: nothing but values is moved");
   }
 
   const std::vector<FlatUnit> units = choose_units(source, options, rule.strategy, report);

@@ -77,7 +77,8 @@ TEST(MeshLayoutTest, TheFirstRuleThatMatchesIsUsed) {
       [&] { layout.shards_of("b", Shape{2}); },
       ThrowsError(
           ErrorKind::invalid_argument,
-          "mesh.json: b: rules of the mesh: expected a rule whose names match, found none"));
+          "mesh.json: b: rules of the mesh: expected a rule whose names match, such as a last "
+          "rule for *, found none"));
   EXPECT_THAT(
       [&] { layout.shards_of("a.c", Shape{2}); },
       ThrowsError(ErrorKind::invalid_argument,

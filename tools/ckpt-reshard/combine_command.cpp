@@ -245,7 +245,7 @@ void add_terms(Command& command, CombineCommandOptions& options) {
             options.accumulation =
                 name == "float64" ? Accumulation::float64 : Accumulation::float32;
           },
-          "The numbers in which sums are computed (default: float64)")
+          "The dtype in which sums are computed (default: float64)")
       .choice(
           "--prefer", {"first", "last"},
           [&](const std::string& which) {

@@ -33,8 +33,8 @@ void require_folder(const formats::SharedWork& work, const std::string& folder) 
   const std::string found = fs.kind_of(work.path()) ? fs.resolve_links(work.path()) : work.path();
   if (found == folder) return;
   throw Error::expected(ErrorKind::mismatch, {.path = folder}, "destination of the workers",
-                        "the one that they were started with", printable(found),
-                        "was it moved? run any of the workers again with --resume");
+                        "the same path in the recorded command of the workers", printable(found),
+                        "was the folder moved? run any of the workers again with --resume");
 }
 
 [[noreturn]] void refuse_missing(const std::string& destination, const Outcome& outcome) {

@@ -118,7 +118,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--dequantize", "DTYPE", options.dequantize,
               "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating-point tensors, except scalar optimizer state")
+              "Convert floating-point tensors, except those without dimensions, and optimizer state "
+              "that has a number neither for each element nor for each row")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },

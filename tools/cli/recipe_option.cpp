@@ -13,7 +13,7 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
               "JSON file: rules that give the tensors other names and shapes (docs/recipes.md)")
       .flag("--inverse", arguments.inverse, "Apply the recipe from its targets to its sources")
       .option("--set", "NAME=VALUE", arguments.settings,
-              "Value of a variable of the recipe; prefix=TEXT: all names begin with TEXT. "
+              "Set a variable of the recipe; prefix=TEXT: the names have TEXT in front, and keep it. "
               "Repeatable");
 }
 

@@ -72,7 +72,7 @@ class FileSystem {
   virtual std::string resolve_links(const std::string& path) const = 0;
   virtual void rename(const std::string& from, const std::string& to) = 0;  // `to` must not exist
   /// Swaps two existing paths in one step, so that neither name is ever missing. If the file system
-  /// cannot do this, renames step by step.
+  /// cannot do this, renames step by step: then a name is missing for a moment.
   virtual void exchange(const std::string& a, const std::string& b) = 0;
   virtual void remove_all(const std::string& path) = 0;  // `path` may be missing; follows no links
   /// Waits until the names in a directory are on the disk, for example after a rename.

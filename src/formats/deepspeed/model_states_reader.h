@@ -29,8 +29,9 @@ class ModelStatesReader : public EntryReader {
   const std::vector<const File*>& models() const { return models_; }
 
   /// Adds buffers, frozen parameters and ties. `trained`: names of parameters that were added
-  /// already. `is_rounded` says whether a copy of such a parameter has another dtype. Notes what
-  /// else the module has.
+  /// already, with the numbers of the fp32 weights. `is_rounded` says whether the dtype of the
+  /// module's copy is another one. Reports as notes: rounded copies, names without elements, and
+  /// buffers that differ between ranks.
   void add_rest_of_module(
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);

@@ -75,7 +75,7 @@ std::uint64_t table_entry_nbytes(Encoding encoding);
 std::vector<std::byte> encode_index(const Index& index);
 
 /// Returns `encode_index(select_pieces(whole, pieces))`, without a copy of the contents. Requires:
-/// the storage of the pieces has their positions.
+/// `StoredPiece::position` is set for all `pieces`.
 std::vector<std::byte> encode_rank_index(const Index& whole,
                                          std::span<const CheckpointWriter::PieceId> pieces);
 

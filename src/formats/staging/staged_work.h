@@ -76,7 +76,7 @@ class StagedWork {
   bool is_resumed() const {
     return staged_ ? staged_->has_left_over() : journal_ && journal_->is_resumed();
   }
-  /// Whether this writes a share, into files that other processes may have begun.
+  /// Whether this is one worker's share of a move: other workers may have created its files.
   bool is_share() const { return !staged_; }
 
   /// Names all files that the writer makes in the directory, apart from the extra files. Files of

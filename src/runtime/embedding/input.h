@@ -95,8 +95,8 @@ class Input {
   /// if a rank refused its batch or has another fingerprint. `stride`: elements of a header.
   void check_headers(const std::int64_t* headers, std::size_t stride);
   std::int64_t num_outputs(int rank) const;
-  /// Returns the size of the second message to `rank` from a rank that has `batch_size` samples and
-  /// sends `num_ids` ids. Units: int64.
+  /// Returns the size of the second message (lengths, ids, weights) to `rank` from a rank that has
+  /// `batch_size` samples and sends `num_ids` ids. Units: int64.
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
   /// Returns the size of the second message to each rank. Units: int64.
   std::vector<std::int64_t> send_sizes() const;

@@ -37,7 +37,8 @@ void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
     const auto rule = plan.tables.find(config.name);
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
-                            "a rule for every table", "none for this table");
+                            "a rule for every table", "none for this table",
+                            "make the plan anew with plan_tables, or add a rule");
     }
     if (const auto problem = problem_of(rule->second, world_size)) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name},
@@ -619,8 +620,8 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
   sum_pooled(blocks_, received, output);
 }
 
-/// Sends each rank the gradient of what that rank pooled. Returns the gradient of what this rank
-/// pooled.
+/// The backward of exchange_pooled: sends each rank the gradient of what that rank pooled. Returns
+/// the gradient of what this rank pooled.
 Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
   const std::vector<std::int64_t> num_received = pooled_here(input);
   Tensor received = torch::empty({sum_of(num_received)}, gradient.options());

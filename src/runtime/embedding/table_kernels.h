@@ -36,8 +36,9 @@ struct OutputGradient {
   float scale = 1;  // factor of a table's gradient
 };
 
-/// Gradients of the rows that a batch touches: one for each touched row, or one for each id. Both
-/// parts are float32. `squares`: the sum of the squares of each gradient.
+/// The gradient of each row that a batch touches, summed over all ids of the row. A row may be
+/// listed once, or once for each of its ids: these entries are then equal. Both parts are float32.
+/// `squares[i]`: the sum of the squares of `rows[i]`.
 struct RowGradients {
   at::Tensor rows;     // [n, dim]
   at::Tensor squares;  // [n]

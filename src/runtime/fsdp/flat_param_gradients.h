@@ -64,7 +64,7 @@ class FlatParamGradients {
   void set_reduced(const std::vector<bool>& any_contributed) { was_reduced_ = any_contributed; }
 
   // --- passes under NoSyncScope
-  /// Keeps the flat gradient of this pass for the next one.
+  /// Keeps the flat gradient of this pass for the next pass that reduces.
   void keep_unsynced();
   void drop_unsynced() { unsynced_.clear(); }
 

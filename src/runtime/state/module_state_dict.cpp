@@ -40,9 +40,10 @@ class Walk {
     const bool is_own = scopes_ == Scopes::obey && configured && configured->options;
     if (is_own) options = *configured->options;
     if (options.rank0_only && options.type != FULL) {
-      throw Error::expected(ErrorKind::invalid_argument, {}, "state_dict of " + module.name(),
-                            "the type FULL with rank0_only", "another type",
-                            "with other types, each rank has only its own shards");
+      throw Error::expected(ErrorKind::invalid_argument, {}, "rank0_only of " + module.name(),
+                            "the type FULL", "another type",
+                            "with other types, each rank has only its own shards: leave "
+                            "rank0_only off");
     }
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
@@ -114,9 +115,10 @@ void collect_meshes(const Module& module, std::optional<dist::Mesh>& found) {
     if (found && found->world_size() != mesh->world_size() && found->world_size() > 1 &&
         mesh->world_size() > 1) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "meshes of the modules in one model",
-                            "one world",
-                            std::to_string(found->world_size()) + " ranks and " +
-                                std::to_string(mesh->world_size()) + " ranks");
+                            "one world size",
+                            "meshes of " + std::to_string(found->world_size()) + " and of " +
+                                std::to_string(mesh->world_size()) + " ranks",
+                            "give all modules of a model the same mesh");
     }
     if (!found || mesh->world_size() > found->world_size()) found = std::move(mesh);
   }

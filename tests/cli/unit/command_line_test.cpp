@@ -112,7 +112,7 @@ TEST_F(CommandLineTest, WhatFollowsTwoDashesIsNoOption) {
 }
 
 TEST_F(CommandLineTest, WrongUseIsNamed) {
-  EXPECT_EQ(usage_error({}), "an argument is missing");
+  EXPECT_EQ(usage_error({}), "expected a command or a checkpoint, found no arguments");
   EXPECT_EQ(usage_error({"layout"}), "PATH is missing");
   EXPECT_EQ(usage_error({"layout", "dir", "x"}), "unexpected argument 'x'");
   EXPECT_EQ(usage_error({"ls", "dir", "--jsn"}), "unknown option --jsn");

@@ -158,7 +158,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
     inverse: apply the recipe from its targets to its sources.
     set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT} if all names begin with TEXT.
-    cast: the dtype (torch's, or its name) for floating-point tensors, except scalar optimizer state.
+    cast: the dtype (torch's, or its name) for floating-point tensors, except those without dimensions and
+        optimizer state that has a number neither for each element nor for each row.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).
