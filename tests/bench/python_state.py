@@ -4,7 +4,9 @@
     PYTHONPATH=build/python python tests/bench/python_state.py FOLDER --tensors N     many small tensors instead
 
 A layer has 64 MiB of parameters and 128 MiB of optimizer state. Prints medians of seconds and of peak memory beside the
-state, each with its ratio to DCP's. `memcpy` copies what a rank writes into memory that it has used before.
+state, each with its ratio to DCP's. `write` writes the bytes of each rank's tensors to a file and syncs it, `read` reads as
+many bytes into them: what the disk and the page cache take without any other work.
+`memcpy` copies what a rank writes into memory that it has used before.
 """
 
 import argparse
@@ -49,6 +51,36 @@ def local_tensors(state: dict) -> list[torch.Tensor]:
     return found
 
 
+def write(tensors: list[torch.Tensor], folder: Path) -> None:
+    """Writes the bytes of tensors, and nothing else, to a file of this rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{dist.get_rank()}.bytes", "wb", buffering=0) as out:
+        for tensor in tensors:
+            bytes_left = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+            while bytes_left:
+                bytes_left = bytes_left[out.write(bytes_left):]
+        os.fsync(out.fileno())
+
+
+def read(tensors: list[torch.Tensor], folder: Path) -> None:
+    """Fills tensors with this rank's share of the bytes that `write` wrote on all ranks."""
+    files = sorted(folder.glob("*.bytes"), key=lambda file: int(file.stem))
+    sizes = [file.stat().st_size for file in files]
+    at = sum(sizes) * dist.get_rank() // dist.get_world_size()
+    for tensor in tensors:
+        wanted = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+        while wanted:
+            number, offset = 0, at % sum(sizes)
+            while offset >= sizes[number]:
+                offset -= sizes[number]
+                number += 1
+            with open(files[number], "rb", buffering=0) as file:
+                file.seek(offset)
+                nbytes = file.readinto(wanted)
+            wanted = wanted[nbytes:]
+            at += nbytes
+
+
 def measure(options: argparse.Namespace, way: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -65,11 +97,13 @@ def measure(options: argparse.Namespace, way: str) -> None:
     futures = []
     ways = {"save": {"DCP": lambda path: dcp.save(trainer.state(), checkpoint_id=path),
                      "Tessera": lambda path: tessera.save(trainer.state(), path),
-                     "Tessera, dcp": lambda path: tessera.save(trainer.state(), path, format="dcp")},
+                     "Tessera, dcp": lambda path: tessera.save(trainer.state(), path, format="dcp"),
+                     "write": lambda path: write(local_tensors(trainer.state()), path)},
             "stall": {"DCP": lambda path: futures.append(dcp.async_save(trainer.state(), checkpoint_id=path)),
                       "Tessera": lambda path: futures.append(tessera.async_save(trainer.state(), path)), "memcpy": memcpy},
             "load": {"DCP": lambda path: dcp.load(trainer.state(), checkpoint_id=path),
-                     "Tessera": lambda path: tessera.load(trainer.state(), path)}}[way]
+                     "Tessera": lambda path: tessera.load(trainer.state(), path),
+                     "read": lambda path: read(local_tensors(trainer.state()), path.with_name("of write"))}}[way]
     for i in range(options.rounds + 1):  # the first round warms up
         for name, run in ways.items():
             path = root / f"of {name.split(',')[0]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,7 +105,7 @@ def _placements_text(placements: tuple[Any, ...]) -> str:
 
 
 def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...], ranks: Ranks) -> list[Shard]:
-    """Returns the boxes that have elements, sorted, with the ranks that hold each."""
+    """Returns the boxes that have elements, sorted, with the ranks that hold each. They are shared: do not change them."""
     cuts: list[tuple[int, int]] = []  # for each axis of the mesh: dimension (-1: replicated), split factor
     for placement in placements:
         if placement.is_partial():
@@ -114,19 +115,37 @@ def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...],
         if dim < 0 and not placement.is_replicate():
             raise _refuse(name, "Shard or Replicate", f"the placement {placement!r}")
         cuts.append((dim, factor))
-    mesh_shape = tuple(mesh.mesh.shape)
+    mesh_shape, mesh_ranks = _mesh_of(mesh)
     boxes = _boxes(tuple(shape), mesh_shape, tuple(cuts))
     if boxes is None:
         raise _refuse(name, "placements that give each rank one box", _placements_text(placements))
+    stranger = next((rank for rank in mesh_ranks if rank not in ranks.rank_of), None)
+    if stranger is not None:
+        raise _refuse(name, "a mesh of ranks of the process group", f"rank {stranger} in the mesh")
+    return _held_boxes(boxes, tuple(ranks.rank_of[rank] for rank in mesh_ranks), tuple(shape))
+
+
+_meshes: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], tuple[int, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the mesh's shape and its global ranks, row-major. Kept, because torch computes them anew each time."""
+    found = _meshes.get(mesh)
+    if found is None:
+        found = _meshes[mesh] = (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
+    """Unites equal boxes. `holders`: the rank with each box."""
     shards: dict[Box, list[int]] = {}
-    for box, global_rank in zip(boxes, mesh.mesh.flatten().tolist(), strict=True):
-        if global_rank not in ranks.rank_of:
-            raise _refuse(name, "a mesh of ranks of the process group", f"rank {global_rank} in the mesh")
+    for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:
-            shards.setdefault(box, []).append(ranks.rank_of[global_rank])
+            shards.setdefault(box, []).append(rank)
     if not shards:  # a tensor without elements
-        return [([0] * len(shape), list(shape), sorted(ranks.rank_of[r] for r in mesh.mesh.flatten().tolist()))]
-    return [(list(box[0]), list(box[1]), sorted(holders)) for box, holders in sorted(shards.items())]
+        return [([0] * len(shape), list(shape), sorted(holders))]
+    return [(list(box[0]), list(box[1]), sorted(of_box)) for box, of_box in sorted(shards.items())]
 
 
 @functools.lru_cache(maxsize=4096)

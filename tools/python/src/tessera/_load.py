@@ -60,15 +60,20 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     load = _Load(ranks)
     what = f"loading {path!r}"
     with ranks.holding_interrupts():
-        digests = ranks.gather(what, lambda: load.describe(state_dict, path))
-        described = ranks.gather(what, load.description) if len(set(digests)) > 1 else None
-        ranks.gather(what,
-                     lambda: load.plan(described, flag("strict", strict), flag("allow_cast", allow_cast),
-                                       names_bytes("only", only), rename))
-        ranks.gather(what,
-                     lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
-                                       progress_function(progress, f"load, rank {ranks.rank}")))
-        ranks.gather(what, lambda: load.put_back(state_dict))
+        begun = ranks.gather(what, lambda: load.begin(state_dict, path, flag("strict", strict), flag("allow_cast", allow_cast),
+                                                      names_bytes("only", only), rename))
+        if len({digests for digests, _ in begun}) > 1:
+            described = ranks.gather(what, load.description)
+            ranks.gather(what, lambda: load.plan_of_all(described))
+        elif not all(fits for _, fits in begun):
+            ranks.gather(what, load.raise_refusal)
+        has_steps = ranks.gather(what,
+                                 lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
+                                                   progress_function(progress, f"load, rank {ranks.rank}")))
+        if any(has_steps):
+            ranks.gather(what, lambda: load.put_back(state_dict))
+        else:  # nothing of the user's runs, so nothing fails
+            load.put_back(state_dict)
     return load.report()
 
 
@@ -77,38 +82,50 @@ class _Load:
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
+        self.refusal: Exception | None = None  # why this rank's state dict does not fit, if all ranks have the same
         self.missing: list[str] = []
         self.unexpected: list[str] = []
 
-    def describe(self, state_dict: MutableMapping[Any, Any], path: PathLike) -> tuple[str, str]:
-        """Returns digests of the tensors and the value names in this rank's state dict."""
+    def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, strict: bool, allow_cast: bool, only: list[bytes],
+              rename: Mapping[str, str] | None) -> tuple[tuple[str, str], bool]:
+        """Plans as if all ranks had the same tensors and names of values. Returns digests of this rank's, and whether they fit.
+
+        One exchange is enough in the usual case, that all ranks have the same digests.
+        """
         self.encoded = path_bytes("path", path)
         self.path = os.fsdecode(self.encoded)
+        self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
         self.state = JobState(state_dict, self.ranks)
-        return tensor_digest(self.state), names_digest(self.state)
+        try:
+            self._plan(_untied(describe_job(self.state)), set(self.state.values))
+        except Exception as error:
+            self.refusal = error
+        return (tensor_digest(self.state), names_digest(self.state)), self.refusal is None
+
+    def raise_refusal(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def description(self) -> tuple[Description, list[str]]:
         return describe_job(self.state), list(self.state.values)
 
-    def plan(self, described: list[tuple[Description, list[str]]] | None, strict: bool, allow_cast: bool,
-             only: list[bytes], rename: Mapping[str, str] | None) -> None:
-        """`described`: the description of each rank, if ranks differ; else None."""
-        tensors = _untied(describe_job(self.state))
-        names = set(self.state.values)
-        if described is not None:
-            tensors = merged(self.path, [of_rank for of_rank, _ in described])
-            names = names.union(*(of_rank for _, of_rank in described))
+    def plan_of_all(self, described: list[tuple[Description, list[str]]]) -> None:
+        """Plans anew, with the descriptions of all ranks."""
+        self._plan(merged(self.path, [of_rank for of_rank, _ in described]),
+                   set(self.state.values).union(*(of_rank for _, of_rank in described)))
+
+    def _plan(self, tensors: Description, names: set[str]) -> None:
         self.load = _core.Load(self.encoded)
-        renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in (rename or {}).items()]
-        self.saved = _SavedValues(self.load, rename or {}, names)
+        renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
+        self.saved = _SavedValues(self.load, self.rename, names)
         rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
-                              [name_bytes("name", name) for name in self.saved.wanted], not strict, not strict,
-                              allow_cast, only, renames)
+                              [name_bytes("name", name) for name in self.saved.wanted], not self.strict, not self.strict,
+                              self.allow_cast, self.only, renames)
         problems = [Problem(*row) for row in rows]
-        selection = _core.Selection(only)
+        selection = _core.Selection(self.only)
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
         # DCP stores nothing for an empty dict or list.
-        problems += [_missing_value(name, strict) for name in self.selected
+        problems += [_missing_value(name, self.strict) for name in self.selected
                      if name not in self.saved.found and not self._may_be_missing(name)]
         self.of_ranks = self._values_of_ranks(problems)
         errors = tuple(problem for problem in problems if problem.severity == "error")
@@ -139,7 +156,8 @@ class _Load:
                     problems += error.problems
         return found
 
-    def read(self, memory: int, threads: int, progress: Callable[[int, int], object] | None) -> None:
+    def read(self, memory: int, threads: int, progress: Callable[[int, int], object] | None) -> bool:
+        """Reads the tensors. Returns whether `put_back` calls methods of the user's objects."""
         import torch
 
         self.values = {name: self.saved.value(name) for name in self.selected
@@ -165,6 +183,7 @@ class _Load:
             if not _are_same_bits(tensor, copy):
                 raise Error(f"{name}: tied tensors: expected what the checkpoint has under {first}, as both are one tensor "
                             "in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
+        return bool(self.state.objects or self.of_ranks)
 
     @staticmethod
     def _address(tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 from ._errors import Error
 
 T = TypeVar("T")
+
+_SHORT_NBYTES = 1024  # of a message that needs no second collective
 
 
 class Ranks:
@@ -110,11 +113,8 @@ class Ranks:
         return good
 
     def _exchange(self, what: str, own: Any, raised: BaseException | None) -> list[Any]:
-        import torch.distributed as dist
-
-        results: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(results, (what.split(" ", 1)[0], own), group=self._group)
+            results = self._all_gather(pickle.dumps((what.split(" ", 1)[0], own)))
         except RuntimeError as error:
             if raised is not None:
                 raise raised from None
@@ -123,3 +123,23 @@ class Ranks:
             if doing != what.split(" ", 1)[0]:
                 raise Error(f"{what}: expected the same call on all ranks, found rank {rank} {doing}", kind="mismatch")
         return [result for _, result in results]
+
+    def _all_gather(self, own: bytes) -> list[Any]:
+        """Returns the unpickled messages of all ranks. Short ones take one collective, where all_gather_object takes two."""
+        import torch
+        import torch.distributed as dist
+
+        def exchange(message: bytes, nbytes: int) -> list[bytes]:
+            sent = torch.zeros(nbytes, dtype=torch.uint8)
+            sent[:len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+            received = [torch.empty_like(sent) for _ in range(self.size)]
+            dist.all_gather(received, sent, group=self._group)
+            return [each.numpy().tobytes() for each in received]
+
+        begins = exchange(len(own).to_bytes(8, "little") + own[:_SHORT_NBYTES], 8 + _SHORT_NBYTES)
+        sizes = [int.from_bytes(begin[:8], "little") for begin in begins]
+        if max(sizes) > _SHORT_NBYTES:
+            messages = exchange(own, max(sizes))
+        else:
+            messages = [begin[8:] for begin in begins]
+        return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
