@@ -189,7 +189,8 @@ class Builder {
     const std::int64_t in_matrix = matrix.num_matrices == 0 ? 0 : numel / matrix.num_matrices;
     if (matrix.num_rows == 0 || matrix.num_columns == 0 ||
         numel != in_matrix * matrix.num_matrices || in_matrix == 0) {
-      refuse_scales("scales for each matrix of the codes " + shape_to_string(codes_.shape));
+      refuse_scales("equally many scales for each matrix of the codes " +
+                    shape_to_string(codes_.shape));
     }
     matrix.block_rows = matrix.num_rows;
     matrix.block_columns = matrix.num_columns;
@@ -204,9 +205,8 @@ class Builder {
     const std::int64_t rows = in_matrix / columns;
     const std::set<QuantizationConfig::Block> blocks = block_sizes(matrix, rows, columns);
     if (blocks.size() != 1) {
-      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) + ", and " +
-                    (blocks.empty() ? "the size of their blocks" : "one size of blocks for them") +
-                    " in the quantization_config of config.json");
+      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) +
+                    ", and their block size in the quantization_config of config.json");
     }
     std::tie(matrix.block_rows, matrix.block_columns) = *blocks.begin();
   }
@@ -261,7 +261,7 @@ class Builder {
   float number_of(std::size_t tensor) const {
     const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
     if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {
-      refuse("one second scale", meta.fqn + " " + shape_to_string(meta.shape));
+      refuse("a second scale that is one number", meta.fqn + " " + shape_to_string(meta.shape));
     }
     std::vector<std::byte> bytes(itemsize(meta.dtype));
     open(tensor).read({0, 1}, bytes);
@@ -278,7 +278,7 @@ class Builder {
       shape[shape.size() - 2] *= shape.back();
       shape.resize(shape.size() - 1);
     }
-    if (shape.empty()) refuse("codes with two dimensions or more", "none");
+    if (shape.empty()) refuse("codes with two dimensions or more", "codes without dimensions");
     shape.back() *= 2;
     QuantizedWeight weight{.shape = shape, .matrix = matrix_of(shape, CodeForm::fp4_pairs)};
     set_blocks(weight.matrix);
@@ -286,7 +286,7 @@ class Builder {
       const bool divides = reader_.contents().tensors[*second].meta.fqn.ends_with("_global_scale");
       (divides ? weight.matrix.scale_divisor : weight.matrix.scale_factor) = number_of(*second);
     } else if (parts_.scheme == "nvfp4") {
-      refuse("a second scale for all of the weight", "none");
+      refuse("a second scale, one number for the whole weight", "none");
     }
     if (has_blocks) {
       weight.is_transposed = true;
@@ -317,7 +317,7 @@ class Builder {
 
   QuantizedWeight build_packed() const {
     const auto described = companion("shape");
-    if (!described) refuse("the shape of the weight, in a tensor", "none");
+    if (!described) refuse("a tensor that holds the shape of the weight", "none");
     const Shape shape = [&] {
       const auto sizes = integers_of(*described);
       return Shape(sizes.begin(), sizes.end());
@@ -327,7 +327,8 @@ class Builder {
                           std::equal(shape.begin(), shape.end() - 1, codes_.shape.begin()) &&
                           shape.back() > 0;
     if (!has_rows) {
-      refuse("codes of a weight " + shape_to_string(shape), shape_to_string(codes_.shape));
+      refuse("codes whose shape fits a weight of shape " + shape_to_string(shape),
+             shape_to_string(codes_.shape));
     }
     QuantizedWeight weight{.codes_suffix = "_packed",
                            .shape = shape,
@@ -368,7 +369,7 @@ class Builder {
     const std::int64_t num_columns = scales_.shape[1];
     const bool is_awq = codes_.shape[1] != num_columns;
     if (is_awq && codes_.shape[1] * 8 != num_columns) {
-      refuse_scales("scales for codes " + shape_to_string(codes_.shape));
+      refuse_scales("scales whose shape fits codes " + shape_to_string(codes_.shape));
     }
     const TensorMeta& zeros_meta = reader_.contents().tensors[*zeros].meta;
     const std::int64_t zero_words = zeros_meta.shape.size() == 2 ? zeros_meta.shape[1] : 0;
@@ -381,7 +382,7 @@ class Builder {
              "codes of " + std::to_string(bits));
     }
     const std::int64_t num_rows = is_awq ? codes_.shape[0] : codes_.shape[0] * 32 / bits;
-    if (num_rows == 0 || num_columns == 0) refuse("codes", "none");
+    if (num_rows == 0 || num_columns == 0) refuse("at least one code", "none");
     QuantizedWeight weight{.codes_suffix = "qweight",
                            .suffix = "weight",
                            .shape = {num_columns, num_rows},

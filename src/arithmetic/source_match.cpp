@@ -47,7 +47,7 @@ class Match {
       const auto tied = first_entries_.find_tensor(name);
       problems_.push_back(
           tied ? combine_problem(name,
-                                 "a second name of " +
+                                 "tied to " +
                                      printable(first_.contents().tensors[*tied].meta.fqn) +
                                      ", as in " + printable(first_.path()),
                                  "a separate tensor in " + printable(other_.path()))
@@ -78,7 +78,7 @@ class Match {
       const std::string& name = other_.contents().tensors[tensor].meta.fqn;
       if (!other_entries_.tensors().contains(name)) continue;
       problems_.push_back(combine_problem(name, "all files of " + printable(other_.path()),
-                                          "no " + printable(pieces.begin()->second)));
+                                          "no file " + printable(pieces.begin()->second)));
     }
   }
 

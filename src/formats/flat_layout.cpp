@@ -63,8 +63,9 @@ FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
   if (parameter.offset < 0 || !end || *end > vector.numel_padded) {
     throw Error::expected(
         ErrorKind::corruption, {.path = path, .fqn = parameter.fqn}, "place in " + vector.key,
-        "within [0, " + std::to_string(vector.numel_padded) + ")",
-        shape_to_string(parameter.shape) + " at " + std::to_string(parameter.offset));
+        "elements within [0, " + std::to_string(vector.numel_padded) + ")",
+        "shape " + shape_to_string(parameter.shape) + " from element " +
+            std::to_string(parameter.offset));
   }
   return parameter;
 }

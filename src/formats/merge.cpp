@@ -220,10 +220,10 @@ class MergedReader final : public CheckpointReader {
       }
     } else if (kind == TensorCollision::parts) {
       collide(name, "one source with that name",
-              found + ": the parts of one tensor, which a merge does not join", {});
+              found + " (the parts of one tensor, which a merge does not join)", {});
     } else {
       if (kind == TensorCollision::different && !has_value(entries))
-        found += ", with different bytes: versions of one tensor, or its parts";
+        found += ", with different bytes (versions of one tensor, or its parts)";
       collide(name, "one source with that name", std::move(found));
     }
   }
@@ -299,7 +299,7 @@ class MergedReader final : public CheckpointReader {
       if (contents.tensors.empty() && contents.values.empty())
         paths.push_back(source.reader->path());
     }
-    note(paths, "none", "a tensor or a value in each source");
+    note(paths, "a source without any", "a tensor or a value in each source");
   }
 
   static bool has_value(std::span<const Named> entries) {

@@ -167,7 +167,7 @@ class ManifestParser {
       return;
     }
     if (line.starts_with(kFilesLabel)) {
-      if (files_) refuse(where, "one digest of the files", "another");
+      if (files_) refuse(where, "one line `files:`", "a second one");
       files_ = line.substr(kFilesLabel.size());
       return;
     }

@@ -191,8 +191,9 @@ class Proof {
     report_.notes.push_back({.severity = Finding::Severity::note,
                              .rule = "unwrap",
                              .where = {.path = rules_.path},
-                             .expected = "names with their wrappers after the inverse",
-                             .found = std::to_string(count) + " tensors without them"});
+                             .expected = "the source's names after the inverse",
+                             .found = std::to_string(count) +
+                                      " names without the wrappers that \"unwrap\" removes"});
   }
 
   void compare(const Transformation& again, const EqualSources& equal,

@@ -376,7 +376,7 @@ void Transformer::keep_rest() {
   for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
     if (rule_of_input_[i]) continue;
     if (rules_.rest == Rest::refuse) {
-      problem("rest", *input_of(i).name, "a rule that names it, or \"rest\": \"keep\"", "none");
+      problem("rest", *input_of(i).name, "a rule for this name, or \"rest\": \"keep\"", "neither");
     }
     keep_input(input_of(i));
   }

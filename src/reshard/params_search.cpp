@@ -33,8 +33,8 @@ bool fits(const NumberedParam& param, const ParamCandidate& candidate) {
 
 [[noreturn]] void refuse_several(const std::string& path, const NumberedParam& param,
                                  const ParamCandidate& first, const ParamCandidate& second) {
-  refuse(path, "one way to name them by shape",
-         "several: number " + in_words(param) + ", may be " + printable(first.name) + " or " +
+  refuse(path, "shapes that tell which number is which parameter",
+         "equal ones: number " + in_words(param) + ", may be " + printable(first.name) + " or " +
              printable(second.name));
 }
 

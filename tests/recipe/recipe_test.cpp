@@ -327,7 +327,8 @@ TEST(RecipeTest, RenamesParametersInGroups) {
   apart.add_value("optim.param_groups.1.params", Value::List{"b"});
   EXPECT_THAT(
       message_of([&] { applied(apart, recipe, with_prefix()); }),
-      HasSubstr("ab: param_groups: expected parameters that become one tensor in one group"));
+      HasSubstr("ab: param_groups: expected parameters that become one tensor to be in one "
+                "parameter group, found them in two groups"));
 }
 
 TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
@@ -374,7 +375,7 @@ TEST(RecipeTest, WrappersAreLeftOutOfNames) {
   EXPECT_FALSE(report.is_invertible);  // where the wrappers were is lost
   ASSERT_EQ(report.notes.size(), 1U);
   EXPECT_EQ(report.notes[0].rule, "unwrap");
-  EXPECT_EQ(report.notes[0].found, "4 tensors without them");
+  EXPECT_EQ(report.notes[0].found, "4 names without the wrappers that \"unwrap\" removes");
 }
 
 TEST(RecipeTest, RulesSeeNamesWithoutWrappers) {
@@ -523,7 +524,7 @@ TEST(RecipeTest, EachNameHasOneRuleAndOneTensor) {
                 applied(source,
                         parsed(R"({"from": "a.{L}", "to": "b.{L}"}, {"from": "a.0", "to": "c"})"));
               }),
-              HasSubstr("a.0: rule 2: expected one rule that names it, found also rule 1"));
+              HasSubstr("a.0: rule 2: expected one rule whose \"from\" matches this name, found also rule 1"));
   EXPECT_THAT(message_of([&] {
                 applied(source,
                         parsed(R"({"from": "a.0", "to": "b"}, {"from": "a.1", "to": "b"})"));

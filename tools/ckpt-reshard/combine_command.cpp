@@ -119,7 +119,7 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
     refuse("--normalize", "weights whose sum is not 0",
-           sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which rounding has left");
+           sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which is 0 but for rounding");
   }
   formula.divisor = sum;
   return formula;
@@ -164,7 +164,7 @@ void require_other_destination(const std::vector<std::string>& sources,
     std::error_code ignored;
     if (!std::filesystem::equivalent(source, destination, ignored)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
-                          "a path other than those of the sources", "one of them",
+                          "a path other than those of the sources", "the path of a source",
                           "write to another path, then rename it");
   }
 }

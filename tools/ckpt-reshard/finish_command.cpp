@@ -46,8 +46,8 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   const std::optional<RecordedCommand> command = command_from_text(work.command(), work.path());
   if (!command) {
     throw Error::expected(ErrorKind::unsupported, {.path = work.path()}, "workers",
-                          "workers that ran ckpt-reshard", "others",
-                          "run any of them again with resume, which finishes complete work");
+                          "workers that ran ckpt-reshard", "workers of the Python package",
+                          "run any of them again with resume=True, which finishes complete work");
   }
   const std::string folder = fs.resolve_links(work.path());
   std::error_code error;

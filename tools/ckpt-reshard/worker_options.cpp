@@ -35,7 +35,7 @@ PartOfWork launched_part(const std::string& workers) {
   }
   if (is_auto && launched->num_processes == 0) {
     refuse_option("--workers",
-                  "the number of workers, which " + launched->index_variable + " comes without",
+                  "a number, because no variable beside " + launched->index_variable + " tells it",
                   "auto");
   }
   const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};

@@ -564,7 +564,8 @@ class Parser {
     }
     if (const std::string spelled = spell(path); spelled != name) {
       keys.fail(ErrorKind::corruption,
-                "key path: expected keys that spell the name, found " + printable(spelled));
+                "key path: expected keys that are the name when joined by dots, found keys of " +
+                    printable(spelled));
     }
     if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
     return path;

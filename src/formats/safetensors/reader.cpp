@@ -556,7 +556,7 @@ class SafetensorsReader final : public CheckpointReader {
           .where = {.path = path_},
           .expected = "shards of ranks 1 to " + std::to_string(*ranks.rbegin()),
           .found = "none of rank " + std::to_string(missing) +
-                   " (had it nothing to save, or is its file lost?)"});
+                   " (did this rank have nothing to save, or is its file lost?)"});
   }
 
   /// Notes files that are read as one checkpoint although neither an index nor their names say that
@@ -666,8 +666,9 @@ class SafetensorsReader final : public CheckpointReader {
       if (is_taken || contents_.find_tensor(alias.target) == nullptr) {
         throw Error::expected(
             ErrorKind::corruption, {.path = path_, .fqn = alias.fqn}, detail::kAliasesKey,
-            is_taken ? "an unused name" : "the name of a tensor",
-            is_taken ? "a name that is in use" : "'" + printable(alias.target) + "'");
+            is_taken ? "a name that no other entry has" : "an alias of a tensor",
+            is_taken ? "the name of another entry"
+                     : "an alias of '" + printable(alias.target) + "', which is no tensor");
       }
       previous = &alias;
     }
@@ -686,8 +687,8 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
     if (values_.empty()) return;
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
-                          detail::kStructureKey, "no values, as they have their own file",
-                          "this value");
+                          detail::kStructureKey, "no values here, because they have their own file",
+                          "a value of this name");
   }
 
   void read_values(const FileSet& set) {

@@ -77,7 +77,9 @@ class ValuesFileReader {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
     // Otherwise a format that nests by key paths would give the entry another name.
-    if (spell(*key_path) != name) refuse(name, "key_paths", "keys that spell the name");
+    if (spell(*key_path) != name) {
+      refuse(name, "key_paths", "keys that are the name when joined by dots");
+    }
     return std::move(*key_path);
   }
 

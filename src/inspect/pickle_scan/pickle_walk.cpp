@@ -691,7 +691,7 @@ class Walk {
   }
 
   void note_unknown_array() {
-    reach_limit("a raw array with a shape and dtype that NumPy writes", "another one");
+    reach_limit("a raw array with a shape and dtype that NumPy writes", "another shape or dtype");
   }
 
   /// Walks the nested pickle of an array of objects. A second loader reads this pickle before the
