@@ -231,8 +231,8 @@ class Combination {
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
          .expected = "the same texts beside the tensors in all sources",
-         .found = "other texts in later sources, which are left out: '" +
-                  printable(*left.begin()) + "'" + others});
+         .found = "other texts in later sources, which are left out: '" + printable(*left.begin()) +
+                  "'" + others});
   }
 
   void add_findings_of_others() {

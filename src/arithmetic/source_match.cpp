@@ -47,8 +47,7 @@ class Match {
       const auto tied = first_entries_.find_tensor(name);
       problems_.push_back(
           tied ? combine_problem(name,
-                                 "tied to " +
-                                     printable(first_.contents().tensors[*tied].meta.fqn) +
+                                 "tied to " + printable(first_.contents().tensors[*tied].meta.fqn) +
                                      ", as in " + printable(first_.path()),
                                  "a separate tensor in " + printable(other_.path()))
                : combine_problem(name, "a tensor of this name in all sources",

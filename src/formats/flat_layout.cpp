@@ -61,11 +61,11 @@ FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
   validate_tensor_meta({parameter.fqn, vector.dtype, parameter.shape}, path);
   const auto end = checked_add(parameter.offset, numel_of(parameter.shape));
   if (parameter.offset < 0 || !end || *end > vector.numel_padded) {
-    throw Error::expected(
-        ErrorKind::corruption, {.path = path, .fqn = parameter.fqn}, "place in " + vector.key,
-        "elements within [0, " + std::to_string(vector.numel_padded) + ")",
-        "shape " + shape_to_string(parameter.shape) + " from element " +
-            std::to_string(parameter.offset));
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = parameter.fqn},
+                          "place in " + vector.key,
+                          "elements within [0, " + std::to_string(vector.numel_padded) + ")",
+                          "shape " + shape_to_string(parameter.shape) + " from element " +
+                              std::to_string(parameter.offset));
   }
   return parameter;
 }

@@ -220,10 +220,10 @@ class MergedReader final : public CheckpointReader {
       }
     } else if (kind == TensorCollision::parts) {
       collide(name, "one source with that name",
-              found + " (the parts of one tensor, which a merge does not join)", {});
+              found + ": the parts of one tensor, which a merge does not join", {});
     } else {
       if (kind == TensorCollision::different && !has_value(entries))
-        found += ", with different bytes (versions of one tensor, or its parts)";
+        found += ", with different bytes: versions of one tensor, or its parts";
       collide(name, "one source with that name", std::move(found));
     }
   }

@@ -514,9 +514,10 @@ TEST(LoraTest, MatricesMustMakeTheWeight) {
   adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));
   const auto result =
       combined({{base_of({5, 3}, {{whole_box(Shape{5, 3}), 0}})}}, {}, std::move(adapters));
-  EXPECT_THAT(texts(result.problems),
-              ElementsAre(HasSubstr("w.weight: combine: expected matrices whose product is float32 [5, "
-                                    "3], found float32 [4, 2] and float32 [2, 3]")));
+  EXPECT_THAT(
+      texts(result.problems),
+      ElementsAre(HasSubstr("w.weight: combine: expected matrices whose product is float32 [5, "
+                            "3], found float32 [4, 2] and float32 [2, 3]")));
 }
 
 }  // namespace

@@ -251,7 +251,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          source.add({"w", DType::uint8, {2}}, test::Bytes(2),
                     {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
        }},
-      {"a.c: key path: expected keys that are the name when joined by dots, found keys of a.b", invalid,
+      {"a.c: key path: expected keys that are the name when joined by dots, found keys of a.b",
+       invalid,
        [](auto& source) {
          add_byte(source, "a.c", {"a", "b"});
        }},

@@ -325,10 +325,9 @@ TEST(RecipeTest, RenamesParametersInGroups) {
   MemoryCheckpoint apart = with_adam({7, 7});
   apart.add_value("optim.param_groups.0.params", Value::List{"a"});
   apart.add_value("optim.param_groups.1.params", Value::List{"b"});
-  EXPECT_THAT(
-      message_of([&] { applied(apart, recipe, with_prefix()); }),
-      HasSubstr("ab: param_groups: expected parameters that become one tensor to be in one "
-                "parameter group, found them in two groups"));
+  EXPECT_THAT(message_of([&] { applied(apart, recipe, with_prefix()); }),
+              HasSubstr("ab: param_groups: expected parameters that become one tensor to be in one "
+                        "parameter group, found them in two groups"));
 }
 
 TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
@@ -520,11 +519,12 @@ TEST(RecipeTest, EachNameHasOneRuleAndOneTensor) {
   MemoryCheckpoint source;
   source.add({"a.0", DType::float32, {1}}, numbers(1));
   source.add({"a.1", DType::float32, {1}}, numbers(1));
-  EXPECT_THAT(message_of([&] {
-                applied(source,
-                        parsed(R"({"from": "a.{L}", "to": "b.{L}"}, {"from": "a.0", "to": "c"})"));
-              }),
-              HasSubstr("a.0: rule 2: expected one rule whose \"from\" matches this name, found also rule 1"));
+  EXPECT_THAT(
+      message_of([&] {
+        applied(source, parsed(R"({"from": "a.{L}", "to": "b.{L}"}, {"from": "a.0", "to": "c"})"));
+      }),
+      HasSubstr(
+          "a.0: rule 2: expected one rule whose \"from\" matches this name, found also rule 1"));
   EXPECT_THAT(message_of([&] {
                 applied(source,
                         parsed(R"({"from": "a.0", "to": "b"}, {"from": "a.1", "to": "b"})"));

@@ -432,11 +432,12 @@ TEST(OptimizerParamsTest, AutoTakesNamesThatTorchStored) {
 }
 
 TEST(OptimizerParamsTest, AutoWithoutAnOrderTakesOnlyWhatShapesDecide) {
-  EXPECT_THAT([&] { two_groups().named(kAuto); },
-              ThrowsError(ErrorKind::mismatch,
-                          "src: parameters of the optimizer: expected shapes that tell which "
-                          "number is which parameter, found equal ones: number 2 of shape [3], may be "
-                          "model.norm.bias or model.norm.weight"));
+  EXPECT_THAT(
+      [&] { two_groups().named(kAuto); },
+      ThrowsError(ErrorKind::mismatch,
+                  "src: parameters of the optimizer: expected shapes that tell which "
+                  "number is which parameter, found equal ones: number 2 of shape [3], may be "
+                  "model.norm.bias or model.norm.weight"));
   Source distinct;
   distinct.tensor("model.a", {2}).tensor("model.b", {3});
   distinct.state(0, {3}).state(1, {2}).group(0, {0, 1});

@@ -27,8 +27,8 @@ inline constexpr int kInspectJsonSchema = 1;
 
 /// The help text of the argument PATH.
 inline constexpr const char* kPathHelp =
-    "A checkpoint: native, safetensors, DCP or torch.save. The tool detects the format. - reads "
-    "standard input";
+    "A checkpoint of any format that ckpt-inspect --help lists. The tool detects the format. - "
+    "reads standard input";
 
 /// The checkpoint and the names in it that a command reads.
 struct SourceOptions {

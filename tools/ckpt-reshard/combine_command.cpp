@@ -118,8 +118,9 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   // Weights such as 0.1 + 0.2 - 0.3 cancel, but rounding leaves a little.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
-    refuse("--normalize", "weights whose sum is not 0",
-           sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which is 0 but for rounding");
+    refuse(
+        "--normalize", "weights whose sum is not 0",
+        sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which is 0 but for rounding");
   }
   formula.divisor = sum;
   return formula;
@@ -265,8 +266,10 @@ void add_combine_command(CommandLine& line, CombineCommandOptions& options, Term
           "adapters merged into it. Sources may have any format and sharding. DST has the names, "
           "dtypes, pieces and extra files of the first source.")
       .describe(
-          "Sums are computed in float64 and rounded once. All sources must have the same names and "
-          "shapes. Optimizer state has no sum; --drop-optimizer leaves it out.")
+          "Sums are computed in float64 (or as --accumulate says) and rounded once. All sources "
+          "must "
+          "have the same names and shapes. Optimizer state has no sum; --drop-optimizer leaves it "
+          "out.")
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite")
       .arguments("SRC...", options.sources, "The checkpoints of --average and --ema");

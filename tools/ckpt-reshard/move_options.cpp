@@ -90,7 +90,7 @@ void add_move_options(Command& command, MoveOptions& options) {
               "JSON file: a mesh of ranks, and for each pattern of names the dimension that each "
               "axis of the mesh cuts (such as FSDP with tensor parallelism)")
       .option("--like", "OTHER", options.like_path,
-              "Give each tensor the pieces that it has in another checkpoint")
+              "Cut each tensor as the checkpoint OTHER cuts the tensor of the same name")
       .option("--plan", "FILE", options.table_plan_path,
               "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
@@ -118,8 +118,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--dequantize", "DTYPE", options.dequantize,
               "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating-point tensors, except those without dimensions, and optimizer state "
-              "that has a number neither for each element nor for each row")
+              "Convert floating-point tensors to DTYPE, but no tensor without dimensions, and no "
+              "optimizer state that has a number neither for each element nor for each row")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },
@@ -129,8 +129,8 @@ void add_move_options(Command& command, MoveOptions& options) {
                    "Most bytes in one file, such as 5GB. Safetensors format only")
       .option(
           "--device-mesh", "TYPE:NAMES", options.device_mesh,
-          "The trainer's mesh, which the tensors of ranks' files name, such as cuda:ddp,fsdp or "
-          "cpu (default: cuda:fsdp). Format rank_files only")
+          "Device type and axis names of the trainer's mesh, to write into each rank's file, such "
+          "as cuda:ddp,fsdp or cpu (default: cuda:fsdp). Format rank_files only")
       .flag("--allow-missing", options.allow_missing,
             "Leave out what is incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,

@@ -60,12 +60,12 @@ void add_worker_options(Command& command, WorkerOptions& options) {
       .option("--part", "I/N", options.part,
               "Write part I (from 0) of N, while other workers write the others; whoever ends last "
               "makes DST appear")
-      .option(
-          "--workers", "N", options.workers,
-          "Like --part, with I from the launcher (Slurm, MPI, torchrun, Kubernetes); auto takes "
-          "N from there, too")
+      .option("--workers", "N", options.workers,
+              "Like --part I/N, with I from the launcher (Slurm, MPI, torchrun, Kubernetes). auto: "
+              "with "
+              "N from the launcher, too")
       .flag("--take-over", options.take_over,
-            "After the own part, write those that no living worker writes");
+            "After its own part, also write the parts of workers that died or never started");
 }
 
 std::optional<PartOfWork> part_of_worker(const WorkerOptions& options) {

@@ -121,7 +121,7 @@ def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...],
         raise _refuse(name, "placements that give each rank one box", _placements_text(placements))
     stranger = next((rank for rank in mesh_ranks if rank not in ranks.rank_of), None)
     if stranger is not None:
-        raise _refuse(name, "a mesh of ranks of the process group", f"rank {stranger} in the mesh")
+        raise _refuse(name, "a mesh of ranks of the process group", f"rank {stranger}, which is not in the group")
     return _held_boxes(boxes, tuple(ranks.rank_of[rank] for rank in mesh_ranks), tuple(shape))
 
 
