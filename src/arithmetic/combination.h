@@ -23,10 +23,10 @@ struct Step {
   double weight = 1.0;
 };
 
-/// In which numbers sums are computed.
+/// The dtype in which sums are computed.
 enum class Accumulation { float64, float32 };
 
-/// Whether these numbers can hold a weight: it stays finite, and only a weight of 0 becomes 0.
+/// Whether this dtype can hold a weight: the weight stays finite, and only a weight of 0 becomes 0.
 bool can_hold(Accumulation accumulation, double weight);
 
 /// What the combined tensors are rounded to.

@@ -145,8 +145,8 @@ class Builder {
   [[noreturn]] static void refuse(std::string expected, std::string found) {
     throw Refusal{std::move(expected), std::move(found)};
   }
-  /// Returns the scales of a matrix without the dimensions that ModelOpt keeps of a block of its
-  /// elements: [rows of blocks, 1, columns of blocks, 1].
+  /// Removes the dimensions of size 1 that ModelOpt adds to the scales of a matrix: [rows of
+  /// blocks, 1, columns of blocks, 1] becomes [rows of blocks, columns of blocks].
   static TensorMeta without_ones(TensorMeta scales, std::size_t num_dimensions) {
     const Shape& shape = scales.shape;
     if (num_dimensions == 2 && shape.size() == 4 && shape[1] == 1 && shape[3] == 1) {
@@ -170,7 +170,8 @@ class Builder {
   }
   TensorReader open(std::size_t tensor) const { return TensorReader(reader_, tensor); }
 
-  /// Returns matrices that consist of the last two of some dimensions.
+  /// Returns the matrices in codes of this shape: the last two dimensions are rows and columns, the
+  /// others count the matrices.
   QuantizedMatrix matrix_of(const Shape& shape, CodeForm form) const {
     if (shape.size() < 2) refuse("codes with two dimensions or more", shape_to_string(shape));
     QuantizedMatrix matrix{.num_rows = shape[shape.size() - 2],
@@ -257,7 +258,7 @@ class Builder {
     return weight;
   }
 
-  /// Returns the one number of a companion.
+  /// Returns the number in a companion tensor of one element.
   float number_of(std::size_t tensor) const {
     const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
     if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {

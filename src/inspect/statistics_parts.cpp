@@ -37,9 +37,8 @@ class Entry {
   Entry(const std::string& path, const Value& object) : path_(path), object_(object) {}
 
   const std::string& name() const {
-    const auto* text = object_.find("name") == nullptr
-                           ? nullptr
-                           : object_.find("name")->get_if<std::string>();
+    const auto* text =
+        object_.find("name") == nullptr ? nullptr : object_.find("name")->get_if<std::string>();
     if (text == nullptr) refuse("name", "a string");
     return *text;
   }

@@ -282,7 +282,8 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
 void Transformer::follow_state(const Rule& rule, const Instance& instance,
                                const std::vector<std::size_t>& inputs,
                                const std::vector<std::string>& targets) {
-  // By the name of a state without the parameter's name: that state of each parameter.
+  // Key: a state's name without the parameter's name (`optim.state.`, `.exp_avg`). Value: this
+  // state of each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
     if (input_of(input).is_alias) continue;

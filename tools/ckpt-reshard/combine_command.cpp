@@ -126,7 +126,7 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   return formula;
 }
 
-/// Refuses weights that the numbers in which sums are computed cannot hold.
+/// Refuses weights that the dtype of the sums cannot hold.
 void check_weights(const Formula& formula, const CombineCommandOptions& options) {
   const auto check = [&](const std::string& option, const std::string& what, double number) {
     if (arithmetic::can_hold(options.accumulation, number)) return;

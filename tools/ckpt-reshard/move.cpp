@@ -148,7 +148,7 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
 }
 
 /// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
-/// them. What a merge collides in is reported first.
+/// them. Names that several sources of a merge have are reported first.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
                        const std::function<MoveSource(const FileSystem& fs)>& open,

@@ -92,7 +92,8 @@ struct OptionFiles {
   std::string recipe;  // with the source's config.json
 };
 
-// What the options mean to the core. Throws: UsageError that names the option.
+// These functions return the options as the core takes them. Throws: UsageError that names the
+// option.
 reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files);
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan);

@@ -378,7 +378,7 @@ class SafetensorsReader final : public CheckpointReader {
     auto saved_offsets = read_saved_offsets(header.metadata, path);
     const bool is_of_dcp = saved_offsets.has_value();
     if (is_of_dcp && set.is_single_file) {
-      // What is in the file can be moved only as whole tensors: the rest of each is elsewhere.
+      // The rest of each tensor is in other files. So this file's part counts as the whole tensor.
       if (!contents_.part) contents_.part = part_of_ranks(fs_, path, has_offset(*saved_offsets));
       if (contents_.part) saved_offsets.reset();
     }
@@ -539,8 +539,8 @@ class SafetensorsReader final : public CheckpointReader {
           .found = "other texts for " + keys + " (those of the first file are kept)"});
   }
 
-  /// Notes numbers that no shard of PyTorch's ranks has: such a rank had nothing to save, or its
-  /// file is lost. The numbers do not tell of the last rank.
+  /// Adds a note if the ranks in the files' names have a gap (1, 2, 4): rank 3 had nothing to save,
+  /// or its file is lost. A missing last rank is not noticed.
   void note_missing_ranks(const FileSet& set) {
     std::set<std::uint64_t> ranks;
     for (const std::string& name : set.names) {

@@ -301,9 +301,8 @@ class FileLayout {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
     for (const auto& [key, text] : contents_.annotations) {
-      // If an annotation's text is a tensor's name, readers would take the annotation for an alias
-      // of that tensor; if its key has a meaning, for that. So such annotations are stored together
-      // under another key.
+      // Readers take an annotation for an alias if its text is a tensor's name, and give a reserved
+      // key its own meaning. So these annotations are stored together under kTextsKey.
       if (contents_.find_tensor(text) != nullptr || detail::is_reserved_key(key)) {
         texts.emplace_back(key, text);
       } else {

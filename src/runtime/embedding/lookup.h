@@ -43,7 +43,7 @@ struct PooledColumns {
   std::int64_t width = 0;           // of a sample's row
 };
 
-/// Bags whose rows are on the device: ids of cached tables are slots of their caches.
+/// Bags whose rows are on the device. For a cached table, the ids are slots of its cache.
 struct ResidentBags {
   LocalBags bags;
   std::vector<std::vector<std::int64_t>> slots;  // of each cached table, in order
