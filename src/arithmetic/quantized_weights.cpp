@@ -89,7 +89,7 @@ class QuantizationConfig {
     if (!rows || !columns || *rows < 1 || *columns < 1) return std::nullopt;
     return Block(*rows, *columns);
   }
-  /// The member `weights` of each member of `config_groups` (compressed-tensors).
+  /// Returns the member `weights` of each member of `config_groups` (compressed-tensors).
   std::vector<const Value*> weights_of_groups() const {
     std::vector<const Value*> result;
     const Value* const groups = config_ ? config_->find("config_groups") : nullptr;

@@ -72,7 +72,8 @@ class MergedReader final : public CheckpointReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
-  /// Names that another source has given are left out.
+  /// Returns the orders of all sources, with the new names, and without entries that another source
+  /// has given.
   std::vector<std::vector<std::string>> dict_orders() const override {
     std::vector<std::vector<std::string>> orders;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
@@ -307,7 +308,7 @@ class MergedReader final : public CheckpointReader {
                                [](const Named& entry) { return entry.kind == EntryKind::value; });
   }
 
-  /// Compares entries of one name: tensors, also those that an alias names, or values.
+  /// Compares entries of one name: tensors (an alias counts as its tensor) or values.
   TensorCollision compare(std::span<const Named> entries) const {
     std::vector<TensorOfSource> tensors;
     std::vector<const Named*> values;
@@ -338,7 +339,7 @@ class MergedReader final : public CheckpointReader {
     return static_cast<std::size_t>(target - contents.tensors.data());
   }
 
-  /// A value that cannot be read is equal to none.
+  /// Whether two values are equal. A value that cannot be read equals no other value.
   bool have_equal_values(const Named& a, const Named& b) const {
     if (&a == &b) return true;
     try {

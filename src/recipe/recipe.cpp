@@ -143,7 +143,7 @@ class OperationParser {
     if (real == nullptr) json.refuse("a number", value_to_string(value));
     return *real;
   }
-  /// The member of that name as a number; `otherwise` if the member is missing.
+  /// Returns the member of that name as a number; `otherwise` if the member is missing.
   std::int64_t member(const RecipeJson& json, const Value& value, std::string_view key,
                       std::optional<std::int64_t> otherwise = {}) const {
     const Value* found = value.find(key);

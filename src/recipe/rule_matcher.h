@@ -43,7 +43,8 @@ class RuleMatcher {
   RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,
               ReportProblem report);
 
-  /// Finds the rule that matches a name. Reports a problem if two rules do.
+  /// Returns the rule that matches a name; nothing if none does. If two rules match, reports a
+  /// problem and returns nothing.
   std::optional<Match> match(const std::string& name) const;
   /// Adds an input to the instance of the rule that it matches.
   void add(std::size_t input, Match match);

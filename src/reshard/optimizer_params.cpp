@@ -277,7 +277,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     return false;
   }
 
-  /// Does the same for a name that comes without its path.
+  /// Returns a name with its number replaced. Does this for names that come without their paths.
   std::string renamed_text(const std::string& name) const {
     const std::string front = root_ + "state.";
     if (!name.starts_with(front)) return name;

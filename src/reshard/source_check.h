@@ -29,10 +29,11 @@ void report_opening_findings(const formats::CheckpointContents& source, Relaxati
 /// Notes the classes whose objects the reader turned into entries or dicts.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 
-/// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.
+/// Returns whether the pieces hold every element once. `missing` may allow holes, but never
+/// overlaps.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 
-/// Checks that the shape of state fits its parameter, because a file may contain anything.
+/// Returns whether the shape of state fits its parameter: a file may contain anything.
 bool has_shape_of_kind(const formats::CheckpointContents& source,
                        const formats::TensorEntry& tensor, const StateRole& role,
                        PlanReport& report);

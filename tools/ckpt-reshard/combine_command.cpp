@@ -63,7 +63,8 @@ SourceStep parse_linear(const std::string& text) {
   return {text.substr(equals + 1), {.weight = *weight}};
 }
 
-/// A path that ends like a scale, `a=2`, is written with its scale: `a=2=1`.
+/// Parses `ADAPTER` or `ADAPTER=SCALE`. A path that ends like a scale, `a=2`, is written with its
+/// scale: `a=2=1`.
 ScaledAdapter parse_adapter(const std::string& text) {
   const std::size_t equals = text.rfind('=');
   const auto scale =

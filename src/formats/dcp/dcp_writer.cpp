@@ -132,8 +132,8 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
   }
 }
 
-/// Every item is a torch.save file inside `__<rank>_0.distcp`, one after the other: first the
-/// values, then the tensors' pieces. The bytes between two items are zero.
+/// Returns the place of each item. Items are torch.save files inside `__<rank>_0.distcp`, one after
+/// the other: first the values, then the tensors' pieces. The bytes between two items are zero.
 FileLayout lay_out(const std::string& destination, CheckpointContents contents,
                    const std::vector<Value>& values) {
   TESSERA_CHECK(values.size() == contents.values.size());

@@ -312,7 +312,7 @@ class Parser {
                "dtype: expected a dense dtype of torch, found " + dtype.describe());
   }
 
-  /// Requires: parse_dtype_of has checked the properties.
+  /// Returns the flag of a tensor. Requires: parse_dtype_of has checked the properties.
   static bool requires_grad(Object properties) {
     const Object flag = properties.call_state("properties")->item(2);
     return flag.is(ObjectKind::boolean) && flag.as_boolean("requires_grad");

@@ -62,7 +62,8 @@ class FileNames {
   std::string stem_ = "model";
 };
 
-/// Fills one file after the other in the order of names, as Hugging Face's own writers do.
+/// Returns the tensors of each file. Fills one file after the other in the order of names, as
+/// Hugging Face's own writers do.
 std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& contents,
                                                     std::optional<std::uint64_t> max_shard_nbytes) {
   std::vector<std::vector<std::size_t>> shards(1);
