@@ -64,7 +64,7 @@ const formats::CheckpointReader* open_source(const SourceOptions& options);
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
 /// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`. For each class in
-/// it, one of them must have an object.
+/// `as_dict`, one of the checkpoints must have an object.
 struct TwoSources {
   const formats::CheckpointReader* a;
   const formats::CheckpointReader* b;
