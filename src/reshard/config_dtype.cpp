@@ -52,7 +52,7 @@ class ConfigScan {
  public:
   explicit ConfigScan(std::string_view text) : json_(text) {}
 
-  /// Returns false if the text is not JSON.
+  /// Walks through the whole text. Returns false if it is not JSON.
   bool run() {
     json_.skip_space();
     if (!json_.is_at('{') || !take_object(1, {}, Part::model)) return false;

@@ -42,7 +42,7 @@ struct SourceOptions {
 /// The options of a command that reads tensors' bytes.
 struct WorkOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
-  int num_threads = 0;  // 0: one per core
+  int num_threads = 0;  // 0: object_store::default_num_threads()
   ProgressOptions progress{};
 };
 

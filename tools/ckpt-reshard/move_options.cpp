@@ -45,7 +45,7 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
-/// Returns 0 if the option is not given.
+/// Returns the count that an option gives; 0 if the option is not given.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
   if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
@@ -57,7 +57,8 @@ void add_run_options(Command& command, MoveOptions& options) {
   command
       .size_option("--memory", "SIZE", options.memory_nbytes,
                    "Memory for all buffers (default: {})")
-      .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
+      .option("--threads", "N", options.num_threads,
+              "Number of threads (default: number of cores, at most 16)")
       .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
       .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
       .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")

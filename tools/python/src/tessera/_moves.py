@@ -176,7 +176,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     extra_files_from: a folder whose files are copied instead of those of the source.
     extra_files_limit: the most bytes of such files together. If they have more, the largest are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
-    threads: the number of threads; None: the number of cores.
+    threads: the number of threads; None: the number of cores, at most 16.
     dry_run: plan the move, and raise the errors that it would raise at its start; write nothing.
     overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
         not be removed.
