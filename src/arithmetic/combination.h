@@ -33,7 +33,7 @@ bool can_hold(Accumulation accumulation, double weight);
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
   later,            // not yet: they stay float64 until the move casts them; tensors that a cast
-                    // never changes (is_never_cast) are rounded as above
+                    // never changes (is_never_cast) are rounded at once, to_first_source
 };
 
 /// How to combine.

@@ -187,10 +187,11 @@ void require_plain_lora(const Value& config, const std::string& path) {
   }
   for (const std::string_view member : kUnsupported) {
     if (!is_given(config.find(member))) continue;
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, member,
-                          "no such option, because only plain LoRA (two matrices for each weight) "
-                          "can be merged",
-                          value_to_string(*config.find(member), 40));
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = path}, member,
+        "this option to be unset, because only plain LoRA (two matrices for each weight) "
+        "can be merged",
+        value_to_string(*config.find(member), 40));
   }
 }
 
