@@ -21,8 +21,7 @@ struct Expression {
 
 /// Where a variable of a recipe gets its value from.
 struct VariableRule {
-  std::vector<std::string>
-      config_keys{};  // of config.json, with dots; the first that exists is used
+  std::vector<std::string> config_keys{};  // of config.json; the first that exists; with dots
   std::optional<Expression> expression{};  // if config.json has none of the keys
 };
 

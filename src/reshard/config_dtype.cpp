@@ -17,8 +17,8 @@ constexpr std::size_t kMaxMembersNamed = 8;
 
 /// What an object in a configuration describes.
 enum class Part {
-  model,  // the model, or a part of it: its dtype is that of the tensors
-  codes,  // a quantization
+  model,  // the model, or a part of it: dtypes in it are those of the tensors
+  codes,  // how weights are quantized: dtypes in it are those of codes
   other,
 };
 

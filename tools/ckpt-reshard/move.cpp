@@ -131,8 +131,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 }
 
 /// Refuses paths that cannot be read, or that DST must not replace. A directory that is replaced
-/// may hold the `extra_files` of the new checkpoint; as long as those are not known, it is not
-/// checked.
+/// may hold the `extra_files` of the new checkpoint; while they are not known (null), the directory
+/// is not checked.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();

@@ -314,8 +314,8 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // If a step fails, the next thread tries that step again. So it reports the same failure, and not
-  // another one that follows from it.
+  // If a step fails, the next thread tries that step again, so that it reports the same failure and
+  // not a consequence.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);

@@ -36,7 +36,7 @@ enum class MetadataGlobal : std::uint32_t {
   memory_format,
   enum_by_name,  // some Pythons (3.11.2) pickle an Enum as getattr(class, name)
   windows_path,
-  quantized_dtype,  // a tensor of such a dtype is refused, not the whole file
+  quantized_dtype,  // refused as a tensor's dtype; the other tensors can be read
 };
 
 constexpr std::uint32_t number(MetadataGlobal global) {
