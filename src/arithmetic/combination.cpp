@@ -106,7 +106,7 @@ class Combination {
     }
   }
 
-  /// Returns the tensor in each source; nothing if one of them is incomplete.
+  /// Returns the tensor in each source; empty if a source lacks some of its elements.
   std::vector<TensorReader> open_in_all(const std::string& name) {
     std::vector<TensorReader> tensors;
     for (std::size_t s = 0; s < readers_.size(); ++s) {

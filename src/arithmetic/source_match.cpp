@@ -110,7 +110,7 @@ void find_optimizer_state(const CheckpointReader& source, const NameSelection& o
   problems.push_back(std::move(problem));
 }
 
-/// Reports tensors whose elements are no numbers.
+/// Reports tensors of quantized weights, because their elements are codes, not numbers.
 void find_quantized_weights(const CheckpointReader& source, const SelectedEntries& entries,
                             std::vector<Finding>& problems) {
   const formats::QuantizedTensors quantized(source.contents());

@@ -519,12 +519,13 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
   std::vector<Origin> values_;   // parallel to contents_.values
   std::vector<Finding> collisions_;
-  std::vector<std::string> parts_;             // names that a preference chose among parts
-  std::vector<std::string> different_;         // names that it chose among different tensors
-  std::vector<std::string> different_values_;  // names that it chose, not all of tensors
-  std::vector<std::string> different_keys_;    // names whose keys have different types
-  std::vector<Named> chosen_;                  // sorted by name
-  std::map<Origin, std::string> new_names_;    // of the tensors that are kept
+  std::vector<std::string> parts_;      // names of parts of a tensor, of which one was chosen
+  std::vector<std::string> different_;  // names of different tensors, of which one was chosen
+  std::vector<std::string>
+      different_values_;  // names of different values, or of a value and a tensor
+  std::vector<std::string> different_keys_;  // names whose keys have different types
+  std::vector<Named> chosen_;                // sorted by name
+  std::map<Origin, std::string> new_names_;  // of the tensors that are kept
 };
 
 }  // namespace

@@ -131,7 +131,8 @@ class Transformer {
   // By tensor: its new names; none if it is dropped.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
-  std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // of an alias: target, tensor
+  /// The targets that were made from aliases: name, and index of the alias's tensor.
+  std::vector<std::pair<std::string, std::size_t>> alias_targets_;
   NewNames new_names_;
   Inputs inputs_;
   RuleMatcher matcher_;

@@ -98,7 +98,8 @@ class ConfigScan {
     return json_.take(']');
   }
 
-  /// Takes a value. Returns false if the text is not JSON. `path`: where the value is.
+  /// Moves past a value, and collects the dtypes in it. Returns false if the text is not JSON.
+  /// `path`: where the value is.
   bool take_value(int depth, const std::string& path, Part part) {
     json_.skip_space();
     if (json_.is_at('{')) return take_object(depth + 1, path + '.', part);

@@ -81,7 +81,7 @@ class ConfigCopy {
   }
 
   JsonText json_;
-  std::size_t copied_ = 0;  // the text before it is in the result, or left out
+  std::size_t copied_ = 0;  // all text before this position was copied or left out
   UnquantizedConfig result_;
 };
 

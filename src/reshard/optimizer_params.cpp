@@ -40,7 +40,8 @@ struct ParamNames {
 }
 
 std::vector<std::string> parse_list(const OptimizerParams& params) {
-  constexpr int kMaxDepth = 2;  // to say which item is no name
+  // One level more than a list of names has, so that errors can name an item that is a list.
+  constexpr int kMaxDepth = 2;
   const Value json =
       parse_json(params.names, params.path, {.max_depth = kMaxDepth, .max_nbytes = kMaxListNbytes});
   const auto* list = json.get_if<Value::List>();

@@ -211,7 +211,7 @@ struct SharedMoveOptions {
 
   int share = 0;                                  // of this worker, from 0
   int num_shares = 1;                             // the number of workers
-  OtherShares other_shares = OtherShares::leave;  // that no living worker holds
+  OtherShares other_shares = OtherShares::leave;  // shares without a living worker
   std::string command{};  // stored for a program that finishes the move; empty: none
   /// Called before a share is written, with its number and its bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};

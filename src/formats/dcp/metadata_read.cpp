@@ -421,7 +421,8 @@ class Parser {
     const auto found = std::ranges::equal_range(
         by_offset, offsets, {}, [&](std::size_t piece) { return offsets_of(tensor, piece); });
     if (found.empty()) {
-      fail(fqn, "storage_data", "a chunk at its offset", "none at " + shape_to_string(offsets));
+      fail(fqn, "storage_data", "a chunk at the offset of each key",
+           "none at " + shape_to_string(offsets));
     }
     for (const std::size_t piece : found) put(fqn, places[piece], info);
   }
@@ -644,7 +645,8 @@ class Parser {
   Metadata result_;
   std::unordered_map<std::string_view, Place> place_of_;
   std::unordered_map<std::string_view, std::uint32_t> file_index_;
-  std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;  // by tensor, where needed
+  /// Results of pieces_by_offset, by tensor.
+  std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;
 };
 
 /// Throws if the pickle calls a foreign function. PyTorch would run that call, so the whole file is

@@ -162,7 +162,8 @@ Judgement judge(const WalkedGlobal& global) {
   if (global.is_changed) {
     return {Verdict::dangerous, "the pickle changes the class or module itself"};
   }
-  if (!global.escapes) return {Verdict::plain};  // for getattr(Class, 'NAME'): the result is judged
+  // A `getattr` that only makes constants: the constants are judged instead.
+  if (!global.escapes) return {Verdict::plain};
   return judge(global.module, global.name);
 }
 
