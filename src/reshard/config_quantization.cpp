@@ -29,8 +29,8 @@ class ConfigCopy {
     copied_ = end;
   }
 
-  /// Takes an object. Returns false if the text is not JSON. `has_models` says whether the object
-  /// describes a model, so that members are removed.
+  /// Moves past an object. Returns false if the text is not JSON. `has_models` says whether the
+  /// object describes a model, so that members are removed.
   bool take_object(int depth, const std::string& path, bool has_models) {
     if (depth > JsonText::kMaxDepth || !json_.take('{')) return false;
     if (json_.take('}')) return true;

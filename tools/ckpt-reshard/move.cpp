@@ -234,8 +234,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   return outcome;
 }
 
-/// Prints what a move has done. The destination is there and complete, so a standard output that
-/// cannot be written makes the move no failure.
+/// Prints what a move has done. The destination is there and complete, so the move does not fail if
+/// standard output cannot be written.
 void print_complete(const MoveOptions& options, const Outcome& outcome,
                     const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
                     Terminal& terminal) {

@@ -95,7 +95,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--plan", "FILE", options.table_plan_path,
               "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
-              "JSON file: the units for --strategy flat, if SRC records none")
+              "JSON file: the units for --strategy flat or hybrid-flat, in place of those of SRC")
       .option("--as-dict", "CLASS", options.as_dict,
               "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
       .option("--compress", "HOW", options.compress,
@@ -119,8 +119,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--dequantize", "DTYPE", options.dequantize,
               "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating-point tensors to DTYPE, but no tensor without dimensions, and no "
-              "optimizer state that has a number neither for each element nor for each row")
+              "Convert floating-point tensors to DTYPE, except tensors without dimensions, and "
+              "optimizer state with neither one number per element nor one number per row")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },

@@ -146,7 +146,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     plan: a JSON file with the plan of the embedding tables.
     mesh: a JSON file with a mesh of ranks, and for each pattern of names the dimension that each axis of the mesh cuts.
     like: another checkpoint; each tensor is cut as that checkpoint cuts the tensor of the same name.
-    units: a JSON file with the units for the strategy flat, if the source records none.
+    units: a JSON file with the units for the strategies flat and hybrid-flat, in place of those that the source records.
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
@@ -159,8 +159,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
     inverse: apply the recipe backwards, from its new names to the old ones.
     set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT}: the names have TEXT in front, and keep it.
-    cast: the dtype (torch's, or its name) to which floating-point tensors are converted, but no tensor without dimensions
-        and no optimizer state that has a number neither for each element nor for each row.
+    cast: the dtype (torch's, or its name) to which floating-point tensors are converted, except tensors without
+        dimensions, and optimizer state with neither one number per element nor one number per row.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).
