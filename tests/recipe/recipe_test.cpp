@@ -281,7 +281,7 @@ TEST(RecipeTest, AStateWithoutItsParameterNeedsARule) {
   source.add({"optimizer.state.exp_avg.lost", DType::float32, {2}}, numbers(2));
   source.add({"a", DType::float32, {2}}, numbers(2));
   EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
-              HasSubstr("optimizer.state.exp_avg.lost: rest: expected a rule that names it"));
+              HasSubstr("optimizer.state.exp_avg.lost: rest: expected a rule for this name"));
 }
 
 TEST(RecipeTest, RefusesStateThatDisagrees) {
@@ -335,7 +335,7 @@ TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
   source.add({"a", DType::float32, {1}}, numbers(1));
   source.add({"other", DType::float32, {1}}, numbers(1));
   EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
-              HasSubstr("other: rest: expected a rule that names it"));
+              HasSubstr("other: rest: expected a rule for this name"));
   EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"})", R"("rest": "keep", )"))),
               ElementsAre("b [1]", "other [1]"));
   EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"}, {"from": "other"})"))),
