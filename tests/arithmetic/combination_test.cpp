@@ -406,7 +406,7 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
   EXPECT_THAT(open(R"({"peft_type": "LOHA"})"),
               ThrowsError(ErrorKind::unsupported, "peft_type: expected LORA, found 'LOHA'"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "use_dora": true})"),
-              ThrowsError(ErrorKind::unsupported, "use_dora: expected a plain LoRA"));
+              ThrowsError(ErrorKind::unsupported, "use_dora: expected this option to be unset"));
   EXPECT_THAT(open(R"({"peft_type": "LORA"})"),
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
