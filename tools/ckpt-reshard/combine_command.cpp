@@ -268,9 +268,8 @@ void add_combine_command(CommandLine& line, CombineCommandOptions& options, Term
           "dtypes, pieces and extra files of the first source.")
       .describe(
           "Sums are computed in float64 (or as --accumulate says) and rounded once. All sources "
-          "must "
-          "have the same names and shapes. Optimizer state has no sum; --drop-optimizer leaves it "
-          "out.")
+          "must have the same names and shapes. Optimizer state has no sum; --drop-optimizer "
+          "leaves it out.")
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite")
       .arguments("SRC...", options.sources, "The checkpoints of --average and --ema");

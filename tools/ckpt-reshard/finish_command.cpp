@@ -17,8 +17,7 @@ void add_finish_command(CommandLine& line, FinishOptions& options, Terminal& ter
       .describe(
           "If all parts are written, DST appears. The worker that ends last does this by itself. "
           "Use this verb if that worker died before it could, or to see which parts are missing. "
-          "It "
-          "repeats the command of the worker that began, so the source must still be there.")
+          "It repeats the command of the worker that began, so the source must still be there.")
       .argument("DST", options.destination, "The destination of the workers")
       .flag("--discard", options.discard, "Remove the work of all workers instead")
       .example("finish step-1000.8",

@@ -62,8 +62,7 @@ void add_worker_options(Command& command, WorkerOptions& options) {
               "makes DST appear")
       .option("--workers", "N", options.workers,
               "Like --part I/N, with I from the launcher (Slurm, MPI, torchrun, Kubernetes). auto: "
-              "with "
-              "N from the launcher, too")
+              "with N from the launcher, too")
       .flag("--take-over", options.take_over,
             "After its own part, also write the parts of workers that died or never started");
 }
