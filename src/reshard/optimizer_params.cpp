@@ -422,7 +422,7 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
           .fqn = given.names[static_cast<std::size_t>(missing - parameters.begin())]},
          "a tensor of " + printable(reader.path()),
          "none of this name; " + std::to_string(num_missing) + " of " +
-             std::to_string(parameters.size()) + " names are no tensor of it");
+             std::to_string(parameters.size()) + " names are missing there");
 }
 
 }  // namespace

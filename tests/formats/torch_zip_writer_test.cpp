@@ -293,8 +293,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          const KeyPath path(5000, "k"s);
          add_byte(source, spell(path), path);
        }},
-      {"v: pickle: expected items of a set that Python can hash, found a set, which a frozenset is "
-       "read as",
+      {"v: pickle: expected items of a set that Python can hash, found a set "
+       "(frozensets are read as sets)",
        unsupported,
        [](auto& source) {
          source.add_value("v", Value::Set{{Value::Tuple{{1, Value::Set{{2}}}}}});

@@ -384,9 +384,9 @@ TEST(OptimizerParamsTest, ANameThatIsNoTensorIsRefusedWhereOthersAre) {
       [&] { two_groups().named(list(R"(["emb.weight", "up.weight", "norm.gain", "norm.bias"])")); },
       ThrowsError(ErrorKind::mismatch,
                   "names.json: norm.gain: names of parameters: expected a tensor of src, found "
-                  "none of this name; 1 of 4 names are no tensor of it"));
+                  "none of this name; 1 of 4 names are missing there"));
   EXPECT_THAT([&] { two_groups().named(list(R"(["a", "b", "c", "d"])")); },
-              ThrowsError(ErrorKind::mismatch, "4 of 4 names are no tensor of it"));
+              ThrowsError(ErrorKind::mismatch, "4 of 4 names are missing there"));
   // A name is all of a name: `norm` and `up.weigh` are not found in `norm.weight`, `up.weight`.
   EXPECT_THAT(
       [&] {

@@ -45,7 +45,7 @@ void require_folder(const formats::SharedWork& work, const std::string& folder) 
   }
   throw Error::listing(
       ErrorKind::mismatch, {.path = destination},
-      "parts: expected " + std::to_string(outcome.num_shares) + " that are complete, found " +
+      "parts: expected " + std::to_string(outcome.num_shares) + " complete parts, found " +
           std::to_string(outcome.num_shares - static_cast<int>(outcome.shared->missing.size())),
       list);
 }

@@ -157,7 +157,8 @@ void add_move_options(Command& command, MoveOptions& options) {
 
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
-    refuse_option("--resume", "either --resume or --discard", "both");
+    throw UsageError("--resume: expected either --resume or --discard, found both",
+                     "ckpt-reshard --help");
   if (!options.extra_files_folder.empty() &&
       options.extra_files != reshard::ExtraFilesPolicy::carry) {
     const bool leaves = options.extra_files == reshard::ExtraFilesPolicy::leave;

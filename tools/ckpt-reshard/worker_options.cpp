@@ -28,10 +28,10 @@ PartOfWork launched_part(const std::string& workers) {
   }
   const auto launched = find_launched_process();
   if (!launched) {
-    refuse_option(
-        "--workers",
-        "a launcher's variables (" + launcher_variables_in_words() + "), or --part I/N instead",
-        "none of them");
+    throw UsageError("--workers: expected a launcher's variables (" +
+                         launcher_variables_in_words() +
+                         "), or --part I/N instead, found none of them",
+                     "ckpt-reshard --help");
   }
   if (is_auto && launched->num_processes == 0) {
     refuse_option("--workers",
@@ -69,11 +69,15 @@ void add_worker_options(Command& command, WorkerOptions& options) {
 
 std::optional<PartOfWork> part_of_worker(const WorkerOptions& options) {
   if (!options.part.empty() && !options.workers.empty()) {
-    refuse_option("--part", "either --part or --workers", "both");
+    throw UsageError("--part: expected either --part or --workers, found both",
+                     "ckpt-reshard --help");
   }
   if (!options.part.empty()) return parse_part("--part", options.part, "ckpt-reshard --help");
   if (!options.workers.empty()) return launched_part(options.workers);
-  if (options.take_over) refuse_option("--take-over", "--part or --workers", "neither");
+  if (options.take_over) {
+    throw UsageError("--take-over: expected --part or --workers with it, found neither",
+                     "ckpt-reshard --help");
+  }
   return std::nullopt;
 }
 
