@@ -154,7 +154,7 @@ TEST(PlannerTest, AMeshReportsEachParameterWithoutARuleOnce) {
       ElementsAre("mesh.json: model.up.bias: rules of the mesh: expected a dimension of the "
                   "shape [10], found Shard(1) for '*.bias'",
                   "mesh.json: model.up.weight: rules of the mesh: expected a rule whose "
-                  "names match, found none"));
+                  "names match, such as a last rule for *, found none"));
 }
 
 TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
