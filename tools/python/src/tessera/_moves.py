@@ -31,7 +31,7 @@ class Overflow(NamedTuple):
 
     tensor: str  # its name in the destination
     elements: int
-    largest: float  # the largest magnitude of them
+    largest: float  # the largest magnitude of these numbers
 
 
 class ExtraFile(NamedTuple):
