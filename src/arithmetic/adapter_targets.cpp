@@ -70,12 +70,12 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
   const auto whole = [&](std::size_t tensor) { return TensorReader(*adapter_.reader, tensor); };
   auto* const sum = std::get_if<TensorSum>(&origin);
   if (sum == nullptr) {
-    return problem(target.fqn, "a tensor of numbers that an adapter can add to",
+    return problem(target.fqn, "a floating-point or complex tensor, to which an adapter can add",
                    std::string(dtype_name(target.dtype)));
   }
   if (!can_hold(accumulation_, change.scale)) {
     return problem(target.fqn,
-                   "a scale that the numbers of the sum can hold, of " + printable(counts_.path),
+                   "a scale of " + printable(counts_.path) + " that the dtype of the sum can hold",
                    tessera::detail::float_to_text(change.scale));
   }
   if (change.kind == AdapterChange::Kind::low_rank) return add_low_rank(change, target, *sum);
@@ -94,7 +94,7 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
     return;
   }
   if (!is_new) {
-    return problem(target.fqn, "one adapter that replaces it", "a second one");
+    return problem(target.fqn, "one adapter that replaces this tensor", "a second one");
   }
   sum->replace_terms({whole(change.tensor), {.weight = 1.0}});
   ++counts_.num_replaced;
@@ -118,7 +118,7 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
                            !is_complex(target.dtype);
   if ((!fits && !fits_transposed) || !has_numbers) {
     return problem(target.fqn,
-                   "matrices that make " + std::string(dtype_name(target.dtype)) + " " +
+                   "matrices whose product is " + std::string(dtype_name(target.dtype)) + " " +
                        shape_to_string(target.shape),
                    std::string(dtype_name(up.dtype)) + " " + shape_to_string(up.shape) + " and " +
                        std::string(dtype_name(down.dtype)) + " " + shape_to_string(down.shape));

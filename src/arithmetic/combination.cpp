@@ -106,7 +106,7 @@ class Combination {
     }
   }
 
-  /// Returns the tensor in each source; nothing if one of them is incomplete.
+  /// Returns the tensor in each source; empty if a source lacks some of its elements.
   std::vector<TensorReader> open_in_all(const std::string& name) {
     std::vector<TensorReader> tensors;
     for (std::size_t s = 0; s < readers_.size(); ++s) {
@@ -142,7 +142,7 @@ class Combination {
           name,
           "equal elements in all sources, because " +
               std::string(dtype_name(contents_.tensors[index].meta.dtype)) + " has no sum",
-          "different ones", {Remedy::Action::prefer_source}));
+          "different elements", {Remedy::Action::prefer_source}));
     }
     if (!are_equal) preferred_.push_back(name);
     const bool is_last = options_->preference == MergePreference::last;
@@ -162,11 +162,12 @@ class Combination {
     if (are_equal) return;
     preferred_.push_back(name);
     if (options_->preference != MergePreference::none) return;
-    problems_.push_back(combine_problem(name, "one value in all sources", "different ones, or none",
+    problems_.push_back(combine_problem(name, "the same value in all sources",
+                                        "different values, or a source without this value",
                                         {Remedy::Action::prefer_source}));
   }
 
-  /// A value that cannot be read equals no other value.
+  /// Whether two sources have equal values. A value that cannot be read equals no other value.
   bool have_equal_values(std::size_t index, std::size_t source, std::size_t other) const {
     try {
       return tessera::detail::have_equal_bits(readers_.front()->read_value(index),
@@ -190,7 +191,7 @@ class Combination {
       if (options_->preference != MergePreference::none) {
         preferred_.push_back(name);
       } else {
-        problems_.push_back(combine_problem(name, "one value in all sources",
+        problems_.push_back(combine_problem(name, "the same value in all sources",
                                             "none in " + printable(readers_.front()->path()),
                                             {Remedy::Action::prefer_source}));
       }
@@ -207,8 +208,8 @@ class Combination {
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
          .expected = "equal values and equal tensors of integers in all sources",
-         .found = "different ones; one of them is taken: '" + printable(preferred_.front()) + "'" +
-                  others});
+         .found = "different ones; that of the preferred source is taken: '" +
+                  printable(preferred_.front()) + "'" + others});
   }
 
   /// Adds a note about annotations of later sources that the first source does not have with the
@@ -230,7 +231,8 @@ class Combination {
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
          .expected = "the same texts beside the tensors in all sources",
-         .found = "others, which are left out: '" + printable(*left.begin()) + "'" + others});
+         .found = "other texts in later sources, which are left out: '" + printable(*left.begin()) +
+                  "'" + others});
   }
 
   void add_findings_of_others() {

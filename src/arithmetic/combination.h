@@ -23,17 +23,17 @@ struct Step {
   double weight = 1.0;
 };
 
-/// In which numbers sums are computed.
+/// The dtype in which sums are computed.
 enum class Accumulation { float64, float32 };
 
-/// Whether these numbers can hold a weight: it stays finite, and only a weight of 0 becomes 0.
+/// Whether this dtype can hold a weight: the weight stays finite, and only a weight of 0 becomes 0.
 bool can_hold(Accumulation accumulation, double weight);
 
 /// What the combined tensors are rounded to.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
   later,            // not yet: they stay float64 until the move casts them; tensors that a cast
-                    // never changes (is_never_cast) are rounded as above
+                    // never changes (is_never_cast) are rounded at once, to_first_source
 };
 
 /// How to combine.

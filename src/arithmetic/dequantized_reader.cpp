@@ -127,7 +127,7 @@ void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
     std::string name = entry.meta.fqn;
     if (!named.emplace(name, std::pair(std::move(entry), origin)).second) {
       throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = name}, "dequantize",
-                            "one tensor of this name", "a quantized weight and another tensor");
+                            "one tensor of this name", "a dequantized weight and another tensor");
     }
   }
   contents_.tensors.clear();

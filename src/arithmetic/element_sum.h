@@ -20,8 +20,8 @@ std::size_t numbers_per_element(DType dtype);
 std::vector<std::byte> infinities_of(DType dtype, std::span<const std::byte> elements);
 
 // Sums of numbers, element by element, in the order of the calls. `Number` is float or double.
-// `elements` are of the real dtype `dtype`, one for each number of `sum`. Nothing is fused, so
-// every machine computes the same.
+// `elements` are of the real dtype `dtype`, one for each number of `sum`. No multiply-add is fused,
+// so every machine computes the same.
 
 /// `sum = weight * elements`
 template <class Number>

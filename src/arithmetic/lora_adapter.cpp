@@ -187,9 +187,11 @@ void require_plain_lora(const Value& config, const std::string& path) {
   }
   for (const std::string_view member : kUnsupported) {
     if (!is_given(config.find(member))) continue;
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, member,
-                          "a plain LoRA, which is two matrices for each weight",
-                          value_to_string(*config.find(member), 40));
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = path}, member,
+        "this option to be unset, because only plain LoRA (two matrices for each weight) "
+        "can be merged",
+        value_to_string(*config.find(member), 40));
   }
 }
 
@@ -244,7 +246,7 @@ class AdapterNames {
       return put(tensor, layers_[module], role, rest.ends_with(".bias"));
     }
     if (name.find(".lora_") != std::string::npos) {
-      return problem(tensor, "only lora_A and lora_B", "another part of an adapter");
+      return problem(tensor, "only lora_A and lora_B", "another tensor of an adapter");
     }
     if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's
     remove_all(name, ".modules_to_save.default");
@@ -257,7 +259,10 @@ class AdapterNames {
 
   void put(std::size_t tensor, Layer& layer, std::string_view role, bool is_bias) {
     auto& place = is_bias ? layer.bias : role.ends_with('A') ? layer.down : layer.up;
-    if (place) return problem(tensor, "one adapter", "a second one, with other names");
+    if (place) {
+      return problem(tensor, "one lora_A and lora_B for each layer",
+                     "a second one (are there several adapters in the file?)");
+    }
     place = tensor;
     layer.is_embedding = role.find("embedding") != std::string_view::npos;
   }

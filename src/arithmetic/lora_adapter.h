@@ -21,7 +21,7 @@ struct AdapterChange {
 
   std::string target;  // the base tensor's name, without a prefix that the base may have
   Kind kind = Kind::low_rank;
-  std::size_t tensor = 0;  // of scaled and replaced
+  std::size_t tensor = 0;  // for scaled and replaced
   std::size_t down = 0;    // lora_A
   std::size_t up = 0;      // lora_B
   /// Whether the change is the transpose of up * down: embeddings, and layers that store their

@@ -9,7 +9,7 @@
 
 namespace tessera::arithmetic {
 
-/// What a calculation gave, and what it is rounded to.
+/// The results of a calculation, before they are rounded to the dtype of a tensor.
 struct CalculatedNumbers {
   DType dtype;  // float32 or float64
   std::span<const std::byte> numbers;

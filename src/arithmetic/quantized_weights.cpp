@@ -89,7 +89,7 @@ class QuantizationConfig {
     if (!rows || !columns || *rows < 1 || *columns < 1) return std::nullopt;
     return Block(*rows, *columns);
   }
-  /// The member `weights` of each member of `config_groups` (compressed-tensors).
+  /// Returns the member `weights` of each member of `config_groups` (compressed-tensors).
   std::vector<const Value*> weights_of_groups() const {
     std::vector<const Value*> result;
     const Value* const groups = config_ ? config_->find("config_groups") : nullptr;
@@ -145,8 +145,8 @@ class Builder {
   [[noreturn]] static void refuse(std::string expected, std::string found) {
     throw Refusal{std::move(expected), std::move(found)};
   }
-  /// Returns the scales of a matrix without the dimensions that ModelOpt keeps of a block of its
-  /// elements: [rows of blocks, 1, columns of blocks, 1].
+  /// Removes the dimensions of size 1 that ModelOpt adds to the scales of a matrix: [rows of
+  /// blocks, 1, columns of blocks, 1] becomes [rows of blocks, columns of blocks].
   static TensorMeta without_ones(TensorMeta scales, std::size_t num_dimensions) {
     const Shape& shape = scales.shape;
     if (num_dimensions == 2 && shape.size() == 4 && shape[1] == 1 && shape[3] == 1) {
@@ -170,7 +170,8 @@ class Builder {
   }
   TensorReader open(std::size_t tensor) const { return TensorReader(reader_, tensor); }
 
-  /// Returns matrices that consist of the last two of some dimensions.
+  /// Returns the matrices in codes of this shape: the last two dimensions are rows and columns, the
+  /// others count the matrices.
   QuantizedMatrix matrix_of(const Shape& shape, CodeForm form) const {
     if (shape.size() < 2) refuse("codes with two dimensions or more", shape_to_string(shape));
     QuantizedMatrix matrix{.num_rows = shape[shape.size() - 2],
@@ -189,7 +190,8 @@ class Builder {
     const std::int64_t in_matrix = matrix.num_matrices == 0 ? 0 : numel / matrix.num_matrices;
     if (matrix.num_rows == 0 || matrix.num_columns == 0 ||
         numel != in_matrix * matrix.num_matrices || in_matrix == 0) {
-      refuse_scales("scales for each matrix of the codes " + shape_to_string(codes_.shape));
+      refuse_scales("equally many scales for each matrix of the codes " +
+                    shape_to_string(codes_.shape));
     }
     matrix.block_rows = matrix.num_rows;
     matrix.block_columns = matrix.num_columns;
@@ -204,9 +206,8 @@ class Builder {
     const std::int64_t rows = in_matrix / columns;
     const std::set<QuantizationConfig::Block> blocks = block_sizes(matrix, rows, columns);
     if (blocks.size() != 1) {
-      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) + ", and " +
-                    (blocks.empty() ? "the size of their blocks" : "one size of blocks for them") +
-                    " in the quantization_config of config.json");
+      refuse_scales("a grid of scales for codes " + shape_to_string(codes_.shape) +
+                    ", and their block size in the quantization_config of config.json");
     }
     std::tie(matrix.block_rows, matrix.block_columns) = *blocks.begin();
   }
@@ -257,11 +258,11 @@ class Builder {
     return weight;
   }
 
-  /// Returns the one number of a companion.
+  /// Returns the number in a companion tensor of one element.
   float number_of(std::size_t tensor) const {
     const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
     if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {
-      refuse("one second scale", meta.fqn + " " + shape_to_string(meta.shape));
+      refuse("a second scale that is one number", meta.fqn + " " + shape_to_string(meta.shape));
     }
     std::vector<std::byte> bytes(itemsize(meta.dtype));
     open(tensor).read({0, 1}, bytes);
@@ -278,7 +279,7 @@ class Builder {
       shape[shape.size() - 2] *= shape.back();
       shape.resize(shape.size() - 1);
     }
-    if (shape.empty()) refuse("codes with two dimensions or more", "none");
+    if (shape.empty()) refuse("codes with two dimensions or more", "codes without dimensions");
     shape.back() *= 2;
     QuantizedWeight weight{.shape = shape, .matrix = matrix_of(shape, CodeForm::fp4_pairs)};
     set_blocks(weight.matrix);
@@ -286,7 +287,7 @@ class Builder {
       const bool divides = reader_.contents().tensors[*second].meta.fqn.ends_with("_global_scale");
       (divides ? weight.matrix.scale_divisor : weight.matrix.scale_factor) = number_of(*second);
     } else if (parts_.scheme == "nvfp4") {
-      refuse("a second scale for all of the weight", "none");
+      refuse("a second scale, one number for the whole weight", "none");
     }
     if (has_blocks) {
       weight.is_transposed = true;
@@ -317,7 +318,7 @@ class Builder {
 
   QuantizedWeight build_packed() const {
     const auto described = companion("shape");
-    if (!described) refuse("the shape of the weight, in a tensor", "none");
+    if (!described) refuse("a tensor that holds the shape of the weight", "none");
     const Shape shape = [&] {
       const auto sizes = integers_of(*described);
       return Shape(sizes.begin(), sizes.end());
@@ -327,7 +328,8 @@ class Builder {
                           std::equal(shape.begin(), shape.end() - 1, codes_.shape.begin()) &&
                           shape.back() > 0;
     if (!has_rows) {
-      refuse("codes of a weight " + shape_to_string(shape), shape_to_string(codes_.shape));
+      refuse("codes whose shape fits a weight of shape " + shape_to_string(shape),
+             shape_to_string(codes_.shape));
     }
     QuantizedWeight weight{.codes_suffix = "_packed",
                            .shape = shape,
@@ -368,7 +370,7 @@ class Builder {
     const std::int64_t num_columns = scales_.shape[1];
     const bool is_awq = codes_.shape[1] != num_columns;
     if (is_awq && codes_.shape[1] * 8 != num_columns) {
-      refuse_scales("scales for codes " + shape_to_string(codes_.shape));
+      refuse_scales("scales whose shape fits codes " + shape_to_string(codes_.shape));
     }
     const TensorMeta& zeros_meta = reader_.contents().tensors[*zeros].meta;
     const std::int64_t zero_words = zeros_meta.shape.size() == 2 ? zeros_meta.shape[1] : 0;
@@ -381,7 +383,7 @@ class Builder {
              "codes of " + std::to_string(bits));
     }
     const std::int64_t num_rows = is_awq ? codes_.shape[0] : codes_.shape[0] * 32 / bits;
-    if (num_rows == 0 || num_columns == 0) refuse("codes", "none");
+    if (num_rows == 0 || num_columns == 0) refuse("at least one code", "none");
     QuantizedWeight weight{.codes_suffix = "qweight",
                            .suffix = "weight",
                            .shape = {num_columns, num_rows},

@@ -13,7 +13,7 @@
 
 namespace tessera::arithmetic {
 
-/// A quantized weight, and the tensor that its numbers make.
+/// A quantized weight, and the tensor of numbers that it becomes: `up.qweight` becomes `up.weight`.
 struct QuantizedWeight {
   std::size_t codes = 0;       // index of the tensor
   std::string codes_suffix{};  // what the name of the codes ends with

@@ -47,8 +47,7 @@ class Match {
       const auto tied = first_entries_.find_tensor(name);
       problems_.push_back(
           tied ? combine_problem(name,
-                                 "a second name of " +
-                                     printable(first_.contents().tensors[*tied].meta.fqn) +
+                                 "tied to " + printable(first_.contents().tensors[*tied].meta.fqn) +
                                      ", as in " + printable(first_.path()),
                                  "a separate tensor in " + printable(other_.path()))
                : combine_problem(name, "a tensor of this name in all sources",
@@ -78,7 +77,7 @@ class Match {
       const std::string& name = other_.contents().tensors[tensor].meta.fqn;
       if (!other_entries_.tensors().contains(name)) continue;
       problems_.push_back(combine_problem(name, "all files of " + printable(other_.path()),
-                                          "no " + printable(pieces.begin()->second)));
+                                          "no file " + printable(pieces.begin()->second)));
     }
   }
 
@@ -111,7 +110,7 @@ void find_optimizer_state(const CheckpointReader& source, const NameSelection& o
   problems.push_back(std::move(problem));
 }
 
-/// Reports tensors whose elements are no numbers.
+/// Reports tensors of quantized weights, because their elements are codes, not numbers.
 void find_quantized_weights(const CheckpointReader& source, const SelectedEntries& entries,
                             std::vector<Finding>& problems) {
   const formats::QuantizedTensors quantized(source.contents());

@@ -31,7 +31,7 @@ struct LowRankTerm {
 /// What a pass over the terms of a sum computes.
 enum class SumPass {
   numbers,      // the sum
-  scaled_down,  // the sum times 2^-kSumScale<Number>, which overflows later
+  scaled_down,  // the sum times 2^-kSumScale<Number>, so that only larger sums overflow
   infinities,   // NaN where a term is infinite or NaN, else 0
 };
 

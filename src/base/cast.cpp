@@ -61,7 +61,8 @@ float decode_e8m0(std::uint8_t code) {
   return std::ldexp(1.0F, static_cast<int>(code) - 127);
 }
 
-// Computes all three cases and selects one, so that a loop over elements has no branches.
+// Returns the number with this code. Computes all three cases and selects one, so that a loop over
+// elements has no branches.
 float decode_float16(std::uint16_t code) {
   constexpr std::uint32_t kExponentMask = 0x1FU << 23;
   constexpr std::uint32_t kBiasDifference = (127U - 15U) << 23;
@@ -320,8 +321,9 @@ struct MagnitudeRange {
   std::int32_t largest;
 };
 
-/// `mask` selects all bits of a code but the sign. `Code` is a signed type if it has more than 8
-/// bits, because processors compare signed numbers fastest.
+/// Returns the range of the codes without their signs. `mask` selects all bits of a code but the
+/// sign. `Code` is a signed type if it has more than 8 bits, because processors compare signed
+/// numbers fastest.
 template <class Code>
 MagnitudeRange magnitudes_of(std::span<const std::byte> codes, Code mask) {
   Code smallest = mask;

@@ -15,7 +15,7 @@ struct Character {
   std::size_t nbytes;
 };
 
-/// Requires: `begin < text.size()`.
+/// Returns the character that begins at `begin`. Requires: `begin < text.size()`.
 Character character_at(std::string_view text, std::size_t begin) {
   const std::size_t nbytes = detail::utf8_sequence_nbytes(text, begin);
   const auto lead = static_cast<unsigned char>(text[begin]);

@@ -36,8 +36,8 @@ std::string_view take_number(std::string_view text, std::size_t& at) {
   return text.substr(begin, at - begin);
 }
 
-/// The natural order of names. A total order: names that differ only in leading zeros are ordered
-/// by their bytes.
+/// Whether `a` is before `b` in the natural order of names. Names that differ only in leading zeros
+/// are ordered by their bytes.
 bool natural_less(std::string_view a, std::string_view b) {
   std::size_t i = 0;
   std::size_t j = 0;

@@ -40,9 +40,9 @@ std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::stri
 std::set<std::string> list_own_folders(const std::string& directory,
                                        const std::set<std::string>& opened);
 
-/// Returns the entries of a folder that no checkpoint in the folder could own. Does not look for
-/// such a checkpoint. So it leaves out every file whose name some format could use, and also what
-/// Tessera's writers left there.
+/// Returns the entries of a folder that no checkpoint in the folder could own. Does not look
+/// whether there is a checkpoint. So it leaves out every file whose name some format could use, and
+/// also what Tessera's writers left there.
 std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
                                                         const std::string& directory);
 

@@ -61,10 +61,11 @@ FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
   validate_tensor_meta({parameter.fqn, vector.dtype, parameter.shape}, path);
   const auto end = checked_add(parameter.offset, numel_of(parameter.shape));
   if (parameter.offset < 0 || !end || *end > vector.numel_padded) {
-    throw Error::expected(
-        ErrorKind::corruption, {.path = path, .fqn = parameter.fqn}, "place in " + vector.key,
-        "within [0, " + std::to_string(vector.numel_padded) + ")",
-        shape_to_string(parameter.shape) + " at " + std::to_string(parameter.offset));
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = parameter.fqn},
+                          "place in " + vector.key,
+                          "elements within [0, " + std::to_string(vector.numel_padded) + ")",
+                          "shape " + shape_to_string(parameter.shape) + " from element " +
+                              std::to_string(parameter.offset));
   }
   return parameter;
 }
@@ -201,7 +202,9 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
              "is it the layout of another checkpoint?");
     }
     const auto index = static_cast<std::size_t>(found - below.tensors.data());
-    if (!replaced.insert(index).second) refuse(vector.key, "flat vector", "one layout", "two");
+    if (!replaced.insert(index).second) {
+      refuse(vector.key, "flat vector", "one layout for each vector", "two for this one");
+    }
     show_vector(index, vector);
     by_state_name.emplace(vector.key, &vector);
     if (const auto name = without_first_component(vector.key))
@@ -346,7 +349,7 @@ void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& lay
   const bool is_scalar = below.meta.shape.empty();
   if (!is_scalar && below.meta.shape != Shape{layout.numel_padded}) {
     refuse(below.meta.fqn, "state of flat vector " + printable(layout.key),
-           shape_to_string(Shape{layout.numel_padded}) + " or []",
+           "shape " + shape_to_string(Shape{layout.numel_padded}) + " or []",
            shape_to_string(below.meta.shape));
   }
   const bool has_first_component = vector_name == layout.key;
@@ -396,7 +399,8 @@ void FlatLayoutReader::finish() {
   shown_.clear();
   for (const Alias& alias : contents_.aliases) {
     if (contents_.find_tensor(alias.target) == nullptr) {
-      refuse(alias.fqn, "alias", "a target that is a tensor", printable(alias.target),
+      refuse(alias.fqn, "alias", "a second name of a tensor",
+             "a second name of " + printable(alias.target) + ", which is no tensor",
              "is it a second name of a flat vector?");
     }
   }

@@ -5,7 +5,8 @@
 namespace tessera::formats::detail {
 namespace {
 
-/// Up to this gap between two runs, one read of both runs and the gap is cheaper than two reads.
+/// The largest gap between two runs that are read together: one read of both runs and the gap is
+/// then cheaper than two reads.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
 
 }  // namespace

@@ -40,7 +40,8 @@ class KeyTree {
     }
     note(name, at, what, path, path.size());
     if (spell(path) != name) {
-      refuse(name, "key path", "keys that spell the name", spell(path));
+      refuse(name, "key path", "keys that are the name when joined by dots",
+             "keys of " + spell(path));
     }
   }
 

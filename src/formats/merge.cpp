@@ -72,7 +72,8 @@ class MergedReader final : public CheckpointReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
-  /// Names that another source has given are left out.
+  /// Returns the orders of all sources, with the new names, and without entries that another source
+  /// has given.
   std::vector<std::vector<std::string>> dict_orders() const override {
     std::vector<std::vector<std::string>> orders;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
@@ -299,7 +300,7 @@ class MergedReader final : public CheckpointReader {
       if (contents.tensors.empty() && contents.values.empty())
         paths.push_back(source.reader->path());
     }
-    note(paths, "none", "a tensor or a value in each source");
+    note(paths, "a source without any", "a tensor or a value in each source");
   }
 
   static bool has_value(std::span<const Named> entries) {
@@ -307,7 +308,7 @@ class MergedReader final : public CheckpointReader {
                                [](const Named& entry) { return entry.kind == EntryKind::value; });
   }
 
-  /// Compares entries of one name: tensors, also those that an alias names, or values.
+  /// Compares entries of one name: tensors (an alias counts as its tensor) or values.
   TensorCollision compare(std::span<const Named> entries) const {
     std::vector<TensorOfSource> tensors;
     std::vector<const Named*> values;
@@ -338,7 +339,7 @@ class MergedReader final : public CheckpointReader {
     return static_cast<std::size_t>(target - contents.tensors.data());
   }
 
-  /// A value that cannot be read is equal to none.
+  /// Whether two values are equal. A value that cannot be read equals no other value.
   bool have_equal_values(const Named& a, const Named& b) const {
     if (&a == &b) return true;
     try {
@@ -518,12 +519,13 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
   std::vector<Origin> values_;   // parallel to contents_.values
   std::vector<Finding> collisions_;
-  std::vector<std::string> parts_;             // names that a preference chose among parts
-  std::vector<std::string> different_;         // names that it chose among different tensors
-  std::vector<std::string> different_values_;  // names that it chose, not all of tensors
-  std::vector<std::string> different_keys_;    // names whose keys have different types
-  std::vector<Named> chosen_;                  // sorted by name
-  std::map<Origin, std::string> new_names_;    // of the tensors that are kept
+  std::vector<std::string> parts_;      // names of parts of a tensor, of which one was chosen
+  std::vector<std::string> different_;  // names of different tensors, of which one was chosen
+  std::vector<std::string>
+      different_values_;  // names of different values, or of a value and a tensor
+  std::vector<std::string> different_keys_;  // names whose keys have different types
+  std::vector<Named> chosen_;                // sorted by name
+  std::map<Origin, std::string> new_names_;  // of the tensors that are kept
 };
 
 }  // namespace

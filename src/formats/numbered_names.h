@@ -20,14 +20,15 @@ struct NumberedName {
 };
 
 /// Returns the number in a name, if it stands behind `rank`, `shard`, `part` or `consolidated`, or
-/// before `-of-3`. If there are several, that of the last such word counts.
+/// before `-of-3`. If there are several numbers, returns the last of them.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is, if the names of other files beside it
 /// differ only in this number. Otherwise looks at the name of its folder, and the folders beside
-/// that. A `consolidated.01.pth` is a part even if it is alone. Nothing if there are none beside
-/// it, or if their numbers are not those of ranks or parts: neither padded with zeros, nor without
-/// a gap from 0 or 1 (the 8 and 16 of `lora_rank_8.pt`).
+/// that. A `consolidated.01.pth` is a part even if it is alone. Returns nothing if there are no
+/// such files or folders, or if their numbers are not those of ranks or parts: neither padded with
+/// zeros, nor without a gap from 0 or 1 (such as 8 and 16, in `lora_rank_8.pt` and
+/// `lora_rank_16.pt`).
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

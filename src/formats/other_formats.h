@@ -13,7 +13,7 @@ namespace tessera::formats {
 struct FormatInDirectory {
   const FormatDriver* driver;
   std::string file;         // one of its files
-  bool is_complete = true;  // false: the file is missing that makes a checkpoint of such files
+  bool is_complete = true;  // false: the format's main file, such as an index, is missing
 
   /// `rank-00000.h5 (native, without index.h5)`
   std::string in_words() const;
@@ -25,8 +25,8 @@ std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const FormatDriver& known);
 
 /// Returns the error for a directory whose strongest match is `known`, which refuses it, if its
-/// names show other formats too. The error is of the kind of that refusal. Returns nothing if
-/// `known` does not refuse the directory, or there is no other format.
+/// names show other formats too. The error has the kind of `known`'s own refusal. Returns nothing
+/// if `known` does not refuse the directory, or there is no other format.
 std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryListing& directory,
                                         const FormatDriver& known);
 

@@ -9,21 +9,22 @@
 
 namespace tessera::formats {
 
-/// [Note: Entries of each rank] Where each rank has a file, and an entry that nothing cuts differs
-/// between them, the lowest rank's entry keeps the name; others are `per_rank.<rank>.<name>`.
+/// [Note: Entries of each rank] Ranks may have different contents for an entry that is not sharded,
+/// such as the state of a random generator. Then the entry of the lowest rank keeps its name, and
+/// the entry of any other rank becomes `per_rank.<rank>.<name>`.
 
-/// Returns the path of a rank's own entry, which all ranks together have at `path` or, if that is
-/// empty, under `name`.
+/// Returns the key path of the entry `per_rank.<rank>.<name>`: the keys `per_rank` and `<rank>`,
+/// then those of `path`, or only `name` if `path` is empty.
 KeyPath per_rank_path(int rank, const std::string& name, const KeyPath& path);
-/// An entry that one rank has of its own.
+/// The parts of a name `per_rank.<rank>.<name>`.
 struct OwnEntry {
   int rank = 0;
-  std::string name;  // of the entry that all ranks together have
+  std::string name;  // without `per_rank.<rank>.`
 };
-/// Returns whose entry a name is; nothing unless it is `per_rank.<rank>.<name>`.
+/// Returns the rank and the name in `per_rank.<rank>.<name>`; nothing for any other name.
 std::optional<OwnEntry> parse_per_rank_name(std::string_view name);
-/// Returns the note that some ranks have own entries. Requires: `names`, without `per_rank.<rank>`,
-/// has at least one.
+/// Returns the note that entries differ between ranks. `names`: these entries, without
+/// `per_rank.<rank>.`. Requires: at least one.
 Finding per_rank_note(const std::string& path, const std::set<std::string>& names);
 
 }  // namespace tessera::formats

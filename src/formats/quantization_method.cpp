@@ -32,8 +32,8 @@ std::string method_of_config(const Value& config) {
 }
 
 /// Returns the first method in a text that is no strict JSON: Python writes `Infinity`, and the
-/// file may be damaged. To call a model quantized that is not costs a refused cast, the opposite
-/// costs its weights.
+/// file may be damaged. If the answer is wrong, a cast is refused without need; without an answer,
+/// a cast could destroy codes.
 std::string method_in_text(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r\n:";
   constexpr std::size_t kMaxMethodNbytes = 64;

@@ -113,7 +113,7 @@ struct Companion {
   std::string_view role;
 };
 
-// The suffix follows the base of the scheme.
+// A companion's name is the base of the weight's Scheme, then the suffix.
 constexpr std::array kCompanions = {
     Companion{"_scale_2", "second scales"},
     Companion{"_global_scale", "second scales"},
@@ -151,7 +151,7 @@ constexpr std::array kCompanions = {
     Companion{"_act_pre_scale", "scales of inputs"},
 };
 
-// The suffix follows the name of the module.
+// The name of such a tensor is that of the weight's module, then a dot and the suffix.
 constexpr std::array kCompanionsInModule = {
     Companion{"input_scale", "scales of inputs"},
     Companion{"input_global_scale", "scales of inputs"},

@@ -73,7 +73,7 @@ struct ShardIndex {
   /// is here as JSON.
   std::map<std::string, std::string> texts{};
   Value whole{};  // the JSON document
-  /// What the index has beside `weight_map` and the texts.
+  /// What the index has besides `weight_map` and the `texts` of `metadata`.
   struct Rest {
     std::optional<Value> total_size{};   // of `metadata`
     std::vector<std::string> unknown{};  // members that Tessera does not know, in words

@@ -82,8 +82,8 @@ class WholeReader {
   std::vector<std::byte> bytes_;
 };
 
-/// Compares all bytes of two tensors of equal dtypes and shapes. A tensor that cannot be read is
-/// equal to none.
+/// Whether two tensors of equal dtypes and shapes have equal bytes. A tensor that cannot be read
+/// equals no other tensor.
 bool have_equal_elements(const TensorOfSource& a, const TensorOfSource& b) {
   constexpr std::int64_t kWindowNbytes = std::int64_t{4} << 20;
   const TensorMeta& meta = entry_of(a).meta;

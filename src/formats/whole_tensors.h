@@ -12,8 +12,8 @@ namespace tessera::formats {
 void require_whole_tensors(const CheckpointContents& contents, const std::string& destination,
                            std::string_view format);
 
-/// Returns the contents as formats hold them that have whole tensors on one rank, and neither flat
-/// units nor annotations. Throws: as require_whole_tensors; Error(invalid_argument) for key paths
+/// Returns the contents for a format that has no pieces: each tensor whole, on rank 0, without flat
+/// units and annotations. Throws: as require_whole_tensors; Error(invalid_argument) for key paths
 /// that contradict each other.
 CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination,
                                std::string_view format);

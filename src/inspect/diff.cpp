@@ -37,7 +37,7 @@ void add_entry(Entries& entries, const std::string& name, Entry entry, const Dif
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
   throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "rename",
-                        "one entry of that name in A", "two");
+                        "one entry of that name in A after renaming", "two");
 }
 
 Entries entries_of(const formats::CheckpointContents& contents, const DiffOptions& options,
@@ -80,7 +80,8 @@ struct ReadValue {
   std::string why_not;
 };
 
-/// Throws: as `read_value`, except Error(unsupported).
+/// Returns a value, or why Tessera never reads it. Throws: as `read_value`, except
+/// Error(unsupported).
 ReadValue read_if_supported(const formats::CheckpointReader& reader, std::size_t index) {
   try {
     return {reader.read_value(index), {}};
@@ -115,8 +116,9 @@ struct Comparison {
 
 enum class ReadValues { yes, no };
 
-/// Compares values bit for bit if there is no tolerance. With a tolerance, 0.0 equals -0.0, and all
-/// NaNs are equal; but other numbers must be equal, because tolerances are for elements only.
+/// Whether two values count as equal. Compares them bit for bit if there is no tolerance. With a
+/// tolerance, 0.0 equals -0.0, and all NaNs are equal; but other numbers must be equal, because
+/// tolerances are for elements only.
 bool are_equal(const Value& a, const Value& b, const DiffOptions& options) {
   const bool is_bitwise = !options.rtol && !options.atol;
   return is_bitwise ? tessera::detail::have_equal_bits(a, b) : a == b;

@@ -38,7 +38,7 @@ void decode_float4(std::span<const std::byte> bytes, std::span<Number> out) {
   }
 }
 
-// A table of the values of the 256 codes of a small dtype.
+// Returns the numbers of the 256 codes of an 8-bit dtype.
 template <DType dtype>
 const std::array<float, 256>& byte_table() {
   static const std::array<float, 256> table = [] {
@@ -105,7 +105,8 @@ std::string complex_text(const std::string& real, const std::string& imaginary) 
   return real + (has_sign ? "" : "+") + imaginary + "j";
 }
 
-// Compares an integer exactly with a float that is not NaN.
+// Compares an integer exactly with a float that is not NaN. Returns -1 if the integer is smaller, 0
+// if both are equal, else 1.
 template <class Integer>
 int compare(Integer a, double b) {
   constexpr double kBeyond = std::is_signed_v<Integer> ? 0x1p63 : 0x1p64;

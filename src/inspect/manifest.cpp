@@ -35,7 +35,8 @@ bool is_digest(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Escapes backslashes too, so that different names stay different.
+// Returns a name in one line, as manifests write it. Escapes backslashes too, so that different
+// names stay different.
 std::string escape(std::string_view name) {
   std::string doubled;
   for (const char c : name) doubled.append(c == '\\' ? 2 : 1, c);
@@ -87,7 +88,7 @@ std::string to_text(const Manifest::Part& part) {
   return std::to_string(part.index) + "/" + std::to_string(part.num_parts);
 }
 
-// Parses `1/3`.
+// Parses `1/3`; returns nothing for another text.
 std::optional<Manifest::Part> parse_part(std::string_view text) {
   const std::size_t slash = text.find('/');
   if (slash == std::string_view::npos) return std::nullopt;
@@ -167,7 +168,7 @@ class ManifestParser {
       return;
     }
     if (line.starts_with(kFilesLabel)) {
-      if (files_) refuse(where, "one digest of the files", "another");
+      if (files_) refuse(where, "one line `files:`", "a second one");
       files_ = line.substr(kFilesLabel.size());
       return;
     }

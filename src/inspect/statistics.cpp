@@ -28,7 +28,8 @@ struct BlockSums {
   std::int64_t num_zeros;
 };
 
-// Requires: at least one number; all are finite.
+// Returns the minimum, the maximum, the sum and the number of zeros. Requires: at least one number;
+// all are finite.
 template <class Real>
 BlockSums<Real> sum_block(const Real* numbers, std::size_t count) {
   std::array<Real, kLanes> min;

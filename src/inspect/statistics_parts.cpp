@@ -37,9 +37,8 @@ class Entry {
   Entry(const std::string& path, const Value& object) : path_(path), object_(object) {}
 
   const std::string& name() const {
-    const auto* text = object_.find("name") == nullptr
-                           ? nullptr
-                           : object_.find("name")->get_if<std::string>();
+    const auto* text =
+        object_.find("name") == nullptr ? nullptr : object_.find("name")->get_if<std::string>();
     if (text == nullptr) refuse("name", "a string");
     return *text;
   }
@@ -105,8 +104,8 @@ class Entry {
   }
 
   [[noreturn]] void refuse(const char* key, std::string_view expected) const {
-    throw Error::expected(ErrorKind::corruption, {.path = path_}, key, expected, "none",
-                          "is it what stats --part printed?");
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, key, expected,
+                          "none, or another value", "is it a part of statistics?");
   }
 
   const std::string& path_;
@@ -118,7 +117,7 @@ const Value::List& entries_of(const PartOfStatistics& part) {
   const auto* const entries = list == nullptr ? nullptr : list->get_if<Value::List>();
   if (entries == nullptr) {
     throw Error::expected(ErrorKind::corruption, {.path = part.path}, "stats", "a list", "none",
-                          "is it what stats --part printed?");
+                          "is it a part of statistics?");
   }
   return *entries;
 }

@@ -127,9 +127,9 @@ class MeshJson {
   std::string rule_;
 };
 
-/// Cuts or copies `shard` along one axis of the mesh. `shard` is what the later axes have made; its
-/// ranks have index 0 on this axis. `stride`: the difference between two ranks whose indices on the
-/// axis differ by one.
+/// Cuts or copies `shard` along one axis of the mesh, and returns the shards that this makes.
+/// `shard` is what the later axes have made; its ranks have index 0 on this axis. `stride`: the
+/// difference between two ranks whose indices on the axis differ by one.
 std::vector<Shard> along_axis(const Shard& shard, const MeshPlacement& placement, int num_indices,
                               int stride) {
   const auto add_ranks = [&](std::vector<int>& to, int index) {
@@ -173,7 +173,8 @@ MeshLayout::RuleChoice MeshLayout::choose_rule(std::string_view name,
   if (tensor_shape.empty() || numel_of(tensor_shape) == 0) return {};
   const auto rule =
       std::ranges::find_if(rules, [&](const Rule& each) { return glob_match(each.names, name); });
-  if (rule == rules.end()) return {nullptr, "a rule whose names match, such as a last rule for *", "none"};
+  if (rule == rules.end())
+    return {nullptr, "a rule whose names match, such as a last rule for *", "none"};
   for (const MeshPlacement& placement : rule->placements) {
     if (placement.kind == MeshPlacement::Kind::shard &&
         placement.number >= static_cast<int>(tensor_shape.size())) {

@@ -50,7 +50,8 @@ class CostModel {
     return cost;
   }
 
-  /// `row_sums_link`: bytes per second between the ranks that hold the column shards of a row.
+  /// Returns the cost of one shard. `row_sums_link`: bytes per second between the ranks that hold
+  /// the column shards of a row.
   ShardCost shard(std::int64_t num_rows, std::int64_t num_columns, int num_column_shards,
                   double row_sums_link) const {
     if (num_rows == 0 || num_columns == 0) return {};

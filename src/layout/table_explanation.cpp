@@ -65,8 +65,8 @@ class TextTable {
     rows_.push_back({std::move(cells), std::move(note)});
   }
 
-  /// If lines would be longer than `max_width` (0: no limit), notes go below their rows. If that is
-  /// not enough, texts in the first column lose their beginning.
+  /// Returns the table as text. If lines would be longer than `max_width` (0: no limit), notes go
+  /// below their rows. If that is not enough, texts in the first column lose their beginning.
   std::string text(std::size_t max_width) const {
     std::size_t own_width = 0;
     for (const std::size_t width : widths_) own_width += width + kGap;

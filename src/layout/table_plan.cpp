@@ -138,7 +138,7 @@ TablePlan TablePlan::from_json(std::string_view text, const std::string& path) {
 }
 
 std::string TablePlan::to_json() const {
-  // By hand, because value_to_json does not write every table name as a plain key.
+  // Written by hand, because value_to_json does not write every table name as a plain key.
   std::string text =
       "{\n  \"schema\": 1,\n  \"world_size\": " + std::to_string(world_size) + ",\n  \"tables\": {";
   const char* separator = "\n    ";

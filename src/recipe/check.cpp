@@ -188,11 +188,12 @@ class Proof {
   void note_wrappers() {
     const std::size_t count = num_wrapped();
     if (count == 0) return;
-    report_.notes.push_back({.severity = Finding::Severity::note,
-                             .rule = "unwrap",
-                             .where = {.path = rules_.path},
-                             .expected = "names with their wrappers after the inverse",
-                             .found = std::to_string(count) + " tensors without them"});
+    report_.notes.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = "unwrap",
+         .where = {.path = rules_.path},
+         .expected = "the source's names after the inverse",
+         .found = std::to_string(count) + " names without the wrappers that \"unwrap\" removes"});
   }
 
   void compare(const Transformation& again, const EqualSources& equal,

@@ -21,8 +21,8 @@ struct Expression {
 
 /// Where a variable of a recipe gets its value from.
 struct VariableRule {
-  std::vector<std::string> config_keys{};  // of config.json, the first that is there; with dots
-  std::optional<Expression> expression{};  // if config.json has none of them
+  std::vector<std::string> config_keys{};  // of config.json; the first that exists; with dots
+  std::optional<Expression> expression{};  // if config.json has none of the keys
 };
 
 /// The values of variables and expressions. Not thread-safe.

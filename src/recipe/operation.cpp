@@ -41,7 +41,7 @@ std::vector<std::int64_t> part_sizes(const std::vector<std::int64_t>& sizes, std
   }
   const auto count = static_cast<std::int64_t>(num_parts);
   if (size % count != 0) {
-    throw ShapeProblem("a size that " + std::to_string(count) + " divides, or \"sizes\"",
+    throw ShapeProblem("a multiple of " + std::to_string(count) + ", or a member \"sizes\"",
                        std::to_string(size));
   }
   return std::vector<std::int64_t>(num_parts, size / count);
@@ -56,7 +56,7 @@ void check_part_sizes(const std::vector<std::int64_t>& sizes,
     throw ShapeProblem("parts of sizes " + sizes_in_words(sizes), sizes_in_words(found));
   }
   if (std::ranges::adjacent_find(found, std::not_equal_to()) == found.end()) return;
-  throw ShapeProblem("parts of one size, or \"sizes\"", sizes_in_words(found));
+  throw ShapeProblem("parts of equal size, or a member \"sizes\"", sizes_in_words(found));
 }
 
 /// Returns sizes with -1 replaced, so that their product is `numel`.
@@ -409,7 +409,7 @@ Operation inverse_of(const Operation& operation) {
                  },
                  [](const Transpose& op) -> Operation { return op; },
                  [](const Slice&) -> Operation {
-                   throw ShapeProblem("an operation that can be undone (pad, for a padding)",
+                   throw ShapeProblem("an operation that can be undone (for a padding: unpad)",
                                       "a slice, which drops elements");
                  },
                  [](const Pad& op) -> Operation {

@@ -23,8 +23,9 @@ struct Split {
   std::vector<std::int64_t> sizes{};
   std::size_t num_parts = 0;
 };
-/// The same in each of `groups` equal groups of `dim`, as grouped-query attention stores Q, K and
-/// V. `sizes`: of the tensors that are concatenated, over all groups.
+/// Concatenates within each of `groups` equal groups of `dim`: group 0 of each tensor, then group 1
+/// of each tensor, … as grouped-query attention stores Q, K and V. `sizes`: of the tensors that are
+/// concatenated, over all groups.
 struct ConcatGrouped {
   std::int64_t dim = 0;
   std::int64_t groups = 1;
@@ -46,12 +47,12 @@ struct Unstack {
   std::string capture;
   std::int64_t dim = 0;
 };
-/// One size may be -1.
+/// Gives a tensor other sizes: `to`, in the inverse `from`. One size may be -1: it is computed.
 struct Reshape {
   std::vector<std::int64_t> from{};
   std::vector<std::int64_t> to{};
 };
-/// One dimension as several. One size may be -1.
+/// Replaces a dimension by several dimensions. One size may be -1: it is computed.
 struct Unflatten {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -92,14 +93,14 @@ struct Unpad {
   std::int64_t to = 0;
   Filling filling{};
 };
-/// One tensor as several equal ones.
+/// Makes several equal tensors of one.
 struct Duplicate {
   std::size_t num_parts = 0;
 };
 struct MergeEqual {
   std::size_t num_parts = 0;
 };
-/// A number added to each element, rounded to the dtype.
+/// Adds a number to each element, and rounds to the dtype.
 struct Add {
   double value = 0;
 };
@@ -132,7 +133,7 @@ enum class Subject {
   pointwise_state,  // `add` does not change it, and it is padded with zeros
 };
 
-/// What `apply` found on the way.
+/// What `apply` found besides the new tensors.
 struct Applied {
   std::vector<Requirement> requirements{};
   std::int64_t num_dropped = 0;  // elements of slices, and of paddings of any value

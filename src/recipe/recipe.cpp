@@ -143,7 +143,7 @@ class OperationParser {
     if (real == nullptr) json.refuse("a number", value_to_string(value));
     return *real;
   }
-  /// The member of that name as a number; `otherwise` if the member is missing.
+  /// Returns the member of that name as a number; `otherwise` if the member is missing.
   std::int64_t member(const RecipeJson& json, const Value& value, std::string_view key,
                       std::optional<std::int64_t> otherwise = {}) const {
     const Value* found = value.find(key);
@@ -382,8 +382,8 @@ void check_names(const RecipeJson& json, const Rule& rule) {
   }
 }
 
-/// Checks the captures that are on one side only: operations must stack each of `from` once, and
-/// unstack each of `to` once. Such a capture must be a number.
+/// Checks the captures that are on one side only. They must be numbers. The operations must stack
+/// each one of `from` once, and unstack each one of `to` once.
 void check_stacks(const RecipeJson& json, const Rule& rule) {
   std::set<std::string> live(rule.from.front().captures().begin(),
                              rule.from.front().captures().end());
@@ -527,7 +527,7 @@ std::string without_comments(std::string_view text) {
       if (close == std::string::npos) return result;  // the JSON parser refuses the '/'
       end = close + 2;
     } else {
-      continue;  // as above
+      continue;  // the JSON parser refuses the '/'
     }
     for (; i < end; ++i) {
       if (result[i] != '\n') result[i] = ' ';

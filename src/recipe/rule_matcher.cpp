@@ -36,7 +36,7 @@ std::optional<Match> RuleMatcher::match(const std::string& name) const {
       auto captured = rule.from[s].match(in_rules);
       if (!captured) continue;
       if (found) {
-        report_(rule_name(rule), name, "one rule that names it",
+        report_(rule_name(rule), name, "one rule whose \"from\" matches this name",
                 "also " + rule_name(rules_.rules[found->rule]));
         return std::nullopt;
       }
@@ -68,7 +68,7 @@ void RuleMatcher::add(std::size_t input, Match match) {
   const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
   if (is_new) return;
   report_(rule_name(rule), *inputs_[input].name,
-          "other captures than " + *inputs_[known->second].name + " has", "the same");
+          "other captures than those of " + *inputs_[known->second].name, "the same captures");
 }
 
 std::vector<Instance> RuleMatcher::take_complete(std::size_t rule) {

@@ -13,8 +13,8 @@
 
 namespace tessera::recipe {
 
-/// The inputs that one application of a rule takes: for each name template, by the captures that
-/// are stacked.
+/// The inputs of one application of a rule: for `layers.{L}.…`, those of one layer. `streams` has,
+/// for each name template of the rule, the inputs by the values of the captures that are stacked.
 struct Instance {
   std::vector<std::string> captured;  // values of the shared captures
   std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
@@ -43,12 +43,13 @@ class RuleMatcher {
   RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,
               ReportProblem report);
 
-  /// Finds the rule that matches a name. Reports a problem if two rules do.
+  /// Returns the rule that matches a name; nothing if none does. If two rules match, reports a
+  /// problem and returns nothing.
   std::optional<Match> match(const std::string& name) const;
-  /// Adds an input to what its rule takes.
+  /// Adds an input to the instance of the rule that it matches.
   void add(std::size_t input, Match match);
-  /// Returns what a rule takes, in the order of captures, and forgets it. Leaves out and reports an
-  /// instance that lacks a tensor.
+  /// Returns the instances of a rule, in the order of captures, and removes them from this object.
+  /// Leaves out and reports an instance that lacks a tensor.
   std::vector<Instance> take_complete(std::size_t rule);
 
   /// Returns the captures that both sides of a rule have, sorted.

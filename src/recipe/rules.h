@@ -50,7 +50,7 @@ struct Recipe::Parsed {
   Value::List rules{};
 };
 
-/// Lets the files of this folder see what a Recipe has.
+/// Gives the files of this folder access to the parsed content of a Recipe.
 class RecipeAccess {
  public:
   static const Recipe::Parsed& parsed(const Recipe& recipe) { return *recipe.parsed_; }

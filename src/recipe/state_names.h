@@ -42,7 +42,8 @@ class StateNames {
     StateName name;
     std::size_t parameter;
   };
-  /// Splits the name of a value below a `state` or a `param_groups`.
+  /// Splits the name of a value below a `state` or a `param_groups`. Returns nothing if it names no
+  /// parameter.
   std::optional<Found> find(std::string_view name) const;
 
   /// Returns the parameter that an optimizer calls `name`, with the part of its name that `name`

@@ -17,9 +17,10 @@
 
 namespace tessera::recipe {
 
-/// Keeps the tiles of permuted tensors that were used last. A window of a permuted tensor needs
-/// elements from all over the source, so a larger tile is made at once, for the windows that
-/// follow. Threads that need the same tile fill it together. Thread-safe.
+/// Keeps the tiles of permuted tensors that were used last. A tile is a range of a tensor's
+/// elements that is larger than a window. A window of a permuted tensor needs elements from all
+/// over the source, so a whole tile is made at once, for the windows that follow. Threads that need
+/// the same tile fill it together. Thread-safe.
 class TileCache {
  public:
   static constexpr std::uint64_t kTileNbytes = std::uint64_t{32} << 20;

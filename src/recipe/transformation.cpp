@@ -131,7 +131,8 @@ class Transformer {
   // By tensor: its new names; none if it is dropped.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
-  std::vector<std::pair<std::string, std::size_t>> alias_targets_;  // of an alias: target, tensor
+  /// The targets that were made from aliases: name, and index of the alias's tensor.
+  std::vector<std::pair<std::string, std::size_t>> alias_targets_;
   NewNames new_names_;
   Inputs inputs_;
   RuleMatcher matcher_;
@@ -282,7 +283,8 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
 void Transformer::follow_state(const Rule& rule, const Instance& instance,
                                const std::vector<std::size_t>& inputs,
                                const std::vector<std::string>& targets) {
-  // By the name of a state without the parameter's name: that state of each parameter.
+  // Key: a state's name without the parameter's name (`optim.state.`, `.exp_avg`). Value: this
+  // state of each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
     if (input_of(input).is_alias) continue;
@@ -376,7 +378,7 @@ void Transformer::keep_rest() {
   for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
     if (rule_of_input_[i]) continue;
     if (rules_.rest == Rest::refuse) {
-      problem("rest", *input_of(i).name, "a rule that names it, or \"rest\": \"keep\"", "none");
+      problem("rest", *input_of(i).name, "a rule for this name, or \"rest\": \"keep\"", "neither");
     }
     keep_input(input_of(i));
   }

@@ -132,7 +132,8 @@ class GroupNames {
     const auto [known, is_new] = groups.emplace(name, group);
     if (is_new || known->second == group) return;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "param_groups",
-                          "parameters that become one tensor in one group", "them in two");
+                          "parameters that become one tensor to be in one parameter group",
+                          "them in two groups");
   }
 
   const CheckpointContents& contents_;

@@ -17,8 +17,8 @@ constexpr std::size_t kMaxMembersNamed = 8;
 
 /// What an object in a configuration describes.
 enum class Part {
-  model,  // the model, or a part of it: its dtype is that of the tensors
-  codes,  // a quantization
+  model,  // the model, or a part of it: dtypes in it are those of the tensors
+  codes,  // how weights are quantized: dtypes in it are those of codes
   other,
 };
 
@@ -52,7 +52,7 @@ class ConfigScan {
  public:
   explicit ConfigScan(std::string_view text) : json_(text) {}
 
-  /// Returns false if the text is not JSON.
+  /// Walks through the whole text. Returns false if it is not JSON.
   bool run() {
     json_.skip_space();
     if (!json_.is_at('{') || !take_object(1, {}, Part::model)) return false;
@@ -98,7 +98,8 @@ class ConfigScan {
     return json_.take(']');
   }
 
-  /// `path` is the path of the value.
+  /// Moves past a value, and collects the dtypes in it. Returns false if the text is not JSON.
+  /// `path`: where the value is.
   bool take_value(int depth, const std::string& path, Part part) {
     json_.skip_space();
     if (json_.is_at('{')) return take_object(depth + 1, path + '.', part);

@@ -29,7 +29,8 @@ class ConfigCopy {
     copied_ = end;
   }
 
-  /// Takes an object. `has_models` says whether it describes a model, so that members are removed.
+  /// Moves past an object. Returns false if the text is not JSON. `has_models` says whether the
+  /// object describes a model, so that members are removed.
   bool take_object(int depth, const std::string& path, bool has_models) {
     if (depth > JsonText::kMaxDepth || !json_.take('{')) return false;
     if (json_.take('}')) return true;
@@ -80,7 +81,7 @@ class ConfigCopy {
   }
 
   JsonText json_;
-  std::size_t copied_ = 0;  // the text before it is in the result, or left out
+  std::size_t copied_ = 0;  // all text before this position was copied or left out
   UnquantizedConfig result_;
 };
 

@@ -57,7 +57,7 @@ class DestinationLayout {
   const PlanOptions& options_;
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
-  const bool keeps_uncut_;  // what the source does not cut
+  const bool keeps_uncut_;  // tensors that the source does not cut stay whole on all ranks
 };
 
 /// Returns the pieces of a source tensor as shards. Of several replicas, returns only one, on the

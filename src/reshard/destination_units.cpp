@@ -20,7 +20,7 @@ const TensorEntry* find_under_any_name(const CheckpointContents& source, const s
   return nullptr;
 }
 
-/// Checks a unit's parameters against the source.
+/// Returns whether a unit's parameters fit the source; if not, reports why.
 bool fits_source(const FlatUnit& unit, const CheckpointContents& source, const PlanOptions& options,
                  PlanReport& report) {
   bool fits = true;

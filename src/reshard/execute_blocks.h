@@ -17,7 +17,7 @@ void execute_blocks(const Plan& plan, const formats::TensorSource& source,
 /// come from the old file, and others from the new one.
 void require_unchanged(const FileStates& before, const FileStates& after);
 
-/// Reads the values that a plan moves, and completes the journal's identity in `create`.
+/// Reads and returns the values that a plan moves. Completes the journal's identity in `create`.
 std::vector<Value> prepare_move(const Plan& plan, const formats::CheckpointReader& reader,
                                 formats::CreateOptions& create);
 

@@ -223,8 +223,9 @@ class Execution {
     unmoved_blocks_.push_back(block);
   }
 
-  /// A refused block interrupts other blocks. Also counts the numbers that are too large in those
-  /// of them that come before it. So the error names the same tensor for any order of the threads.
+  /// A refused block interrupts other blocks. Counts the numbers that are too large in the
+  /// interrupted blocks that come before the refused one, so that the error names the same tensor
+  /// for any order of the threads.
   void count_unmoved_blocks() {
     const auto workspace = pool_.take();
     for (const std::int64_t block : unmoved_blocks_) {

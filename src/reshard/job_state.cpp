@@ -205,8 +205,8 @@ Plan plan_save(const CheckpointContents& contents, const std::vector<std::vector
       }
       if (sources.empty()) {
         throw Error::expected(ErrorKind::mismatch, {.fqn = tensor.meta.fqn}, "state of this rank",
-                              region_to_string(piece.region),
-                              "no held region that contains all of it");
+                              "a tensor or shard that contains " + region_to_string(piece.region),
+                              "none that contains all of it");
       }
       plan.nbytes_to_write += nbytes_of(piece.region, tensor.meta.dtype);
     }

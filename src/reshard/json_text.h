@@ -26,14 +26,15 @@ class JsonText {
   std::size_t next_after_space(std::size_t begin) const {
     return std::min(text_.find_first_not_of(" \t\r\n", begin), text_.size());
   }
-  /// Takes `c`, after white space, if it is next.
+  /// Skips white space, and takes `c` if it is next. Returns whether it was.
   bool take(char c) {
     skip_space();
     if (!is_at(c)) return false;
     ++at_;
     return true;
   }
-  /// Takes a string and returns what is between its quotes, escapes included.
+  /// Takes a string and returns what is between its quotes, escapes included; nothing if the next
+  /// token is no string.
   std::optional<std::string_view> take_string() {
     if (!take('"')) return std::nullopt;
     const std::size_t begin = at_;

@@ -21,9 +21,10 @@ struct RenamedPath {
 
 /// Returns the key path that `name` has after the renames; `path` is its path before. Keys that
 /// both prefixes of a rename begin with stay as they are, and so do the keys after the prefix. The
-/// keys between them become one key, together with the rest of the key in which the prefix ends. A
-/// number that becomes another number in its dict stays a number.
-/// Returns an empty path if `path` does not spell `name`.
+/// keys between them become one key, together with the rest of the key in which the prefix ends: by
+/// the rename `m.fc.=m.up.proj.`, the path `m`, `fc`, `weight` becomes `m`, `up.proj`, `weight`. A
+/// number that becomes another number in its dict stays a number. Returns an empty path if `path`
+/// does not spell `name`.
 RenamedPath renamed_path(const formats::KeyPath& path, const std::string& name,
                          const std::vector<Rename>& renames);
 

@@ -21,7 +21,7 @@ class MovedSelection {
  public:
   MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
 
-  /// `name` is the name of a tensor, a value or an alias of the source.
+  /// Returns whether an entry of the source (a tensor, a value or an alias) is moved.
   bool contains(std::string_view name) const;
 
  private:
@@ -60,7 +60,7 @@ struct MovedNames {
 MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection);
 
-/// Counts what is not moved.
+/// Counts the entries of the source that are not moved.
 LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNames& moved,
                        const MovedSelection& selection);
 

@@ -113,7 +113,7 @@ class GroupsReader {
     optimizer_.root = root;
   }
 
-  /// Returns nothing if no group has a number.
+  /// Returns the optimizer; nothing if no group has a number.
   std::optional<NumberedOptimizer> read() {
     if (groups_.whole) {
       read_whole(*groups_.whole);

@@ -25,8 +25,8 @@ struct NumberPlace {
   std::string_view entry(std::string_view name) const;   // `exp_avg`; empty if nothing follows
 };
 
-/// Finds each number that follows a component `state` of a name. A position in a list does not
-/// count.
+/// Returns the place of each number that follows a component `state` of a name. A position in a
+/// list does not count.
 std::vector<NumberPlace> number_places(std::string_view name, const formats::KeyPath& path);
 
 /// Returns the path with `name` in place of the number.

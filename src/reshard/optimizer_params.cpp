@@ -40,7 +40,8 @@ struct ParamNames {
 }
 
 std::vector<std::string> parse_list(const OptimizerParams& params) {
-  constexpr int kMaxDepth = 2;  // to say which item is no name
+  // One level more than a list of names has, so that errors can name an item that is a list.
+  constexpr int kMaxDepth = 2;
   const Value json =
       parse_json(params.names, params.path, {.max_depth = kMaxDepth, .max_nbytes = kMaxListNbytes});
   const auto* list = json.get_if<Value::List>();
@@ -277,7 +278,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     return false;
   }
 
-  /// Does the same for a name that comes without its path.
+  /// Returns a name with its number replaced. Does this for names that come without their paths.
   std::string renamed_text(const std::string& name) const {
     const std::string front = root_ + "state.";
     if (!name.starts_with(front)) return name;
@@ -421,7 +422,7 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
           .fqn = given.names[static_cast<std::size_t>(missing - parameters.begin())]},
          "a tensor of " + printable(reader.path()),
          "none of this name; " + std::to_string(num_missing) + " of " +
-             std::to_string(parameters.size()) + " names are no tensor of it");
+             std::to_string(parameters.size()) + " names are missing there");
 }
 
 }  // namespace

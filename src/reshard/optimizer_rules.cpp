@@ -103,8 +103,8 @@ bool is_number(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Splits `<parameter>.<name>`. Takes the longest parameter that exists; if none exists,
-/// `<name>.<parameter>` if that one does; else the last component is the name.
+/// Splits `<parameter>.<name>` at the longest parameter that exists. If none exists, tries
+/// `<name>.<parameter>`. If that parameter does not exist either, the last component is the name.
 StateName split_state_name(std::string_view state, std::string_view rest,
                            const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
@@ -223,7 +223,7 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
     // A name alone proves nothing: a model may have a `state` with a buffer called `step`. A
-    // recorded kind proves nothing either, because it may come from such a name.
+    // recorded kind proves nothing either, because it may come from a name.
     const bool has_role = roles[i].kind != StateKind::plain && roles[i].kind != StateKind::opaque &&
                           (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
     if (!has_role && tensor.parameter.empty()) continue;

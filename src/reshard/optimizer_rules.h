@@ -68,7 +68,7 @@ bool is_copy_of_parameter(std::string_view name);
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);
-  /// `name` is that of a tensor, a value or an alias.
+  /// Returns whether a tensor, a value or an alias of this name belongs to an optimizer.
   bool contain(std::string_view name) const;
 
  private:

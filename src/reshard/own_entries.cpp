@@ -18,7 +18,7 @@ bool is_on_all_ranks(const TensorEntry& tensor) {
   });
 }
 
-/// Removes the pieces of all ranks but one, or of that rank. Returns how many bytes go.
+/// Removes the pieces of the ranks for which `is_removed` is true. Returns their bytes.
 template <class IsRemoved>
 std::uint64_t remove_pieces(TensorEntry& tensor, TensorCopy& copy, const IsRemoved& is_removed) {
   std::vector<Piece> pieces;

@@ -4,9 +4,9 @@
 
 namespace tessera::reshard {
 
-/// Places tensors that single ranks have of their own (`per_rank.<rank>.<name>`) on their rank
-/// alone, and leaves that rank out of the tensor `<name>`, if the destination has that rank and all
-/// of `<name>` on each rank. For formats that hold replicas. Requires: the plan is sorted.
+/// For formats that hold replicas: places each tensor `per_rank.<rank>.<name>` on its rank alone,
+/// and the tensor `<name>` on all other ranks. Leaves both unchanged if the destination does not
+/// have that rank, or does not have both tensors whole on all ranks. Requires: the plan is sorted.
 void place_own_entries(Plan& plan);
 
 }  // namespace tessera::reshard

@@ -33,8 +33,8 @@ bool fits(const NumberedParam& param, const ParamCandidate& candidate) {
 
 [[noreturn]] void refuse_several(const std::string& path, const NumberedParam& param,
                                  const ParamCandidate& first, const ParamCandidate& second) {
-  refuse(path, "one way to name them by shape",
-         "several: number " + in_words(param) + ", may be " + printable(first.name) + " or " +
+  refuse(path, "shapes that tell which number is which parameter",
+         "equal ones: number " + in_words(param) + ", may be " + printable(first.name) + " or " +
              printable(second.name));
 }
 
@@ -44,8 +44,8 @@ std::size_t num_params(const Groups& groups) {
   return num;
 }
 
-/// Counts the choices that keep the order, by a dynamic program over the candidates. After i
-/// candidates, a state is how many parameters of each group have one. Counts stop at two.
+/// Counts the choices that keep the order, by a dynamic program over the candidates. A state says,
+/// after i candidates, how many parameters of each group have a candidate. Counts stop at two.
 class OrderedSearch {
  public:
   OrderedSearch(const Groups& groups, std::span<const ParamCandidate> candidates,

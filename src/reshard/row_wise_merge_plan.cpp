@@ -13,8 +13,8 @@ bool has_rows_per_column_shard(const TensorEntry& tensor, const TensorEntry& tab
   const Shape blocks = {table.meta.shape[0] * static_cast<std::int64_t>(widths.size())};
   if (tensor.meta.shape == blocks) return true;
   report.problem(kColumnShardRule, tensor.meta.fqn,
-                 "shape " + shape_to_string(blocks) + ", rows of " + table.meta.fqn +
-                     " times its column shards",
+                 "shape " + shape_to_string(blocks) + ", the rows of " + table.meta.fqn +
+                     " once for each of its column shards",
                  shape_to_string(tensor.meta.shape));
   return false;
 }

@@ -22,17 +22,19 @@ void report_missing_files(const formats::CheckpointContents& source, Relaxation 
 /// Reports a source that is one part of a checkpoint, such as the file of one rank.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
-/// Reports what the reader found while it opened the source. `missing` may allow the errors.
+/// Reports what the reader found while it opened the source. If `missing` allows errors, they
+/// become notes.
 void report_opening_findings(const formats::CheckpointContents& source, Relaxation missing,
                              PlanReport& report);
 
 /// Notes the classes whose objects the reader turned into entries or dicts.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 
-/// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.
+/// Returns whether the pieces hold every element once. `missing` may allow holes, but never
+/// overlaps.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 
-/// Checks that the shape of state fits its parameter, because a file may contain anything.
+/// Returns whether the shape of state fits its parameter: a file may contain anything.
 bool has_shape_of_kind(const formats::CheckpointContents& source,
                        const formats::TensorEntry& tensor, const StateRole& role,
                        PlanReport& report);

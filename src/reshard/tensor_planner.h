@@ -52,7 +52,7 @@ class TensorPlanner {
   Plan& plan_;
   PlanReport& report_;
   const std::vector<StateRole> roles_;                  // parallel to the source's tensors
-  std::optional<formats::QuantizedTensors> quantized_;  // for a cast
+  std::optional<formats::QuantizedTensors> quantized_;  // the source's; only for a cast
   LayoutCheck layout_check_;
   const RowWiseMergePlanner merge_planner_;
   const bool holds_replicas_;  // of the destination's format

@@ -34,11 +34,10 @@ struct PieceExtent {
 
 /// Divides blocks into `num_shares` shares of about equal bytes. Each block is in one share. The
 /// result depends only on the arguments.
-///
 /// With Unit::block, a share is one range. Its bytes differ from the mean by at most one block.
-/// They may differ by 4 % of the mean more, if the share can then begin or end at the end of a
-/// file; this gives fewer files two writers. With Unit::file, a share has whole files. The files
-/// are given out from the largest to the smallest, each to the share that has the fewest bytes.
+/// They may differ by 4 % of the mean more if the share then begins or ends where a file ends, so
+/// that fewer files have two writers. With Unit::file, a share has whole files. The files are given
+/// out from the largest to the smallest, each to the share that has the fewest bytes.
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
                                          formats::ShareWriter::Unit unit, int num_shares);
 

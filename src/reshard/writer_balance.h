@@ -17,7 +17,8 @@ class WriterBalance {
     for (int rank = 0; rank < world_size; ++rank) by_load_.emplace(0, rank);
   }
 
-  /// Requires: `ranks` is not empty, ascending, below the world size.
+  /// Returns the chosen rank, and counts `nbytes` for it. Requires: `ranks` is not empty,
+  /// ascending, below the world size.
   int choose(std::span<const int> ranks, std::uint64_t nbytes) {
     int chosen = ranks.front();
     if (ranks.size() == nbytes_.size()) {

@@ -242,7 +242,8 @@ TEST(CombinationTest, ASumWithoutASignIsNotSaturated) {
   EXPECT_THAT(
       [&] { elements<double>(*result.reader, "w"); },
       ThrowsError(ErrorKind::mismatch,
-                  "w: overflow: expected terms small enough to tell the sign of their sum"));
+                  "w: overflow: expected a sum with a sign, to take the largest number of this "
+                  "sign"));
 }
 
 TEST(CombinationTest, ListsAllProblemsAtOnce) {
@@ -258,7 +259,7 @@ TEST(CombinationTest, ListsAllProblemsAtOnce) {
   b.add_value("epoch", 2);
   const auto problems = combined({{a}, {b}}).problems;
   EXPECT_THAT(texts(problems),
-              ElementsAre(HasSubstr("epoch: combine: expected one value in all sources"),
+              ElementsAre(HasSubstr("epoch: combine: expected the same value in all sources"),
                           HasSubstr("only_a: combine: expected a tensor of this name in all "
                                     "sources, found none in b"),
                           HasSubstr("only_b: combine: expected a tensor of this name in all "
@@ -305,7 +306,7 @@ TEST(CombinationTest, ATiedTensorMustBeTiedInAllSources) {
   EXPECT_THAT(combined({{b}, {a}}).problems, IsEmpty());
   b.add({"tied", DType::float32, {1}}, bytes_of<float>({1}), {{whole_box(Shape{1}), 0}});
   EXPECT_THAT(texts(combined({{a}, {b}}).problems),
-              ElementsAre(HasSubstr("tied: combine: expected a second name of w, as in a, found a "
+              ElementsAre(HasSubstr("tied: combine: expected tied to w, as in a, found a "
                                     "separate tensor in b")));
 }
 
@@ -405,7 +406,7 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
   EXPECT_THAT(open(R"({"peft_type": "LOHA"})"),
               ThrowsError(ErrorKind::unsupported, "peft_type: expected LORA, found 'LOHA'"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "use_dora": true})"),
-              ThrowsError(ErrorKind::unsupported, "use_dora: expected a plain LoRA"));
+              ThrowsError(ErrorKind::unsupported, "use_dora: expected this option to be unset"));
   EXPECT_THAT(open(R"({"peft_type": "LORA"})"),
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
@@ -513,9 +514,10 @@ TEST(LoraTest, MatricesMustMakeTheWeight) {
   adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));
   const auto result =
       combined({{base_of({5, 3}, {{whole_box(Shape{5, 3}), 0}})}}, {}, std::move(adapters));
-  EXPECT_THAT(texts(result.problems),
-              ElementsAre(HasSubstr("w.weight: combine: expected matrices that make float32 [5, "
-                                    "3], found float32 [4, 2] and float32 [2, 3]")));
+  EXPECT_THAT(
+      texts(result.problems),
+      ElementsAre(HasSubstr("w.weight: combine: expected matrices whose product is float32 [5, "
+                            "3], found float32 [4, 2] and float32 [2, 3]")));
 }
 
 }  // namespace

@@ -31,9 +31,9 @@ TEST(ValueTest, FindLooksUpStringKeysOfDicts) {
 TEST(ValueTest, AtAndGetSayWhatIsThereInstead) {
   const Value dict(Value::Dict{{"step", 7}, {"lr", 0.5}});
   EXPECT_EQ(dict.at("step").get<std::int64_t>(), 7);
-  EXPECT_THAT(
-      [&] { dict.at("lrs"); },
-      test::ThrowsError(ErrorKind::not_found, "expected 'lrs', found a dict of ['step', 'lr']"));
+  EXPECT_THAT([&] { dict.at("lrs"); },
+              test::ThrowsError(ErrorKind::not_found,
+                                "expected 'lrs', found only the keys ['step', 'lr']"));
   EXPECT_THAT([&] { dict.at("lr").at("x"); },
               test::ThrowsError(ErrorKind::not_found, "expected 'x', found float"));
   EXPECT_THAT([&] { dict.at("lr").get<std::int64_t>(); },

@@ -250,7 +250,7 @@ class KilledWorkers(unittest.TestCase):
         name, options = "shards", ["--to", "safetensors", "--max-shard-size", "5MiB"]
         self.run_tool(name, [*options, "--part", "2/4"])
         said = self.finish(name, code=3)
-        self.assertIn("expected 4 that are complete, found 1", said)
+        self.assertIn("expected 4 complete parts, found 1", said)
         for part in (0, 1, 3):
             self.assertIn(f"part {part} was never begun", said)
         self.run_tool(name, [*options, "--part", "0/4", "--take-over"])

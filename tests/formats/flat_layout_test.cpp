@@ -225,8 +225,10 @@ TEST(FlatLayoutTest, RefusesFilesThatContradictThemselves) {
     }
     return "accepted";
   };
-  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4, 4], "offset": 0})"),
-              HasSubstr("a: place in v: expected within [0, 14), found [4, 4] at 0"));
+  EXPECT_THAT(
+      message_for(R"({"fqn": "a", "shape": [4, 4], "offset": 0})"),
+      HasSubstr(
+          "a: place in v: expected elements within [0, 14), found shape [4, 4] from element 0"));
   EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4], "offset": -1})"), HasSubstr("place in v"));
   EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4], "offset": 9223372036854775807})"),
               HasSubstr("place in v"));

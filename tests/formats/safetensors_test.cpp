@@ -194,7 +194,8 @@ TEST_F(SafetensorsTest, ARankWithoutAShardIsTold) {
   const auto reader = open(tmp_ / "c");
   const auto& findings = reader->contents().opening_findings;
   ASSERT_EQ(findings.size(), 1U);
-  EXPECT_EQ(findings[0].found, "none of rank 2 (had it nothing to save, or is its file lost?)");
+  EXPECT_EQ(findings[0].found,
+            "none of rank 2 (did this rank have nothing to save, or is its file lost?)");
   EXPECT_THAT(open(fixture("dcp/valid/hf_distributed"))->contents().opening_findings,
               ::testing::IsEmpty());
 }

@@ -251,7 +251,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          source.add({"w", DType::uint8, {2}}, test::Bytes(2),
                     {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
        }},
-      {"a.c: key path: expected keys that spell the name, found a.b", invalid,
+      {"a.c: key path: expected keys that are the name when joined by dots, found keys of a.b",
+       invalid,
        [](auto& source) {
          add_byte(source, "a.c", {"a", "b"});
        }},
@@ -272,7 +273,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          add_byte(source, "a.0", {"a", 0});
          add_byte(source, "a.b", {"a", "b"});
        }},
-      {"tied: key path: expected keys that spell the name", invalid,
+      {"tied: key path: expected keys that are the name when joined by dots", invalid,
        [](auto& source) {
          add_byte(source, "w");
          source.add_alias("tied", "w");
@@ -292,8 +293,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          const KeyPath path(5000, "k"s);
          add_byte(source, spell(path), path);
        }},
-      {"v: pickle: expected items of a set that Python can hash, found a set, which a frozenset is "
-       "read as",
+      {"v: pickle: expected items of a set that Python can hash, found a set "
+       "(frozensets are read as sets)",
        unsupported,
        [](auto& source) {
          source.add_value("v", Value::Set{{Value::Tuple{{1, Value::Set{{2}}}}}});

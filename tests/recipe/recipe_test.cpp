@@ -281,7 +281,7 @@ TEST(RecipeTest, AStateWithoutItsParameterNeedsARule) {
   source.add({"optimizer.state.exp_avg.lost", DType::float32, {2}}, numbers(2));
   source.add({"a", DType::float32, {2}}, numbers(2));
   EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
-              HasSubstr("optimizer.state.exp_avg.lost: rest: expected a rule that names it"));
+              HasSubstr("optimizer.state.exp_avg.lost: rest: expected a rule for this name"));
 }
 
 TEST(RecipeTest, RefusesStateThatDisagrees) {
@@ -325,9 +325,9 @@ TEST(RecipeTest, RenamesParametersInGroups) {
   MemoryCheckpoint apart = with_adam({7, 7});
   apart.add_value("optim.param_groups.0.params", Value::List{"a"});
   apart.add_value("optim.param_groups.1.params", Value::List{"b"});
-  EXPECT_THAT(
-      message_of([&] { applied(apart, recipe, with_prefix()); }),
-      HasSubstr("ab: param_groups: expected parameters that become one tensor in one group"));
+  EXPECT_THAT(message_of([&] { applied(apart, recipe, with_prefix()); }),
+              HasSubstr("ab: param_groups: expected parameters that become one tensor to be in one "
+                        "parameter group, found them in two groups"));
 }
 
 TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
@@ -335,7 +335,7 @@ TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
   source.add({"a", DType::float32, {1}}, numbers(1));
   source.add({"other", DType::float32, {1}}, numbers(1));
   EXPECT_THAT(message_of([&] { applied(source, parsed(R"({"from": "a", "to": "b"})")); }),
-              HasSubstr("other: rest: expected a rule that names it"));
+              HasSubstr("other: rest: expected a rule for this name"));
   EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"})", R"("rest": "keep", )"))),
               ElementsAre("b [1]", "other [1]"));
   EXPECT_THAT(names(*applied(source, parsed(R"({"from": "a", "to": "b"}, {"from": "other"})"))),
@@ -374,7 +374,7 @@ TEST(RecipeTest, WrappersAreLeftOutOfNames) {
   EXPECT_FALSE(report.is_invertible);  // where the wrappers were is lost
   ASSERT_EQ(report.notes.size(), 1U);
   EXPECT_EQ(report.notes[0].rule, "unwrap");
-  EXPECT_EQ(report.notes[0].found, "4 tensors without them");
+  EXPECT_EQ(report.notes[0].found, "4 names without the wrappers that \"unwrap\" removes");
 }
 
 TEST(RecipeTest, RulesSeeNamesWithoutWrappers) {
@@ -519,11 +519,12 @@ TEST(RecipeTest, EachNameHasOneRuleAndOneTensor) {
   MemoryCheckpoint source;
   source.add({"a.0", DType::float32, {1}}, numbers(1));
   source.add({"a.1", DType::float32, {1}}, numbers(1));
-  EXPECT_THAT(message_of([&] {
-                applied(source,
-                        parsed(R"({"from": "a.{L}", "to": "b.{L}"}, {"from": "a.0", "to": "c"})"));
-              }),
-              HasSubstr("a.0: rule 2: expected one rule that names it, found also rule 1"));
+  EXPECT_THAT(
+      message_of([&] {
+        applied(source, parsed(R"({"from": "a.{L}", "to": "b.{L}"}, {"from": "a.0", "to": "c"})"));
+      }),
+      HasSubstr(
+          "a.0: rule 2: expected one rule whose \"from\" matches this name, found also rule 1"));
   EXPECT_THAT(message_of([&] {
                 applied(source,
                         parsed(R"({"from": "a.0", "to": "b"}, {"from": "a.1", "to": "b"})"));

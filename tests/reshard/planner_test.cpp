@@ -154,7 +154,7 @@ TEST(PlannerTest, AMeshReportsEachParameterWithoutARuleOnce) {
       ElementsAre("mesh.json: model.up.bias: rules of the mesh: expected a dimension of the "
                   "shape [10], found Shard(1) for '*.bias'",
                   "mesh.json: model.up.weight: rules of the mesh: expected a rule whose "
-                  "names match, found none"));
+                  "names match, such as a last rule for *, found none"));
 }
 
 TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
@@ -168,8 +168,8 @@ TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
   EXPECT_THAT(plan.problems, IsEmpty());
   EXPECT_THAT(
       lines_of(plan.notes),
-      ElementsAre("mesh.json: rule for 'model.up.bias': expected a moved tensor that no rule "
-                  "before it matches, found none"));
+      ElementsAre("mesh.json: rule for 'model.up.bias': expected a moved tensor of which this is "
+                  "the first rule that matches, found none"));
 }
 
 TEST(PlannerTest, LayoutsExcludeEachOther) {

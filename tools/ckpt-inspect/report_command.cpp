@@ -45,8 +45,8 @@ std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
   return numbers;
 }
 
-// The user may name a checkpoint by mistake. So an existing file is replaced only if it is such a
-// page.
+// The user may name a checkpoint by mistake. So an existing file is replaced only if it is an HTML
+// page (or empty).
 void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::regular) return;
   const auto file = fs.open(path);

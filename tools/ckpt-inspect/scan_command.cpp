@@ -145,12 +145,11 @@ void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& 
       [&] { return run_scan(options, terminal); });
   command.describe(
       "Use it on files that another program will load with pickle. Runs and imports nothing. Looks "
-      "into "
-      "files of any kind: zip archives (also damaged ones), tars, NumPy and compressed files. Each "
-      "name gets a verdict. known: torch.load(weights_only=True) allows it. plain: a value of the "
-      "standard library or NumPy. opaque: of another package, whose code the scan does not know. "
-      "dangerous: can run code. The exit code is 1 if a name is dangerous, a pickle is broken, an "
-      "archive contradicts itself, or something was not looked at.");
+      "into files of any kind: zip archives (also damaged ones), tars, NumPy and compressed files. "
+      "Each name gets a verdict. known: torch.load(weights_only=True) allows it. plain: a value of "
+      "the standard library or NumPy. opaque: of another package, whose code the scan does not "
+      "know. dangerous: can run code. The exit code is 1 if a name is dangerous, a pickle is "
+      "broken, an archive contradicts itself, or something was not looked at.");
   command.argument("PATH", options.path, "A file, or a folder with all below it")
       .arguments("MORE...", options.more_paths, "More files and folders")
       .flag("--json", options.json, "Print JSON");

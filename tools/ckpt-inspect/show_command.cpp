@@ -230,11 +230,11 @@ std::vector<std::size_t> tensors_of(const CheckpointReader& reader,
 
 void add_show_command(CommandLine& line, ShowOptions& options, Terminal& terminal) {
   Command& command =
-      line.add_command("show", "Shows one tensor: ranks and pieces, elements, statistics",
+      line.add_command("show", "Shows tensors or values: ranks and pieces, elements, statistics",
                        [&] { return run_show(options, terminal); });
   command.argument("PATH", options.path, kPathHelp)
       .argument("TENSOR", options.name, "The name of a tensor or a value, or a glob")
-      .arguments("TENSOR...", options.more_names, "More checkpoints to read")
+      .arguments("TENSOR...", options.more_names, "More names or globs")
       .option("--bins", "N", options.num_bins, "Most bins in the histogram (default: {})")
       .flag("--json", options.json, "Print JSON")
       .option("--flat-layout", "FILE", options.flat_layout_path,

@@ -42,7 +42,7 @@ void add_work_options(Command& command, WorkOptions& options) {
   command.size_option("--memory", "SIZE", options.memory_nbytes,
                       "Memory for elements (default: {})");
   command.option("--threads", "N", options.num_threads,
-                 "Number of threads (default: number of cores)");
+                 "Number of threads (default: number of cores, at most 16)");
   add_progress_option(command, options.progress);
 }
 

@@ -27,8 +27,8 @@ inline constexpr int kInspectJsonSchema = 1;
 
 /// The help text of the argument PATH.
 inline constexpr const char* kPathHelp =
-    "A checkpoint: native, safetensors, DCP or torch.save. The tool detects the format. - reads "
-    "standard input";
+    "A checkpoint of any format that ckpt-inspect --help lists. The tool detects the format. - "
+    "reads standard input";
 
 /// The checkpoint and the names in it that a command reads.
 struct SourceOptions {
@@ -42,7 +42,7 @@ struct SourceOptions {
 /// The options of a command that reads tensors' bytes.
 struct WorkOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
-  int num_threads = 0;  // 0: one per core
+  int num_threads = 0;  // 0: object_store::default_num_threads()
   ProgressOptions progress{};
 };
 
@@ -64,7 +64,7 @@ const formats::CheckpointReader* open_source(const SourceOptions& options);
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
 /// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`. For each class in
-/// it, one of them must have an object.
+/// `as_dict`, one of the checkpoints must have an object.
 struct TwoSources {
   const formats::CheckpointReader* a;
   const formats::CheckpointReader* b;

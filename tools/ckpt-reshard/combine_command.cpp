@@ -63,7 +63,8 @@ SourceStep parse_linear(const std::string& text) {
   return {text.substr(equals + 1), {.weight = *weight}};
 }
 
-/// A path that ends like a scale, `a=2`, is written with its scale: `a=2=1`.
+/// Parses `ADAPTER` or `ADAPTER=SCALE`. A path that ends like a scale, `a=2`, is written with its
+/// scale: `a=2=1`.
 ScaledAdapter parse_adapter(const std::string& text) {
   const std::size_t equals = text.rfind('=');
   const auto scale =
@@ -118,14 +119,15 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   // Weights such as 0.1 + 0.2 - 0.3 cancel, but rounding leaves a little.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
-    refuse("--normalize", "weights whose sum is not 0",
-           sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which rounding has left");
+    refuse(
+        "--normalize", "weights whose sum is not 0",
+        sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which is 0 but for rounding");
   }
   formula.divisor = sum;
   return formula;
 }
 
-/// Refuses weights that the numbers in which sums are computed cannot hold.
+/// Refuses weights that the dtype of the sums cannot hold.
 void check_weights(const Formula& formula, const CombineCommandOptions& options) {
   const auto check = [&](const std::string& option, const std::string& what, double number) {
     if (arithmetic::can_hold(options.accumulation, number)) return;
@@ -164,7 +166,7 @@ void require_other_destination(const std::vector<std::string>& sources,
     std::error_code ignored;
     if (!std::filesystem::equivalent(source, destination, ignored)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
-                          "a path other than those of the sources", "one of them",
+                          "a path other than those of the sources", "the path of a source",
                           "write to another path, then rename it");
   }
 }
@@ -265,8 +267,9 @@ void add_combine_command(CommandLine& line, CombineCommandOptions& options, Term
           "adapters merged into it. Sources may have any format and sharding. DST has the names, "
           "dtypes, pieces and extra files of the first source.")
       .describe(
-          "Sums are computed in float64 and rounded once. All sources must have the same names and "
-          "shapes. Optimizer state has no sum; --drop-optimizer leaves it out.")
+          "Sums are computed in float64 (or as --accumulate says) and rounded once. All sources "
+          "must have the same names and shapes. Optimizer state has no sum; --drop-optimizer "
+          "leaves it out.")
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite")
       .arguments("SRC...", options.sources, "The checkpoints of --average and --ema");

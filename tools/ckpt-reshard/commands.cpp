@@ -14,7 +14,7 @@ namespace tessera::cli {
 
 ExitCode run_command_line(std::vector<std::string> arguments, const std::string& finished_folder,
                           Terminal& terminal) {
-  // A signature must not get into the record of what workers do.
+  // The recorded command of workers must not contain the signature of a signed URL.
   for (std::string& argument : arguments) argument = object_store::keep_query(argument);
   CommandLine line("ckpt-reshard",
                    "Moves a checkpoint between world sizes, sharding strategies and formats",

@@ -16,9 +16,9 @@ namespace tessera::cli {
 /// What `--dequantize` has done.
 struct Dequantized {
   DType dtype = DType::bfloat16;
-  bool has_weights = false;        // that are quantized, selected or not
-  std::size_t num_weights = 0;     // those that --only selects
-  std::size_t num_companions = 0;  // of these weights; they are left out
+  bool has_weights = false;        // whether the source has quantized weights, selected or not
+  std::size_t num_weights = 0;     // quantized weights that --only selects
+  std::size_t num_companions = 0;  // their scales and the like, which are left out
 };
 
 /// Returns a source with numbers in place of codes, as `--dequantize` asks; the same source without

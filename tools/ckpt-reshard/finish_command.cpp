@@ -12,12 +12,12 @@
 namespace tessera::cli {
 
 void add_finish_command(CommandLine& line, FinishOptions& options, Terminal& terminal) {
-  line.add_command("finish", "Makes a checkpoint appear that several workers have written",
+  line.add_command("finish", "Completes a move that several workers share",
                    [&] { return run_finish(options, terminal); })
       .describe(
-          "The worker that ends last does this by itself. Use this verb if that worker died before "
-          "it could, or to see which parts are missing. It repeats the command of the worker that "
-          "began, so the source must still be there.")
+          "If all parts are written, DST appears. The worker that ends last does this by itself. "
+          "Use this verb if that worker died before it could, or to see which parts are missing. "
+          "It repeats the command of the worker that began, so the source must still be there.")
       .argument("DST", options.destination, "The destination of the workers")
       .flag("--discard", options.discard, "Remove the work of all workers instead")
       .example("finish step-1000.8",
@@ -46,8 +46,8 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   const std::optional<RecordedCommand> command = command_from_text(work.command(), work.path());
   if (!command) {
     throw Error::expected(ErrorKind::unsupported, {.path = work.path()}, "workers",
-                          "workers that ran ckpt-reshard", "others",
-                          "run any of them again with resume, which finishes complete work");
+                          "workers that ran ckpt-reshard", "workers of a Python or C++ program",
+                          "run any of them again with resume set, which finishes complete work");
   }
   const std::string folder = fs.resolve_links(work.path());
   std::error_code error;

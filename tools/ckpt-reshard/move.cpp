@@ -45,7 +45,7 @@ void require_folder(const formats::SharedWork& work, const std::string& folder) 
   }
   throw Error::listing(
       ErrorKind::mismatch, {.path = destination},
-      "parts: expected " + std::to_string(outcome.num_shares) + " that are complete, found " +
+      "parts: expected " + std::to_string(outcome.num_shares) + " complete parts, found " +
           std::to_string(outcome.num_shares - static_cast<int>(outcome.shared->missing.size())),
       list);
 }
@@ -131,8 +131,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 }
 
 /// Refuses paths that cannot be read, or that DST must not replace. A directory that is replaced
-/// may hold the `extra_files` of the new checkpoint; as long as those are not known, it is not
-/// checked.
+/// may hold the `extra_files` of the new checkpoint; while they are not known (null), the directory
+/// is not checked.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
@@ -148,7 +148,7 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
 }
 
 /// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
-/// them. What a merge collides in is reported first.
+/// them. Names that several sources of a merge have are reported first.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
                        const std::function<MoveSource(const FileSystem& fs)>& open,
@@ -234,8 +234,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   return outcome;
 }
 
-/// Prints what a move has done. The destination is there and complete, so a standard output that
-/// cannot be written makes the move no failure.
+/// Prints what a move has done. The destination is there and complete, so the move does not fail if
+/// standard output cannot be written.
 void print_complete(const MoveOptions& options, const Outcome& outcome,
                     const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
                     Terminal& terminal) {

@@ -45,7 +45,7 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
-/// Returns 0 if the option is not given.
+/// Returns the count that an option gives; 0 if the option is not given.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
   if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
@@ -57,7 +57,8 @@ void add_run_options(Command& command, MoveOptions& options) {
   command
       .size_option("--memory", "SIZE", options.memory_nbytes,
                    "Memory for all buffers (default: {})")
-      .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
+      .option("--threads", "N", options.num_threads,
+              "Number of threads (default: number of cores, at most 16)")
       .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
       .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
       .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")
@@ -90,11 +91,11 @@ void add_move_options(Command& command, MoveOptions& options) {
               "JSON file: a mesh of ranks, and for each pattern of names the dimension that each "
               "axis of the mesh cuts (such as FSDP with tensor parallelism)")
       .option("--like", "OTHER", options.like_path,
-              "Give each tensor the pieces that it has in another checkpoint")
+              "Cut each tensor as the checkpoint OTHER cuts the tensor of the same name")
       .option("--plan", "FILE", options.table_plan_path,
               "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
-              "JSON file: the units for --strategy flat, if SRC records none")
+              "JSON file: the units for --strategy flat or hybrid-flat, in place of those of SRC")
       .option("--as-dict", "CLASS", options.as_dict,
               "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
       .option("--compress", "HOW", options.compress,
@@ -118,8 +119,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--dequantize", "DTYPE", options.dequantize,
               "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating-point tensors, except those without dimensions, and optimizer state "
-              "that has a number neither for each element nor for each row")
+              "Convert floating-point tensors to DTYPE, except tensors without dimensions, and "
+              "optimizer state with neither one number per element nor one number per row")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },
@@ -129,8 +130,8 @@ void add_move_options(Command& command, MoveOptions& options) {
                    "Most bytes in one file, such as 5GB. Safetensors format only")
       .option(
           "--device-mesh", "TYPE:NAMES", options.device_mesh,
-          "The trainer's mesh, which the tensors of ranks' files name, such as cuda:ddp,fsdp or "
-          "cpu (default: cuda:fsdp). Format rank_files only")
+          "Device type and axis names of the trainer's mesh, to write into each rank's file, such "
+          "as cuda:ddp,fsdp or cpu (default: cuda:fsdp). Format rank_files only")
       .flag("--allow-missing", options.allow_missing,
             "Leave out what is incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,
@@ -156,7 +157,8 @@ void add_move_options(Command& command, MoveOptions& options) {
 
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
-    refuse_option("--resume", "either --resume or --discard", "both");
+    throw UsageError("--resume: expected either --resume or --discard, found both",
+                     "ckpt-reshard --help");
   if (!options.extra_files_folder.empty() &&
       options.extra_files != reshard::ExtraFilesPolicy::carry) {
     const bool leaves = options.extra_files == reshard::ExtraFilesPolicy::leave;

@@ -55,7 +55,7 @@ struct MoveOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   std::string device_mesh;             // empty: not given
-  int num_threads = kNotGiven;         // as many as there are cores
+  int num_threads = kNotGiven;         // object_store::default_num_threads()
   reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = reshard::kDefaultExtraFilesNbytes;
@@ -92,13 +92,14 @@ struct OptionFiles {
   std::string recipe;  // with the source's config.json
 };
 
-// What the options mean to the core. Throws: UsageError that names the option.
+// These functions return the options as the core takes them. Throws: UsageError that names the
+// option.
 reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files);
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan);
 OverwritePolicy overwrite_policy(const MoveOptions& options);
 bool compresses(const MoveOptions& options);
-/// Returns 0, which means the number of cores, if `--threads` is not given.
+/// Returns 0, for object_store::default_num_threads(), if `--threads` is not given.
 int num_threads(const MoveOptions& options);
 
 }  // namespace tessera::cli

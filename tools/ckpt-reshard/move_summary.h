@@ -23,7 +23,7 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   std::uint64_t kept_nbytes = 0;                       // that an interrupted run had written
   std::optional<reshard::SharedMoveOutcome> shared{};  // if several workers write DST
-  int num_shares = 1;                                  // of these workers
+  int num_shares = 1;  // shares of the move, one for each of these workers
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
   reshard::FileStates source_files{};  // when the source was opened

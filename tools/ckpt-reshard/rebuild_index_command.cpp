@@ -11,8 +11,7 @@ void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options,
                    [&] { return run_rebuild_index(options, terminal); })
       .describe(
           "The tool makes the index (index.h5) from the rank files alone. The new index is byte "
-          "for "
-          "byte the same as the original. It replaces an existing index once it is complete.")
+          "for byte the same as the original. It replaces an existing index once it is complete.")
       .argument("PATH", options.path, "The checkpoint's directory")
       .example("rebuild-index step-1000",
                "Repair a checkpoint whose index.h5 is missing or damaged");

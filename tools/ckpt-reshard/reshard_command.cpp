@@ -17,10 +17,9 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
           "An interrupted run (killed, Ctrl-C, disk full) keeps its finished work as DST.partial. "
           "--resume continues it.")
       .describe(
-          "Without --world-size, --strategy and --plan, tensors keep the pieces that they have in "
-          "SRC. --world-size alone means --strategy dim0.")
-      .argument("SRC", options.source,
-                "The checkpoint to read: native, safetensors, DCP or torch.save")
+          "Without --world-size, --strategy, --mesh, --like and --plan, tensors keep the pieces "
+          "that they have in SRC. --world-size alone means --strategy dim0.")
+      .argument("SRC", options.source, "The checkpoint to read, of any format that this help lists")
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite");
   add_flat_layout_option(command, options.move);
@@ -30,7 +29,7 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .example("step-1000 step-1000.8 --world-size 8",
                "Write for eight ranks, and cut tensors by rows as FSDP2 does")
       .example("step-1000 model.safetensors --only 'model.*'", "Write only the model")
-      .example("step-1000 dcp --to dcp --world-size 2",
+      .example("step-1000 step-1000.dcp --to dcp --world-size 2",
                "Convert to PyTorch's distributed checkpoint (DCP), for two ranks");
 }
 

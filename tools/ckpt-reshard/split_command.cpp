@@ -13,10 +13,9 @@ void add_split_command(CommandLine& line, SplitOptions& options, Terminal& termi
   command
       .describe(
           "Moves everything under the prefixes, and removes the prefix from the names. --only "
-          "moves "
-          "more names; these keep their full names. --drop-optimizer alone moves everything except "
-          "optimizers. Optimizer state is not under the prefix of its parameters. Add it with "
-          "--only.")
+          "moves more names; these keep their full names. --drop-optimizer alone moves everything "
+          "except optimizers. Optimizer state is not under the prefix of its parameters. Add it "
+          "with --only.")
       .argument("SRC", options.source, "The checkpoint to read")
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite")

@@ -28,14 +28,14 @@ PartOfWork launched_part(const std::string& workers) {
   }
   const auto launched = find_launched_process();
   if (!launched) {
-    refuse_option(
-        "--workers",
-        "a launcher's variables (" + launcher_variables_in_words() + "), or --part I/N instead",
-        "none of them");
+    throw UsageError("--workers: expected a launcher's variables (" +
+                         launcher_variables_in_words() +
+                         "), or --part I/N instead, found none of them",
+                     "ckpt-reshard --help");
   }
   if (is_auto && launched->num_processes == 0) {
     refuse_option("--workers",
-                  "the number of workers, which " + launched->index_variable + " comes without",
+                  "a number, because no variable beside " + launched->index_variable + " tells it",
                   "auto");
   }
   const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
@@ -60,21 +60,24 @@ void add_worker_options(Command& command, WorkerOptions& options) {
       .option("--part", "I/N", options.part,
               "Write part I (from 0) of N, while other workers write the others; whoever ends last "
               "makes DST appear")
-      .option(
-          "--workers", "N", options.workers,
-          "Like --part, with I from the launcher (Slurm, MPI, torchrun, Kubernetes); auto takes "
-          "N from there, too")
+      .option("--workers", "N", options.workers,
+              "Like --part I/N, with I from the launcher (Slurm, MPI, torchrun, Kubernetes). auto: "
+              "with N from the launcher, too")
       .flag("--take-over", options.take_over,
-            "After the own part, write those that no living worker writes");
+            "After its own part, also write the parts of workers that died or never started");
 }
 
 std::optional<PartOfWork> part_of_worker(const WorkerOptions& options) {
   if (!options.part.empty() && !options.workers.empty()) {
-    refuse_option("--part", "either --part or --workers", "both");
+    throw UsageError("--part: expected either --part or --workers, found both",
+                     "ckpt-reshard --help");
   }
   if (!options.part.empty()) return parse_part("--part", options.part, "ckpt-reshard --help");
   if (!options.workers.empty()) return launched_part(options.workers);
-  if (options.take_over) refuse_option("--take-over", "--part or --workers", "neither");
+  if (options.take_over) {
+    throw UsageError("--take-over: expected --part or --workers with it, found neither",
+                     "ckpt-reshard --help");
+  }
   return std::nullopt;
 }
 

@@ -1,4 +1,5 @@
-// Makes the manual page, in roff. Its texts are those of the help: they are in each add_<verb>_command.
+// Makes the manual page, in roff. Its texts are those of the help: they are in each
+// add_<verb>_command.
 #include <string>
 #include <string_view>
 

@@ -11,10 +11,12 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
   command
       .option("--recipe", "FILE", arguments.path,
               "JSON file: rules that give the tensors other names and shapes (docs/recipes.md)")
-      .flag("--inverse", arguments.inverse, "Apply the recipe from its targets to its sources")
-      .option("--set", "NAME=VALUE", arguments.settings,
-              "Set a variable of the recipe; prefix=TEXT: the names have TEXT in front, and keep it. "
-              "Repeatable");
+      .flag("--inverse", arguments.inverse,
+            "Apply the recipe backwards, from its new names to the old ones")
+      .option(
+          "--set", "NAME=VALUE", arguments.settings,
+          "Set a variable of the recipe; prefix=TEXT: the names have TEXT in front, and keep it. "
+          "Repeatable");
 }
 
 recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,

@@ -41,7 +41,7 @@ bool environment_allows_color() {
   return term != nullptr && std::string_view(term) != "dumb";
 }
 
-// Returns 0, or the error that stopped the writing.
+// Writes all of `text`. Returns 0, or the `errno` that stopped the writing.
 int write_all(int fd, std::string_view text) noexcept {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());

@@ -270,8 +270,8 @@ class CheckpointReader : public TensorSource {
 
   /// Checks all that the format can check and that opening did not check: every stored byte against
   /// its checksum, the structure, and whether all files exist. Continues after a finding where it
-  /// can. At most `num_threads` threads read; 0: one per core. Findings do not depend on the number
-  /// of threads.
+  /// can. At most `num_threads` threads read; 0: default_num_threads(). Findings do not depend on
+  /// the number of threads.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress,
                       int num_threads) const = 0;
   void verify(const FindingSink& sink, const ProgressSink& progress) const {

@@ -25,7 +25,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
 
 /// What a caller tells a reader, because the files of the checkpoint do not say it.
 struct OpenOptions {
-  std::string flat_layout_path{};  // file that says what is in bare flat vectors; empty: not given
+  std::string flat_layout_path{};  // JSON: what FSDP1's flat vectors consist of; empty: not given
   /// Classes, such as `argparse.Namespace`, whose objects are read as dicts of their attributes.
   /// Names are compared as text; no class is looked up. CheckpointContents::opened_classes counts
   /// the objects. The reader refuses an object whose state is not a dict, as it does without this

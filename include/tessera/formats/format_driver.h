@@ -72,7 +72,7 @@ struct FormatTraits {
   bool holds_key_types = true;    // false: every key of a dict becomes text
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
-  /// The annotation that the format itself asks for, as `name=text`. It is not a user's text.
+  /// The annotation that the format itself asks for: `format=pt`. It is not a user's text.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only

@@ -51,7 +51,7 @@ inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 
 
 /// Which extra files a move takes.
 struct ExtraFilesOptions {
-  ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to all of them
+  ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
   std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all together; the largest are left
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
   /// Whose file is carried if several sources of a merge have a file of the same name.
@@ -147,9 +147,9 @@ struct ExecuteOptions {
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
-/// tensor. Checks the source's checksums as it reads. Does not write a block that the writer
-/// already has from an interrupted run. Reads the source of such a block only to count numbers that
-/// a cast made too large or zero. Does not commit. If it throws, it has abandoned the writer.
+/// tensor. Checks the source's checksums as it reads. Blocks that the writer already has from an
+/// interrupted run are not written again; their source is read only if numbers that a cast makes
+/// too large or zero must be counted. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws:
 /// - what source and writer throw;
@@ -211,7 +211,7 @@ struct SharedMoveOptions {
 
   int share = 0;                                  // of this worker, from 0
   int num_shares = 1;                             // the number of workers
-  OtherShares other_shares = OtherShares::leave;  // that no living worker holds
+  OtherShares other_shares = OtherShares::leave;  // shares without a living worker
   std::string command{};  // stored for a program that finishes the move; empty: none
   /// Called before a share is written, with its number and its bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};

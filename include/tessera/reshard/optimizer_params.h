@@ -22,7 +22,8 @@ struct OptimizerParams {
   std::string path{};   // of the file that holds the list, for errors
 };
 
-/// Returns what an option says: kAutomaticParams, or the path of a file with the list.
+/// Returns the names that an option gives: kAutomaticParams itself, or the list in the file whose
+/// path the option is.
 /// Throws: Error(not_found, io); Error(corruption) if the file is too large.
 OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& option);
 

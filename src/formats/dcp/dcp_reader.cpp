@@ -257,7 +257,7 @@ void DcpReader::require_within_limit(std::size_t tensor_index) const {
   const TensorMeta& meta = tensors[tensor_index].meta;
   throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = meta.fqn}, "expanded size",
                         "at most " + std::to_string(limit_nbytes_) +
-                            " bytes in all tensors together, by the size of the files",
+                            " bytes in all tensors together, the limit for files of this size",
                         std::to_string(meta.nbytes()) + " more in this tensor",
                         {Remedy::Action::leave_out, pattern_of(metadata_.contents, meta.fqn)});
 }

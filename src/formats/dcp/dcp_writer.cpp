@@ -132,8 +132,8 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
   }
 }
 
-/// Every item is a torch.save file inside `__<rank>_0.distcp`, one after the other: first the
-/// values, then the tensors' pieces. The bytes between two items are zero.
+/// Returns the place of each item. Items are torch.save files inside `__<rank>_0.distcp`, one after
+/// the other: first the values, then the tensors' pieces. The bytes between two items are zero.
 FileLayout lay_out(const std::string& destination, CheckpointContents contents,
                    const std::vector<Value>& values) {
   TESSERA_CHECK(values.size() == contents.values.size());
@@ -314,8 +314,8 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // If a step fails, the next thread tries that step again. So it reports the same failure, and not
-  // another one that follows from it.
+  // If a step fails, the next thread tries that step again, so that it reports the same failure and
+  // not a consequence.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);

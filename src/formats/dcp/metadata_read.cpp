@@ -36,7 +36,7 @@ enum class MetadataGlobal : std::uint32_t {
   memory_format,
   enum_by_name,  // some Pythons (3.11.2) pickle an Enum as getattr(class, name)
   windows_path,
-  quantized_dtype,  // a tensor of such a dtype is refused, not the whole file
+  quantized_dtype,  // refused as a tensor's dtype; the other tensors can be read
 };
 
 constexpr std::uint32_t number(MetadataGlobal global) {
@@ -312,7 +312,7 @@ class Parser {
                "dtype: expected a dense dtype of torch, found " + dtype.describe());
   }
 
-  /// Requires: parse_dtype_of has checked the properties.
+  /// Returns the flag of a tensor. Requires: parse_dtype_of has checked the properties.
   static bool requires_grad(Object properties) {
     const Object flag = properties.call_state("properties")->item(2);
     return flag.is(ObjectKind::boolean) && flag.as_boolean("requires_grad");
@@ -421,7 +421,8 @@ class Parser {
     const auto found = std::ranges::equal_range(
         by_offset, offsets, {}, [&](std::size_t piece) { return offsets_of(tensor, piece); });
     if (found.empty()) {
-      fail(fqn, "storage_data", "a chunk at its offset", "none at " + shape_to_string(offsets));
+      fail(fqn, "storage_data", "a chunk at the offset of each key",
+           "none at " + shape_to_string(offsets));
     }
     for (const std::size_t piece : found) put(fqn, places[piece], info);
   }
@@ -564,7 +565,8 @@ class Parser {
     }
     if (const std::string spelled = spell(path); spelled != name) {
       keys.fail(ErrorKind::corruption,
-                "key path: expected keys that spell the name, found " + printable(spelled));
+                "key path: expected keys that are the name when joined by dots, found keys of " +
+                    printable(spelled));
     }
     if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
     return path;
@@ -643,7 +645,8 @@ class Parser {
   Metadata result_;
   std::unordered_map<std::string_view, Place> place_of_;
   std::unordered_map<std::string_view, std::uint32_t> file_index_;
-  std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;  // by tensor, where needed
+  /// Results of pieces_by_offset, by tensor.
+  std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;
 };
 
 /// Throws if the pickle calls a foreign function. PyTorch would run that call, so the whole file is

@@ -15,8 +15,8 @@
 
 namespace tessera::formats::dcp {
 
-/// A value that was taken apart in the same way as a torch.save file. Only checkpoints that were
-/// saved without flattening have such values.
+/// A value that holds tensors and was split into tensors and values, as a torch.save file is. Only
+/// checkpoints that were saved without flattening have such values.
 struct NestedValue {
   std::string name;
   StorageInfo info;

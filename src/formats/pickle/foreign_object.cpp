@@ -29,7 +29,8 @@ bool is_within(std::string_view module, std::string_view parent) {
          (module.size() == parent.size() || module[parent.size()] == '.');
 }
 
-// Pickles of protocol 2 and below call the builtins module, and range, by their Python 2 names.
+// Returns `module.name`, as Python 3 spells it: pickles of protocol 2 and below call the builtins
+// module, and range, by their Python 2 names.
 std::string dotted_name(Object global) {
   const std::string_view module = global.global_module("global");
   const std::string_view name = global.global_name("global");

@@ -140,7 +140,7 @@ class Object {
 
   /// Returns an error with the text `what`, the file and this object's place.
   Error error(ErrorKind error_kind, std::string_view what) const;
-  /// Throws such an error.
+  /// Throws what `error` returns.
   [[noreturn]] void fail(ErrorKind error_kind, std::string_view what) const;
   /// Throws Error(corruption): `<rule>: expected <expected>, found <this object's kind>`.
   [[noreturn]] void fail_expected(std::string_view rule, std::string_view expected) const;

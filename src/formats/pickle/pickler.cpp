@@ -175,10 +175,11 @@ struct ValuePickler {
     }
     pickler.set_items_from_mark();
   }
-  /// Refuses what Python cannot hash: a frozenset was read as a set.
+  /// Refuses what Python cannot hash, such as a set. A frozenset counts as a set, as which it is
+  /// read.
   static void require_hashable(const Value& value, std::string_view what) {
     if (value.is<Value::List>() || value.is<Value::Set>() || value.is<Value::Dict>()) {
-      const std::string note = value.is<Value::Set>() ? ", which a frozenset is read as" : "";
+      const std::string note = value.is<Value::Set>() ? " (frozensets are read as sets)" : "";
       throw Error::expected(ErrorKind::unsupported, {}, "pickle",
                             std::string(what) + " that Python can hash",
                             "a " + std::string(type_name(value)) + note);

@@ -31,7 +31,7 @@ class Pickler {
   void bytes(std::string_view data);
   void global(std::string_view module,
               std::string_view name);    // written once, then taken from the memo
-  void interned(std::string_view utf8);  // a str, likewise
+  void interned(std::string_view utf8);  // a str, written once likewise
 
   // Containers and calls.
   void mark() { op(Opcode::MARK); }

@@ -340,7 +340,7 @@ class Walk {
     return attributes == object ? put_entries(object) : entries(*attributes);
   }
 
-  // The state is (bytes, position, attributes or None).
+  // Returns the bytes of an io.BytesIO. The state is (bytes, position, attributes or None).
   Value bytes_io(Object call) {
     const std::optional<Object> state = call.call_state("BytesIO");
     if (!state) return Value::Bytes{};
@@ -406,8 +406,8 @@ class Walk {
     return Value::Symbol{std::move(name)};
   }
 
-  // The dtype is numpy.dtype('f8', False, True) with a state (3, '<', ...), which holds the byte
-  // order.
+  // Returns a NumPy scalar as a bool, an int or a float. The dtype is numpy.dtype('f8', False,
+  // True) with a state (3, '<', ...), which holds the byte order.
   Value numpy_scalar(Object call) {
     const Object dtype = argument(call, 0);
     if (!dtype.is(ObjectKind::call) || value_global(dtype) != ValueGlobal::numpy_dtype) {

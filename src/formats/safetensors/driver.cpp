@@ -180,8 +180,9 @@ class SafetensorsDriver final : public FormatDriver {
                    "adapter_model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
-  /// Leaves out tensor files that the index does not name, and values files that belong to no
-  /// tensor file or that Tessera did not write: they are extra files.
+  /// Returns the names of the checkpoint's own files. Not among them, but extra files: tensor files
+  /// that the index does not name, and values files that belong to no tensor file or that Tessera
+  /// did not write.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {

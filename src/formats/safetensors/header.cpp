@@ -225,7 +225,8 @@ class EntryChecker {
     if (tensor.meta.dtype == DType::float4_e2m1fn_x2) {
       Shape& shape = *entry.shape;
       if (shape.empty() || shape.back() % kF4PerByte != 0) {
-        refuse(entry, "shape of F4", "a last size that fills whole bytes", shape_to_string(shape));
+        refuse(entry, "shape of F4", "an even last size, because a byte holds two elements",
+               shape_to_string(shape));
       }
       shape.back() /= kF4PerByte;
     }

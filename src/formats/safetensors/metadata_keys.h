@@ -7,8 +7,8 @@ namespace tessera::formats::detail {
 /// Keys of `__metadata__` that Tessera uses; all others are the user's annotations.
 inline constexpr std::string_view kFormatKey = "format";  // `pt`, which transformers requires
 inline constexpr std::string_view kAliasesKey = "tessera.aliases";  // JSON: second name to tensor
-inline constexpr std::string_view kTextsKey = "tessera.texts";      // JSON: annotations that are
-                                                                    // a tensor's name by chance
+inline constexpr std::string_view kTextsKey = "tessera.texts";      // JSON: annotations that other
+                                                                    // readers would misread
 inline constexpr std::string_view kDcpShardingInfoKey = "DCP_SHARDING_INFO";
 inline constexpr std::string_view kDcpVersionKey = "DCP_VERSION";
 

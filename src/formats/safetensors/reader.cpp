@@ -378,7 +378,7 @@ class SafetensorsReader final : public CheckpointReader {
     auto saved_offsets = read_saved_offsets(header.metadata, path);
     const bool is_of_dcp = saved_offsets.has_value();
     if (is_of_dcp && set.is_single_file) {
-      // What is in the file can be moved only as whole tensors: the rest of each is elsewhere.
+      // The rest of each tensor is in other files. So this file's part counts as the whole tensor.
       if (!contents_.part) contents_.part = part_of_ranks(fs_, path, has_offset(*saved_offsets));
       if (contents_.part) saved_offsets.reset();
     }
@@ -539,8 +539,8 @@ class SafetensorsReader final : public CheckpointReader {
           .found = "other texts for " + keys + " (those of the first file are kept)"});
   }
 
-  /// Notes numbers that no shard of PyTorch's ranks has: such a rank had nothing to save, or its
-  /// file is lost. The numbers do not tell of the last rank.
+  /// Adds a note if the ranks in the files' names have a gap (1, 2, 4): rank 3 had nothing to save,
+  /// or its file is lost. A missing last rank is not noticed.
   void note_missing_ranks(const FileSet& set) {
     std::set<std::uint64_t> ranks;
     for (const std::string& name : set.names) {
@@ -556,7 +556,7 @@ class SafetensorsReader final : public CheckpointReader {
           .where = {.path = path_},
           .expected = "shards of ranks 1 to " + std::to_string(*ranks.rbegin()),
           .found = "none of rank " + std::to_string(missing) +
-                   " (had it nothing to save, or is its file lost?)"});
+                   " (did this rank have nothing to save, or is its file lost?)"});
   }
 
   /// Notes files that are read as one checkpoint although neither an index nor their names say that
@@ -666,8 +666,9 @@ class SafetensorsReader final : public CheckpointReader {
       if (is_taken || contents_.find_tensor(alias.target) == nullptr) {
         throw Error::expected(
             ErrorKind::corruption, {.path = path_, .fqn = alias.fqn}, detail::kAliasesKey,
-            is_taken ? "an unused name" : "the name of a tensor",
-            is_taken ? "a name that is in use" : "'" + printable(alias.target) + "'");
+            is_taken ? "a name that no other entry has" : "an alias of a tensor",
+            is_taken ? "the name of another entry"
+                     : "an alias of '" + printable(alias.target) + "', which is no tensor");
       }
       previous = &alias;
     }
@@ -686,8 +687,8 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
     if (values_.empty()) return;
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
-                          detail::kStructureKey, "no values, as they have their own file",
-                          "this value");
+                          detail::kStructureKey, "no values here, because they have their own file",
+                          "a value of this name");
   }
 
   void read_values(const FileSet& set) {

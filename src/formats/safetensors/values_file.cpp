@@ -74,10 +74,13 @@ class ValuesFileReader {
   KeyPath key_path(const std::string& name, const Value& item) const {
     std::optional<KeyPath> key_path = key_path_from_value(item);
     if (!key_path) {
-      refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
+      refuse(name, "key_paths",
+             "an array of keys: strings, integers, and each other key in an array of its own");
     }
     // Otherwise a format that nests by key paths would give the entry another name.
-    if (spell(*key_path) != name) refuse(name, "key_paths", "keys that spell the name");
+    if (spell(*key_path) != name) {
+      refuse(name, "key_paths", "keys that are the name when joined by dots");
+    }
     return std::move(*key_path);
   }
 
@@ -93,7 +96,7 @@ class ValuesFileReader {
     for (const StateKind kind : kKinds) {
       if (state_kind_name(kind) == word) return kind;
     }
-    refuse(name, "kinds", "a kind of state");
+    refuse(name, "kinds", "a kind of state, such as pointwise");
   }
 
   const std::string& text(const std::string& name, std::string_view section,

@@ -62,7 +62,8 @@ class FileNames {
   std::string stem_ = "model";
 };
 
-/// Fills one file after the other in the order of names, as Hugging Face's own writers do.
+/// Returns the tensors of each file. Fills one file after the other in the order of names, as
+/// Hugging Face's own writers do.
 std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& contents,
                                                     std::optional<std::uint64_t> max_shard_nbytes) {
   std::vector<std::vector<std::size_t>> shards(1);
@@ -301,9 +302,8 @@ class FileLayout {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
     for (const auto& [key, text] : contents_.annotations) {
-      // If an annotation's text is a tensor's name, readers would take the annotation for an alias
-      // of that tensor; if its key has a meaning, for that. So such annotations are stored together
-      // under another key.
+      // Readers take an annotation for an alias if its text is a tensor's name, and give a reserved
+      // key its own meaning. So these annotations are stored together under kTextsKey.
       if (contents_.find_tensor(text) != nullptr || detail::is_reserved_key(key)) {
         texts.emplace_back(key, text);
       } else {

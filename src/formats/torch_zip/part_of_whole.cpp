@@ -65,7 +65,7 @@ std::string with_stage(std::optional<std::int64_t> stage, const std::string& wha
          what;
 }
 
-/// Recognises `zero_pp_rank_0_mp_rank_00_optim_states.pt`.
+/// Returns which part `zero_pp_rank_0_mp_rank_00_optim_states.pt` is; nothing for another file.
 std::optional<PartOfWhole> part_of_deepspeed_optimizer(Object root) {
   const Found state = entry(root, "optimizer_state_dict");
   const Found stage = entry(state, "zero_stage");
@@ -76,8 +76,8 @@ std::optional<PartOfWhole> part_of_deepspeed_optimizer(Object root) {
                      .num_parts = product({number(entry(state, "partition_count"))})};
 }
 
-/// Recognises `mp_rank_00_model_states.pt`. Without ZeRO and model parallelism, this file holds
-/// everything.
+/// Returns which part `mp_rank_00_model_states.pt` is; nothing for another file. Without ZeRO and
+/// model parallelism, this file holds everything and is no part.
 std::optional<PartOfWhole> part_of_deepspeed_model(Object root) {
   if (!entry(root, "module") || !entry(root, "ds_version")) return {};
   const auto model_parallel = number(entry(root, "mp_world_size"));
@@ -90,8 +90,8 @@ std::optional<PartOfWhole> part_of_deepspeed_model(Object root) {
                                            model_parallel ? model_parallel : 1})};
 }
 
-/// Recognises `mp_rank_00/model_optim_rng.pt`. If there is only one rank, its file holds
-/// everything.
+/// Returns which part `mp_rank_00/model_optim_rng.pt` is; nothing for another file. If there is
+/// only one rank, its file holds everything and is no part.
 std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path) {
   const Found args = entry(root, "args");
   const auto tensor_parallel = number(entry(args, "tensor_model_parallel_size"));

@@ -115,7 +115,9 @@ class Placements {
     for (std::size_t i = 0; i < cuts_.size(); ++i) {
       if (!cuts_[i].split_factor) continue;
       if (*cuts_[i].split_factor != num_parts_after(i)) {
-        problem_ = "a _StridedShard that is not cut after the other dimensions of the mesh";
+        problem_ =
+            "a _StridedShard whose split_factor is not the number of parts that the later mesh "
+            "dimensions make";
       }
       cut(box, cuts_[i]);
     }
@@ -137,7 +139,7 @@ class Placements {
     }
     const auto dim = natural_of(attribute_of(placement, "dim"));
     if (!dim || static_cast<std::uint64_t>(*dim) >= whole_shape_.size()) {
-      problem_ = "placed " + std::string(name) + " of a dimension that it does not have";
+      problem_ = "placed " + std::string(name) + " of a dimension that the tensor does not have";
       return;
     }
     Cut made{static_cast<std::size_t>(*dim), num_parts, part, std::nullopt};

@@ -20,13 +20,13 @@ struct ShardPlace {
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
 
-/// The tensor that one rank holds of a DTensor or a ShardedTensor.
+/// The part of a DTensor or a ShardedTensor that one rank holds, as a tensor.
 struct LocalTensor {
   pickle::Object tensor;
   ShardPlace place;
   bool requires_grad = false;
 
-  /// Whether other ranks hold nothing else of the tensor.
+  /// Whether the part is the whole tensor.
   bool is_whole() const {
     return place.problem.empty() && place.region == whole_box(place.whole_shape);
   }

@@ -148,7 +148,7 @@ struct RebuildCall {
   std::optional<ShardPlace> place{};      // of a DTensor or a ShardedTensor
   bool requires_grad = false;             // one of the calls around it says so
   bool is_parameter = false;              // one of the calls around it makes a Parameter
-  std::vector<std::string> attributes{};  // that the calls around it set
+  std::vector<std::string> attributes{};  // names, set by the calls around it
 };
 
 /// Adds the attributes that are the fourth argument of `_rebuild_from_type_v2` and of

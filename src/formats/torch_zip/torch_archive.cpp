@@ -172,8 +172,9 @@ class Flattener {
     if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
   }
 
-  /// Where the name of a module's entry goes. As in a state_dict(), what is in modules within a
-  /// module has one key: `encoder.0.weight`.
+  /// Whether an entry of a module gets a key of its own, or its name is joined to the module's key.
+  /// As in a state_dict(), names of modules within a module are joined: `encoder.0.weight` is one
+  /// key.
   enum class Names { of_their_own, behind_the_module };
 
   /// Visits the entries of a module's dict that are not None and not in `left_out`.

@@ -287,7 +287,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
 
   /// Notes that the file holds no dict of entries, but one tensor or value: it becomes the entry
-  /// `name` of a dict. The refusal of a value that is never read says enough.
+  /// `name` of a dict. Adds no note for a value that is never read, because its refusal says
+  /// enough.
   void note_sole_object(const Leaf& leaf, const std::string& name) {
     const auto* const value = std::get_if<Value>(&leaf.content);
     const bool is_tensor = std::holds_alternative<TensorRecord>(leaf.content);

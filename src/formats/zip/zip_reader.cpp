@@ -158,7 +158,8 @@ void ZipReader::read_file_at(std::uint64_t offset, std::span<std::byte> out) con
               out.begin());
 }
 
-// The trailer is at the end of the archive. The trailer ends with a comment whose length it states.
+// Returns the trailer. It is at the end of the archive, and ends with a comment whose length it
+// states.
 ZipReader::Trailer ZipReader::find_trailer() const {
   const std::uint64_t nbytes = window_.nbytes();
   std::vector<std::byte> end_bytes;
@@ -185,7 +186,8 @@ ZipReader::Trailer ZipReader::find_trailer() const {
           .directory_begin = u32(bytes, 16)};
 }
 
-// A zip64 archive has a locator before its trailer, and a wider trailer before the locator.
+// Returns the wider trailer of a zip64 archive; nothing for another archive. A zip64 archive has a
+// locator before its trailer, and the wider trailer before the locator.
 std::optional<ZipReader::Trailer> ZipReader::find_zip64_trailer(std::uint64_t trailer_begin) const {
   if (trailer_begin - window_.begin < kZip64LocatorNbytes) return std::nullopt;
   const std::uint64_t locator_begin = trailer_begin - kZip64LocatorNbytes;

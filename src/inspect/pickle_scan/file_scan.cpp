@@ -142,8 +142,8 @@ bool FileScan::spend(const std::string& member, std::uint64_t nbytes) {
   const bool is_enough = nbytes <= budget_nbytes_;
   budget_nbytes_ -= is_enough ? nbytes : budget_nbytes_;
   if (!is_enough && !std::exchange(is_budget_spent_, true)) {
-    not_looked_at(member, "members that do not share bytes",
-                  "members with many times the bytes of the file");
+    not_looked_at(member, "members that do not overlap",
+                  "members that together have many times the bytes of the file");
   }
   return is_enough;
 }
@@ -268,7 +268,7 @@ void FileScan::scan_numpy(const ReadableFile& file, const std::string& member) {
   const bool has_objects =
       header.find("O'") != std::string::npos || header.find("O\"") != std::string::npos;
   if (header_nbytes > kMaxHeaderNbytes)
-    not_looked_at(member, "a header of a NumPy array", "a longer one");
+    not_looked_at(member, "a NumPy header of at most 1 MiB", "a longer one");
   if (begin + header_nbytes >= file.nbytes()) return;
   scan_pickles_at(file, begin + header_nbytes, member,
                   has_objects ? Expect::pickle : Expect::anything);

@@ -47,7 +47,8 @@ class FileScan {
   void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
-  /// Returns whether the file begins as compressed files do.
+  /// Scans what a gzip or zlib file contains; reports a file with another compression as not looked
+  /// at. Returns false if the file is not compressed.
   bool scan_compressed(const ReadableFile& file, const std::string& member, int depth);
   void scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
                      int depth, std::uint32_t crc = 0);

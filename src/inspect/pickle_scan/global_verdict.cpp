@@ -76,7 +76,8 @@ const Tables& tables() {
   return kTables;
 }
 
-/// Pickles of protocol 2 and below call some modules by their Python 2 names.
+/// Returns the Python 3 name of a module: pickles of protocol 2 and below call some modules by
+/// their Python 2 names.
 std::string_view python3_module(std::string_view module) {
   if (module == "__builtin__" || module == "exceptions") return "builtins";
   return module == "copy_reg" ? "copyreg" : module;
@@ -161,7 +162,8 @@ Judgement judge(const WalkedGlobal& global) {
   if (global.is_changed) {
     return {Verdict::dangerous, "the pickle changes the class or module itself"};
   }
-  if (!global.escapes) return {Verdict::plain};  // for getattr(Class, 'NAME'): the result is judged
+  // A `getattr` that only makes constants: the constants are judged instead.
+  if (!global.escapes) return {Verdict::plain};
   return judge(global.module, global.name);
 }
 

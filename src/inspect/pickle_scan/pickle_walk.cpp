@@ -108,7 +108,7 @@ class Walk {
     return slot;
   }
 
-  /// Notes that the walk does not follow the use of a value any further.
+  /// Notes that the pickle uses a value in a way that the walk does not follow.
   void consume(const Slot& slot) {
     const Slot& used = slot.kind == Kind::pair ? pairs_[slot.number].first : slot;
     if (used.kind != Kind::global) return;
@@ -691,7 +691,7 @@ class Walk {
   }
 
   void note_unknown_array() {
-    reach_limit("a raw array with a shape and dtype that NumPy writes", "another one");
+    reach_limit("a raw array with a shape and dtype that NumPy writes", "another shape or dtype");
   }
 
   /// Walks the nested pickle of an array of objects. A second loader reads this pickle before the

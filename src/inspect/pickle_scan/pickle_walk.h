@@ -24,7 +24,7 @@ struct WalkedGlobal {
   std::uint64_t num_times = 0;  // how often it is imported
   bool is_called = false;       // the pickle calls it, or makes an object of it
   bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
-  bool escapes = true;          // false only for a `getattr` used just for constants of classes
+  bool escapes = true;  // false: a `getattr` that only makes constants, which are judged instead
 };
 
 /// The first place at which a loader would stop with an error.

@@ -21,8 +21,8 @@ std::optional<std::uint64_t> octal(std::string_view field) {
   return number;
 }
 
-/// GNU's tar writes a size that does not fit as a big-endian number, and sets the highest bit of
-/// the field to mark this.
+/// Returns the number in a field. GNU's tar writes a size that does not fit as a big-endian number,
+/// and sets the highest bit of the field to mark this.
 std::optional<std::uint64_t> size_field(std::string_view field) {
   if ((static_cast<unsigned char>(field[0]) & 0x80) == 0) return octal(field);
   std::uint64_t number = 0;

@@ -83,7 +83,7 @@ class Lister {
     }
     const bool claims_archive = read_some(file_, 0, 4) == kLocalSignature;
     if (claims_archive && !begins_.contains(0)) {
-      fault({}, 0, "an archive with a directory", "none that begins at byte 0");
+      fault({}, 0, "a directory of the archive that begins at byte 0", "none");
       listing_.faults.back().is_looked_at = false;
     }
     return std::move(listing_);
@@ -214,7 +214,8 @@ class Lister {
     }
     const std::uint64_t flags = number_at(local, 6, 2);
     if (((central.flags | flags) & kEncryptedFlags) != 0) {
-      fault(central.name, at, "no flag for encryption", "one, which some readers ignore");
+      fault(central.name, at, "no encrypted member",
+            "a flag for encryption, which some readers ignore");
     }
     const std::uint64_t method = number_at(local, 8, 2);
     if (method != central.method) {

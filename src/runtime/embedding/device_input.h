@@ -21,9 +21,9 @@ class DeviceInput final : public Input {
   /// Whether `bags()` also returns the ids in host memory. The host then waits for their copy.
   enum class HostIds { none, copied };
 
-  /// Starts the first message, as HostInput does. Requires: all ranks have the same tables and
-  /// plan. `group`: used by inputs only, because a batch's messages must not wait behind a lookup's
-  /// messages.
+  /// Starts the first message (sizes, see Input), as HostInput does. Requires: all ranks have the
+  /// same tables and plan. `group`: used by inputs only, because a batch's messages must not wait
+  /// behind a lookup's messages.
   DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
               std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
               std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);

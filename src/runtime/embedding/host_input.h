@@ -11,9 +11,9 @@ namespace tessera::embedding {
 /// A batch in transit to ranks whose tables are on the CPU.
 class HostInput final : public Input {
  public:
-  /// Starts the first message, and copies what the second message needs of the batch. If this
-  /// rank's batch is invalid, `advance` throws on all ranks. `fingerprint`: must be equal on all
-  /// ranks. Collective.
+  /// Starts the first message (sizes, see Input), and copies what the second message needs of the
+  /// batch. If this rank's batch is invalid, `advance` throws on all ranks. `fingerprint`: must be
+  /// equal on all ranks. Collective.
   HostInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
             std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint);
 
@@ -40,8 +40,8 @@ class HostInput final : public Input {
   void allocate_bags();
   void place_runs(std::vector<Run>& runs);
 
-  // The header ends with the numbers of ids that the rank sends to each rank.
   std::vector<Outgoing> outgoing_;
+  // A header ends with the numbers of ids that its rank sends to each rank.
   at::Tensor headers_;  // [ranks, 3 + ranks]
   at::Tensor header_;
   at::Tensor sent_, received_;

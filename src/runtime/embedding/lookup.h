@@ -43,7 +43,7 @@ struct PooledColumns {
   std::int64_t width = 0;           // of a sample's row
 };
 
-/// Bags whose rows are on the device: ids of cached tables are slots of their caches.
+/// Bags whose rows are on the device. For a cached table, the ids are slots of its cache.
 struct ResidentBags {
   LocalBags bags;
   std::vector<std::vector<std::int64_t>> slots;  // of each cached table, in order
@@ -80,7 +80,8 @@ class Lookup {
   bool has_caches() const;
   /// Throws as RowCache::check_room.
   void check_room(const LocalBags& bags) const;
-  /// Brings the rows of a batch to the device. Requires: `check_room` has accepted the bags.
+  /// Brings the rows of a batch to the device, and returns the bags with slots in place of the ids
+  /// of cached tables. Requires: `check_room` has accepted the bags.
   ResidentBags fetch(const LocalBags& bags);
   /// If another batch has displaced rows of this batch since `fetch`, brings them to the device
   /// again. The slots may change.

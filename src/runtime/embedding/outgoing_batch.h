@@ -27,8 +27,9 @@ void sum_up(std::vector<Outgoing>& outgoing, std::vector<std::int64_t>& num_sent
 /// Counts the ids of a batch in host memory.
 void count_ids(const TableBatch& batch, std::vector<Outgoing>& outgoing);
 
-/// Writes the second message of a batch in host memory. `sizes`: of the message to each rank. If
-/// `positions` is not null, it gets the positions in the batch of the ids sent to each rank.
+/// Writes the second message (see Input) of a batch in host memory. `sizes`: of the message to each
+/// rank. If `positions` is not null, it gets the positions in the batch of the ids sent to each
+/// rank.
 void pack(const TableBatch& batch, const std::vector<Outgoing>& outgoing,
           const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& num_sent,
           at::Tensor& message, std::vector<std::vector<std::int64_t>>* positions);

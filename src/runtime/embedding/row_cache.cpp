@@ -130,7 +130,7 @@ void RowCache::fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> 
     }
   }
   if (!missing.empty()) {
-    finish_write_back();  // a missing row may be among those
+    finish_write_back();  // the host's copy of a missing row may still be on its way
     const std::vector<std::int64_t> taken = take_slots(static_cast<std::int64_t>(missing.size()));
     const c10::Stream computing = stream_->current();
     const c10::StreamGuard guard(stream_->stream());

@@ -279,7 +279,7 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
   local.device = device_;
   allocate(local, options);
   if (whole.is_meta()) {
-    // On the host, so that the values do not depend on the device.
+    // Made on the host, so that the values do not depend on the device.
     Tensor values =
         local.weight.is_cpu() ? local.weight : torch::empty(local.region.sizes, config.dtype);
     initialize_shard(config, local.region, *seed, values);
@@ -659,7 +659,8 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
     if (takes_steps(table)) ++table.state.step;  // also for empty shards: ranks must agree
   }
   for (const LocalTable& table : local_) {
-    // Also for empty shards: an optimizer needs state of the same parameters on all ranks.
+    // Empty shards get a gradient, too: an optimizer needs state of the same parameters on all
+    // ranks.
     if (table.kernel == Kernel::dense && table.weight.requires_grad() && table.is_empty()) {
       gradients[table.table] = torch::zeros_like(table.weight, at::TensorOptions());
     }

@@ -45,9 +45,9 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   const dist::Mesh& mesh() const { return mesh_; }
   std::vector<LocalTable>& local() { return local_; }  // one per table, in the order of `tables()`
 
-  /// Collective.
+  /// Starts to send a batch to the ranks that hold its rows. Collective.
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
-  /// As `forward(start(batch))`.
+  /// Returns `forward(start(batch))`. Collective.
   at::Tensor forward(const KeyedJaggedTensor& batch);
   /// Takes part in the collectives of `start` without a batch. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);

@@ -25,7 +25,7 @@ struct TableBatch {
   std::vector<Slice> slices;  // parallel to TableSet::outputs
 
   bool is_on_host() const { return ids.is_cpu(); }
-  /// Requires: the batch is on the host.
+  /// Returns how many ids a sample's bag has. Requires: the batch is on the host.
   std::int64_t length(const Slice& slice, std::int64_t sample) const {
     return slice.is_missing ? 0 : lengths.const_data_ptr<std::int64_t>()[slice.first_bag + sample];
   }

@@ -52,7 +52,8 @@ class TableBackward {
 
   /// Updates the touched rows of tables.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
-  /// First half of the update of a table that is cut by columns. Shape: n depends only on the ids.
+  /// First half of the update of a table that is cut by columns: returns the gradients of its
+  /// touched rows, in this rank's columns. Shape: n depends only on the ids.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
   /// Second half: `gradients.squares` are sums over the whole row, which has `row_width` columns.
   virtual void apply_row_gradients(int table, const FusedOptimizer& optimizer,

@@ -53,7 +53,7 @@ class CollectiveRunner {
 
   /// Starts the all-gather of a handle whose parameters this rank needs now.
   void need(std::size_t handle) { need(Collective{Collective::Verb::unshard, handle}); }
-  /// Returns when all ranks have reached a module with its own collectives. Throws on all ranks:
+  /// Waits until all ranks have reached a module with its own collectives. Throws on all ranks:
   /// Error(mismatch) if a rank reaches the end of the phase or another such module instead.
   void meet(std::size_t module) { need(Collective{Collective::Verb::meet, module}); }
   /// Reduces the complete gradients of a handle, or holds them back until it is the reduction's

@@ -75,11 +75,11 @@ class FlatParamContents {
   int num_averaged() const { return shard_group().size() * replicate_group().size(); }
 
   // --- dtypes
-  /// The parameters' own dtype.
+  /// Returns the parameters' own dtype.
   at::ScalarType own_dtype() const;
-  /// The dtype of gathered parameters.
+  /// Returns the dtype of gathered parameters.
   at::ScalarType param_dtype() const;
-  /// The dtype of gradients while they are averaged.
+  /// Returns the dtype of gradients while they are averaged.
   at::ScalarType reduce_dtype() const;
 
   // --- places in a flat tensor

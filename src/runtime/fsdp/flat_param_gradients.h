@@ -25,7 +25,7 @@ class FlatParamGradients {
   /// `contents` and `storage` must outlive this.
   FlatParamGradients(const FlatParamContents& contents, const FlatParamStorage& storage);
 
-  /// Whether gradients are reduced over the ranks or cast. If neither, they stay in `.grad`.
+  /// Whether gradients must be reduced over ranks or cast; if not, they stay in `.grad`.
   bool are_reduced() const { return are_reduced_; }
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
@@ -82,7 +82,7 @@ class FlatParamGradients {
   bool are_reduced_;
   std::size_t num_trainable_ = 0;
   std::size_t num_taken_ = 0;
-  FlatGradient taken_;     // in this pass, not reduced yet; with what `unsynced_` has of them
+  FlatGradient taken_;     // of this pass, with those in `unsynced_` added; not reduced yet
   FlatGradient unsynced_;  // of earlier passes under NoSyncScope
   FlatParamReduction reduction_;
   std::vector<bool> was_reduced_;  // in this pass

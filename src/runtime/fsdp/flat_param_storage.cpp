@@ -115,7 +115,7 @@ void FlatParamStorage::check_parameters() const {
 
 std::optional<std::size_t> FlatParamStorage::written_parameter() const {
   if (!has_own_full_buffer())
-    return std::nullopt;  // the parameters show the shards, which keep the writes
+    return std::nullopt;  // parameters are views of the shard, so no write is lost
   for (std::size_t i = contents_.num_parameters(); i-- > 0;) {
     const Tensor shown = contents_.parameter(i);
     if (shown.defined() && version_of(shown) != versions_[i]) return i;

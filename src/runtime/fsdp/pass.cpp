@@ -80,7 +80,7 @@ void Pass::take_in(Module& root) {
           {unit, units[unit].subtree_end, {sharded.forward_prefetch, sharded.backward_prefetch}});
     }
   }
-  // The root's own unit decides. If the root is no unit, the first unit decides.
+  // Inputs are cast as the root's own unit says, or as the first unit says if the root is no unit.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
   group_ = group_of_all(handles_);
   std::vector<PrefetchRule> rules;

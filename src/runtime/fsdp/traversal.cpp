@@ -50,7 +50,7 @@ class PolicyWalk {
   }
 
  private:
-  /// A module may be in the tree twice.
+  /// Whether the module is no unit yet: a module may be in the tree twice.
   bool is_new(const ModulePtr& module) const {
     return std::ranges::find(units_, module, &NamedModule::module) == units_.end();
   }

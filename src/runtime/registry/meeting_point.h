@@ -41,7 +41,8 @@ class MeetingPoint final : public ModuleState {
     lock.unlock();
     return meet_in(passes);
   }
-  /// Call before the collectives of the backward, with the result of `meet`.
+  /// Call before the collectives of the backward, with the result of `meet`. Returns those passes
+  /// that include the backward.
   Passes meet_in(const Passes& passes) const {
     Passes met;
     for (const auto& each : passes) {

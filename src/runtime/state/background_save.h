@@ -27,7 +27,7 @@ class BackgroundSave {
   void copy_tensors(SaveJob& job);
   /// Starts `job.run(rendezvous)`. Requires: no save runs; `rendezvous` outlives the save.
   void start(std::shared_ptr<SaveJob> job, Rendezvous& rendezvous);
-  /// Returns when the save has ended, even if it failed.
+  /// Waits until the save has ended, even if it failed.
   void finish();
   /// As `finish`, but throws the error of a save that failed, once.
   void wait();

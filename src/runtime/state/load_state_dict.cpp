@@ -65,7 +65,8 @@ class LoadWalk {
     if (!tensor.defined()) return;
     wanted_.insert(fqn);
     if (tensor.is_meta()) {
-      report_.add("meta", fqn, "a tensor with memory to load into", "a tensor on the meta device");
+      report_.add("meta", fqn, "a tensor with memory to load into",
+                  "a tensor on the meta device (initialize the module first)");
       return;
     }
     const StateTensor* entry =

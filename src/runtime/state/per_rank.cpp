@@ -60,7 +60,8 @@ Value value_for(const std::string& name, const Stateful& object, PerRank policy,
       break;
   }
   throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "per-rank value with the policy split",
-                        "a list", std::string(type_name(saved.front())));
+                        "a list, or an object with Stateful::branch",
+                        std::string(type_name(saved.front())));
 }
 
 }  // namespace tessera::state

@@ -69,8 +69,8 @@ void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 
-// Uses its own time-out, because ranks that are threads may share the store and the store's
-// time-out.
+// Waits for the value of a key and returns it. Uses its own time-out, because ranks that are
+// threads may share the store and the store's time-out.
 std::string Rendezvous::get(const std::string& key) const {
   store_->wait({key}, timeout_);
   const std::vector<std::uint8_t> bytes = store_->get(key);

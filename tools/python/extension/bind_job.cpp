@@ -29,8 +29,8 @@
 #include "tessera/reshard/job_state.h"
 #include "watched_work.h"
 
-// Saving and loading the state of a running job. src/tessera/_job.py has the other half: it knows
-// torch's tensors and exchanges messages between ranks.
+// Saving and loading the state of a running job. The other half is in src/tessera: _job_state.py
+// and _job_tensors.py know torch's tensors, _ranks.py exchanges messages between ranks.
 
 namespace tessera::python {
 namespace {

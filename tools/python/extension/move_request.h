@@ -52,7 +52,7 @@ struct MoveOptions {
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
-  int num_threads = 0;  // 0: one per core
+  int num_threads = 0;  // 0: object_store::default_num_threads()
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;

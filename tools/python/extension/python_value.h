@@ -24,7 +24,7 @@ nb::object text_to_python(std::string_view text);
 std::string string_of(const nb::bytes& bytes);
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts);
 
-// For the members of the place of an error or a finding. An empty member becomes None.
+// Return a member of the place of an error or a finding; None if it is empty.
 nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);

@@ -57,7 +57,7 @@ T number_as(const Value& value) {
   }
   return static_cast<T>(number);
 }
-/// The result of `stateful` for schedulers of libtorch.
+/// Returns what `stateful` returns for a scheduler of libtorch.
 Stateful stateful_scheduler(torch::optim::LRScheduler& scheduler);
 Stateful stateful_scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler);
 

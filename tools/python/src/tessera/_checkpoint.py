@@ -43,7 +43,8 @@ class Checkpoint(Mapping[str, Any]):
         self._names = sorted([*self._metas, *self._values, *self.aliases])
 
     def __getitem__(self, name: str) -> Any:
-        """Returns a Tensor, or the value of that name. Raises MissingName, a KeyError; Refused."""
+        """Returns the Tensor or value of that name. Raises MissingName (a KeyError) if there is none, and Refused if Tessera
+        never reads the value."""
         entry = self._entry(name)
         if isinstance(entry, Refused):
             raise entry
@@ -170,12 +171,12 @@ class _Values(ValuesView[Any]):
 def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
          recipe: PathLike | None = None, inverse: bool = False,
          set: Mapping[str, int | str] | None = None) -> Checkpoint:
-    """Opens a checkpoint of any format: native, safetensors, PyTorch DCP or a `torch.save` file.
+    """Opens a checkpoint of any format that Tessera reads, such as safetensors, PyTorch DCP or a `torch.save` file.
 
     Reads what describes it and no tensor. `flat_layout` is a JSON file that says what the flat vectors of FSDP1 are
     made of. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
     names are compared as text, and nothing is imported. `recipe` is a JSON file with rules that give the tensors other
-    names and shapes, `inverse` applies it from its targets to its sources, and `set` gives values to its variables.
-    Raises Error if there is no checkpoint, or if it cannot be read.
+    names and shapes, `inverse` applies it backwards, from its new names to the old ones, and `set` gives values to its
+    variables. Raises Error if there is no checkpoint, or if it cannot be read.
     """
     return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict, recipe=recipe, inverse=inverse, set=set)

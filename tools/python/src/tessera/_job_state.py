@@ -129,7 +129,7 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
 
 
 def put_at(container: Any, keys: list[Any], value: Any) -> None:
-    """Puts an entry into nested dicts and lists, and makes those that are missing."""
+    """Puts an entry into nested dicts and lists. Makes the dicts and lists that are missing."""
     for i, key in enumerate(keys):
         is_last = i + 1 == len(keys)
         below: Any = value if is_last else ([] if _is_position(keys[i + 1]) else {})

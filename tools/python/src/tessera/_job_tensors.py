@@ -121,7 +121,7 @@ def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...],
         raise _refuse(name, "placements that give each rank one box", _placements_text(placements))
     stranger = next((rank for rank in mesh_ranks if rank not in ranks.rank_of), None)
     if stranger is not None:
-        raise _refuse(name, "a mesh of ranks of the process group", f"rank {stranger} in the mesh")
+        raise _refuse(name, "a mesh of ranks of the process group", f"rank {stranger}, which is not in the group")
     return _held_boxes(boxes, tuple(ranks.rank_of[rank] for rank in mesh_ranks), tuple(shape))
 
 
@@ -138,7 +138,7 @@ def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=4096)
 def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
-    """Unites equal boxes. `holders`: the rank with each box."""
+    """Returns each different box with elements, and the ranks that hold it. `holders`: the rank with each of `boxes`."""
     shards: dict[Box, list[int]] = {}
     for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:

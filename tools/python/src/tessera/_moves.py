@@ -31,7 +31,7 @@ class Overflow(NamedTuple):
 
     tensor: str  # its name in the destination
     elements: int
-    largest: float  # the largest magnitude of them
+    largest: float  # the largest magnitude of these numbers
 
 
 class ExtraFile(NamedTuple):
@@ -139,13 +139,14 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     is complete. Without ranks, strategy, plan, mesh and like, tensors keep the pieces that they have in the source.
     ranks alone means the strategy dim0.
 
-    to: "native", "safetensors", "dcp" or "torch"; None: as the destination's name suggests.
+    to: "native", "safetensors", "dcp", "torch", "deepspeed" or "rank_files"; None: by the destination's name
+        (".safetensors"; ".pt", ".pth" and ".bin" are torch; all others native).
     ranks, or world_size, which is the same: the number of ranks to write for.
     strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "dim1", "hybrid:AxB", "hybrid-flat:AxB" (A replicas of B ranks).
     plan: a JSON file with the plan of the embedding tables.
     mesh: a JSON file with a mesh of ranks, and for each pattern of names the dimension that each axis of the mesh cuts.
-    like: another checkpoint; each tensor gets the pieces that it has there.
-    units: a JSON file with the units for the strategy flat, if the source records none.
+    like: another checkpoint; each tensor is cut as that checkpoint cuts the tensor of the same name.
+    units: a JSON file with the units for the strategies flat and hybrid-flat, in place of those that the source records.
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
@@ -156,16 +157,16 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         names of its parameters in its order, or "auto", which finds them by order and shapes ("./auto" is a file).
     optimizer_names: the names of the state of fused optimizers of tables: "as-stored", "canonical" or "torchrec".
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
-    inverse: apply the recipe from its targets to its sources.
-    set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT} if all names begin with TEXT.
-    cast: the dtype (torch's, or its name) for floating-point tensors, except those without dimensions and
-        optimizer state that has a number neither for each element nor for each row.
+    inverse: apply the recipe backwards, from its new names to the old ones.
+    set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT}: the names have TEXT in front, and keep it.
+    cast: the dtype (torch's, or its name) to which floating-point tensors are converted, except tensors without
+        dimensions, and optimizer state with neither one number per element nor one number per row.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
-    device_mesh: the trainer's mesh, which the tensors of ranks' files name, such as "cuda:ddp,fsdp" or "cpu"; "" stands
-        for "cuda:fsdp"; rank_files only.
+    device_mesh: device type and axis names of the trainer's mesh, to write into each rank's file, such as "cuda:ddp,fsdp"
+        or "cpu"; "" stands for "cuda:fsdp"; rank_files only.
     allow_missing: leave out what is incomplete or missing in the source.
     allow_lossy: allow merging row-wise optimizer state (one number per row) of several column shards by a weighted
         mean, which loses the shards' own numbers.
@@ -175,7 +176,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     extra_files_from: a folder whose files are copied instead of those of the source.
     extra_files_limit: the most bytes of such files together. If they have more, the largest are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
-    threads: the number of threads; None: the number of cores.
+    threads: the number of threads; None: the number of cores, at most 16.
     dry_run: plan the move, and raise the errors that it would raise at its start; write nothing.
     overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
         not be removed.
@@ -186,7 +187,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         part, on a file system that all of them see. The worker that finishes last makes the destination appear; for the
         others, `written` is False. Finished work is kept, as with resume.
     parts: the number of workers.
-    take_over: after its own part, this worker also writes parts that no living worker writes.
+    take_over: after its own part, this worker also writes the parts of workers that died or never started.
     progress: called with the bytes done and the total; True: a bar, with tqdm. An exception in the function stops the move, as Ctrl-C does.
 
     If there is work of an interrupted call, give resume or discard: without them the move is refused.

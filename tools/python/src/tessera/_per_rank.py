@@ -10,10 +10,10 @@ POLICIES = ("refuse", "replicate", "merge", "split", "drop")
 
 
 class PerRank:
-    """An entry of a state dict that each rank has for itself: a random generator, the position in its data.
+    """An entry of a state dict that differs between ranks: a random generator, the position in the data.
 
     value: a value, or an object with state_dict() and load_state_dict(), whose state is a value (no tensors). After
-    `load`, `value` is this rank's value; an object has been given it.
+    `load`, `value` is this rank's value; an object got it through load_state_dict().
     policy: what a rank gets if the checkpoint was saved by another number of ranks.
         "refuse": an error on all ranks, before anything is read.
         "replicate": the value of rank r mod N, where N ranks saved.
@@ -46,7 +46,8 @@ class PerRank:
             self.value = value
 
     def is_left(self, num_saved: int | None, num_ranks: int) -> bool:
-        """Returns whether the value stays as it is. num_saved: the number of ranks that saved; None: the checkpoint has no value."""
+        """Returns whether a load leaves the value as it is. num_saved: the number of ranks that saved; None: the checkpoint
+        has no value."""
         return self.policy == "drop" and num_saved != num_ranks
 
     def value_for(self, name: str, saved: list[Any], rank: int, num_ranks: int) -> Any:

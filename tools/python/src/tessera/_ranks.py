@@ -52,7 +52,7 @@ class Ranks:
             self.global_ranks = dist.get_process_group_ranks(group)
             self.rank = dist.get_rank(group)
             if self.rank < 0:
-                raise ValueError("process_group: expected a group that has this rank, found another one")
+                raise ValueError("process_group: expected a group that has this rank, found a group without it")
             if self.size > 1:
                 self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
         self._interrupted = False

@@ -21,8 +21,8 @@ class ScannedName(NamedTuple):
 
     verdict: str  # "dangerous", "opaque", "plain" or "known"
     name: str  # "os.system"
-    reason: str | None  # of a dangerous one
-    called: bool
+    reason: str | None  # why it is dangerous; None for other verdicts
+    called: bool  # the pickle calls it; otherwise only imports it
     times: int
     places: list[ScannedPlace]  # of the first 100 pickles
 

@@ -77,7 +77,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
                 self.purge_queue.put(str(path))
 
     def _find_load_step(self, folder: str = "") -> int:
-        """Returns the newest step that opens, or -1."""
+        """Returns the newest step whose checkpoint can be opened; -1 if there is none."""
         for step, path in reversed(numbered(folder or self.folder, "step-")):
             try:
                 open_checkpoint(path).close()
