@@ -99,6 +99,9 @@ void add_move_options(Command& command, MoveOptions& options) {
               "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
       .option("--compress", "HOW", options.compress,
               "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
+      .option("--base", "PREVIOUS", options.base,
+              "Write only what differs from this checkpoint; DST gets hard links to files with the "
+              "rest, and stays whole without PREVIOUS. Native format only")
       .option("--only", "GLOB", options.only,
               "Move only names that match, and all below them (=GLOB: nothing below); !GLOB leaves "
               "names out. Repeatable")
@@ -167,6 +170,12 @@ void check_options(const MoveOptions& options) {
     refuse_option("--compress",
                   "--to " + formats::writable_formats_in_words(
                                 [](const FormatTraits& of) { return of.has_compression; }),
+                  found);
+  }
+  if (!options.base.empty() && !traits.has_base) {
+    refuse_option("--base",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_base; }),
                   found);
   }
   if (options.max_shard_nbytes != 0 && !traits.has_several_files) {
