@@ -31,14 +31,12 @@ dev_t device_of(const std::string& path) {
 }  // namespace
 
 std::shared_ptr<const BaseCheckpoint> BaseCheckpoint::open(const FileSystem& fs,
-                                                           const std::string& path,
-                                                           Format format) {
+                                                           const std::string& path, Format format) {
   auto base = writer_of(format).open_base(fs, path);
   if (base) return base;
   throw Error::expected(
       ErrorKind::unsupported, {.path = path}, "format of a checkpoint with a base",
-      writable_formats_in_words([](const FormatTraits& of) { return of.has_base; }),
-      format.name());
+      writable_formats_in_words([](const FormatTraits& of) { return of.has_base; }), format.name());
 }
 
 std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
@@ -84,9 +82,9 @@ void check_base(const FileSystem& fs, const std::string& base, const std::string
   if (from.starts_with(to) || to.starts_with(from)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = base}, "base",
                           "another checkpoint than the destination",
-                          from == to                ? "the destination itself"
+                          from == to             ? "the destination itself"
                           : from.starts_with(to) ? "a path inside the destination"
-                                                    : "a folder that contains the destination");
+                                                 : "a folder that contains the destination");
   }
   const std::string parent = directory_of(without_trailing_slashes(destination));
   if (fs.kind_of(parent) && device_of(base) != device_of(parent)) {

@@ -21,8 +21,8 @@ using formats::PiecePair;
 
 constexpr std::int64_t kBlockNbytes = std::int64_t{1} << 20;
 
-/// Takes the pieces of a new checkpoint, and compares them with those of the base instead of writing
-/// them.
+/// Takes the pieces of a new checkpoint, and compares them with those of the base instead of
+/// writing them.
 class ComparingWriter final : public formats::CheckpointWriter {
  public:
   ComparingWriter(const CheckpointContents& contents, const BaseCheckpoint& base,
@@ -43,8 +43,7 @@ class ComparingWriter final : public formats::CheckpointWriter {
   }
 
   /// Skips the rest of a piece that is known to differ.
-  bool resume_block(PieceId piece, std::int64_t /*begin*/,
-                    std::span<std::byte> /*room*/) override {
+  bool resume_block(PieceId piece, std::int64_t /*begin*/, std::span<std::byte> /*room*/) override {
     return differs_[number_of(piece)].load(std::memory_order_relaxed);
   }
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
@@ -89,8 +88,7 @@ class ComparingWriter final : public formats::CheckpointWriter {
 std::vector<PiecePair> find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
                                          const BaseCheckpoint& base, const ExecuteOptions& options,
                                          std::optional<int> rank) {
-  std::vector<PiecePair> pairs =
-      formats::pair_pieces(plan.destination, base.reader().contents());
+  std::vector<PiecePair> pairs = formats::pair_pieces(plan.destination, base.reader().contents());
   if (rank) {
     std::erase_if(pairs, [&](const PiecePair& pair) {
       const auto [tensor_index, piece_index] = pair.piece;
@@ -103,9 +101,10 @@ std::vector<PiecePair> find_equal_pieces(const Plan& plan, const formats::Tensor
   return writer.equal_pairs();
 }
 
-std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source, const FileSystem& fs,
-                           const std::string& base, const std::string& destination,
-                           formats::CreateOptions& create, const ExecuteOptions& options) {
+std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
+                           const FileSystem& fs, const std::string& base,
+                           const std::string& destination, formats::CreateOptions& create,
+                           const ExecuteOptions& options) {
   if (base.empty()) return 0;
   if (object_store::is_url(base)) {
     throw Error::expected(ErrorKind::unsupported, {.path = base}, "base", "a local path", "a URL",

@@ -118,9 +118,8 @@ void RankSave::start_one_file() {
 std::string RankSave::compare_with_base(const Plan& plan, const formats::TensorSource& source) {
   state_->open_base();
   if (!state_->base) return {};
-  const auto equal = find_equal_pieces(plan, source, *state_->base,
-                                       {.memory_nbytes = state_->options.memory_nbytes},
-                                       state_->rank);
+  const auto equal = find_equal_pieces(
+      plan, source, *state_->base, {.memory_nbytes = state_->options.memory_nbytes}, state_->rank);
   return equal_pieces_to_text(
       *state_->base, formats::pair_pieces(state_->contents, state_->base->reader().contents()),
       equal);

@@ -51,6 +51,7 @@ def command_line() -> set[str]:
     body = function("tools/ckpt-reshard/move_options.cpp", "void add_move_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_run_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_flat_layout_option(")
+    body += function("tools/ckpt-reshard/move_options.cpp", "void add_base_option(")
     body += function("tools/ckpt-reshard/worker_options.cpp", "void add_worker_options(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     body += function("tools/cli/recipe_option.cpp", "void add_recipe_options(")

@@ -303,12 +303,12 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   formats::CreateOptions create = create_options(options, files, wanted);
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
-  outcome.linked_nbytes = reshard::link_to_base(
-      plan, reader, fs, options.base, options.destination, create,
-      {.memory_nbytes = options.memory_nbytes,
-       .num_threads = num_threads(options),
-       .stop = signals.token(),
-       .source_path = reader.path()});
+  outcome.linked_nbytes =
+      reshard::link_to_base(plan, reader, fs, options.base, options.destination, create,
+                            {.memory_nbytes = options.memory_nbytes,
+                             .num_threads = num_threads(options),
+                             .stop = signals.token(),
+                             .source_path = reader.path()});
   if (options.dry_run) {
     reshard::check_move(plan, reader, fs, options.destination, create,
                         part ? std::optional(part->num_parts) : std::nullopt);

@@ -76,6 +76,12 @@ void add_flat_layout_option(Command& command, MoveOptions& options) {
                  "JSON file: the parameters in the flat vectors of SRC (FSDP1 LOCAL_STATE_DICT)");
 }
 
+void add_base_option(Command& command, MoveOptions& options) {
+  command.option("--base", "PREVIOUS", options.base,
+                 "Write only what differs from an older checkpoint. DST gets hard links to its "
+                 "files for the rest, and is whole without it. Native format only");
+}
+
 void add_move_options(Command& command, MoveOptions& options) {
   command
       .choice(
@@ -99,9 +105,6 @@ void add_move_options(Command& command, MoveOptions& options) {
               "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
       .option("--compress", "HOW", options.compress,
               "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
-      .option("--base", "PREVIOUS", options.base,
-              "Write only what differs from this checkpoint; DST gets hard links to files with the "
-              "rest, and stays whole without PREVIOUS. Native format only")
       .option("--only", "GLOB", options.only,
               "Move only names that match, and all below them (=GLOB: nothing below); !GLOB leaves "
               "names out. Repeatable")

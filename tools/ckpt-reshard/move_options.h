@@ -71,6 +71,8 @@ struct MoveOptions {
 };
 
 void add_move_options(Command& command, MoveOptions& options);
+/// Adds `--base`, for verbs that have no option of this name with another meaning.
+void add_base_option(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
 void add_flat_layout_option(Command& command, MoveOptions& options);
 

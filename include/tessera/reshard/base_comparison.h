@@ -18,10 +18,9 @@ namespace tessera::reshard {
 /// region. Returns the pairs with equal bytes, sorted by piece. Compares the bytes themselves, not
 /// checksums: a checksum of 64 bits says nothing about bytes that somebody chose, and reading also
 /// finds damage in the base. Stops reading a piece at the first difference.
-/// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes that
-/// were compared or skipped.
-/// Throws: what `execute` throws; Error(corruption) naming file and tensor if the base is damaged.
-/// Cost: reads source and base as far as they are equal.
+/// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
+/// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
+/// tensor if the base is damaged. Cost: reads source and base as far as they are equal.
 std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
                                                   const formats::TensorSource& source,
                                                   const formats::BaseCheckpoint& base,
@@ -32,8 +31,9 @@ std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
 /// stay in files of the base. Does nothing if `base` is empty. Returns the bytes of these pieces.
 /// `options`: as for find_equal_pieces.
 /// Throws: what BaseCheckpoint::open, check_base and find_equal_pieces throw.
-std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source, const FileSystem& fs,
-                           const std::string& base, const std::string& destination,
-                           formats::CreateOptions& create, const ExecuteOptions& options);
+std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
+                           const FileSystem& fs, const std::string& base,
+                           const std::string& destination, formats::CreateOptions& create,
+                           const ExecuteOptions& options);
 
 }  // namespace tessera::reshard

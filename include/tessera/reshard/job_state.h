@@ -143,10 +143,10 @@ struct RankSaveOptions {
 ///     all ranks   seal
 ///     rank 0      finish
 ///
-/// Without a base, the two actions about it can be left out. Begin an action only when all ranks have finished the action before it. If an action throws on
-/// one rank, all ranks must stop there and destroy this object; rank 0's destructor then removes
-/// everything that was written. An action may run on any thread, but two actions must not run at
-/// once.
+/// Without a base, the two actions about it can be left out. Begin an action only when all ranks
+/// have finished the action before it. If an action throws on one rank, all ranks must stop there
+/// and destroy this object; rank 0's destructor then removes everything that was written. An action
+/// may run on any thread, but two actions must not run at once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.

@@ -133,8 +133,9 @@ void put_piece(ByteWriter& out, const Index& index, DType dtype, const Piece& pi
   out.uint(std::uint64_t{stored.position});
   out.uint(std::int64_t{piece.rank});
   put_region(out, piece.region);
-  put_stored(out, stored,
-             make_grid(stored.encoding, nbytes_of(piece.region, dtype), chunk_nbytes_of(index, stored)));
+  put_stored(
+      out, stored,
+      make_grid(stored.encoding, nbytes_of(piece.region, dtype), chunk_nbytes_of(index, stored)));
 }
 
 /// Writes everything before the tensors.
@@ -442,14 +443,12 @@ void get_linked_files(ByteReader& in, Index& index) {
   for (LinkedFile& file : index.linked_files) {
     file.checkpoint_id = in.u64();
     file.rank = get_number(in, "rank of a linked file", 0, kMaxWorldSize - 1);
-    file.world_size =
-        get_number(in, "world size of a linked file", file.rank + 1, kMaxWorldSize);
-    file.format_version =
-        get_number(in, "version of a linked file", kFirstVersion, kLinkedVersion);
+    file.world_size = get_number(in, "world size of a linked file", file.rank + 1, kMaxWorldSize);
+    file.format_version = get_number(in, "version of a linked file", kFirstVersion, kLinkedVersion);
     file.chunk_nbytes = get_chunk_nbytes(in);
     file.record = get_record(in);
-    if (last != nullptr && std::pair(last->checkpoint_id, last->rank) >=
-                               std::pair(file.checkpoint_id, file.rank)) {
+    if (last != nullptr &&
+        std::pair(last->checkpoint_id, last->rank) >= std::pair(file.checkpoint_id, file.rank)) {
       in.fail("linked files", "sorted and different ones", last->name() + ", then " + file.name());
     }
     last = &file;
@@ -478,7 +477,7 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
       if (stored.encoding == Encoding::none) continue;
       const auto rank = static_cast<std::size_t>(tensor.pieces[p].rank);
       const std::uint64_t file_nbytes =
-          stored.file != 0 ? index.linked_files[stored.file - 1].record.nbytes
+          stored.file != 0                 ? index.linked_files[stored.file - 1].record.nbytes
           : header.role == FileRole::index ? index.rank_files[rank].nbytes
                                            : header.file_nbytes;
       const BlockGrid grid = index.grid(t, p);

@@ -88,7 +88,7 @@ struct Index {
   std::vector<std::string> value_json;            // parallel to contents.values
   std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
   std::vector<RankFileRecord> rank_files;         // by rank; empty in a rank file's index
-  std::vector<LinkedFile> linked_files;           // by checkpoint id and rank; the same on all ranks
+  std::vector<LinkedFile> linked_files;  // by checkpoint id and rank; the same on all ranks
 
   BlockGrid grid(std::size_t tensor_index, std::size_t piece_index) const;
 };

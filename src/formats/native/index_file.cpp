@@ -110,10 +110,9 @@ std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, c
     const TensorEntry& tensor = contents.tensors[t];
     const std::array<h5::VirtualFile::TextAttribute, 2> attributes{
         {{"dtype", dtype_name(tensor.meta.dtype)}, {"kind", state_kind_name(tensor.kind)}}};
-    links.push_back(
-        {tensor_link_name(tensor.meta.fqn, t),
-         file.add_virtual_dataset(tensor.meta.dtype, tensor.meta.shape, pieces.mappings_of(t),
-                                  attributes, num_links[t])});
+    links.push_back({tensor_link_name(tensor.meta.fqn, t),
+                     file.add_virtual_dataset(tensor.meta.dtype, tensor.meta.shape,
+                                              pieces.mappings_of(t), attributes, num_links[t])});
   }
   for (std::size_t a = 0; a < contents.aliases.size(); ++a) {
     const Alias& alias = contents.aliases[a];

@@ -170,8 +170,14 @@ void link_files(const FileSystem& fs, const std::string& directory, const Index&
         file.checkpoint_id == base_id ? rank_file_name(file.rank) : file.name();
     require_contained(fs, from, name);
     make_link(join_path(from, name), join_path(directory, file.name()));
-    // The base may have been replaced since it was opened.
-    open_linked_file(fs, directory, file);
+    try {
+      open_linked_file(fs, directory, file);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      throw Error(
+          ErrorKind::mismatch, {.path = join_path(from, name)},
+          "base: this file has changed since the base was opened: " + std::string(error.reason()));
+    }
   }
 }
 

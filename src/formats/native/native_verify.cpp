@@ -168,8 +168,8 @@ class FileCheck {
   }
 
   /// Checks the bytes that are in no piece, once all pieces of the file have been checked. If a
-  /// table of blocks is damaged, the places of its blocks are wrong, and this check is left out. The
-  /// damaged table is a finding already.
+  /// table of blocks is damaged, the places of its blocks are wrong, and this check is left out.
+  /// The damaged table is a finding already.
   void check_rest(std::uint64_t expected_checksum) {
     if (!all_entries_are_sound_) return;
     check_structure(*file_, std::move(data_ranges_), expected_checksum, findings_, progress_);
@@ -286,10 +286,10 @@ class LinkedFileCheck final : FileCheck {
       file_ = open_linked_file(fs_, checkpoint_path_, linked_);
       const Index own = read_linked_file_index(fs_, checkpoint_path_, linked_).index;
       if (own.chunk_nbytes != linked_.chunk_nbytes) {
-        findings_.push_back(make_finding("structure", {.path = path_},
-                                         "chunks of " + std::to_string(linked_.chunk_nbytes) +
-                                             " bytes, as index.h5 says",
-                                         std::to_string(own.chunk_nbytes) + " bytes"));
+        findings_.push_back(make_finding(
+            "structure", {.path = path_},
+            "chunks of " + std::to_string(linked_.chunk_nbytes) + " bytes, as index.h5 says",
+            std::to_string(own.chunk_nbytes) + " bytes"));
       }
       find_wanted();
       for (std::size_t t = 0; t < own.contents.tensors.size(); ++t) {
@@ -299,11 +299,11 @@ class LinkedFileCheck final : FileCheck {
         }
       }
       for (const auto& [place, wanted] : wanted_) {
-        findings_.push_back(make_finding(
-            "structure", {.path = path_, .fqn = wanted.tensor->meta.fqn},
-            "the piece " + region_to_string(wanted.region) + " of " +
-                in_words(wanted.tensor->meta) + ", as index.h5 says",
-            "no such piece"));
+        findings_.push_back(make_finding("structure",
+                                         {.path = path_, .fqn = wanted.tensor->meta.fqn},
+                                         "the piece " + region_to_string(wanted.region) + " of " +
+                                             in_words(wanted.tensor->meta) + ", as index.h5 says",
+                                         "no such piece"));
       }
       check_rest(linked_.record.structure_checksum);
     } catch (const Error& error) {

@@ -22,8 +22,8 @@ std::vector<std::uint64_t> PiecePlaces::next_tensor() {
     if (stored.file != 0) {
       places.push_back(stored.place);
     } else if (is_packed(index_.format_version, nbytes_of(piece.region, dtype))) {
-      places.push_back(static_cast<std::uint64_t>(
-          packed_on_rank_[rank].add(dtype, numel_of(piece.region))));
+      places.push_back(
+          static_cast<std::uint64_t>(packed_on_rank_[rank].add(dtype, numel_of(piece.region))));
     } else {
       places.push_back(number_on_rank_[rank]);
     }

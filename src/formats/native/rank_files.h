@@ -20,9 +20,9 @@ class RankFiles {
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
             const Index& index);
 
-  /// Returns the open file that holds a piece of `rank` with the place `stored`, after checking that
-  /// the file is the one that the index names.
-  /// Throws: Error(corruption) if it is missing, of another checkpoint, or of another size.
+  /// Returns the open file that holds a piece of `rank` with the place `stored`, after checking
+  /// that the file is the one that the index names. Throws: Error(corruption) if it is missing, of
+  /// another checkpoint, or of another size.
   const ReadableFile& open(std::int64_t rank, const StoredPiece& stored) const;
 
  private:

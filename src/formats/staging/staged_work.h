@@ -22,8 +22,8 @@ struct WorkOptions {
   std::optional<JournalOptions> journal{};  // none: nothing is kept
   std::vector<ExtraFile> extra_files{};     // copied into the staging directory
   std::optional<ShareOptions> share{};      // of work by several processes; needs a journal
-  /// Of the writer's files, those that are hard links to files of another checkpoint. Nothing writes
-  /// into them.
+  /// Of the writer's files, those that are hard links to files of another checkpoint. Nothing
+  /// writes into them.
   std::set<std::string> linked_names{};
 };
 

@@ -38,7 +38,7 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
-  std::uint64_t linked_nbytes = 0;  // that stay in files of the base
+  std::uint64_t linked_nbytes = 0;                   // that stay in files of the base
   std::optional<reshard::SharedMoveOutcome> shared;  // if several workers do the move
   std::vector<reshard::TensorOverflow> overflows;
   std::vector<reshard::TensorUnderflow> underflows;

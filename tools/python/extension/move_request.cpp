@@ -93,9 +93,9 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
     create.device_mesh = formats::DeviceMeshOptions::parse(options.device_mesh);
   }
   if (!options.base.empty() && !formats::traits_of(format).has_base) {
-    refuse("base",
-           "to=" + formats::writable_formats_in_words(
-                       [](const formats::FormatTraits& of) { return of.has_base; }),
+    refuse("base", "to=" + formats::writable_formats_in_words([](const formats::FormatTraits& of) {
+                     return of.has_base;
+                   }),
            std::string(format.name()));
   }
   if (options.max_shard_nbytes == 0) return create;

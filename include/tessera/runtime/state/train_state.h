@@ -51,9 +51,9 @@ struct SaveOptions {
   /// removed when this one is complete. 0: keep all.
   int keep_last = 0;
   /// Path of an older native checkpoint, on the same file system; empty: none. Pieces whose bytes
-  /// are those of this base are not written again: the base's files that hold them become hard links
-  /// in the new checkpoint, which stays whole without the base. The ranks read the base to compare
-  /// it. For native only.
+  /// are those of this base are not written again: the base's files that hold them become hard
+  /// links in the new checkpoint, which stays whole without the base. The ranks read the base to
+  /// compare it. For native only.
   std::string base{};
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
