@@ -2,6 +2,7 @@
 
 /// Includes everything that a program without libtorch uses: opening, checking, reading, planning,
 /// moving and writing checkpoints. Trainers include tessera/tessera.h.
+#include "tessera/formats/base_checkpoint.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -13,6 +14,7 @@
 #include "tessera/inspect/verify.h"
 #include "tessera/layout/table_planner.h"
 #include "tessera/recipe/recipe.h"
+#include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/job_state.h"
 #include "tessera/reshard/journaled_options.h"

@@ -19,11 +19,21 @@ formats::ProgressSink counting(std::atomic<std::uint64_t>& count, formats::Progr
   };
 }
 
+/// Returns the bytes of all pieces that the writer takes.
+std::uint64_t nbytes_to_write(const formats::CheckpointWriter& writer) {
+  std::uint64_t nbytes = 0;
+  for (const auto& [tensor_index, piece_index] : writer.write_order()) {
+    const formats::TensorEntry& tensor = writer.contents().tensors[tensor_index];
+    nbytes += nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype);
+  }
+  return nbytes;
+}
+
 /// Returns the line that says where the kept work is, and how much of the whole work is done.
-std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
-                      const std::string& destination, std::uint64_t done_nbytes) {
-  const std::uint64_t percent =
-      plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
+std::string kept_line(const formats::CheckpointWriter& writer, const std::string& destination,
+                      std::uint64_t done_nbytes) {
+  const std::uint64_t all_nbytes = nbytes_to_write(writer);
+  const std::uint64_t percent = all_nbytes == 0 ? 0 : done_nbytes * 100 / all_nbytes;
   // An interrupted run may have finished more than this run has checked so far.
   return "kept: " + printable(formats::StagedDestination::staging_path_of(destination)) + ", " +
          (writer.is_resumed() ? "at least " : "") + std::to_string(percent) + "% done";
@@ -50,7 +60,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   options.progress = counting(done_nbytes, std::move(options.progress));
   options.resumed = counting(resumed_nbytes, std::move(options.resumed));
-  const auto kept = [&] { return kept_line(plan, writer, destination, done_nbytes); };
+  const auto kept = [&] { return kept_line(writer, destination, done_nbytes); };
   try {
     finish_move(plan, reader, writer, options);
   } catch (const Error& error) {

@@ -2,11 +2,14 @@
 #include <utility>
 
 #include "formats/staging/staged_destination.h"
+#include "reshard/equal_pieces_text.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/base_checkpoint.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/parts.h"
+#include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/job_state.h"
 
@@ -47,7 +50,14 @@ struct RankSave::State {
   std::vector<Value> values{};
   std::unique_ptr<formats::StagedDestination> staged{};  // on rank 0; removes all unless committed
   std::optional<OneFile> one_file{};                     // on rank 0
+  std::shared_ptr<const formats::BaseCheckpoint> base{};
 
+  /// Opens the base, if there is to be one.
+  void open_base() {
+    if (options.base.empty() || base) return;
+    base = formats::BaseCheckpoint::open(*options.file_system,
+                                         without_trailing_slashes(options.base), options.format);
+  }
   bool is_one_file() const { return format_of_parts(options.format) != options.format; }
   formats::PartOptions part_options() const {
     return {format_of_parts(options.format), options.native};
@@ -71,6 +81,8 @@ const RankSaveOptions& RankSave::options() const {
 
 std::string RankSave::stage() {
   FileSystem& fs = *state_->options.file_system;
+  state_->open_base();
+  if (state_->base) formats::check_base(fs, state_->options.base, state_->path);
   state_->staged = std::make_unique<formats::StagedDestination>(
       fs, state_->is_one_file() ? state_->path + ".parts" : state_->path,
       DestinationKind::directory, state_->options.overwrite);
@@ -101,6 +113,36 @@ void RankSave::start_one_file() {
       *options.file_system, state_->path, file.plan.destination, std::move(moved),
       {.format = options.format, .overwrite = options.overwrite});
   state_->one_file = std::move(file);
+}
+
+std::string RankSave::compare_with_base(const Plan& plan, const formats::TensorSource& source) {
+  state_->open_base();
+  if (!state_->base) return {};
+  const auto equal = find_equal_pieces(
+      plan, source, *state_->base, {.memory_nbytes = state_->options.memory_nbytes}, state_->rank);
+  return equal_pieces_to_text(
+      *state_->base, formats::pair_pieces(state_->contents, state_->base->reader().contents()),
+      equal);
+}
+
+void RankSave::link_equal_pieces(const std::vector<std::string>& texts) {
+  if (!state_->base) return;
+  const auto pairs = formats::pair_pieces(state_->contents, state_->base->reader().contents());
+  std::vector<formats::PiecePair> equal =
+      equal_pieces_from_texts(*state_->base, pairs, texts, state_->path);
+  state_->options.native.linked =
+      formats::link_pieces(state_->base, state_->contents, std::move(equal));
+}
+
+std::uint64_t RankSave::linked_nbytes() const {
+  std::uint64_t nbytes = 0;
+  if (!state_->options.native.linked) return nbytes;
+  for (const formats::PiecePair& pair : state_->options.native.linked->pairs) {
+    const formats::TensorEntry& tensor = state_->contents.tensors[pair.piece.tensor_index];
+    const formats::Piece& piece = tensor.pieces[pair.piece.piece_index];
+    if (piece.rank == state_->rank) nbytes += nbytes_of(piece.region, tensor.meta.dtype);
+  }
+  return nbytes;
 }
 
 void RankSave::write(const Plan& plan, const formats::TensorSource& source) {

@@ -21,7 +21,7 @@ NOT_IN_PYTHON = {
 }
 NOT_IN_JOURNAL = {
     "dequantize",  # an entry of its own beside the plan's
-    "to", "compress", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
+    "to", "compress", "base", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
     "part", "workers", "take-over",  # the number of workers has an entry of its own
@@ -51,6 +51,7 @@ def command_line() -> set[str]:
     body = function("tools/ckpt-reshard/move_options.cpp", "void add_move_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_run_options(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_flat_layout_option(")
+    body += function("tools/ckpt-reshard/move_options.cpp", "void add_base_option(")
     body += function("tools/ckpt-reshard/worker_options.cpp", "void add_worker_options(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     body += function("tools/cli/recipe_option.cpp", "void add_recipe_options(")

@@ -62,6 +62,7 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
   extra_files.write(json);
+  write_shared_nbytes(json, reader);
   json.key("tensors").begin_array();
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];

@@ -1,5 +1,6 @@
 #include "ckpt-inspect/source.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -234,7 +235,25 @@ std::string format_in_words(const formats::CheckpointReader& reader) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }
   if (is_of_megatron(reader.path())) text += " (Megatron's torch_dist)";
+  if (const std::uint64_t nbytes = shared_nbytes(reader); nbytes > 0) {
+    text += "; " + exact_size(nbytes) + " of its files shared with other checkpoints";
+  }
   return text;
+}
+
+std::uint64_t shared_nbytes(const formats::CheckpointReader& reader) {
+  std::uint64_t nbytes = 0;
+  if (!formats::traits_of(reader.format()).has_base) return nbytes;
+  for (const std::string& path : reader.data_files()) {
+    struct stat status {};
+    const bool is_shared = ::stat(path.c_str(), &status) == 0 && status.st_nlink > 1;
+    if (is_shared) nbytes += static_cast<std::uint64_t>(status.st_size);
+  }
+  return nbytes;
+}
+
+void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& reader) {
+  if (const std::uint64_t nbytes = shared_nbytes(reader)) json.member("shared_nbytes", nbytes);
 }
 
 namespace {

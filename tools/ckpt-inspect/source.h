@@ -88,6 +88,12 @@ struct ExtraFiles {
 };
 ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const SourceOptions& options);
 
+/// The bytes of the checkpoint's data files that other checkpoints have too, as hard links.
+/// Removing the checkpoint does not free them.
+std::uint64_t shared_nbytes(const formats::CheckpointReader& reader);
+/// Writes the member `shared_nbytes`, if there are any.
+void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& reader);
+
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 

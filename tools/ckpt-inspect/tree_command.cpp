@@ -174,6 +174,7 @@ ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
     JsonOutput json(terminal, kInspectJsonSchema);
     write_source(json, reader->format().name(), reader->contents());
     extra_files.write(json);
+    write_shared_nbytes(json, *reader);
     json.key("tree").begin_array();
     for (const TreeNode& child : root.children) {
       print_json(*reader, child, options.depth > 0 ? options.depth - 1 : -1, json);

@@ -22,6 +22,7 @@ void print_json(const formats::CheckpointReader& reader, const inspect::VerifyRe
   json.member("format", reader.format().name()).member("sound", !report.has_errors());
   json.member("tensors", report.num_tensors).member("pieces", report.num_pieces);
   json.member("values", report.num_values).member("nbytes", report.nbytes);
+  write_shared_nbytes(json, reader);
   json.key("findings").begin_array();
   for (const Finding& finding : report.findings) {
     json.begin_object();

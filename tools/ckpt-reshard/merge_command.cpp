@@ -45,6 +45,7 @@ void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& termi
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
           },
           "If several sources have a name, take it from the first or the last of them");
+  add_base_option(command, options.move);
   add_move_options(command, options.move);
   command
       .example("merge model.safetensors optim=optimizer.pt step-1000",

@@ -18,6 +18,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 
 namespace tessera::cli {
@@ -61,7 +62,8 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
         "note: " + printable(formats::StagedDestination::staging_path_of(options.destination)) +
         ": no interrupted run to resume; started from the beginning");
   }
-  Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
+  Progress progress(terminal, options.progress, options.progress.verb,
+                    plan.nbytes_to_write - outcome.linked_nbytes);
   outcome.kept_nbytes = reshard::finish_or_keep(
       plan, reader, *writer, object_store::files(), options.destination,
       {.memory_nbytes = options.memory_nbytes,
@@ -262,6 +264,10 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   check_options(options);
   const bool finishes = !options.worker.finished_folder.empty();
   const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
+  if (!options.base.empty() && (part || finishes)) {
+    throw UsageError("--base: expected a move by one process, found --part or finish",
+                     "ckpt-reshard --help");
+  }
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
     options.progress.display = ProgressDisplay::none;
   }
@@ -297,6 +303,12 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   formats::CreateOptions create = create_options(options, files, wanted);
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
+  outcome.linked_nbytes =
+      reshard::link_to_base(plan, reader, fs, options.base, options.destination, create,
+                            {.memory_nbytes = options.memory_nbytes,
+                             .num_threads = num_threads(options),
+                             .stop = signals.token(),
+                             .source_path = reader.path()});
   if (options.dry_run) {
     reshard::check_move(plan, reader, fs, options.destination, create,
                         part ? std::optional(part->num_parts) : std::nullopt);

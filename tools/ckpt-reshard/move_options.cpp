@@ -77,6 +77,12 @@ void add_flat_layout_option(Command& command, MoveOptions& options) {
                  "JSON file: the parameters in the flat vectors of SRC (FSDP1 LOCAL_STATE_DICT)");
 }
 
+void add_base_option(Command& command, MoveOptions& options) {
+  command.option("--base", "PREVIOUS", options.base,
+                 "Write only what differs from an older checkpoint. DST gets hard links to its "
+                 "files for the rest, and is whole without it. Native format only");
+}
+
 void add_move_options(Command& command, MoveOptions& options) {
   command
       .choice(
@@ -170,6 +176,12 @@ void check_options(const MoveOptions& options) {
     refuse_option("--compress",
                   "--to " + formats::writable_formats_in_words(
                                 [](const FormatTraits& of) { return of.has_compression; }),
+                  found);
+  }
+  if (!options.base.empty() && !traits.has_base) {
+    refuse_option("--base",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_base; }),
                   found);
   }
   if (options.max_shard_nbytes != 0 && !traits.has_several_files) {

@@ -35,6 +35,7 @@ struct MoveOptions {
   std::string flat_layout_path;      // of the source, for verbs that read one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   std::string compress = "none";
+  std::string base;  // of the checkpoint to share files with; empty: not given
   std::vector<std::string> only;
   std::string only_option = "--only";  // for messages: the options whose patterns are in `only`
   std::vector<std::string> renames;
@@ -70,6 +71,8 @@ struct MoveOptions {
 };
 
 void add_move_options(Command& command, MoveOptions& options);
+/// Adds `--base`, for verbs that have no option of this name with another meaning.
+void add_base_option(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
 void add_flat_layout_option(Command& command, MoveOptions& options);
 

@@ -297,7 +297,12 @@ void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) 
   }
 }
 
-void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal) {
+std::string linked_in_words(const Outcome& outcome) {
+  return ", " + exact_size(outcome.linked_nbytes) + " of them in files of the base";
+}
+
+void print_plan(const MoveOptions& options, const Outcome& outcome, Terminal& terminal) {
+  const Plan& plan = outcome.plan;
   Table table({Table::Align::right, Table::Align::right, Table::Align::right});
   table.add_row({{"rank", Style::faint}, {"pieces", Style::faint}, {"bytes", Style::faint}});
   int rank = 0;
@@ -308,7 +313,8 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
   }
   table.print(terminal);
   terminal.print("would write " + contents_line(options, plan) +
-                 (compresses(options) ? ", before compression" : "") + "\n");
+                 (compresses(options) ? ", before compression" : "") +
+                 (options.base.empty() ? "" : linked_in_words(outcome)) + "\n");
 }
 
 void print_num_left(std::size_t num_tensors, Terminal& terminal) {
@@ -354,6 +360,7 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   if (outcome.kept_nbytes > 0) {
     line += ", " + exact_size(outcome.kept_nbytes) + " of them from the interrupted run";
   }
+  if (!options.base.empty()) line += linked_in_words(outcome);
   if (terminal.output_is_terminal()) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);
@@ -428,6 +435,7 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   json.member("num_aliases", std::uint64_t{plan.destination.aliases.size()});
   json.member("nbytes", plan.nbytes_to_write);
   json.member("kept_nbytes", outcome.kept_nbytes);
+  if (!options.base.empty()) json.member("linked_nbytes", outcome.linked_nbytes);
   json.member("plan", plan_digest(plan, reader.contents()));
   json.member("written", !options.dry_run && plan.problems.empty() &&
                              (!outcome.shared || outcome.shared->is_finished));
@@ -504,7 +512,7 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
     if (!outcome.shared->is_finished) return;
   }
   if (options.dry_run) {
-    print_plan(options, outcome.plan, terminal);
+    print_plan(options, outcome, terminal);
   } else if (outcome.shared) {
     terminal.print(options.destination + ": " + contents_line(options, outcome.plan) + ", by " +
                    counted(static_cast<std::uint64_t>(outcome.num_shares), "worker") + "\n");

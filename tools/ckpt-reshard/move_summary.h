@@ -22,6 +22,7 @@ struct Outcome {
   reshard::Plan plan;
   reshard::ExtraFilesPlan extra_files;
   std::uint64_t kept_nbytes = 0;                       // that an interrupted run had written
+  std::uint64_t linked_nbytes = 0;                     // that stay in files of the base
   std::optional<reshard::SharedMoveOutcome> shared{};  // if several workers write DST
   int num_shares = 1;  // shares of the move, one for each of these workers
   std::vector<reshard::TensorOverflow> overflows{};

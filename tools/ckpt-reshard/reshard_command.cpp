@@ -23,6 +23,7 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .argument("DST", options.move.destination,
                 "The checkpoint to write. It must not exist, unless you give --overwrite");
   add_flat_layout_option(command, options.move);
+  add_base_option(command, options.move);
   add_move_options(command, options.move);
   options.move.progress.verb = "reshard";  // the tool without a verb
   command

@@ -22,6 +22,7 @@ void add_split_command(CommandLine& line, SplitOptions& options, Terminal& termi
       .option("--prefix", "PREFIX", options.prefixes, "Move names under PREFIX. Repeatable")
       .flag("--keep-prefix", options.keep_prefix, "Do not remove the prefix from names");
   add_flat_layout_option(command, options.move);
+  add_base_option(command, options.move);
   add_move_options(command, options.move);
   command.example("split step-1000 encoder.safetensors --prefix model.encoder", "Move one module")
       .example(

@@ -78,6 +78,7 @@ struct FormatTraits {
   bool can_be_written = true;        // false: the format is read only
   bool is_written_in_parts = false;  // by several processes at once (parts.h)
   bool has_compression = false;      // uses CreateOptions::native.compression
+  bool has_base = false;             // shares files with an older checkpoint (base_checkpoint.h)
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
   bool has_device_mesh = false;      // uses CreateOptions::device_mesh
   bool has_several_files = false;    // uses CreateOptions::safetensors.max_shard_nbytes

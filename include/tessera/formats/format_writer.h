@@ -7,6 +7,7 @@
 
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
+#include "tessera/formats/base_checkpoint.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/format.h"
@@ -105,6 +106,12 @@ class FormatWriter {
   /// Returns how several processes write one checkpoint together; null if the format does not allow
   /// several writers.
   virtual const PartsWriter* parts() const { return nullptr; }
+
+  /// As `BaseCheckpoint::open`; null if the format has no base.
+  virtual std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& /*fs*/,
+                                                          const std::string& /*path*/) const {
+    return nullptr;
+  }
 
   /// As `start`, for one of several processes that start at any time and send each other no
   /// messages. Returns null if the format does not allow this. Requires: `options.journal`.

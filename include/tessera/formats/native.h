@@ -13,6 +13,8 @@
 
 namespace tessera::formats {
 
+struct LinkedPieces;
+
 /// Opens a checkpoint in Tessera's own format: a directory with `index.h5` and one `rank-00000.h5`
 /// per rank. Reads only the index, in two reads. A rank file is opened, and compared with the
 /// index, when its first byte is needed. `fs` must outlive the reader.
@@ -48,6 +50,10 @@ struct NativeWriteOptions {
   enum class VirtualDatasets { write, omit };
   /// See VirtualDatasets.
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
+
+  /// Pieces that are not written, because an older checkpoint has them with the same bytes
+  /// (base_checkpoint.h); null: none. The options above say nothing about these pieces.
+  std::shared_ptr<const LinkedPieces> linked{};
 };
 
 /// The texts that parse_compression accepts, in words.

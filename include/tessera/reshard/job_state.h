@@ -125,6 +125,7 @@ struct RankSaveOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   int keep_last = 0;                     // as SaveOptions::keep_last of the runtime
+  std::string base{};                    // as SaveOptions::base of the runtime
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // for this rank's buffers
   FileSystem* file_system = &FileSystem::posix();         // must outlive the save
 };
@@ -135,15 +136,17 @@ struct RankSaveOptions {
 ///     rank 0      stage; tells the directory to the others
 ///     all ranks   set_contents
 ///     rank 0      start_one_file
+///     all ranks   compare_with_base; tells the text to the others
+///     all ranks   link_equal_pieces
 ///     all ranks   write
 ///     rank 0      join; tells the token to the others
 ///     all ranks   seal
 ///     rank 0      finish
 ///
-/// Begin an action only when all ranks have finished the action before it. If an action throws on
-/// one rank, all ranks must stop there and destroy this object; rank 0's destructor then removes
-/// everything that was written. An action may run on any thread, but two actions must not run at
-/// once.
+/// Without a base, the two actions about it can be left out. Begin an action only when all ranks
+/// have finished the action before it. If an action throws on one rank, all ranks must stop there
+/// and destroy this object; rank 0's destructor then removes everything that was written. An action
+/// may run on any thread, but two actions must not run at once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.
@@ -161,7 +164,8 @@ class RankSave {
   /// - Error(already_exists) if something is at the path and `overwrite` is `refuse`, if another
   ///   process is writing there, or if an interrupted run left work to resume;
   /// - Error(invalid_argument) if `overwrite` is `replace` and there are files other than a
-  ///   checkpoint's;
+  ///   checkpoint's, or if the base cannot serve this path (check_base);
+  /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();
   /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
@@ -171,6 +175,16 @@ class RankSave {
   /// Creates the single file if one process must write the format. Otherwise does nothing. Throws:
   /// Error(mismatch) if the format cannot hold the contents; what create_checkpoint throws.
   void start_one_file();
+  /// Compares the pieces that this rank writes with those of the base. Returns a text for
+  /// `link_equal_pieces`; empty without a base. `plan` and `source` as for `write`.
+  /// Throws: what BaseCheckpoint::open and find_equal_pieces throw.
+  std::string compare_with_base(const Plan& plan, const formats::TensorSource& source);
+  /// Decides which pieces stay in files of the base, on all ranks alike. `texts` has what
+  /// `compare_with_base` returned on each rank. Throws: Error(mismatch) if the ranks have opened
+  /// different checkpoints.
+  void link_equal_pieces(const std::vector<std::string>& texts);
+  /// Returns the bytes of this rank's pieces that stay in files of the base, before compression.
+  std::uint64_t linked_nbytes() const;
   /// Writes this rank's part. `plan` comes from `plan_save`, `source` from `memory_source` or
   /// another source with equal contents. Throws: what `execute` and the format's writer throw.
   void write(const Plan& plan, const formats::TensorSource& source);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "formats/drivers.h"
@@ -17,6 +18,16 @@ bool begins_as_native(std::string_view begin) {
 constexpr std::array kMarks{
     FileMark{".h5", "a file of a native checkpoint", detail::kNativeSignature, begins_as_native}};
 
+/// Whether a name is like `base-0123456789abcdef-00003.h5`.
+bool is_linked_name(std::string_view name) {
+  constexpr std::string_view kBegin = "base-";
+  constexpr std::size_t kNumDigits = 16;  // of a checkpoint id
+  if (!name.starts_with(kBegin)) return false;
+  name.remove_prefix(kBegin.size());
+  return std::min(name.find_first_not_of("0123456789abcdef"), name.size()) == kNumDigits &&
+         is_name_like(name.substr(kNumDigits), "-#.h5");
+}
+
 class NativeDriver final : public IndexedFormatDriver {
  public:
   Format format() const override { return Format::native; }
@@ -26,7 +37,7 @@ class NativeDriver final : public IndexedFormatDriver {
   }
 
   FormatTraits traits() const override {
-    return {.is_written_in_parts = true, .has_compression = true};
+    return {.is_written_in_parts = true, .has_compression = true, .has_base = true};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
@@ -63,7 +74,7 @@ class NativeDriver final : public IndexedFormatDriver {
 
   bool may_own_file(std::string_view name) const override { return writes_file(name); }
   bool writes_file(std::string_view name) const override {
-    return name == "index.h5" || is_name_like(name, "rank-#.h5");
+    return name == "index.h5" || is_name_like(name, "rank-#.h5") || is_linked_name(name);
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
   std::string_view index_name() const override { return "index.h5"; }

@@ -50,9 +50,9 @@ void check_version_and_checksum(std::uint32_t version,
   std::memcpy(&stored_checksum, bytes.data() + kChecksumAt, sizeof stored_checksum);
   const std::uint64_t checksum = xxh3_64(bytes.first(kChecksumAt));
   // The version counts only if the checksum is right; otherwise its bytes may be damaged.
-  if (checksum == stored_checksum && version != kFirstVersion && version != kPackedVersion) {
+  if (checksum == stored_checksum && (version < kFirstVersion || version > kLinkedVersion)) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "format version",
-                          std::to_string(kFirstVersion) + " or " + std::to_string(kPackedVersion),
+                          std::to_string(kFirstVersion) + " to " + std::to_string(kLinkedVersion),
                           std::to_string(version), "written by a later release?");
   }
   if (checksum != stored_checksum) {
@@ -125,6 +125,13 @@ void validate_fields(const FileHeader& header, const ReadableFile& file) {
 std::string rank_file_name(std::int64_t rank) {
   char name[40];
   std::snprintf(name, sizeof name, "rank-%05lld.h5", static_cast<long long>(rank));
+  return name;
+}
+
+std::string linked_file_name(std::uint64_t checkpoint_id, std::int64_t rank) {
+  char name[60];
+  std::snprintf(name, sizeof name, "base-%016llx-%05lld.h5",
+                static_cast<unsigned long long>(checkpoint_id), static_cast<long long>(rank));
   return name;
 }
 

@@ -15,9 +15,10 @@ namespace tessera::formats::native {
 /// The kind of a file in a checkpoint. Stored on disk; never renumber.
 enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
-/// Format versions. All files of a checkpoint have the same one.
+/// Format versions. All files of a checkpoint have the same one, except linked files.
 inline constexpr std::uint32_t kFirstVersion = 1;
 inline constexpr std::uint32_t kPackedVersion = 2;  // [Note: Packed pieces]
+inline constexpr std::uint32_t kLinkedVersion = 3;  // [Note: Linked files]
 
 /// The first bytes of each file, in what HDF5 calls the user block.
 ///
@@ -57,6 +58,8 @@ inline constexpr std::uint32_t kMaxWorldSize = 1'000'000;  // as that of layouts
 /// Names of the files in a checkpoint.
 inline constexpr const char* kIndexFileName = "index.h5";
 std::string rank_file_name(std::int64_t rank);  // `rank-00003.h5`
+/// `base-0123456789abcdef-00003.h5`; the checkpoint id and the rank are those in the file's header.
+std::string linked_file_name(std::uint64_t checkpoint_id, std::int64_t rank);
 
 std::array<std::byte, kHeaderNbytes> encode_header(const FileHeader& header);
 

@@ -18,6 +18,7 @@ constexpr std::uint8_t kPositionTag = 1;
 constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
+constexpr std::uint8_t kLinkedTag = 3;  // in the place of an encoding, which follows it
 
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
@@ -30,6 +31,7 @@ constexpr std::size_t kMinAnnotationNbytes = 2;
 constexpr std::size_t kMinTensorNbytes = 7;
 constexpr std::size_t kMinPieceNbytes = 4;
 constexpr std::size_t kMinRankFileNbytes = 17;
+constexpr std::size_t kMinLinkedFileNbytes = 29;
 
 // --- encoding
 
@@ -70,6 +72,11 @@ void put_region(ByteWriter& out, const Region& region) {
 }
 
 void put_stored(ByteWriter& out, const StoredPiece& stored, const BlockGrid& grid) {
+  if (stored.file != 0) {
+    out.u8(kLinkedTag);
+    out.uint(std::uint64_t{stored.file - 1});
+    out.uint(stored.place);
+  }
   out.u8(static_cast<std::uint8_t>(stored.encoding));
   if (stored.encoding == Encoding::none) return;
   out.uint(stored.begin);
@@ -85,6 +92,29 @@ BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk
   if (encoding == Encoding::zstd)
     return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
   return {kPlainBlockNbytes, nbytes};
+}
+
+/// Returns the size of compressed chunks in the file that holds the piece.
+std::uint64_t chunk_nbytes_of(const Index& index, const StoredPiece& stored) {
+  return stored.file == 0 ? index.chunk_nbytes : index.linked_files[stored.file - 1].chunk_nbytes;
+}
+
+void put_record(ByteWriter& out, const RankFileRecord& record) {
+  out.uint(record.nbytes);
+  out.u64(record.index_checksum);
+  out.u64(record.structure_checksum);
+}
+
+void put_linked_files(ByteWriter& out, const std::vector<LinkedFile>& files) {
+  out.uint(std::uint64_t{files.size()});
+  for (const LinkedFile& file : files) {
+    out.u64(file.checkpoint_id);
+    out.uint(std::uint64_t{file.rank});
+    out.uint(std::uint64_t{file.world_size});
+    out.uint(std::uint64_t{file.format_version});
+    out.uint(file.chunk_nbytes);
+    put_record(out, file.record);
+  }
 }
 
 /// Writes a tensor without its pieces, but with their number.
@@ -103,8 +133,9 @@ void put_piece(ByteWriter& out, const Index& index, DType dtype, const Piece& pi
   out.uint(std::uint64_t{stored.position});
   out.uint(std::int64_t{piece.rank});
   put_region(out, piece.region);
-  put_stored(out, stored,
-             make_grid(stored.encoding, nbytes_of(piece.region, dtype), index.chunk_nbytes));
+  put_stored(
+      out, stored,
+      make_grid(stored.encoding, nbytes_of(piece.region, dtype), chunk_nbytes_of(index, stored)));
 }
 
 /// Writes everything before the tensors.
@@ -140,6 +171,7 @@ void put_preamble(ByteWriter& out, const Index& index) {
     out.str(key);
     out.str(text);
   }
+  if (index.format_version >= kLinkedVersion) put_linked_files(out, index.linked_files);
 }
 
 // --- decoding
@@ -212,9 +244,27 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   return range;
 }
 
-StoredPiece get_stored(ByteReader& in, const BlockGrid& plain, const BlockGrid& chunks) {
+/// Reads the number of a linked file, and the place of the piece in it.
+void get_link(ByteReader& in, const Index& index, StoredPiece& stored) {
+  const std::uint64_t number = in.uint();
+  if (number >= index.linked_files.size()) {
+    in.fail("linked file", "less than " + std::to_string(index.linked_files.size()),
+            std::to_string(number));
+  }
+  stored.file = static_cast<std::uint32_t>(number + 1);
+  stored.place = static_cast<std::uint64_t>(in.non_negative());
+}
+
+StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes) {
   StoredPiece stored;
-  const std::uint8_t code = in.u8();
+  std::uint8_t code = in.u8();
+  if (code == kLinkedTag && index.format_version >= kLinkedVersion && nbytes > 0) {
+    get_link(in, index, stored);
+    code = in.u8();
+  }
+  const std::uint64_t chunk_nbytes = chunk_nbytes_of(index, stored);
+  const BlockGrid plain = make_grid(Encoding::plain, nbytes, chunk_nbytes);
+  const BlockGrid chunks = make_grid(Encoding::zstd, nbytes, chunk_nbytes);
   if (code > kMaxEncoding) in.fail("encoding", "0 to 2", std::to_string(code));
   stored.encoding = static_cast<Encoding>(code);
   if ((stored.encoding == Encoding::none) != (plain.nbytes == 0)) {
@@ -233,15 +283,19 @@ StoredPiece get_stored(ByteReader& in, const BlockGrid& plain, const BlockGrid& 
   return stored;
 }
 
-void get_storage_options(ByteReader& in, Index& index) {
-  index.chunk_nbytes = in.uint();
-  if (index.chunk_nbytes == 0 || index.chunk_nbytes > kMaxChunkNbytes ||
-      index.chunk_nbytes % kChunkNbytesUnit != 0) {
+std::uint64_t get_chunk_nbytes(ByteReader& in) {
+  const std::uint64_t nbytes = in.uint();
+  if (nbytes == 0 || nbytes > kMaxChunkNbytes || nbytes % kChunkNbytesUnit != 0) {
     in.fail("chunk size",
             "a multiple of " + std::to_string(kChunkNbytesUnit) + " up to " +
                 std::to_string(kMaxChunkNbytes),
-            std::to_string(index.chunk_nbytes));
+            std::to_string(nbytes));
   }
+  return nbytes;
+}
+
+void get_storage_options(ByteReader& in, Index& index) {
+  index.chunk_nbytes = get_chunk_nbytes(in);
   const std::uint8_t virtual_datasets = in.u8();
   if (virtual_datasets > 1) {
     in.fail("virtual datasets", "0 or 1", std::to_string(virtual_datasets));
@@ -326,8 +380,8 @@ int get_rank(ByteReader& in, const FileHeader& header) {
 }
 
 /// Reads a piece of `tensor` into its place in `tensor.pieces` and `storage`.
-void get_piece(ByteReader& in, const FileHeader& header, std::uint64_t chunk_nbytes,
-               TensorEntry& tensor, std::vector<StoredPiece>& storage, std::size_t piece_index) {
+void get_piece(ByteReader& in, const FileHeader& header, const Index& index, TensorEntry& tensor,
+               std::vector<StoredPiece>& storage, std::size_t piece_index) {
   Piece& piece = tensor.pieces[piece_index];
   const std::uint64_t position = in.uint();
   piece.rank = get_rank(in, header);
@@ -339,8 +393,7 @@ void get_piece(ByteReader& in, const FileHeader& header, std::uint64_t chunk_nby
   }
   const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
   StoredPiece& stored = storage[piece_index];
-  stored = get_stored(in, make_grid(Encoding::plain, nbytes, chunk_nbytes),
-                      make_grid(Encoding::zstd, nbytes, chunk_nbytes));
+  stored = get_stored(in, index, nbytes);
   const bool is_in_place =
       header.role == FileRole::index
           ? position == piece_index
@@ -360,18 +413,51 @@ void get_tensors(ByteReader& in, const FileHeader& header, Index& index) {
     get_tensor(in, tensors[t]);
     index.storage[t].resize(tensors[t].pieces.size());
     for (std::size_t p = 0; p < tensors[t].pieces.size(); ++p) {
-      get_piece(in, header, index.chunk_nbytes, tensors[t], index.storage[t], p);
+      get_piece(in, header, index, tensors[t], index.storage[t], p);
     }
+  }
+}
+
+RankFileRecord get_record(ByteReader& in) {
+  RankFileRecord record;
+  record.nbytes = in.uint();
+  record.index_checksum = in.u64();
+  record.structure_checksum = in.u64();
+  return record;
+}
+
+/// Reads a number from `min` to `max`.
+std::uint32_t get_number(ByteReader& in, std::string_view rule, std::uint32_t min,
+                         std::uint32_t max) {
+  const std::uint64_t number = in.uint();
+  if (number < min || number > max) {
+    in.fail(rule, std::to_string(min) + " to " + std::to_string(max), std::to_string(number));
+  }
+  return static_cast<std::uint32_t>(number);
+}
+
+void get_linked_files(ByteReader& in, Index& index) {
+  if (index.format_version < kLinkedVersion) return;
+  index.linked_files.resize(in.count(kMinLinkedFileNbytes));
+  const LinkedFile* last = nullptr;
+  for (LinkedFile& file : index.linked_files) {
+    file.checkpoint_id = in.u64();
+    file.rank = get_number(in, "rank of a linked file", 0, kMaxWorldSize - 1);
+    file.world_size = get_number(in, "world size of a linked file", file.rank + 1, kMaxWorldSize);
+    file.format_version = get_number(in, "version of a linked file", kFirstVersion, kLinkedVersion);
+    file.chunk_nbytes = get_chunk_nbytes(in);
+    file.record = get_record(in);
+    if (last != nullptr &&
+        std::pair(last->checkpoint_id, last->rank) >= std::pair(file.checkpoint_id, file.rank)) {
+      in.fail("linked files", "sorted and different ones", last->name() + ", then " + file.name());
+    }
+    last = &file;
   }
 }
 
 void get_rank_files(ByteReader& in, const FileHeader& header, Index& index) {
   index.rank_files.resize(in.count(kMinRankFileNbytes));
-  for (RankFileRecord& file : index.rank_files) {
-    file.nbytes = in.uint();
-    file.index_checksum = in.u64();
-    file.structure_checksum = in.u64();
-  }
+  for (RankFileRecord& file : index.rank_files) file = get_record(in);
   const std::size_t num_rank_files = header.role == FileRole::index ? header.world_size : 0;
   if (index.rank_files.size() != num_rank_files) {
     in.fail("rank files", std::to_string(num_rank_files), std::to_string(index.rank_files.size()));
@@ -391,7 +477,9 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
       if (stored.encoding == Encoding::none) continue;
       const auto rank = static_cast<std::size_t>(tensor.pieces[p].rank);
       const std::uint64_t file_nbytes =
-          header.role == FileRole::index ? index.rank_files[rank].nbytes : header.file_nbytes;
+          stored.file != 0                 ? index.linked_files[stored.file - 1].record.nbytes
+          : header.role == FileRole::index ? index.rank_files[rank].nbytes
+                                           : header.file_nbytes;
       const BlockGrid grid = index.grid(t, p);
       const auto fail = [&](std::string_view rule, std::uint64_t begin, std::uint64_t nbytes) {
         throw Error::expected(
@@ -480,6 +568,7 @@ Index without_tensors(const Index& whole) {
   index.contents.units = whole.contents.units;
   index.contents.annotations = whole.contents.annotations;
   index.value_json = whole.value_json;
+  index.linked_files = whole.linked_files;
   return index;
 }
 
@@ -497,8 +586,9 @@ ByteRange BlockGrid::block(std::uint64_t number) const {
 
 BlockGrid Index::grid(std::size_t tensor_index, std::size_t piece_index) const {
   const TensorEntry& tensor = contents.tensors[tensor_index];
-  return make_grid(storage[tensor_index][piece_index].encoding,
-                   nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype), chunk_nbytes);
+  const StoredPiece& stored = storage[tensor_index][piece_index];
+  return make_grid(stored.encoding, nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype),
+                   chunk_nbytes_of(*this, stored));
 }
 
 std::uint64_t table_entry_nbytes(Encoding encoding) {
@@ -517,11 +607,7 @@ std::vector<std::byte> encode_index(const Index& index) {
     }
   }
   out.uint(std::uint64_t{index.rank_files.size()});
-  for (const RankFileRecord& file : index.rank_files) {
-    out.uint(file.nbytes);
-    out.u64(file.index_checksum);
-    out.u64(file.structure_checksum);
-  }
+  for (const RankFileRecord& file : index.rank_files) put_record(out, file);
   return {out.bytes().begin(), out.bytes().end()};
 }
 
@@ -565,6 +651,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   get_aliases(in, index.contents);
   get_units(in, index.contents);
   get_annotations(in, index.contents);
+  get_linked_files(in, index);
   get_tensors(in, header, index);
   get_rank_files(in, header, index);
   if (!in.at_end()) in.fail("end", "no more bytes", "some");

@@ -23,9 +23,20 @@ inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // of plain data unde
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kChunkNbytesUnit = 16;  // the largest itemsize
 
-/// The place of a piece's bytes in its rank file.
+// [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
+// its pieces, the linked pieces, with the same bytes. The rank files of the base that hold them are
+// hard links in the new checkpoint's directory, under names that no rank file of its own has. So
+// the checkpoint is whole without the base. A base can have linked files itself; those are linked
+// like its own. See docs/formats/native.md.
+
+/// The place of a piece's bytes in its rank file, or in a linked file.
 struct StoredPiece {
   std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
+  std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
+  /// Of a linked piece: where HDF5 readers find it in the linked file. If it is packed there: the
+  /// place of its first element in the packed dataset. Otherwise: its tensor's number in the list
+  /// of that file's index, which is in the link names of long FQNs.
+  std::uint64_t place = 0;
   Encoding encoding = Encoding::none;
   std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
   std::uint64_t stored_nbytes = 0;
@@ -55,6 +66,19 @@ struct RankFileRecord {
   friend bool operator==(const RankFileRecord&, const RankFileRecord&) = default;
 };
 
+/// What the index records about a linked file: what the file's header says.
+struct LinkedFile {
+  std::uint64_t checkpoint_id = 0;  // of the checkpoint for which the file was written
+  std::uint32_t rank = 0;           // in that checkpoint
+  std::uint32_t world_size = 0;
+  std::uint32_t format_version = kFirstVersion;
+  std::uint64_t chunk_nbytes = 0;  // of its compressed pieces
+  RankFileRecord record;
+
+  std::string name() const { return linked_file_name(checkpoint_id, rank); }
+  friend bool operator==(const LinkedFile&, const LinkedFile&) = default;
+};
+
 /// The binary index of one file: of `index.h5` or of a rank file.
 struct Index {
   std::uint32_t format_version = kFirstVersion;  // in the header, not in the encoded index
@@ -64,6 +88,7 @@ struct Index {
   std::vector<std::string> value_json;            // parallel to contents.values
   std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
   std::vector<RankFileRecord> rank_files;         // by rank; empty in a rank file's index
+  std::vector<LinkedFile> linked_files;  // by checkpoint id and rank; the same on all ranks
 
   BlockGrid grid(std::size_t tensor_index, std::size_t piece_index) const;
 };

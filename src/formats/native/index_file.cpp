@@ -12,79 +12,64 @@
 #include "formats/native/h5_virtual_file.h"
 #include "formats/native/link_name.h"
 #include "formats/native/packed_pieces.h"
+#include "formats/native/piece_places.h"
 #include "formats/native/rank_file.h"
+#include "formats/native/rank_files.h"
 
 namespace tessera::formats::native {
 namespace {
 
-/// Names the datasets in the rank files that show the pieces. Takes the tensors in the order of the
-/// index.
+/// Names the datasets in rank files and linked files that show the pieces. Takes the tensors in the
+/// order of the index.
 class PieceDatasets {
  public:
-  explicit PieceDatasets(const Index& index)
-      : format_version_(index.format_version),
-        number_on_rank_(static_cast<std::size_t>(index.contents.world_size), 0),
-        packed_on_rank_(number_on_rank_.size()) {}
+  explicit PieceDatasets(const Index& index) : index_(index), places_(index) {}
 
-  /// Returns the mappings of the tensor's virtual dataset. Replicas of one region share one
+  /// Returns the mappings of the virtual dataset of tensor `t`. Replicas of one region share one
   /// mapping.
-  std::vector<h5::VirtualMapping> mappings_of(const TensorEntry& tensor);
+  std::vector<h5::VirtualMapping> mappings_of(std::size_t t);
 
  private:
-  void count(const TensorEntry& tensor);
+  /// The version of the file that holds a piece.
+  std::uint32_t version_of(const StoredPiece& stored) const {
+    return stored.file == 0 ? index_.format_version
+                            : index_.linked_files[stored.file - 1].format_version;
+  }
 
-  const std::uint32_t format_version_;
-  // Link names of long FQNs contain the tensor's number in the index of the rank file.
-  std::vector<std::size_t> number_on_rank_;
-  std::vector<PackedNumels> packed_on_rank_;
-  std::vector<std::size_t> holders_;  // kept for its memory
+  const Index& index_;
+  PiecePlaces places_;
 };
 
-std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(const TensorEntry& tensor) {
+std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
+  const TensorEntry& tensor = index_.contents.tensors[t];
+  const std::vector<std::uint64_t> places = places_.next_tensor();
   std::vector<h5::VirtualMapping> mappings;
   std::set<Region> shown;
-  for (const Piece& piece : tensor.pieces) {
-    const auto rank = static_cast<std::size_t>(piece.rank);
+  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+    const Piece& piece = tensor.pieces[p];
+    const StoredPiece& stored = index_.storage[t][p];
     const DType dtype = tensor.meta.dtype;
-    const std::int64_t piece_numel = numel_of(piece.region);
-    const bool packed = is_packed(format_version_, nbytes_of(piece.region, dtype));
-    std::int64_t source_begin = packed ? packed_on_rank_[rank].add(dtype, piece_numel) : 0;
+    const bool packed = is_packed(version_of(stored), nbytes_of(piece.region, dtype));
     if (!shown.insert(piece.region).second) continue;
+    std::int64_t source_begin = packed ? static_cast<std::int64_t>(places[p]) : 0;
+    // Of a packed dataset only the part up to the piece's end counts here.
+    const std::int64_t source_numel = source_begin + numel_of(piece.region);
     for (Box& box : boxes_of(piece.region, tensor.meta.shape)) {
       h5::VirtualMapping& mapping = mappings.emplace_back();
       const std::int64_t numel = box.numel();
       mapping.box = std::move(box);
-      mapping.source_file = rank_file_name(piece.rank);
+      mapping.source_file = file_name_of(index_, piece.rank, stored);
       if (packed) {
         mapping.source_dataset = std::string(kOwnGroup) + "/" + packed_dataset_name(dtype);
       } else {
-        mapping.source_dataset =
-            piece_link_name(tensor.meta.fqn, number_on_rank_[rank], piece.region);
+        mapping.source_dataset = piece_link_name(tensor.meta.fqn, places[p], piece.region);
       }
-      // Of a packed dataset only the part up to the piece's end counts here.
-      mapping.source_numel = packed ? packed_on_rank_[rank].of(dtype) : piece_numel;
+      mapping.source_numel = source_numel;
       mapping.source_begin = source_begin;
       source_begin += numel;
     }
   }
-  count(tensor);
   return mappings;
-}
-
-/// Counts the tensor on the ranks whose files list it.
-void PieceDatasets::count(const TensorEntry& tensor) {
-  if (tensor.pieces.empty()) {
-    for (std::size_t& number : number_on_rank_) ++number;
-    return;
-  }
-  holders_.clear();
-  for (const Piece& piece : tensor.pieces) {
-    holders_.push_back(static_cast<std::size_t>(piece.rank));
-  }
-  std::ranges::sort(holders_);
-  const auto repeated = std::ranges::unique(holders_);
-  holders_.erase(repeated.begin(), repeated.end());
-  for (const std::size_t rank : holders_) ++number_on_rank_[rank];
 }
 
 /// Returns the place of an alias's target among the tensors.
@@ -102,7 +87,7 @@ void write_virtual_datasets(h5::File& file, const Index& index) {
     const TensorEntry& tensor = contents.tensors[t];
     const h5::Handle dataset =
         h5::create_virtual_dataset(file, tensor_link_name(tensor.meta.fqn, t), tensor.meta.dtype,
-                                   tensor.meta.shape, pieces.mappings_of(tensor));
+                                   tensor.meta.shape, pieces.mappings_of(t));
     h5::write_attribute(file, dataset, "dtype", dtype_name(tensor.meta.dtype));
     h5::write_attribute(file, dataset, "kind", state_kind_name(tensor.kind));
   }
@@ -125,10 +110,9 @@ std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, c
     const TensorEntry& tensor = contents.tensors[t];
     const std::array<h5::VirtualFile::TextAttribute, 2> attributes{
         {{"dtype", dtype_name(tensor.meta.dtype)}, {"kind", state_kind_name(tensor.kind)}}};
-    links.push_back(
-        {tensor_link_name(tensor.meta.fqn, t),
-         file.add_virtual_dataset(tensor.meta.dtype, tensor.meta.shape, pieces.mappings_of(tensor),
-                                  attributes, num_links[t])});
+    links.push_back({tensor_link_name(tensor.meta.fqn, t),
+                     file.add_virtual_dataset(tensor.meta.dtype, tensor.meta.shape,
+                                              pieces.mappings_of(t), attributes, num_links[t])});
   }
   for (std::size_t a = 0; a < contents.aliases.size(); ++a) {
     const Alias& alias = contents.aliases[a];

@@ -12,10 +12,12 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns the encoded index without the places of the pieces.
+/// Returns the encoded index without the places of the pieces that are in rank files.
 std::vector<std::byte> encode_without_places(Index index) {
   for (auto& pieces : index.storage) {
-    for (StoredPiece& piece : pieces) piece = {.position = piece.position};
+    for (StoredPiece& piece : pieces) {
+      if (piece.file == 0) piece = {.position = piece.position};
+    }
   }
   return encode_index(index);
 }

@@ -1,7 +1,10 @@
 #include "formats/native/native_verify.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -79,68 +82,30 @@ Findings check_index_file(const FileSystem& fs, const std::string& path,
   return findings;
 }
 
-/// The check of one rank's file.
-class RankFileCheck {
- public:
-  RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
-                std::uint64_t checkpoint_id, const Index& index,
-                std::span<const CheckpointWriter::PieceId> pieces, const ProgressSink& progress)
+/// The check of one file with pieces.
+class FileCheck {
+ protected:
+  FileCheck(const FileSystem& fs, const std::string& checkpoint_path, const std::string& name,
+            const ProgressSink& progress)
       : fs_(fs),
         checkpoint_path_(checkpoint_path),
-        path_(join_path(checkpoint_path, rank_file_name(rank))),
-        rank_(rank),
-        checkpoint_id_(checkpoint_id),
-        index_(index),
-        pieces_(pieces),
+        path_(join_path(checkpoint_path, name)),
         progress_(progress) {}
 
-  Findings run() {
-    try {
-      open();
-      if (!file_) return std::move(findings_);
-      if (findings_.empty()) check_own_index();
-      for (const auto& id : pieces_) check_piece(id.tensor_index, id.piece_index);
-      const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
-      // If a table is damaged, the data ranges are wrong, and this check is left out. The damaged
-      // table is a finding already.
-      if (all_entries_are_sound_) {
-        check_structure(*file_, std::move(data_ranges_), record.structure_checksum, findings_,
-                        progress_);
-      }
-    } catch (const Error& error) {
-      findings_.push_back(make_finding(error, "an undamaged file"));
-    }
-    return std::move(findings_);
-  }
+  /// Whether to read a piece, or only to find its place in the file.
+  enum class Data { check, skip };
 
- private:
-  /// Opens the file. If only its header or its size is wrong, adds a finding, and opens the file so
-  /// that its data can be checked. Nothing can be checked in a file of another checkpoint: `file_`
-  /// stays null.
-  void open() {
-    try {
-      file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);
-      return;
-    } catch (const Error& error) {
-      findings_.push_back(make_finding(error, "the file of rank " + std::to_string(rank_)));
-      const bool only_header_is_damaged = error.where().byte_range == ByteRange{0, kHeaderNbytes};
-      const bool size_differs =
-          fs_.kind_of(path_) == FileKind::regular &&
-          fs_.open(path_)->nbytes() != index_.rank_files[static_cast<std::size_t>(rank_)].nbytes;
-      if (!only_header_is_damaged && !size_differs) return;
-    }
-    file_ = fs_.open(path_);
-  }
-
-  void check_piece(std::size_t tensor_index, std::size_t piece_index) {
-    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
-    const std::string& fqn = index_.contents.tensors[tensor_index].meta.fqn;
-    const BlockGrid grid = index_.grid(tensor_index, piece_index);
+  /// Checks a piece that `index` places in this file.
+  void check_piece(const Index& index, const CheckpointWriter::PieceId& id, Data data) {
+    const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
+    const std::string& fqn = index.contents.tensors[id.tensor_index].meta.fqn;
+    const BlockGrid grid = index.grid(id.tensor_index, id.piece_index);
     for (std::uint64_t begin = 0; begin < grid.num_blocks(); begin += kEntriesPerRead) {
       try {
         const auto entries = read_block_entries(
             *file_, fqn, stored, grid, begin, std::min(begin + kEntriesPerRead, grid.num_blocks()));
         for (const StoredBlock& entry : entries) data_ranges_.push_back(entry.range);
+        if (data == Data::skip) continue;
         const bool is_compressed = stored.encoding == Encoding::zstd;
         check_blocks(fqn, entries, is_compressed ? grid.block_nbytes : 0);
       } catch (const Error& error) {
@@ -202,6 +167,77 @@ class RankFileCheck {
     }
   }
 
+  /// Checks the bytes that are in no piece, once all pieces of the file have been checked. If a
+  /// table of blocks is damaged, the places of its blocks are wrong, and this check is left out.
+  /// The damaged table is a finding already.
+  void check_rest(std::uint64_t expected_checksum) {
+    if (!all_entries_are_sound_) return;
+    check_structure(*file_, std::move(data_ranges_), expected_checksum, findings_, progress_);
+  }
+
+  static std::string in_words(const TensorMeta& meta) {
+    return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
+  }
+
+  const FileSystem& fs_;
+  const std::string& checkpoint_path_;
+  const std::string path_;
+  const ProgressSink& progress_;
+  std::unique_ptr<ReadableFile> file_;
+  std::vector<ByteRange> data_ranges_;
+  bool all_entries_are_sound_ = true;
+  std::vector<std::byte> buffer_;
+  Findings findings_;
+};
+
+/// The check of one rank's file.
+class RankFileCheck final : FileCheck {
+ public:
+  RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
+                std::uint64_t checkpoint_id, const Index& index,
+                std::span<const CheckpointWriter::PieceId> pieces, const ProgressSink& progress)
+      : FileCheck(fs, checkpoint_path, rank_file_name(rank), progress),
+        rank_(rank),
+        checkpoint_id_(checkpoint_id),
+        index_(index),
+        pieces_(pieces) {}
+
+  Findings run() {
+    try {
+      open();
+      if (!file_) return std::move(findings_);
+      if (findings_.empty()) check_own_index();
+      for (const auto& id : pieces_) {
+        if (index_.storage[id.tensor_index][id.piece_index].file == 0) {
+          check_piece(index_, id, Data::check);
+        }
+      }
+      check_rest(index_.rank_files[static_cast<std::size_t>(rank_)].structure_checksum);
+    } catch (const Error& error) {
+      findings_.push_back(make_finding(error, "an undamaged file"));
+    }
+    return std::move(findings_);
+  }
+
+ private:
+  /// Opens the file. If only its header or its size is wrong, adds a finding, and opens the file so
+  /// that its data can be checked. Nothing can be checked in a file of another checkpoint: `file_`
+  /// stays null.
+  void open() {
+    try {
+      file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);
+      return;
+    } catch (const Error& error) {
+      findings_.push_back(make_finding(error, "the file of rank " + std::to_string(rank_)));
+      const bool only_header_is_damaged = error.where().byte_range == ByteRange{0, kHeaderNbytes};
+      const bool size_differs =
+          fs_.kind_of(path_) == FileKind::regular &&
+          fs_.open(path_)->nbytes() != index_.rank_files[static_cast<std::size_t>(rank_)].nbytes;
+      if (!only_header_is_damaged && !size_differs) return;
+    }
+    file_ = fs_.open(path_);
+  }
+
   /// Compares the rank's entries in the checkpoint's index with the index in the rank file. If they
   /// differ, compares them tensor by tensor, to find a wrong name, dtype or shape. The checksums of
   /// the data do not show these.
@@ -228,34 +264,115 @@ class RankFileCheck {
     }
   }
 
-  static std::string in_words(const TensorMeta& meta) {
-    return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
+  const std::int64_t rank_;
+  const std::uint64_t checkpoint_id_;
+  const Index& index_;
+  const std::span<const CheckpointWriter::PieceId> pieces_;
+};
+
+/// The check of one linked file ([Note: Linked files]).
+class LinkedFileCheck final : FileCheck {
+ public:
+  /// `number`: of the file in the index's list.
+  LinkedFileCheck(const FileSystem& fs, const std::string& checkpoint_path, const Index& index,
+                  std::size_t number, const ProgressSink& progress)
+      : FileCheck(fs, checkpoint_path, index.linked_files[number].name(), progress),
+        index_(index),
+        number_(number),
+        linked_(index.linked_files[number]) {}
+
+  Findings run() {
+    try {
+      file_ = open_linked_file(fs_, checkpoint_path_, linked_);
+      const Index own = read_linked_file_index(fs_, checkpoint_path_, linked_).index;
+      if (own.chunk_nbytes != linked_.chunk_nbytes) {
+        findings_.push_back(make_finding(
+            "structure", {.path = path_},
+            "chunks of " + std::to_string(linked_.chunk_nbytes) + " bytes, as index.h5 says",
+            std::to_string(own.chunk_nbytes) + " bytes"));
+      }
+      find_wanted();
+      for (std::size_t t = 0; t < own.contents.tensors.size(); ++t) {
+        for (std::size_t p = 0; p < own.contents.tensors[t].pieces.size(); ++p) {
+          if (own.storage[t][p].file != 0) continue;
+          check_piece(own, {t, p}, take_wanted(own, t, p) ? Data::check : Data::skip);
+        }
+      }
+      for (const auto& [place, wanted] : wanted_) {
+        findings_.push_back(make_finding("structure",
+                                         {.path = path_, .fqn = wanted.tensor->meta.fqn},
+                                         "the piece " + region_to_string(wanted.region) + " of " +
+                                             in_words(wanted.tensor->meta) + ", as index.h5 says",
+                                         "no such piece"));
+      }
+      check_rest(linked_.record.structure_checksum);
+    } catch (const Error& error) {
+      findings_.push_back(make_finding(error, "an undamaged file of the base"));
+    }
+    return std::move(findings_);
   }
 
-  const FileSystem& fs_;
-  const std::string& checkpoint_path_;
-  std::string path_;
-  std::int64_t rank_;
-  std::uint64_t checkpoint_id_;
+ private:
+  /// A piece that the checkpoint has in this file.
+  struct Wanted {
+    const TensorEntry* tensor;
+    Region region;
+    StoredPiece stored;
+  };
+
+  /// Lists the pieces that the checkpoint has in this file, by the places of their bytes.
+  void find_wanted() {
+    for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
+      const TensorEntry& tensor = index_.contents.tensors[t];
+      for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+        const StoredPiece& stored = index_.storage[t][p];
+        if (stored.file != number_ + 1) continue;
+        wanted_.emplace(stored.begin, Wanted{&tensor, tensor.pieces[p].region, stored});
+      }
+    }
+  }
+
+  /// Whether the checkpoint has this piece, as the file's own index describes it. If so, takes the
+  /// piece off the list.
+  bool take_wanted(const Index& own, std::size_t t, std::size_t p) {
+    const StoredPiece& stored = own.storage[t][p];
+    const auto [begin, end] = wanted_.equal_range(stored.begin);
+    bool is_wanted = false;
+    for (auto at = begin; at != end;) {
+      const auto& [tensor, region, wanted] = at->second;
+      const bool is_same =
+          tensor->meta == own.contents.tensors[t].meta &&
+          region == own.contents.tensors[t].pieces[p].region &&
+          std::tie(wanted.encoding, wanted.stored_nbytes, wanted.checksum, wanted.table_begin) ==
+              std::tie(stored.encoding, stored.stored_nbytes, stored.checksum, stored.table_begin);
+      is_wanted = is_wanted || is_same;
+      at = is_same ? wanted_.erase(at) : std::next(at);
+    }
+    return is_wanted;
+  }
+
   const Index& index_;
-  std::span<const CheckpointWriter::PieceId> pieces_;
-  const ProgressSink& progress_;
-  std::unique_ptr<ReadableFile> file_;
-  std::vector<ByteRange> data_ranges_;
-  bool all_entries_are_sound_ = true;
-  std::vector<std::byte> buffer_;
-  Findings findings_;
+  const std::size_t number_;
+  const LinkedFile& linked_;
+  std::multimap<std::uint64_t, Wanted> wanted_;  // by the begin of the piece's bytes
 };
 
 }  // namespace
 
 void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
-                      const std::vector<RankFileRecord>& records, const FindingSink& sink) {
-  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+                      const Index& index, const FindingSink& sink) {
+  for (std::size_t rank = 0; rank < index.rank_files.size(); ++rank) {
     try {
-      open_rank_file(fs, path, static_cast<std::int64_t>(rank), checkpoint_id, records);
+      open_rank_file(fs, path, static_cast<std::int64_t>(rank), checkpoint_id, index.rank_files);
     } catch (const Error& error) {
       sink(make_finding(error, "the file of rank " + std::to_string(rank)));
+    }
+  }
+  for (const LinkedFile& file : index.linked_files) {
+    try {
+      open_linked_file(fs, path, file);
+    } catch (const Error& error) {
+      sink(make_finding(error, "a file of the base"));
     }
   }
 }
@@ -268,15 +385,18 @@ void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint6
   };
   report(check_index_file(fs, join_path(path, kIndexFileName), checkpoint_id, progress));
   const auto pieces = pieces_by_rank(index.contents);
-  std::vector<Findings> findings(pieces.size());
-  parallel_for(static_cast<std::int64_t>(pieces.size()),
-               num_threads > 0 ? num_threads : default_num_threads(), {}, [&](std::int64_t rank) {
-                 const auto number = static_cast<std::size_t>(rank);
-                 RankFileCheck check(fs, path, rank, checkpoint_id, index, pieces[number],
-                                     progress);
-                 findings[number] = check.run();
+  std::vector<Findings> findings(pieces.size() + index.linked_files.size());
+  parallel_for(static_cast<std::int64_t>(findings.size()),
+               num_threads > 0 ? num_threads : default_num_threads(), {}, [&](std::int64_t file) {
+                 const auto number = static_cast<std::size_t>(file);
+                 findings[number] =
+                     number < pieces.size()
+                         ? RankFileCheck(fs, path, file, checkpoint_id, index, pieces[number],
+                                         progress)
+                               .run()
+                         : LinkedFileCheck(fs, path, index, number - pieces.size(), progress).run();
                });
-  for (const Findings& of_rank : findings) report(of_rank);
+  for (const Findings& of_file : findings) report(of_file);
 }
 
 }  // namespace tessera::formats::native

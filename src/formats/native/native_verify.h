@@ -10,15 +10,16 @@
 
 namespace tessera::formats::native {
 
-/// Checks, reading only the headers, that every rank's file exists, is complete, and belongs to
-/// this checkpoint.
+/// Checks, reading only the headers, that every rank's file and every linked file exists, is
+/// complete, and is the one that the index names.
 /// Throws: Error(io).
 void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
-                      const std::vector<RankFileRecord>& records, const FindingSink& sink);
+                      const Index& index, const FindingSink& sink);
 
-/// Checks every byte of the checkpoint's files: headers, structure and data. Reads rank files in
-/// parallel on `num_threads` threads (0: one per core). Findings come in the order of ranks,
-/// tensors and bytes. Continues after damage.
+/// Checks every byte of the checkpoint's files: headers, structure and data. Of linked files, does
+/// not check the data of pieces that only other checkpoints use. Reads the files in parallel on
+/// `num_threads` threads (0: one per core). Findings come in the order of ranks, then linked files,
+/// then tensors and bytes. Continues after damage.
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                        const Index& index, const FindingSink& sink, const ProgressSink& progress,
                        int num_threads);

@@ -20,7 +20,7 @@ namespace tessera::formats::native {
 /// A checkpoint with at least this number of small pieces packs them.
 inline constexpr std::int64_t kMinPackedPieces = 1000;
 
-/// Returns the format version that a checkpoint with these contents gets.
+/// Returns the format version that a checkpoint with these contents and without linked files gets.
 std::uint32_t format_version_for(const CheckpointContents& contents);
 
 /// Whether a piece of a checkpoint of this version is packed. A packed piece has one block.

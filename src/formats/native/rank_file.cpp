@@ -83,6 +83,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
     if (nbytes == 0) continue;
     const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
     const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
+    if (stored_of(piece).file != 0) continue;  // its bytes are in a linked file
     piece.is_packed = is_packed(contents_.whole.format_version, nbytes);
     piece.may_compress = may_compress(nbytes, options_);
     piece.block_numel = block_numel_of(numel, element_nbytes, options_);
@@ -170,7 +171,7 @@ void RankFileWriter::lay_out_packed() {
 
 void RankFileWriter::lay_out_plain(PieceState& piece) {
   const std::uint64_t nbytes = nbytes_of(piece);
-  if (nbytes == 0 || piece.is_packed) return;
+  if (piece.block_numel == 0 || piece.is_packed) return;
   const DType dtype = tensor_of(piece).meta.dtype;
   const h5::PlainDataset dataset =
       h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(piece), dtype,
@@ -442,7 +443,7 @@ std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
   for (PieceState& piece : pieces_) {
     StoredPiece& stored = stored_of(piece);
-    if (stored.encoding == Encoding::none || piece.is_packed) continue;
+    if (piece.block_numel == 0 || piece.is_packed) continue;
     if (stored.encoding == Encoding::zstd) {
       stored.begin = piece.blocks.front().range.begin;
       stored.stored_nbytes = 0;
@@ -478,6 +479,7 @@ std::vector<ByteRange> RankFileWriter::data_ranges() const {
   std::vector<ByteRange> ranges;
   for (const PieceState& piece : pieces_) {
     const StoredPiece& stored = stored_of(piece);
+    if (stored.file != 0) continue;
     if (stored.encoding == Encoding::plain) {
       ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
     } else {

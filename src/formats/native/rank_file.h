@@ -21,7 +21,8 @@
 namespace tessera::formats::native {
 
 /// The checkpoint, and the pieces of it that a rank's file holds, in the order of its index. A
-/// piece's place in this list is its number. The writer of the file sets their places in `whole`.
+/// piece's place in this list is its number. The writer of the file sets their places in `whole`,
+/// except for linked pieces, whose bytes are in other files.
 struct RankFileContents {
   Index& whole;
   std::span<const CheckpointWriter::PieceId> pieces;
@@ -68,7 +69,7 @@ class RankFileWriter {
     std::size_t tensor_number = 0;  // of its tensor in the file's index
     bool is_packed = false;
     bool may_compress = false;
-    std::int64_t block_numel = 0;       // elements that write_block takes at a time
+    std::int64_t block_numel = 0;       // elements of a block; 0: nothing to write
     h5::Handle dataset{};               // set while chunks are written to it
     std::vector<StoredBlock> blocks{};  // without ranges for plain data; none if packed
   };

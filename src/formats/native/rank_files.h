@@ -12,26 +12,30 @@
 
 namespace tessera::formats::native {
 
-/// The rank files of an open checkpoint. Each is opened when first needed, and may be closed when
-/// many files are open (open_kept). Thread-safe.
+/// The rank files and linked files of an open checkpoint. Each is opened when first needed, and may
+/// be closed when many files are open (open_kept). Thread-safe.
 class RankFiles {
  public:
+  /// `index` must outlive this object.
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
-            const std::vector<RankFileRecord>& records);
+            const Index& index);
 
-  /// Returns the open file of `rank`, after checking that it belongs to this rank and this
-  /// checkpoint.
-  /// Throws: Error(corruption) if it is missing, of another checkpoint, or of another size.
-  const ReadableFile& open(std::int64_t rank) const;
+  /// Returns the open file that holds a piece of `rank` with the place `stored`, after checking
+  /// that the file is the one that the index names. Throws: Error(corruption) if it is missing, of
+  /// another checkpoint, or of another size.
+  const ReadableFile& open(std::int64_t rank, const StoredPiece& stored) const;
 
  private:
   const FileSystem& fs_;
   std::string checkpoint_path_;
   std::uint64_t checkpoint_id_;
-  const std::vector<RankFileRecord>& records_;
+  const Index& index_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<const ReadableFile>> files_;  // by rank
+  mutable std::vector<std::unique_ptr<const ReadableFile>> files_;  // by rank, then linked files
 };
+
+/// Returns the name of the file that holds a piece of `rank` with the place `stored`.
+std::string file_name_of(const Index& index, std::int64_t rank, const StoredPiece& stored);
 
 /// Opens the rank's file and checks that its header belongs to the rank in this checkpoint.
 /// `records` are the records of the checkpoint's rank files.
@@ -39,6 +43,11 @@ std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                                              const std::string& checkpoint_path, std::int64_t rank,
                                              std::uint64_t checkpoint_id,
                                              const std::vector<RankFileRecord>& records);
+
+/// Opens a linked file and checks that its header is the one that the index records.
+std::unique_ptr<ReadableFile> open_linked_file(const FileSystem& fs,
+                                               const std::string& checkpoint_path,
+                                               const LinkedFile& file);
 
 /// The header and the index of a rank file.
 struct RankFileIndex {
@@ -53,6 +62,10 @@ struct RankFileIndex {
 /// Reads the header and the index of the rank's file in a checkpoint of `world_size` ranks.
 RankFileIndex read_rank_file_index(const FileSystem& fs, const std::string& checkpoint_path,
                                    std::int64_t rank, std::int64_t world_size);
+
+/// Reads the header and the index of a linked file.
+RankFileIndex read_linked_file_index(const FileSystem& fs, const std::string& checkpoint_path,
+                                     const LinkedFile& file);
 
 /// Throws Error(corruption) that lists the ranks without a file.
 void require_rank_files(const FileSystem& fs, const std::string& checkpoint_path,

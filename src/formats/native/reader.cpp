@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/index.h"
+#include "formats/native/native_checkpoint.h"
 #include "formats/native/native_verify.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
@@ -35,14 +36,17 @@ void copy_wanted(ByteRange block, std::span<const std::byte> bytes, ByteRange wa
                     out.begin() + static_cast<std::ptrdiff_t>(begin - wanted.begin));
 }
 
-class NativeReader final : public CheckpointReader {
+class NativeReader final : public NativeCheckpoint {
  public:
   NativeReader(const FileSystem& fs, std::string path, std::uint64_t checkpoint_id, Index index)
       : fs_(fs),
         path_(std::move(path)),
         checkpoint_id_(checkpoint_id),
         index_(std::move(index)),
-        rank_files_(fs, path_, checkpoint_id, index_.rank_files) {}
+        rank_files_(fs, path_, checkpoint_id, index_) {}
+
+  std::uint64_t checkpoint_id() const override { return checkpoint_id_; }
+  const Index& index() const override { return index_; }
 
   Format format() const override { return Format::native; }
   const std::string& path() const override { return path_; }
@@ -61,7 +65,7 @@ class NativeReader final : public CheckpointReader {
     const BlockGrid grid = index_.grid(tensor_index, piece_index);
     const auto begin = static_cast<std::uint64_t>(range.begin) * element_nbytes;
     const ByteRange wanted{begin, begin + out.size()};
-    const ReadableFile& file = rank_files_.open(piece.rank);
+    const ReadableFile& file = rank_files_.open(piece.rank, stored);
     const std::uint64_t first = wanted.begin / grid.block_nbytes;
     const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
     for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
@@ -84,7 +88,7 @@ class NativeReader final : public CheckpointReader {
     const Piece& piece = index_.contents.tensors.at(tensor_index).pieces.at(piece_index);
     const StoredPiece& stored = index_.storage[tensor_index][piece_index];
     PieceStorage storage;
-    storage.file = rank_file_name(piece.rank);
+    storage.file = file_name_of(index_, piece.rank, stored);
     storage.encoding = stored.encoding == Encoding::zstd ? "zstd" : "plain";
     storage.stored_nbytes = stored.stored_nbytes;
     const bool is_one_range = stored.encoding == Encoding::plain ||
@@ -98,6 +102,9 @@ class NativeReader final : public CheckpointReader {
     for (int rank = 0; rank < index_.contents.world_size; ++rank) {
       paths.push_back(join_path(path_, rank_file_name(rank)));
     }
+    for (const LinkedFile& file : index_.linked_files) {
+      paths.push_back(join_path(path_, file.name()));
+    }
     return paths;
   }
 
@@ -109,16 +116,18 @@ class NativeReader final : public CheckpointReader {
     for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
       const std::vector<Piece>& pieces = index_.contents.tensors[t].pieces;
       for (std::size_t p = 0; p < pieces.size(); ++p) {
-        const int rank = pieces[p].rank;
-        if (numel_of(pieces[p].region) == 0 || !is_lost[static_cast<std::size_t>(rank)]) continue;
-        missing.pieces[t].emplace(p, rank_file_name(rank));
+        const StoredPiece& stored = index_.storage[t][p];
+        const std::size_t file = stored.file == 0 ? static_cast<std::size_t>(pieces[p].rank)
+                                                  : index_.rank_files.size() + stored.file - 1;
+        if (numel_of(pieces[p].region) == 0 || !is_lost[file]) continue;
+        missing.pieces[t].emplace(p, file_name_of(index_, pieces[p].rank, stored));
       }
     }
     return missing;
   }
 
   void check_files(const FindingSink& sink) const override {
-    check_rank_files(fs_, path_, checkpoint_id_, index_.rank_files, sink);
+    check_rank_files(fs_, path_, checkpoint_id_, index_, sink);
   }
 
   void verify(const FindingSink& sink, const ProgressSink& progress,
@@ -209,10 +218,8 @@ class NativeReader final : public CheckpointReader {
 }
 
 }  // namespace
-}  // namespace native
 
-std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path) {
-  using namespace native;
+std::unique_ptr<NativeCheckpoint> open_native_checkpoint(const FileSystem& fs, std::string path) {
   const std::string index_path = join_path(path, kIndexFileName);
   if (!fs.kind_of(index_path)) throw_no_index(fs, path, index_path);
   require_contained(fs, path, kIndexFileName);
@@ -226,6 +233,12 @@ std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string 
   Index index = decode_index(read_index_bytes(*file, header), header, index_path);
   return std::make_unique<NativeReader>(fs, std::move(path), header.checkpoint_id,
                                         std::move(index));
+}
+
+}  // namespace native
+
+std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path) {
+  return native::open_native_checkpoint(fs, std::move(path));
 }
 
 }  // namespace tessera::formats

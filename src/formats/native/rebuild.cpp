@@ -187,6 +187,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
   RankIndexes indexes = read_ranks(fs, path);
   if (!indexes.refusals.empty()) refuse_loss(path, indexes);
   Index whole = merge_ranks(std::move(indexes.ranks), path);
+  for (const LinkedFile& file : whole.linked_files) open_linked_file(fs, path, file);
   whole.rank_files = std::move(indexes.records);
   const std::uint64_t rebuilt_id = xxh3_64(encode_index(whole));
   if (rebuilt_id != indexes.checkpoint_id) {

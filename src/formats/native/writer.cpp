@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "formats/drivers.h"
 #include "formats/native/index_file.h"
+#include "formats/native/native_base.h"
 #include "formats/native/native_parts.h"
 #include "formats/native/packed_pieces.h"
 #include "formats/native/rank_file.h"
@@ -79,6 +80,12 @@ class RankFilesWriter : public ShareWriter {
         journal_(journal),
         pieces_by_rank_(pieces_by_rank(index_.contents)),
         rank_slots_(pieces_by_rank_.size()) {
+    if (options_.linked) {
+      for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
+        link_files(fs_, directory_, index_, *options_.linked,
+                   pieces_by_rank_[static_cast<std::size_t>(rank)]);
+      }
+    }
     std::size_t num_pieces = 0;
     first_pieces_.reserve(index_.contents.tensors.size());
     for (const TensorEntry& tensor : index_.contents.tensors) {
@@ -102,7 +109,7 @@ class RankFilesWriter : public ShareWriter {
     for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
       std::ranges::copy_if(pieces_by_rank_[static_cast<std::size_t>(rank)],
                            std::back_inserter(order),
-                           [&](const PieceId& id) { return numel_of(piece_of(id).region) > 0; });
+                           [&](const PieceId& id) { return is_written(id); });
     }
     return order;
   }
@@ -182,8 +189,8 @@ class RankFilesWriter : public ShareWriter {
   /// file is not what this writer would have written.
   FileHeader finish_or_adopt_rank(int rank) {
     const auto& pieces = pieces_by_rank_[static_cast<std::size_t>(rank)];
-    const bool has_blocks = std::ranges::any_of(
-        pieces, [&](const PieceId& id) { return numel_of(piece_of(id).region) > 0; });
+    const bool has_blocks =
+        std::ranges::any_of(pieces, [&](const PieceId& id) { return is_written(id); });
     if (!are_ranks_there_ || !has_blocks) return finish_rank(rank);
     const RankFileIndex found =
         read_part(fs_, directory_, rank, select_pieces(index_, pieces), index_.contents.world_size,
@@ -199,6 +206,12 @@ class RankFilesWriter : public ShareWriter {
  private:
   const Piece& piece_of(PieceId id) const {
     return index_.contents.tensors[id.tensor_index].pieces[id.piece_index];
+  }
+
+  /// Whether a piece has blocks to write: it has elements, and is not linked.
+  bool is_written(PieceId id) const {
+    return numel_of(piece_of(id).region) > 0 &&
+           index_.storage[id.tensor_index][id.piece_index].file == 0;
   }
 
   std::size_t number_of(PieceId id) const {
@@ -301,6 +314,7 @@ Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>&
   for (const TensorEntry& tensor : index.contents.tensors) {
     index.storage.emplace_back(tensor.pieces.size());
   }
+  if (options.linked) enter_linked_pieces(index, *options.linked);
   return index;
 }
 
@@ -334,29 +348,33 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text) {
 
 namespace {
 
-/// Returns the names of all files that are written.
-std::set<std::string> file_names(const CheckpointContents& contents) {
-  std::set<std::string> names{native::kIndexFileName};
-  for (int rank = 0; rank < contents.world_size; ++rank) {
+std::set<std::string> linked_file_names(const native::Index& index) {
+  std::set<std::string> names;
+  for (const native::LinkedFile& file : index.linked_files) names.insert(file.name());
+  return names;
+}
+
+/// Returns the names of all files in the directory.
+std::set<std::string> file_names(const native::Index& index) {
+  std::set<std::string> names = linked_file_names(index);
+  names.insert(native::kIndexFileName);
+  for (int rank = 0; rank < index.contents.world_size; ++rank) {
     names.insert(native::rank_file_name(rank));
   }
   return names;
 }
 
-}  // namespace
-
-namespace {
-
 std::unique_ptr<ShareWriter> start_native(FileSystem& fs, std::string destination,
                                           CheckpointContents contents,
-                                          const std::vector<Value>& values, const WorkOptions& work,
+                                          const std::vector<Value>& values, WorkOptions work,
                                           const NativeWriteOptions& options) {
   native::Index index =
       native::describe_checkpoint(std::move(contents), values, options, destination);
+  work.linked_names = linked_file_names(index);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
   const RankSelection all_ranks{0, index.contents.world_size};
-  staged->set_file_names(file_names(index.contents));
+  staged->set_file_names(file_names(index));
   auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
                                                        all_ranks, options, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
@@ -407,15 +425,29 @@ class NativeFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    native::describe_checkpoint(contents, values, options.native, destination);
-    StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
-                      file_names(contents));
+    const native::Index index =
+        native::describe_checkpoint(contents, values, options.native, destination);
+    WorkOptions work = work_options(options);
+    work.linked_names = linked_file_names(index);
+    StagedWork::check(fs, destination, DestinationKind::directory, work, file_names(index));
   }
   std::string describe_options(const CreateOptions& options) const override {
     const NativeWriteOptions& native = options.native;
-    if (native.compression != NativeWriteOptions::Compression::zstd) return {};
-    return "zstd" + (native.zstd_level ? ":" + std::to_string(*native.zstd_level) : "") +
-           " in chunks of " + std::to_string(native.chunk_nbytes) + " bytes";
+    std::string text;
+    if (native.compression == NativeWriteOptions::Compression::zstd) {
+      text = "zstd" + (native.zstd_level ? ":" + std::to_string(*native.zstd_level) : "") +
+             " in chunks of " + std::to_string(native.chunk_nbytes) + " bytes";
+    }
+    if (native.linked) {
+      text += (text.empty() ? "" : ", ") + std::string("base ") + native.linked->base->identity() +
+              " with " + std::to_string(native.linked->pairs.size()) + " linked pieces of " +
+              std::to_string(native.linked->nbytes) + " bytes";
+    }
+    return text;
+  }
+  std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& fs,
+                                                  const std::string& path) const override {
+    return native::open_base(fs, path);
   }
   const PartsWriter* parts() const override {
     static const NativeParts parts;

@@ -24,7 +24,9 @@ FileStates file_states_at(const FileSystem& fs, const std::string& path) {
   const auto add = [&](const std::string& file) {
     struct stat status {};
     if (::lstat(file.c_str(), &status) == 0) {
-      states[file] = {status.st_ino, status.st_size, status.st_ctim};
+      // A new or removed hard link counts as a change of the file, but is none of its bytes.
+      states[file] = {status.st_ino, status.st_size,
+                      status.st_nlink > 1 ? status.st_mtim : status.st_ctim};
     } else if (errno != ENOENT && errno != ENOTDIR) {
       tessera::detail::throw_system_error(errno, file, "stat");
     }

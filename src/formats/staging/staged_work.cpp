@@ -70,27 +70,33 @@ void require_writable(FileSystem& fs, const std::string& path) {
   fs.open_for_update(path)->close();
 }
 
+/// The files that a writer has in its directory.
+struct OwnFiles {
+  std::set<std::string> names;
+  std::set<std::string> linked_names;  // of these, those that it does not write into
+};
+
 void require_own_file(FileSystem& fs, const std::string& directory, const std::string& name,
-                      const std::set<std::string>& names) {
+                      const OwnFiles& own) {
   const std::string path = join_path(directory, name);
-  if (!names.contains(name)) {
+  if (!own.names.contains(name)) {
     throw Error(ErrorKind::already_exists, {.path = path},
                 "kept work: this file does not belong to it, but would become part of the "
                 "checkpoint (remove or rename it)");
   }
-  require_writable(fs, path);
+  if (!own.linked_names.contains(name)) require_writable(fs, path);
 }
 
 /// `folder`: within the directory; empty: the directory itself.
-void require_own_files(FileSystem& fs, const std::string& directory,
-                       const std::set<std::string>& names, const std::string& folder = {}) {
+void require_own_files(FileSystem& fs, const std::string& directory, const OwnFiles& own,
+                       const std::string& folder = {}) {
   const std::string listed = folder.empty() ? directory : join_path(directory, folder);
   for (const std::string& name : fs.list_directory(listed)) {
     const std::string path = folder.empty() ? name : join_path(folder, name);
-    if (has_file_in(names, path) && is_plain_folder(join_path(directory, path))) {
-      require_own_files(fs, directory, names, path);
+    if (has_file_in(own.names, path) && is_plain_folder(join_path(directory, path))) {
+      require_own_files(fs, directory, own, path);
     } else {
-      require_own_file(fs, directory, path, names);
+      require_own_file(fs, directory, path, own);
     }
   }
 }
@@ -122,7 +128,8 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
       staging_path_(StagedDestination::staging_path_of(destination_)),
-      extra_names_(names_of(options.extra_files)) {
+      extra_names_(names_of(options.extra_files)),
+      linked_names_(options.linked_names) {
   if (options.share) shared_.emplace(fs_, destination_);
   if (options.share && options.share->step == ShareOptions::Step::write) {
     join(kind, options);
@@ -238,7 +245,7 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
   if (kind == DestinationKind::directory) {
     std::set<std::string> own_names = names_of(options.extra_files);
     own_names.insert(names.begin(), names.end());
-    require_own_files(fs, staging_path, own_names);
+    require_own_files(fs, staging_path, {std::move(own_names), options.linked_names});
   } else {
     require_writable(fs, staging_path);
   }
@@ -251,7 +258,7 @@ void StagedWork::set_file_names(const std::set<std::string>& names) {
   if (!is_resumed()) return;
   std::set<std::string> own_names = extra_names_;
   own_names.insert(names.begin(), names.end());
-  require_own_files(fs_, staging_path(), own_names);
+  require_own_files(fs_, staging_path(), {std::move(own_names), linked_names_});
 }
 
 bool StagedWork::keep() noexcept {

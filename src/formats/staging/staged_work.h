@@ -22,6 +22,9 @@ struct WorkOptions {
   std::optional<JournalOptions> journal{};  // none: nothing is kept
   std::vector<ExtraFile> extra_files{};     // copied into the staging directory
   std::optional<ShareOptions> share{};      // of work by several processes; needs a journal
+  /// Of the writer's files, those that are hard links to files of another checkpoint. Nothing
+  /// writes into them.
+  std::set<std::string> linked_names{};
 };
 
 /// Returns the options of a writer. The journal's identity names the extra files.
@@ -108,6 +111,7 @@ class StagedWork {
   const std::string destination_;
   const std::string staging_path_;
   std::set<std::string> extra_names_;
+  std::set<std::string> linked_names_;
   std::vector<ExtraFile> extra_files_;  // as they were when they were copied, without their texts
   std::optional<JournalContents> left_over_;  // until `journal_` takes it
   std::optional<StagedDestination> staged_;   // none: this writes a share

@@ -1,5 +1,6 @@
 #include "runtime/state/save_job.h"
 
+#include <optional>
 #include <string>
 
 namespace tessera::state {
@@ -7,10 +8,20 @@ namespace tessera::state {
 void SaveJob::run(Rendezvous& rendezvous) {
   const int rank = rendezvous.rank();
   const std::string& path = save.path();
+  std::optional<LiveSource> source;
+  if (!save.options().base.empty()) {
+    const auto texts = rendezvous.all_gather("comparing with the base of " + path, [&] {
+      raise_failure();
+      source.emplace(held_contents(*live, rank), std::move(held));
+      return save.compare_with_base(*plan, *source);
+    });
+    hold_failure([&] { save.link_equal_pieces(texts); });
+  }
   rendezvous.all_gather("writing " + path, [&] {
     raise_failure();
-    const LiveSource source(held_contents(*live, rank), std::move(held));
-    save.write(*plan, source);
+    if (!source) source.emplace(held_contents(*live, rank), std::move(held));
+    save.write(*plan, *source);
+    source.reset();
     return std::string();
   });
   const auto tokens = rendezvous.all_gather("writing the index of " + path, [&] {

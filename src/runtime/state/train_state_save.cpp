@@ -26,6 +26,7 @@ struct TrainState::Impl::SaveMessage {
   std::string value_names;  // names of the values, with policies
   std::string checkpoint;   // the last component of its path: directories differ between hosts
   std::string format;       // of the checkpoint
+  std::string base;         // the last component of its path; empty: none
 
   std::string to_json() const {
     Value::Dict dict;
@@ -35,6 +36,7 @@ struct TrainState::Impl::SaveMessage {
     dict.emplace_back("value_names", value_names);
     dict.emplace_back("checkpoint", checkpoint);
     dict.emplace_back("format", format);
+    dict.emplace_back("base", base);
     return value_to_json(dict);
   }
   static SaveMessage from_json(const std::string& text) {
@@ -45,7 +47,8 @@ struct TrainState::Impl::SaveMessage {
             .values = field("values"),
             .value_names = field("value_names"),
             .checkpoint = field("checkpoint"),
-            .format = field("format")};
+            .format = field("format"),
+            .base = field("base")};
   }
 
   /// Throws: Error(mismatch) unless `other`, which `its_rank` sent, is about the same save.
@@ -60,6 +63,8 @@ struct TrainState::Impl::SaveMessage {
     };
     check_same("checkpoint to save", checkpoint, other.checkpoint);
     check_same("format of the checkpoint", format, other.format);
+    check_same("base of the checkpoint", base.empty() ? "none" : base,
+               other.base.empty() ? "none" : other.base);
     check_same("values of the state", value_names, other.value_names);
     if (digest != other.digest) {
       throw Error::expected(ErrorKind::mismatch, {}, "state to save",
@@ -190,7 +195,8 @@ TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(reshard::RankSave& 
           .values = values_to_json(),
           .value_names = names_of_values(),
           .checkpoint = last_component(save.path()),
-          .format = std::string(options.format.name())};
+          .format = std::string(options.format.name()),
+          .base = options.base.empty() ? std::string() : last_component(options.base)};
 }
 
 SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptions& options) {
@@ -205,6 +211,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
                                                      .overwrite = options.overwrite,
                                                      .native = options.native,
                                                      .keep_last = options.keep_last,
+                                                     .base = options.base,
                                                      .memory_nbytes = options.memory_nbytes,
                                                      .file_system = options.file_system}}});
   reshard::RankSave& save = job->save;
@@ -239,6 +246,8 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   report.nbytes_written = plan_->nbytes_to_write;
   if (!options.async) {
     job->run(rendezvous_);
+    report.nbytes_linked = save.linked_nbytes();
+    report.nbytes_written -= report.nbytes_linked;
   } else {
     job->hold_failure([&] { background_save_.copy_tensors(*job); });
     background_save_.start(job, rendezvous_);

@@ -5,9 +5,11 @@
 #include <fstream>
 
 #include "runtime/state/saved_states.h"
+#include "runtime/state/small_trainer.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera {
 namespace {
@@ -291,6 +293,45 @@ TEST(TrainStateTest, HowLongRanksWaitForASaveIsNotHowLongTheMeshWaits) {
 }
 
 // Shows E4.
+TEST(TrainStateTest, WhatHasNotChangedStaysInTheFilesOfTheBase) {
+  const test::TemporaryDirectory directory;
+  const auto path = [&](const std::string& name) { return directory.path() + "/" + name; };
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::SmallTrainer trainer(mesh, 300);
+    trainer.fill(7);
+    TrainState state = trainer.state();
+    const SaveReport whole = save(state, path("a"));
+    EXPECT_EQ(whole.nbytes_linked, 0u);
+    trainer.number = 8;
+    const SaveReport report = save(state, path("b"), {.base = path("a")});
+    EXPECT_GT(report.nbytes_linked, 100'000u);
+    EXPECT_EQ(report.nbytes_written + report.nbytes_linked, whole.nbytes_written);
+    trainer.number = 9;
+    save(state, path("c"), {.async = true, .base = path("b")});
+    state.wait();
+    EXPECT_THAT(error_of([&] { save(state, path("d"), {.base = path("none")}); }),
+                HasSubstr("none"));
+    EXPECT_THAT(
+        error_of([&] { save(state, path("d"), {.base = path(mesh.rank() == 0 ? "a" : "b")}); }),
+        HasSubstr("base of the checkpoint"));
+    EXPECT_THAT(error_of([&] {
+                  save(state, path("d"),
+                       {.format = *formats::parse_format("dcp"), .base = path("a")});
+                }),
+                HasSubstr("format of a checkpoint with a base"));
+  });
+  EXPECT_FALSE(std::filesystem::exists(path("d")));
+  std::filesystem::remove_all(path("a"));
+  std::filesystem::remove_all(path("b"));
+  test::on_ranks(1, [&](const dist::Mesh& mesh) {
+    test::SmallTrainer trainer(mesh, 300);
+    TrainState state = trainer.state();
+    load(state, path("c"));
+    EXPECT_EQ(trainer.number, 9);
+    test::expect_filled(trainer.moments(), 7, "moments");
+  });
+}
+
 TEST(TrainStateTest, OneTrainerAtATimeWritesADirectory) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);

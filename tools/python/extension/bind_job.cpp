@@ -194,13 +194,14 @@ class SavePlan {
 class Save {
  public:
   Save(const nb::bytes& path, const std::string& format, int rank, bool overwrite, int keep_last,
-       const std::string& compress, std::uint64_t memory)
+       const std::string& compress, std::uint64_t memory, const nb::bytes& base)
       : save_(std::in_place, string_of(path), rank,
               reshard::RankSaveOptions{
                   .format = format_to_write(format, {}),
                   .overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
                   .native = compression_to_write(compress, format_to_write(format, {})),
                   .keep_last = keep_last,
+                  .base = string_of(base),
                   .memory_nbytes = memory}) {}
 
   /// Whether one rank writes the format, from the parts of all ranks.
@@ -258,6 +259,15 @@ class Save {
     const nb::gil_scoped_release without_gil;
     save_->start_one_file();
   }
+  std::string compare_with_base(const SavePlan& plan, const Addresses& addresses) {
+    const nb::gil_scoped_release without_gil;
+    return save_->compare_with_base(plan.plan(), *plan.source(addresses));
+  }
+  void link_equal_pieces(const std::vector<std::string>& texts) {
+    const nb::gil_scoped_release without_gil;
+    save_->link_equal_pieces(texts);
+  }
+  std::uint64_t linked_nbytes() const { return save_->linked_nbytes(); }
   void write(const SavePlan& plan, const Addresses& addresses) {
     const nb::gil_scoped_release without_gil;
     save_->write(plan.plan(), *plan.source(addresses));
@@ -389,14 +399,17 @@ void bind_job(nb::module_& module) {
       .def("boxes_read", &SavePlan::boxes_read);
   nb::class_<Save>(module, "Save")
       .def(nb::init<const nb::bytes&, const std::string&, int, bool, int, const std::string&,
-                    std::uint64_t>(),
+                    std::uint64_t, const nb::bytes&>(),
            nb::arg("path"), nb::arg("format"), nb::arg("rank"), nb::arg("overwrite"),
-           nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"))
+           nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"), nb::arg("base"))
       .def_prop_ro("is_one_file", &Save::is_one_file)
       .def("stage", &Save::stage)
       .def("set_contents", &Save::set_contents, nb::arg("plan"), nb::arg("directory"),
            nb::arg("values"))
       .def("start_one_file", &Save::start_one_file)
+      .def("compare_with_base", &Save::compare_with_base, nb::arg("plan"), nb::arg("addresses"))
+      .def("link_equal_pieces", &Save::link_equal_pieces, nb::arg("texts"))
+      .def_prop_ro("linked_nbytes", &Save::linked_nbytes)
       .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"))
       .def("join", &Save::join)
       .def("seal", &Save::seal, nb::arg("token"))

@@ -17,6 +17,7 @@
 #include "python_value.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
 #include "watched_work.h"
@@ -37,6 +38,7 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
+  std::uint64_t linked_nbytes = 0;                   // that stay in files of the base
   std::optional<reshard::SharedMoveOutcome> shared;  // if several workers do the move
   std::vector<reshard::TensorOverflow> overflows;
   std::vector<reshard::TensorUnderflow> underflows;
@@ -79,7 +81,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
                       const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = object_store::files();
   const Plan& plan = outcome.plan;
-  watch.set_total(plan.nbytes_to_write);
+  watch.set_total(plan.nbytes_to_write - outcome.linked_nbytes);
   ExecuteOptions options = request.execute;
   options.stop = watch.token();
   options.progress = watch.sink();
@@ -160,6 +162,11 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
+  ExecuteOptions comparison = request.execute;
+  comparison.stop = watch.token();
+  comparison.source_path = reader.path();
+  outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, request.base,
+                                                request.destination, create, comparison);
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,
                         request.worker ? std::optional(request.worker->num_shares) : std::nullopt);
@@ -207,6 +214,7 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   result["written"] =
       plan.problems.empty() && !request.dry_run && (!outcome.shared || outcome.shared->is_finished);
   result["kept_nbytes"] = outcome.kept_nbytes;
+  result["linked_nbytes"] = outcome.linked_nbytes;
   result["plan"] = text_to_python(outcome.plan_digest);
   nb::list ranks;
   for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
@@ -299,6 +307,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read_bytes("flat_layout", options.flat_layout_path);
   members.read_bytes("as_dict", options.as_dict);
   members.read("compress", options.compress);
+  members.read_bytes("base", options.base);
   members.read_bytes("only", options.only);
   members.read_bytes("rename", options.renames);
   members.read("drop_optimizer", options.drop_optimizer);

@@ -92,6 +92,12 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
     }
     create.device_mesh = formats::DeviceMeshOptions::parse(options.device_mesh);
   }
+  if (!options.base.empty() && !formats::traits_of(format).has_base) {
+    refuse("base", "to=" + formats::writable_formats_in_words([](const formats::FormatTraits& of) {
+                     return of.has_base;
+                   }),
+           std::string(format.name()));
+  }
   if (options.max_shard_nbytes == 0) return create;
   if (!formats::traits_of(format).has_several_files) {
     refuse("max_shard_size",
@@ -225,9 +231,11 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                                   .as_dict = options.as_dict,
                                   .prefixes = reshard::NamePrefixes(options.prefixes)},
                       .destination = std::move(destination),
+                      .base = options.base,
                       .dry_run = options.dry_run};
   const Format format = format_to_write(options.to, request.destination);
   request.create = create_options(options, format);
+  if (!options.base.empty() && options.part) refuse("base", "a move without part", "both");
   if (!options.optimizer_params.empty()) {
     request.sources.optimizer_params =
         reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);

@@ -33,6 +33,7 @@ struct MoveOptions {
   std::string flat_layout_path;  // empty: not given
   std::vector<std::string> as_dict;
   std::string compress;
+  std::string base;  // empty: not given
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
@@ -91,6 +92,7 @@ struct Sources {
 struct MoveRequest {
   Sources sources;
   std::string destination;
+  std::string base{};  // of the checkpoint to share files with; empty: not given
   bool dry_run = false;
   reshard::PlanOptions plan{};
   formats::CreateOptions create{};

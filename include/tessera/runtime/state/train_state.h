@@ -50,6 +50,11 @@ struct SaveOptions {
   /// directory whose names differ only in the last number (`step-900`, `step-1000`). Older ones are
   /// removed when this one is complete. 0: keep all.
   int keep_last = 0;
+  /// Path of an older native checkpoint, on the same file system; empty: none. Pieces whose bytes
+  /// are those of this base are not written again: the base's files that hold them become hard
+  /// links in the new checkpoint, which stays whole without the base. The ranks read the base to
+  /// compare it. For native only.
+  std::string base{};
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
   /// How long a rank waits for the slowest rank, in this save and later ones. Default: the time-out
@@ -61,7 +66,8 @@ struct SaveOptions {
 
 /// What a save did on this rank.
 struct SaveReport {
-  std::uint64_t nbytes_written = 0;    // of tensors, by this rank
+  std::uint64_t nbytes_written = 0;    // of tensors, by this rank; with `async`, linked ones too
+  std::uint64_t nbytes_linked = 0;     // of tensors that stay in files of the base; 0 with `async`
   bool has_planned = true;             // false: reused the plan of the save before
   std::chrono::nanoseconds stalled{};  // how long training was blocked
 };

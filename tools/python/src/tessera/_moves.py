@@ -71,6 +71,7 @@ class Resharded(NamedTuple):
     changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
     uncast: int  # floating-point tensors of another dtype that cast leaves as they are
+    linked_nbytes: int = 0  # with base: how many of nbytes stay in files of the base
     missing_parts: list[int] = []  # with part: the parts that are not complete yet; if there are any, written is False
 
 
@@ -87,6 +88,7 @@ class MoveOptions(TypedDict, total=False):
     units: PathLike | None
     as_dict: str | Sequence[str]
     compress: str
+    base: PathLike | None
     only: str | Sequence[str]
     rename: Mapping[str, str] | None
     drop_optimizer: bool
@@ -121,7 +123,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             world_size: int | None = None, strategy: str | None = None, plan: PathLike | None = None,
             mesh: PathLike | None = None, like: PathLike | None = None,
             units: PathLike | None = None, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
-            compress: str = "none",
+            compress: str = "none", base: PathLike | None = None,
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_params: PathLike | None = None,
             optimizer_names: str = "as-stored", recipe: PathLike | None = None, inverse: bool = False,
@@ -150,6 +152,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
+    base: an older checkpoint on the same file system. Writes only what differs from it; hard links to its files hold
+        the rest. The new checkpoint is whole without it. Native format only, and not with part.
     only: globs of names, one or several, with all names below them; "=GLOB" takes no names below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
@@ -282,6 +286,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
         source_format=result["source_format"], format=result["format"], world_size=result["world_size"],
         num_tensors=result["num_tensors"], num_values=result["num_values"], num_aliases=result["num_aliases"],
         nbytes=result["nbytes"], written=result["written"], kept_nbytes=result["kept_nbytes"], plan=result["plan"],
+        linked_nbytes=result["linked_nbytes"],
         ranks=[RankShare(rank, *share) for rank, share in enumerate(result["ranks"])],
         extra_files=[ExtraFile(*row) for row in result["extra_files"]],
         left_files=[LeftFile(*row) for row in result["left_files"]],
@@ -335,6 +340,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "flat_layout": optional_path_bytes,
     "as_dict": names_bytes,
     "compress": text,
+    "base": optional_path_bytes,
     "only": names_bytes,
     "rename": _renames,
     "drop_optimizer": flag,

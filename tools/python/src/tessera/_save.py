@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
-from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, path_bytes, text
+from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
 from ._job_tensors import in_host_memory
@@ -36,10 +36,11 @@ class Saved(NamedTuple):
     nbytes: int  # of tensors, written by this rank
     has_planned: bool  # False: reused the plan of an earlier save of the same layout
     stalled: float  # seconds for which the call blocked the trainer
+    linked_nbytes: int = 0  # of tensors of this rank that stay in files of the base; nbytes does not count them
 
 
 def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
-         overwrite: bool = False, keep_last: int | None = None, compress: str = "none",
+         overwrite: bool = False, keep_last: int | None = None, compress: str = "none", base: PathLike | None = None,
          memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Saved:
     """Saves a state dict. All ranks write one checkpoint together; it appears when it is complete. Collective.
 
@@ -55,6 +56,9 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     keep_last: how many checkpoints to keep, with this one. Older ones are removed if their names differ only in the
     last number.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
+    base: the path of an older native checkpoint on the same file system, such as that of the save before. Pieces with
+    the same bytes are not written again; hard links to the base's files hold them. The new checkpoint is whole without
+    the base. Every rank reads the base to compare its pieces. Native format only.
     memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
 
     If a rank fails, raises Error on all ranks, and nothing appears at the path. If only the removal of older
@@ -63,13 +67,14 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     """
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
-        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
+        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
+                         memory)
         job.run()
-    return job.report(begin)
+    return job.with_linked(job.report(begin))
 
 
 def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
-               overwrite: bool = False, keep_last: int | None = None, compress: str = "none",
+               overwrite: bool = False, keep_last: int | None = None, compress: str = "none", base: PathLike | None = None,
                memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Future[Saved]:
     """Saves as `save` does, but returns when the state is copied, and writes in the background. Collective.
 
@@ -80,7 +85,8 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
     """
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
-        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, memory)
+        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
+                         memory)
         job.copy_tensors()
         return _Background.start(job, job.report(begin))
 
@@ -95,6 +101,7 @@ class SaveSteps:
         self.ranks = ranks
         self.what = what
         self.failure: BaseException | None = None  # of this rank; the other ranks do not know it yet
+        self.has_base = False
         self._save: _core.Save | None = None
 
     def together(self, body: Callable[[], T]) -> list[T]:
@@ -117,12 +124,21 @@ class SaveSteps:
     def run(self) -> None:
         """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
         first = self.ranks.rank == 0
+        if self.has_base:
+            texts = self.together(self._compare)
+            self._holding_failure(lambda: self.save.link_equal_pieces(texts))
         self.together(self._write)
         tokens = self.together(lambda: self.save.join() if first else 0)
         self.together(lambda: self.save.seal(tokens[0]))
         self.together(lambda: self.save.finish() if first else None)
 
     def _write(self) -> None:
+        self._with_addresses(self.save.write)
+
+    def _compare(self) -> str:
+        return self._with_addresses(self.save.compare_with_base)
+
+    def _with_addresses(self, action: Callable[[_core.SavePlan, dict[str, list[int]]], T]) -> T:
         self.raise_failure()
         kept = []  # keeps alive the memory that the addresses point to
         addresses: dict[str, list[int]] = {}
@@ -130,7 +146,14 @@ class SaveSteps:
             in_memory = [None if box is None else in_host_memory(box) for box in boxes]
             kept.append(in_memory)
             addresses[name] = [0 if box is None else box.data_ptr() for box in in_memory]
-        self.save.write(self.plan, addresses)
+        return action(self.plan, addresses)
+
+    def _holding_failure(self, body: Callable[[], None]) -> None:
+        """Calls `body`. If it raises on this rank, the next exchange tells the other ranks."""
+        try:
+            body()
+        except BaseException as error:
+            self.failure = error
 
     def raise_failure(self) -> None:
         if self.failure is not None:
@@ -145,15 +168,16 @@ class _Job(SaveSteps):
 
     @classmethod
     def start(cls, state_dict: Mapping[Any, Any], path: PathLike, process_group: Any, format: str, overwrite: bool,
-              keep_last: int | None, compress: str, memory: int | str) -> _Job:
+              keep_last: int | None, compress: str, base: PathLike | None, memory: int | str) -> _Job:
         ranks = Ranks.of(process_group)
         _Background.wait(ranks)
-        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, memory)
+        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, base, memory)
 
     def __init__(self, ranks: Ranks, state_dict: Mapping[Any, Any], path: PathLike, format: str, overwrite: bool,
-                 keep_last: int | None, compress: str, memory: int | str):
+                 keep_last: int | None, compress: str, base: PathLike | None, memory: int | str):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
+        self.has_base = base is not None
 
         def begin() -> dict[str, Any]:
             encoded = path_bytes("path", path)
@@ -164,10 +188,11 @@ class _Job(SaveSteps):
                 _core.check_value(list(self.state.paths[name]), value)
             self._save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
                                     at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
-                                    nbytes("memory", memory))
+                                    nbytes("memory", memory), optional_path_bytes("base", base))
             own = tensor_digest(self.state)
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
-                    "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}",
+                    "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}, "
+                               f"base={None if base is None else os.path.basename(os.fsdecode(base).rstrip('/'))!r}",
                     "values": self._values() if ranks.rank == 0 else None,
                     "per rank": {name: self.state.values[name] for name in self.state.per_rank},
                     "directory": self.save.stage() if ranks.rank == 0 else None}
@@ -275,6 +300,12 @@ class _Job(SaveSteps):
         return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin)
 
 
+    def with_linked(self, report: Saved) -> Saved:
+        """Adds what `run` found in the base."""
+        linked = self.save.linked_nbytes
+        return report._replace(nbytes=report.nbytes - linked, linked_nbytes=linked)
+
+
 class _Background:
     """A save in the background. There is at most one for each `Ranks`."""
 
@@ -325,7 +356,7 @@ class _Background:
             self.failure = error
             self.future.set_exception(error)
         else:
-            self.future.set_result(report)
+            self.future.set_result(job.with_linked(report))
 
 
 class _SaveFuture(Future[Saved]):

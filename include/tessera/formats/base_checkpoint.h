@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format.h"
+
+// [Note: Base checkpoint] A new checkpoint can have a base: an older checkpoint of the same format
+// on the same file system. Pieces whose bytes are those of the base are not written again. The
+// files of the base that hold them become hard links in the new checkpoint's directory. So both
+// checkpoints stay whole if the other one is removed, moved or copied, and the disk holds the bytes
+// once. A checkpoint's files never change after it has appeared, so the two cannot disturb each
+// other.
+//
+// A linked file keeps all of its bytes on the disk, also those that no checkpoint uses any more.
+// So a file is linked only if the new checkpoint uses at least half of its bytes; otherwise these
+// pieces are written again. The linked files of a checkpoint are therefore never larger than twice
+// its linked pieces.
+namespace tessera::formats {
+
+/// A piece of a new checkpoint, and a piece of the base with the same tensor and region.
+struct PiecePair {
+  CheckpointWriter::PieceId piece{};
+  CheckpointWriter::PieceId base_piece{};
+};
+
+class BaseCheckpoint;
+
+/// The pieces of a new checkpoint that stay in files of its base.
+struct LinkedPieces {
+  std::shared_ptr<const BaseCheckpoint> base;
+  std::vector<PiecePair> pairs;  // sorted by `piece`
+  std::uint64_t nbytes = 0;      // of these pieces, before compression
+};
+
+/// An open checkpoint that new ones can share files with. Read-only and thread-safe.
+class BaseCheckpoint {
+ public:
+  /// Opens the checkpoint at `path`, to be the base of a new checkpoint of `format`. `fs` must
+  /// outlive it.
+  /// Throws:
+  /// - Error(not_found) if there is no checkpoint;
+  /// - Error(unsupported) if the checkpoint has another format, or if the format has no base;
+  /// - Error(corruption) if its index is damaged.
+  static std::shared_ptr<const BaseCheckpoint> open(const FileSystem& fs, const std::string& path,
+                                                    Format format);
+  virtual ~BaseCheckpoint() = default;
+
+  /// Returns the open checkpoint.
+  virtual const CheckpointReader& reader() const = 0;
+  /// Returns a text that differs between checkpoints that differ in any byte.
+  virtual std::string identity() const = 0;
+  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `equal`: pairs with
+  /// equal bytes, sorted by `piece`; of all ranks, if several ranks write the new checkpoint.
+  /// `contents`: of the new checkpoint.
+  virtual std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const = 0;
+};
+
+/// Returns all pieces of a new checkpoint for which the base has a piece with the same tensor name,
+/// dtype, shape, kind and region. Their bytes may differ. Sorted by `piece`.
+std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
+                                   const CheckpointContents& base);
+
+/// Returns what is linked if the pieces in `equal` have equal bytes; null if nothing is worth a
+/// link. `equal` and `contents` as for the functions above.
+std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckpoint> base,
+                                                const CheckpointContents& contents,
+                                                std::vector<PiecePair> equal);
+
+/// Throws Error(invalid_argument) if a base cannot serve a checkpoint at `destination`: one is the
+/// other or inside the other, or they are on different file systems. Requires: `base` exists.
+void check_base(const FileSystem& fs, const std::string& base, const std::string& destination);
+
+}  // namespace tessera::formats

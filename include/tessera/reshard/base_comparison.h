@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/base_checkpoint.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/create.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Compares the pieces that a plan writes with the pieces of a base that have the same tensor and
+/// region. Returns the pairs with equal bytes, sorted by piece. Compares the bytes themselves, not
+/// checksums: a checksum of 64 bits says nothing about bytes that somebody chose, and reading also
+/// finds damage in the base. Stops reading a piece at the first difference.
+/// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
+/// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
+/// tensor if the base is damaged. Cost: reads source and base as far as they are equal.
+std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
+                                                  const formats::TensorSource& source,
+                                                  const formats::BaseCheckpoint& base,
+                                                  const ExecuteOptions& options,
+                                                  std::optional<int> rank = {});
+
+/// Opens the base of a move, compares the move's pieces with it, and sets in `create` which pieces
+/// stay in files of the base. Does nothing if `base` is empty. Returns the bytes of these pieces.
+/// `options`: as for find_equal_pieces.
+/// Throws: what BaseCheckpoint::open, check_base and find_equal_pieces throw.
+std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
+                           const FileSystem& fs, const std::string& base,
+                           const std::string& destination, formats::CreateOptions& create,
+                           const ExecuteOptions& options);
+
+}  // namespace tessera::reshard

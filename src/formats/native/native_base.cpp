@@ -1,0 +1,184 @@
+#include "formats/native/native_base.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "formats/native/checksum_text.h"
+#include "formats/native/native_checkpoint.h"
+#include "formats/native/piece_places.h"
+#include "formats/native/rank_files.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::formats::native {
+namespace {
+
+using PieceId = CheckpointWriter::PieceId;
+
+/// A linked file is used for at least one part in kMaxGrowth of its bytes.
+constexpr std::uint64_t kMaxGrowth = 2;
+
+class NativeBase final : public BaseCheckpoint {
+ public:
+  explicit NativeBase(std::unique_ptr<NativeCheckpoint> checkpoint)
+      : checkpoint_(std::move(checkpoint)) {}
+
+  const CheckpointReader& reader() const override { return *checkpoint_; }
+  const NativeCheckpoint& checkpoint() const { return *checkpoint_; }
+  std::string identity() const override { return checksum_text(checkpoint_->checkpoint_id()); }
+  std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const override;
+
+  const StoredPiece& stored(PieceId id) const {
+    return checkpoint_->index().storage[id.tensor_index][id.piece_index];
+  }
+  /// Returns the file that holds a piece of the base, as a linked file.
+  LinkedFile file_of(PieceId id) const;
+
+ private:
+  std::unique_ptr<NativeCheckpoint> checkpoint_;
+};
+
+LinkedFile NativeBase::file_of(PieceId id) const {
+  const Index& index = checkpoint_->index();
+  const StoredPiece& place = stored(id);
+  if (place.file != 0) return index.linked_files[place.file - 1];
+  const int rank = index.contents.tensors[id.tensor_index].pieces[id.piece_index].rank;
+  return {.checkpoint_id = checkpoint_->checkpoint_id(),
+          .rank = static_cast<std::uint32_t>(rank),
+          .world_size = static_cast<std::uint32_t>(index.contents.world_size),
+          .format_version = index.format_version,
+          .chunk_nbytes = index.chunk_nbytes,
+          .record = index.rank_files[static_cast<std::size_t>(rank)]};
+}
+
+std::vector<PiecePair> NativeBase::worth_linking(std::vector<PiecePair> equal) const {
+  struct Use {
+    std::uint64_t file_nbytes = 0;
+    std::uint64_t used_nbytes = 0;
+    std::set<std::uint64_t> begins{};  // of used pieces: replicas may share one piece of the base
+  };
+  std::map<std::string, Use> uses;
+  for (const PiecePair& pair : equal) {
+    const LinkedFile file = file_of(pair.base_piece);
+    Use& use = uses[file.name()];
+    use.file_nbytes = file.record.nbytes;
+    if (use.begins.insert(stored(pair.base_piece).begin).second) {
+      use.used_nbytes += stored(pair.base_piece).stored_nbytes;
+    }
+  }
+  std::erase_if(equal, [&](const PiecePair& pair) {
+    const Use& use = uses.at(file_of(pair.base_piece).name());
+    return use.used_nbytes < (use.file_nbytes + kMaxGrowth - 1) / kMaxGrowth;
+  });
+  return equal;
+}
+
+const NativeBase& native_base(const LinkedPieces& linked) {
+  const auto* const base = dynamic_cast<const NativeBase*>(linked.base.get());
+  TESSERA_CHECK(base != nullptr);
+  return *base;
+}
+
+/// Returns, for each piece of the base, StoredPiece::place.
+std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
+  std::vector<std::vector<std::uint64_t>> places;
+  PiecePlaces finder(base);
+  for (std::size_t t = 0; t < base.contents.tensors.size(); ++t) {
+    places.push_back(finder.next_tensor());
+  }
+  return places;
+}
+
+/// Gives the file `from` the second name `to`. Leaves an object that has this name already.
+void make_link(const std::string& from, const std::string& to) {
+  if (::link(from.c_str(), to.c_str()) == 0 || errno == EEXIST) return;
+  const std::string why = std::generic_category().message(errno);
+  if (errno == ENOENT) {
+    throw Error(ErrorKind::not_found, {.path = from},
+                "base: this file has been removed since the base was opened");
+  }
+  if (errno == EXDEV || errno == EPERM || errno == EMLINK || errno == EOPNOTSUPP ||
+      errno == EACCES) {
+    throw Error(ErrorKind::unsupported, {.path = from},
+                "base: cannot make a hard link at " + printable(to) + ": " + why +
+                    " (a base must be on the file system of the new checkpoint, which must have "
+                    "hard links; without a base, all pieces are written)");
+  }
+  throw Error(ErrorKind::io, {.path = to}, "hard link to " + printable(from) + ": " + why);
+}
+
+}  // namespace
+
+std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& fs, const std::string& path) {
+  const Format found = detect_format(fs, path);
+  if (found != Format::native) {
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "base", "a native checkpoint",
+                          "a checkpoint of the format " + std::string(found.name()));
+  }
+  require_no_work_in_progress(fs, path);
+  return std::make_shared<NativeBase>(open_native_checkpoint(fs, path));
+}
+
+void enter_linked_pieces(Index& index, const LinkedPieces& linked) {
+  if (linked.pairs.empty()) return;
+  const NativeBase& base = native_base(linked);
+  const auto places = places_in(base.checkpoint().index());
+  std::map<std::pair<std::uint64_t, std::uint32_t>, LinkedFile> files;
+  for (const PiecePair& pair : linked.pairs) {
+    LinkedFile file = base.file_of(pair.base_piece);
+    const std::pair key(file.checkpoint_id, file.rank);
+    files.emplace(key, std::move(file));
+  }
+  index.format_version = kLinkedVersion;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint32_t> numbers;
+  for (auto& [key, file] : files) {
+    index.linked_files.push_back(std::move(file));
+    numbers[key] = static_cast<std::uint32_t>(index.linked_files.size());
+  }
+  for (const PiecePair& pair : linked.pairs) {
+    const auto [t, p] = pair.piece;
+    const LinkedFile file = base.file_of(pair.base_piece);
+    StoredPiece& stored = index.storage[t][p];
+    stored = base.stored(pair.base_piece);
+    stored.position = static_cast<std::uint32_t>(p);
+    stored.file = numbers.at({file.checkpoint_id, file.rank});
+    stored.place = places[pair.base_piece.tensor_index][pair.base_piece.piece_index];
+  }
+}
+
+void link_files(const FileSystem& fs, const std::string& directory, const Index& index,
+                const LinkedPieces& linked, std::span<const PieceId> pieces) {
+  const NativeBase& base = native_base(linked);
+  std::set<std::uint32_t> numbers;
+  for (const PieceId& id : pieces) {
+    const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
+    if (stored.file != 0) numbers.insert(stored.file - 1);
+  }
+  const std::string& from = base.reader().path();
+  const std::uint64_t base_id = base.checkpoint().checkpoint_id();
+  for (const std::uint32_t number : numbers) {
+    const LinkedFile& file = index.linked_files[number];
+    const std::string name =
+        file.checkpoint_id == base_id ? rank_file_name(file.rank) : file.name();
+    require_contained(fs, from, name);
+    make_link(join_path(from, name), join_path(directory, file.name()));
+    try {
+      open_linked_file(fs, directory, file);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      throw Error(
+          ErrorKind::mismatch, {.path = join_path(from, name)},
+          "base: this file has changed since the base was opened: " + std::string(error.reason()));
+    }
+  }
+}
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "formats/native/index.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::native {
+
+/// An open native checkpoint, with what only this format knows of it.
+class NativeCheckpoint : public CheckpointReader {
+ public:
+  virtual std::uint64_t checkpoint_id() const = 0;
+  virtual const Index& index() const = 0;
+};
+
+/// As `open_native`.
+std::unique_ptr<NativeCheckpoint> open_native_checkpoint(const FileSystem& fs, std::string path);
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,121 @@
+#include "tessera/reshard/base_comparison.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "base/byte_buffer.h"
+#include "object_store/url.h"
+#include "tessera/base/error.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::BaseCheckpoint;
+using formats::CheckpointContents;
+using formats::PiecePair;
+
+constexpr std::int64_t kBlockNbytes = std::int64_t{1} << 20;
+
+/// Takes the pieces of a new checkpoint, and compares them with those of the base instead of
+/// writing them.
+class ComparingWriter final : public formats::CheckpointWriter {
+ public:
+  ComparingWriter(const CheckpointContents& contents, const BaseCheckpoint& base,
+                  std::vector<PiecePair> pairs)
+      : contents_(contents),
+        base_(base),
+        pairs_(std::move(pairs)),
+        differs_(std::make_unique<std::atomic<bool>[]>(pairs_.size())) {}
+
+  const CheckpointContents& contents() const override { return contents_; }
+  std::vector<PieceId> write_order() const override {
+    std::vector<PieceId> order;
+    for (const PiecePair& pair : pairs_) order.push_back(pair.piece);
+    return order;
+  }
+  std::int64_t block_numel(PieceId piece) const override {
+    return kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
+  }
+
+  /// Skips the rest of a piece that is known to differ.
+  bool resume_block(PieceId piece, std::int64_t /*begin*/, std::span<std::byte> /*room*/) override {
+    return differs_[number_of(piece)].load(std::memory_order_relaxed);
+  }
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    thread_local tessera::detail::ByteBuffer buffer;
+    const std::size_t number = number_of(piece);
+    const auto numel = static_cast<std::int64_t>(bytes.size() / size_of(piece));
+    const auto [tensor_index, piece_index] = pairs_[number].base_piece;
+    const std::span<std::byte> of_base = buffer.take(bytes.size());
+    base_.reader().read_piece(tensor_index, piece_index, {begin, begin + numel}, of_base);
+    if (std::memcmp(bytes.data(), of_base.data(), bytes.size()) != 0) differs_[number] = true;
+  }
+  void abandon() noexcept override {}
+  void commit() override {}
+
+  std::vector<PiecePair> equal_pairs() const {
+    std::vector<PiecePair> equal;
+    for (std::size_t i = 0; i < pairs_.size(); ++i) {
+      if (!differs_[i]) equal.push_back(pairs_[i]);
+    }
+    return equal;
+  }
+
+ private:
+  std::size_t size_of(PieceId piece) const {
+    return itemsize(contents_.tensors[piece.tensor_index].meta.dtype);
+  }
+  std::size_t number_of(PieceId piece) const {
+    const auto key = [](const PieceId& id) { return std::pair(id.tensor_index, id.piece_index); };
+    const auto found = std::ranges::lower_bound(
+        pairs_, key(piece), {}, [&](const PiecePair& pair) { return key(pair.piece); });
+    return static_cast<std::size_t>(found - pairs_.begin());
+  }
+
+  const CheckpointContents& contents_;
+  const BaseCheckpoint& base_;
+  const std::vector<PiecePair> pairs_;
+  const std::unique_ptr<std::atomic<bool>[]> differs_;  // parallel to `pairs_`
+};
+
+}  // namespace
+
+std::vector<PiecePair> find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
+                                         const BaseCheckpoint& base, const ExecuteOptions& options,
+                                         std::optional<int> rank) {
+  std::vector<PiecePair> pairs = formats::pair_pieces(plan.destination, base.reader().contents());
+  if (rank) {
+    std::erase_if(pairs, [&](const PiecePair& pair) {
+      const auto [tensor_index, piece_index] = pair.piece;
+      return plan.destination.tensors[tensor_index].pieces[piece_index].rank != *rank;
+    });
+  }
+  ComparingWriter writer(plan.destination, base, std::move(pairs));
+  if (writer.write_order().empty()) return {};
+  execute(plan, source, writer, options);
+  return writer.equal_pairs();
+}
+
+std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
+                           const FileSystem& fs, const std::string& base,
+                           const std::string& destination, formats::CreateOptions& create,
+                           const ExecuteOptions& options) {
+  if (base.empty()) return 0;
+  if (object_store::is_url(base)) {
+    throw Error::expected(ErrorKind::unsupported, {.path = base}, "base", "a local path", "a URL",
+                          "hard links need the file system of the destination");
+  }
+  auto opened = BaseCheckpoint::open(fs, without_trailing_slashes(base), create.format);
+  formats::check_base(fs, base, destination);
+  std::vector<PiecePair> equal = find_equal_pieces(plan, source, *opened, options);
+  create.native.linked =
+      formats::link_pieces(std::move(opened), plan.destination, std::move(equal));
+  return create.native.linked ? create.native.linked->nbytes : 0;
+}
+
+}  // namespace tessera::reshard
