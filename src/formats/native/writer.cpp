@@ -417,6 +417,8 @@ class NativeFormatWriter final : public FormatWriter {
     return "zstd" + (native.zstd_level ? ":" + std::to_string(*native.zstd_level) : "") +
            " in chunks of " + std::to_string(native.chunk_nbytes) + " bytes";
   }
+  // HDF5 reads and rewrites what it has written.
+  bool writes_bytes_once() const override { return false; }
   const PartsWriter* parts() const override {
     static const NativeParts parts;
     return &parts;

@@ -225,6 +225,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                                   .as_dict = options.as_dict,
                                   .prefixes = reshard::NamePrefixes(options.prefixes)},
                       .destination = std::move(destination),
+                      .spool = options.spool,
                       .dry_run = options.dry_run};
   const Format format = format_to_write(options.to, request.destination);
   request.create = create_options(options, format);

@@ -53,6 +53,7 @@ struct MoveOptions {
   std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
   int num_threads = 0;  // 0: one per core
+  std::string spool;    // a folder; empty: that of the system
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;
@@ -91,6 +92,7 @@ struct Sources {
 struct MoveRequest {
   Sources sources;
   std::string destination;
+  std::string spool{};  // a folder, for a destination on an object store
   bool dry_run = false;
   reshard::PlanOptions plan{};
   formats::CreateOptions create{};
