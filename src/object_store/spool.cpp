@@ -16,36 +16,12 @@ namespace tessera::object_store {
 namespace {
 
 constexpr std::size_t kMaxWaitingParts = 8;
-constexpr int kMaxFolders = 8;  // within each other
 
 FileSystem& local() {
   return FileSystem::posix();
 }
 
-void add_objects(const std::string& url, const std::string& folder, int num_folders,
-                 StoredObjects& objects) {
-  Server& server = RemoteFileSystem::of_process().s3();
-  for (const Entry& entry : *server.list(folder.empty() ? url : join_path(url, folder))) {
-    const std::string name = folder.empty() ? entry.name : join_path(folder, entry.name);
-    if (!entry.is_folder) {
-      objects[name] = {.nbytes = entry.nbytes, .etag = entry.etag};
-    } else if (num_folders < kMaxFolders) {
-      add_objects(url, name, num_folders + 1, objects);
-    }
-  }
-}
-
 }  // namespace
-
-StoredObjects list_objects(const std::string& url) {
-  StoredObjects objects;
-  if (const auto found = RemoteFileSystem::of_process().s3().find(url)) {
-    objects[""] = found->version;
-    return objects;
-  }
-  add_objects(url, {}, 0, objects);
-  return objects;
-}
 
 /// Writes a staged file.
 class Spool::File final : public WritableFile {
@@ -74,20 +50,15 @@ Spool::Spool(std::string folder, SpoolOptions options)
       parent_url_(directory_of(options_.url)),
       uploads_(RemoteFileSystem::of_process().s3()),
       workers_(options_.num_uploads, kMaxWaitingParts) {
-  const auto unfinished =
-      options_.resumes ? std::vector<UnfinishedUpload>() : uploads_.list_unfinished(options_.url);
-  const std::string key = parse_url(options_.url).path;
-  std::size_t num_own = 0;
-  const std::string bucket = "s3://" + parse_url(options_.url).host;
-  for (const UnfinishedUpload& upload : unfinished) {
-    if (upload.key != key && !upload.key.starts_with(key + "/")) continue;
-    ++num_own;
-    if (options_.discards) uploads_.abort(join_path(bucket, upload.key), upload.id);
-  }
-  if (num_own > 0 && !options_.discards) {
+  const int num_unfinished =
+      options_.resumes ? 0
+                       : find_unfinished(options_.url, options_.discards ? Unfinished::remove
+                                                                         : Unfinished::count);
+  if (num_unfinished > 0 && !options_.discards) {
     throw Error(ErrorKind::already_exists, {.path = options_.url},
                 "uploads: the parts of an interrupted run are kept here, in " +
-                    std::to_string(num_own) + " unfinished upload" + (num_own == 1 ? "" : "s"),
+                    std::to_string(num_unfinished) + " unfinished upload" +
+                    (num_unfinished == 1 ? "" : "s"),
                 {Remedy::Action::resume_or_discard});
   }
   std::error_code error;
@@ -243,12 +214,6 @@ void Spool::require_replaced_unchanged() const {
   }
 }
 
-void Spool::remove_replaced(const std::function<bool(const std::string& name)>& is_removed) {
-  for (const auto& [name, version] : *options_.replaced) {
-    if (is_removed(name)) uploads_.remove(join_path(options_.url, name));
-  }
-}
-
 void Spool::publish(const std::string& staging_path, const std::string& path) {
   std::vector<FilePointer> files = in_order_of_publication(staging_path);
   for (const FilePointer& file : files) upload(file, file->sync());
@@ -258,13 +223,13 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   if (replaces) require_replaced_unchanged();
   if (replaces && is_folder && options_.is_index) {
     // From here on there is no checkpoint, rather than one of old and new files.
-    remove_replaced([&](const std::string& name) { return options_.is_index(name); });
+    remove_objects(options_.url, *options_.replaced, options_.is_index);
   }
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
   parallel_for(num_before_last, options_.num_uploads, {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
   if (replaces && is_folder) {
-    remove_replaced([&](const std::string& name) {
+    remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {
       return !(options_.is_index && options_.is_index(name)) &&
              std::ranges::none_of(files, [&](const auto& file) { return name_of(*file) == name; });
     });

@@ -11,19 +11,12 @@
 #include <vector>
 
 #include "object_store/s3_uploads.h"
-#include "object_store/server.h"
 #include "object_store/spooled_file.h"
+#include "object_store/stored_objects.h"
 #include "object_store/upload_workers.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::object_store {
-
-/// What is left on a server of a checkpoint that is to be replaced: objects by their path from its
-/// folder; that of a single file is empty.
-using StoredObjects = std::map<std::string, ObjectVersion>;
-
-/// Returns all objects at a URL, also those in folders within, from the server itself.
-StoredObjects list_objects(const std::string& url);
 
 /// How a checkpoint is uploaded.
 struct SpoolOptions {
@@ -92,7 +85,6 @@ class Spool final : public FileSystem {
   void publish_file(SpooledFile& file);
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
   void require_replaced_unchanged() const;
-  void remove_replaced(const std::function<bool(const std::string& name)>& is_removed);
   std::string name_of(const SpooledFile& file) const;
 
   const std::string folder_;

@@ -131,8 +131,10 @@ std::vector<SpooledFile::Work> SpooledFile::write_at(std::uint64_t offset,
   const std::scoped_lock lock(mutex_);
   nbytes_ = std::max(nbytes_, range.end);
   written_.add(range);
-  if (range.empty() || (part_nbytes_ == 0 && nbytes_ <= 2 * min_part_nbytes_)) return {};
+  const bool is_first = part_nbytes_ == 0;
+  if (range.empty() || (is_first && nbytes_ <= 2 * min_part_nbytes_)) return {};
   fix_part_nbytes();
+  if (is_first) return take(1, parts_.size());
   const auto first = static_cast<std::size_t>(range.begin / part_nbytes_);
   const auto last = static_cast<std::size_t>((range.end - 1) / part_nbytes_);
   return take(std::max<std::size_t>(first, 1), last + 1);

@@ -1,22 +1,15 @@
 #include "tessera/reshard/store_destination.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <optional>
-#include <span>
 #include <string_view>
 
-#include "base/digest.h"
-#include "base/file_descriptor.h"
+#include "formats/index_names.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
 #include "object_store/spool.h"
-#include "tessera/formats/format_driver.h"
+#include "object_store/stored_objects.h"
+#include "reshard/spool_folder.h"
 #include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {
@@ -24,42 +17,6 @@ namespace {
 
 using formats::KeptWork;
 using formats::StagedDestination;
-
-constexpr std::string_view kIndexEnd = ".index.json";  // of the index files of Hugging Face
-
-/// Whether a file makes the files beside it a checkpoint, in any format.
-bool is_index(const std::string& name) {
-  return name.ends_with(kIndexEnd) ||
-         std::ranges::any_of(formats::format_drivers(), [&](const auto* driver) {
-           return name == driver->description().in_directory;
-         });
-}
-
-std::string temporary_folder() {
-  const char* folder = std::getenv("TMPDIR");
-  return folder != nullptr && *folder != '\0' ? folder : "/tmp";
-}
-
-/// Makes the folder in which the files for a URL are written. It has the same path in each run, so
-/// that a run removes what an interrupted one left. Only this user can use it.
-std::string make_spool_folder(const std::string& parent, const std::string& url) {
-  char name[64];
-  const std::uint64_t digest = xxh3_64(std::as_bytes(std::span(url)));
-  std::snprintf(name, sizeof name, "tessera-spool-%u-%016llx", static_cast<unsigned>(::geteuid()),
-                static_cast<unsigned long long>(digest));
-  const std::string folder = join_path(parent.empty() ? temporary_folder() : parent, name);
-  if (::mkdir(folder.c_str(), 0700) == 0) return folder;
-  if (errno != EEXIST) tessera::detail::throw_system_error(errno, folder, "create");
-  struct stat status {};
-  if (::lstat(folder.c_str(), &status) != 0) {
-    tessera::detail::throw_system_error(errno, folder, "stat");
-  }
-  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
-    throw Error::expected(ErrorKind::already_exists, {.path = folder}, "spool",
-                          "a folder of this user", "something else", "remove it");
-  }
-  return folder;
-}
 
 }  // namespace
 
@@ -85,7 +42,7 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
   object_store::forget(url);
   object_store::SpoolOptions spool{.url = url,
                                    .staging_suffix = std::string(StagedDestination::kSuffix),
-                                   .is_index = is_index,
+                                   .is_index = formats::is_index_name,
                                    .resumes = options.kept_work == KeptWork::resume,
                                    .discards = options.kept_work == KeptWork::discard};
   if (formats::writer_of(options.format).writes_bytes_once()) {
