@@ -73,18 +73,20 @@ Spool::~Spool() {
 
 void Spool::abort() {
   workers_.stop();
-  std::map<std::string, std::string> begun;
+  std::map<std::string, Begun> begun;
   {
     const std::scoped_lock lock(mutex_);
     begun.swap(begun_);
   }
-  for (const auto& [id, url] : begun) uploads_.abort(url, id);
+  for (const auto& [id, upload] : begun) uploads_.abort(upload.url, id);
 }
 
-std::uint64_t Spool::keep() {
+LeftOnServer Spool::keep() {
   workers_.stop();
   const std::scoped_lock lock(mutex_);
-  return begun_.empty() ? 0 : uploaded_nbytes_;
+  LeftOnServer left{.num_objects = num_published_};
+  for (const auto& [id, upload] : begun_) left.unfinished_nbytes += upload.nbytes;
+  return left;
 }
 
 /// Whether a path is at or below a staging path: those files are uploaded.
@@ -143,7 +145,7 @@ void Spool::begin_upload(SpooledFile& file) {
   }
   if (file.upload_id.empty()) file.upload_id = uploads_.begin(file.url());
   const std::scoped_lock begun_lock(mutex_);
-  begun_[file.upload_id] = file.url();
+  begun_[file.upload_id] = {file.url()};
 }
 
 void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
@@ -160,7 +162,7 @@ void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
   }
   file.note_uploaded(work, std::move(part));
   const std::scoped_lock lock(mutex_);
-  uploaded_nbytes_ += bytes.size();
+  begun_[file.upload_id].nbytes += bytes.size();
 }
 
 /// Makes the object of a file appear.
@@ -168,12 +170,13 @@ void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
   if (file.is_one_part() && file.upload_id.empty()) {
     uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
-    return;
+  } else {
+    for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
+    uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
   }
-  for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
-  uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
   const std::scoped_lock lock(mutex_);
   begun_.erase(file.upload_id);
+  ++num_published_;
 }
 
 /// Returns the files at a staging path: small ones first, because they describe the others; what
@@ -235,13 +238,13 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
     });
   }
   if (!files.empty()) publish_file(*files.back());
-  std::map<std::string, std::string> abandoned;  // of files that were written and removed again
+  std::map<std::string, Begun> abandoned;  // of files that were written and removed again
   {
     const std::scoped_lock lock(mutex_);
     for (const FilePointer& file : files) files_.erase(file->path());
     if (path == path_) abandoned.swap(begun_);
   }
-  for (const auto& [id, url] : abandoned) uploads_.abort(url, id);
+  for (const auto& [id, upload] : abandoned) uploads_.abort(upload.url, id);
   forget(options_.url);
 }
 

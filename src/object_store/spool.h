@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -35,6 +36,12 @@ struct SpoolOptions {
   int num_uploads = 4;  // at once; each has one part in memory
 };
 
+/// What a server has of an upload that has ended too early.
+struct LeftOnServer {
+  std::size_t num_objects = 0;          // that have appeared, without the last one
+  std::uint64_t unfinished_nbytes = 0;  // of parts that nobody sees
+};
+
 /// The local folder in which a checkpoint is written before it is at a URL (the spool).
 ///
 /// To a writer this is a local file system, in which it stages a checkpoint at `<path()><suffix>`
@@ -56,8 +63,8 @@ class Spool final : public FileSystem {
   const std::string& path() const { return path_; }
   /// Ends the uploads, and removes their parts from the server. Throws: Error(io).
   void abort();
-  /// Ends the uploads. The server keeps their parts. Returns how many bytes these have.
-  std::uint64_t keep();
+  /// Ends the uploads, and leaves what the server has to a run that resumes.
+  LeftOnServer keep();
 
   std::optional<FileKind> kind_of(const std::string& path) const override;
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
@@ -73,6 +80,10 @@ class Spool final : public FileSystem {
 
  private:
   class File;
+  struct Begun {
+    std::string url;
+    std::uint64_t nbytes = 0;  // of its parts
+  };
   using FilePointer = std::shared_ptr<SpooledFile>;
 
   bool is_staged(const std::string& path) const;
@@ -94,8 +105,8 @@ class Spool final : public FileSystem {
   S3Uploads uploads_;
   mutable std::mutex mutex_;                  // guards all below
   std::map<std::string, FilePointer> files_;  // by local path
-  std::map<std::string, std::string> begun_;  // URLs of unfinished uploads, by their IDs
-  std::uint64_t uploaded_nbytes_ = 0;         // of parts of unfinished uploads
+  std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
+  std::size_t num_published_ = 0;             // objects that have appeared
   UploadWorkers workers_;                     // ends first
 };
 

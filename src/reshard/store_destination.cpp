@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "formats/index_names.h"
+#include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
 #include "object_store/spool.h"
@@ -17,6 +18,24 @@ namespace {
 
 using formats::KeptWork;
 using formats::StagedDestination;
+
+}  // namespace
+
+namespace {
+
+/// Returns the line that says what the server has of an interrupted upload; empty for nothing.
+std::string left_line(const object_store::LeftOnServer& left, const std::string& url) {
+  std::string what;
+  if (left.num_objects > 0) {
+    what = std::to_string(left.num_objects) + (left.num_objects == 1 ? " object" : " objects") +
+           " of an incomplete checkpoint";
+  }
+  if (left.unfinished_nbytes > 0) {
+    what += (what.empty() ? "" : ", ") + std::to_string(left.unfinished_nbytes) +
+            " bytes of unfinished uploads";
+  }
+  return what.empty() ? what : "kept: " + what + " at " + printable(url);
+}
 
 }  // namespace
 
@@ -50,6 +69,9 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
   }
   auto there = object_store::list_objects(url);
   if (options.overwrite == OverwritePolicy::replace && !there.empty()) {
+    // Sees at least the objects that are in the list.
+    formats::check_replaceable(object_store::files(), url, options.overwrite_option,
+                               options.extra_files);
     spool.replaced = std::move(there);
   } else if (!there.empty() && !spool.resumes) {
     throw Error(ErrorKind::already_exists, {.path = url},
@@ -76,12 +98,8 @@ void StoreDestination::end_after(const Error& error) {
   std::string list;
   Remedy remedy = error.remedy();
   if (is_passing) {
-    const std::uint64_t nbytes = state_->spool->keep();
-    if (nbytes > 0) {
-      list = "kept: " + std::to_string(nbytes) + " bytes of unfinished uploads at " +
-             printable(state_->url);
-      remedy = {Remedy::Action::resume_or_discard};
-    }
+    list = left_line(state_->spool->keep(), state_->url);
+    if (!list.empty()) remedy = {Remedy::Action::resume_or_discard};
   } else {
     try {
       state_->spool->abort();

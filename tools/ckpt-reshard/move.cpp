@@ -91,6 +91,8 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
   reshard::StoreDestination store(options.destination, {.format = create.format,
                                                         .overwrite = create.overwrite,
                                                         .kept_work = kept_work,
+                                                        .overwrite_option = "--overwrite",
+                                                        .extra_files = create.extra_files,
                                                         .spool = options.spool});
   // The local folder is new each time: what is to be kept or replaced is at the server.
   create.overwrite = OverwritePolicy::refuse;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -15,7 +16,10 @@ namespace tessera::reshard {
 struct StoreOptions {
   formats::Format format{};                             // of the new checkpoint
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
-  formats::KeptWork kept_work = formats::KeptWork::refuse;  // what to do with unfinished uploads
+  formats::KeptWork kept_work = formats::KeptWork::refuse;    // what to do with unfinished uploads
+  std::string overwrite_option = "OverwritePolicy::replace";  // names `overwrite` in messages
+  /// Files that the checkpoint to replace may hold, with the same bytes.
+  std::vector<formats::ExtraFile> extra_files{};
   /// The folder in which a folder for this destination is made (the spool). Empty: TMPDIR, or /tmp.
   std::string spool{};
 };
