@@ -97,9 +97,9 @@ void StoreDestination::end_after(const Error& error) {
                           error.kind() == ErrorKind::already_exists;
   std::string list;
   Remedy remedy = error.remedy();
-  if (is_passing) {
-    list = left_line(state_->spool->keep(), state_->url);
-    if (!list.empty()) remedy = {Remedy::Action::resume_or_discard};
+  if (is_passing) list = left_line(state_->spool->keep(), state_->url);
+  if (!list.empty()) {
+    remedy = {Remedy::Action::resume_or_discard};
   } else {
     try {
       state_->spool->abort();

@@ -115,6 +115,8 @@ void execute_to_store(const MoveRequest& request, const CheckpointReader& reader
                             .kept_work = request.dry_run && kept_work == formats::KeptWork::discard
                                              ? formats::KeptWork::resume
                                              : kept_work,
+                            .overwrite_option = "overwrite=True",
+                            .extra_files = create.extra_files,
                             .spool = request.spool});
   // The local folder is new each time: what is to be kept or replaced is at the server.
   create.overwrite = OverwritePolicy::refuse;
