@@ -31,14 +31,15 @@ set(libdeflate ${TESSERA_BUNDLED_SOURCES}/libdeflate)
 file(GLOB libdeflate_sources ${libdeflate}/lib/*.c ${libdeflate}/lib/arm/*.c ${libdeflate}/lib/x86/*.c)
 bundled_library(libdeflate INCLUDES ${libdeflate} SOURCES ${libdeflate_sources})
 
-# Two files of nettle's. Its own build makes faster code for SHA-256, with m4, make and an assembler.
+# Three parts of nettle's. Its own build makes faster code for SHA-256, with m4, make and an assembler.
 set(nettle ${TESSERA_BUNDLED_SOURCES}/nettle)
 set(nettle_headers ${CMAKE_CURRENT_BINARY_DIR}/bundled/nettle)
 file(GLOB nettle_public ${nettle}/*.h)
 file(COPY ${nettle_public} DESTINATION ${nettle_headers}/nettle)
 bundled_library(nettle INCLUDES ${nettle_headers}
-                SOURCES ${nettle}/base64-decode.c ${nettle}/base64-encode.c ${nettle}/sha256.c
-                        ${nettle}/sha256-compress.c ${nettle}/write-be32.c)
+                SOURCES ${nettle}/base64-decode.c ${nettle}/base64-encode.c ${nettle}/md5.c
+                        ${nettle}/md5-compress.c ${nettle}/sha256.c ${nettle}/sha256-compress.c
+                        ${nettle}/write-be32.c ${nettle}/write-le32.c)
 
 # HDF5's own build detects much about the machine. Of its tests of the compiler, none should stop at a warning.
 set(hdf5_build ${CMAKE_CURRENT_BINARY_DIR}/bundled/hdf5)

@@ -13,7 +13,12 @@
 
 #include "base/advisory_lock.h"
 #include "base/file_descriptor.h"
+#include "formats/index_names.h"
+#include "formats/staging/own_files.h"
 #include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
+#include "object_store/stored_objects.h"
+#include "object_store/url.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/detect.h"
@@ -157,6 +162,34 @@ void delete_renamed(FileSystem& fs, const std::string& path) {
   fs.remove_all(path + std::string(kRemovingSuffix));
 }
 
+/// Removes a checkpoint from an object store: first its index, so that no half-removed checkpoint
+/// is one.
+void remove_from_store(const FileSystem& fs, const std::string& path) {
+  for (const FormatDriver* driver : format_drivers()) {
+    if (driver->side_files() == nullptr) continue;
+    const auto beside = driver->side_files()->named_by(fs, path);
+    if (!beside) continue;
+    object_store::remove_objects(path, object_store::list_objects(path),
+                                 [](const std::string&) { return true; });
+    object_store::remove_objects(*beside, object_store::list_objects(*beside),
+                                 [](const std::string&) { return true; });
+  }
+  const object_store::StoredObjects objects = object_store::list_objects(path);
+  object_store::remove_objects(path, objects, is_index_name);
+  object_store::remove_objects(path, objects,
+                               [](const std::string& name) { return !is_index_name(name); });
+  object_store::forget(path);
+}
+
+/// Whether a folder holds files of our writers alone, but no index: what is left of a save or a
+/// removal that was interrupted on an object store.
+bool is_left_on_store(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::directory) return false;
+  const std::vector<std::string> names = fs.list_directory(path);
+  return std::ranges::none_of(names, is_index_name) &&
+         !first_foreign_entry(fs, path, FileNames::of_our_writers);
+}
+
 }  // namespace
 
 LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
@@ -216,6 +249,7 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
     const Numbered other(is_removing ? name.substr(0, name.size() - kRemovingSuffix.size()) : name);
     return name != newest && series.around_number && other.around_number == series.around_number;
   };
+  const bool is_on_store = object_store::is_url(directory);
   int num_valid = newest.empty() ? 0 : 1;
   for (const std::string& name : names_newest_first(fs, directory)) {
     if (!is_of_series(name)) continue;
@@ -227,12 +261,16 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
     }
     const Examined found = examine(fs, path, Validation::structure);
     if (num_valid == num_kept) {
-      if (found.is_open) removed.push_back(path);
+      if (found.is_open || (is_on_store && is_left_on_store(fs, path))) removed.push_back(path);
     } else if (found.state == Examined::State::valid) {
       ++num_valid;
     }
   }
   if (removed.empty()) return removed;
+  if (is_on_store) {
+    for (const std::string& path : removed) remove_from_store(fs, path);
+    return removed;
+  }
   for (const std::string& path : removed) fs.rename(path, path + std::string(kRemovingSuffix));
   fs.sync_directory(directory);
   for (const std::string& path : removed) delete_renamed(fs, path);

@@ -22,8 +22,7 @@ constexpr int kNumThreadsForUrls = 16;
 std::atomic<bool> has_opened_url = false;
 
 RemoteFileSystem& remote_files() {
-  static auto& files = *new RemoteFileSystem;  // never destroyed: requests in the background use it
-  return files;
+  return RemoteFileSystem::of_process();
 }
 
 /// Hands each call to the operating system or to the servers.
@@ -125,6 +124,21 @@ std::string keep_query(const std::string& argument) {
 
 void forget(const std::string& path) {
   if (is_url(path)) remote_files().forget(path);
+}
+
+bool is_on_store(const std::string& path) {
+  if (!is_url(path)) return false;
+  if (!path.starts_with("s3://")) {
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "destination",
+                          "a local path, or s3://BUCKET/PREFIX",
+                          "a URL from which Tessera only reads",
+                          "write to a local path, then upload it");
+  }
+  if (parse_url(without_trailing_slashes(path)).path.empty()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "destination",
+                          "s3://BUCKET/PREFIX", "a whole bucket");
+  }
+  return true;
 }
 
 void require_local(const std::string& path) {

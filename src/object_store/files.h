@@ -31,8 +31,13 @@ void set_endpoint(const std::string& url);
 /// signature. Requests for this URL send it all the same.
 std::string keep_query(const std::string& argument);
 
-/// Makes the next opening of a URL ask the server again. Does nothing for other paths.
+/// Makes the next opening of a URL, or of one below it, ask the server again. Does nothing for
+/// other paths.
 void forget(const std::string& path);
+
+/// Whether a path to write to is on an object store, `s3://BUCKET/KEY`. Throws: Error(unsupported)
+/// for other URLs, which Tessera only reads; Error(invalid_argument) for a whole bucket.
+bool is_on_store(const std::string& path);
 
 /// Refuses a path to write to that is a URL. Throws: Error(unsupported).
 void require_local(const std::string& path);

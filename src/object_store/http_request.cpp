@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -21,7 +23,6 @@ namespace {
 constexpr std::size_t kMaxErrorBodyNbytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxHeaderNbytes = std::size_t{64} << 10;
 constexpr long kConnectTimeoutSeconds = 10;
-constexpr long kStallSeconds = 30;  // without a byte
 
 std::atomic<bool> is_aborted = false;
 std::atomic<std::uint64_t> num_requests = 0;
@@ -66,6 +67,8 @@ struct Transfer {
   const std::function<TakeBytes(const HttpResponse&)>& begin_body;
   TakeBytes take{};
   std::size_t header_nbytes = 0;
+  std::span<const std::byte> body{};  // of the request
+  std::size_t nbytes_sent = 0;        // of it
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -117,6 +120,26 @@ std::size_t take_body(const char* data, std::size_t, std::size_t nbytes, void* u
   }
 }
 
+/// Hands curl the next bytes of a request's body.
+std::size_t give_body(char* out, std::size_t size, std::size_t num, void* user) noexcept {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const std::size_t nbytes = std::min(size * num, transfer.body.size() - transfer.nbytes_sent);
+  if (nbytes > 0) std::memcpy(out, transfer.body.data() + transfer.nbytes_sent, nbytes);
+  transfer.nbytes_sent += nbytes;
+  return nbytes;
+}
+
+/// Lets curl send the body again, on another connection. Returns 0 for success, as curl wants it.
+int seek_body(void* user, std::int64_t offset, int origin) noexcept {
+  auto& transfer = *static_cast<Transfer*>(user);
+  if (origin != SEEK_SET || offset < 0 ||
+      static_cast<std::uint64_t>(offset) > transfer.body.size()) {
+    return 1;
+  }
+  transfer.nbytes_sent = static_cast<std::size_t>(offset);
+  return 0;
+}
+
 /// Says whether to end a transfer. curl calls this often.
 int watch(void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) noexcept {
   return is_aborted ? 1 : 0;
@@ -128,6 +151,20 @@ const char* certificates() {
     if (path != nullptr && *path != '\0') return path;
   }
   return nullptr;
+}
+
+void set_method(const CurlLibrary& curl, curl::Handle* handle, const HttpRequest& request,
+                Transfer& transfer) {
+  if (request.method == "GET") return;
+  curl.easy_setopt(handle, curl::kCustomRequest, request.method.c_str());
+  if (request.method != "PUT" && request.method != "POST") return;
+  transfer.body = request.body;
+  curl.easy_setopt(handle, curl::kUpload, 1L);
+  curl.easy_setopt(handle, curl::kInFileSizeLarge, static_cast<std::int64_t>(request.body.size()));
+  curl.easy_setopt(handle, curl::kReadFunction, &give_body);
+  curl.easy_setopt(handle, curl::kReadData, &transfer);
+  curl.easy_setopt(handle, curl::kSeekFunction, &seek_body);
+  curl.easy_setopt(handle, curl::kSeekData, &transfer);
 }
 
 void set_options(const CurlLibrary& curl, curl::Handle* handle, const HttpRequest& request,
@@ -143,7 +180,7 @@ void set_options(const CurlLibrary& curl, curl::Handle* handle, const HttpReques
   curl.easy_setopt(handle, curl::kBufferSize, 512L << 10);
   curl.easy_setopt(handle, curl::kConnectTimeout, kConnectTimeoutSeconds);
   curl.easy_setopt(handle, curl::kLowSpeedLimit, 1L);
-  curl.easy_setopt(handle, curl::kLowSpeedTime, kStallSeconds);
+  curl.easy_setopt(handle, curl::kLowSpeedTime, static_cast<long>(request.max_stall.count()));
   curl.easy_setopt(handle, curl::kProtocols, curl::kHttpAndHttps);
   curl.easy_setopt(handle, curl::kRedirProtocols, curl::kHttpAndHttps);
   curl.easy_setopt(handle, curl::kFollowLocation, request.follows_redirects ? 1L : 0L);
@@ -155,6 +192,7 @@ void set_options(const CurlLibrary& curl, curl::Handle* handle, const HttpReques
   curl.easy_setopt(handle, curl::kWriteData, &transfer);
   curl.easy_setopt(handle, curl::kXferInfoFunction, &watch);
   curl.easy_setopt(handle, curl::kNoProgress, 0L);
+  set_method(curl, handle, request, transfer);
 }
 
 }  // namespace
@@ -203,6 +241,8 @@ HttpResponse perform(const HttpRequest& request,
   for (const std::string& header : request.headers) {
     headers = curl.slist_append(headers, header.c_str());
   }
+  // A server that does not answer `Expect: 100-continue` would cost a second for each body.
+  if (!request.body.empty()) headers = curl.slist_append(headers, "Expect:");
   curl.easy_setopt(handle, curl::kHttpHeader, headers);
   ++num_requests;
   HttpResponse& response = transfer.response;

@@ -12,11 +12,14 @@
 
 namespace tessera::object_store {
 
-/// One request without a body.
+/// One request. Only `PUT` and `POST` have a body.
 struct HttpRequest {
   std::string url;
   std::vector<std::string> headers{};  // `Name: value`; may hold credentials
   bool follows_redirects = false;      // to other servers too, without the Authorization header
+  std::string method = "GET";
+  std::span<const std::byte> body{};   // seen, not copied: must outlive the request
+  std::chrono::seconds max_stall{30};  // without a byte in either direction
 };
 
 /// Takes the bytes of a body as they arrive; returns false to end the transfer.

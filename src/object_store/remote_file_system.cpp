@@ -42,9 +42,17 @@ RemoteFileSystem::RemoteFileSystem()
     : http_(std::make_unique<HttpServer>()), hub_(std::make_unique<HubServer>()) {}
 RemoteFileSystem::~RemoteFileSystem() = default;
 
+RemoteFileSystem& RemoteFileSystem::of_process() {
+  static auto& files = *new RemoteFileSystem;  // never destroyed: requests in the background use it
+  return files;
+}
+
 Server& RemoteFileSystem::server_of(const std::string& url) const {
-  if (!url.starts_with("s3://"))
-    return HubServer::serves(url) ? *hub_ : static_cast<Server&>(*http_);
+  if (url.starts_with("s3://")) return s3();
+  return HubServer::serves(url) ? *hub_ : static_cast<Server&>(*http_);
+}
+
+S3Server& RemoteFileSystem::s3() const {
   const std::scoped_lock lock(mutex_);
   if (!s3_) {
     S3Settings settings = read_s3_settings(environment_of_process());

@@ -14,11 +14,14 @@
 namespace tessera::object_store {
 
 class HttpServer;
+class S3Server;
 
 /// The files behind URLs. A folder is listed once; sizes and versions are kept until `forget`, so
 /// that all reads of a file are of one version. Thread-safe. Nothing on a server is a link.
 class RemoteFileSystem final : public ReadOnlyFileSystem {
  public:
+  /// Returns the files of the process. They live as long as it.
+  static RemoteFileSystem& of_process();
   RemoteFileSystem();
   ~RemoteFileSystem() override;
 
@@ -28,6 +31,8 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::string resolve_links(const std::string& path) const override;
   std::optional<NamedObject> find_name(const std::string& path) const;
 
+  /// Returns the server of `s3://`. It lives as long as this.
+  S3Server& s3() const;
   /// Names another S3 than the environment does, such as `http://localhost:9000`.
   void set_endpoint(const std::string& url);
   /// Adds a query, which may be a secret, to requests for a URL of a web server.
@@ -52,7 +57,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
 
   mutable std::mutex mutex_;
   std::string endpoint_;
-  mutable std::unique_ptr<Server> s3_;  // made at the first use: reads the user's settings
+  mutable std::unique_ptr<S3Server> s3_;  // made at the first use: reads the user's settings
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Server> hub_;
   mutable std::map<std::string, Folder> folders_;  // also empty ones, which do not exist

@@ -48,7 +48,7 @@ Error clock_error(const std::string& url, const HttpResponse& response) {
 }  // namespace
 
 Error s3_error(const std::string& url, const HttpResponse& response, const S3Settings& settings,
-               const std::string& region) {
+               const std::string& region, std::string_view permission) {
   const S3ErrorBody body = parse_s3_error(response.error_body);
   const std::string found = status_and_code(response, body);
   const auto refused = [&](std::string_view expected, const std::string& advice) {
@@ -72,8 +72,7 @@ Error s3_error(const std::string& url, const HttpResponse& response, const S3Set
                    which_keys(settings) + "; check the secret access key");
   }
   if (response.status == 401 || response.status == 403) {
-    return refused("permission to list and read (s3:ListBucket, s3:GetObject)",
-                   which_keys(settings));
+    return refused("permission " + std::string(permission), which_keys(settings));
   }
   if (response.status == 301 || response.status == 307 || body.code == "PermanentRedirect" ||
       body.code == "AuthorizationHeaderMalformed") {
@@ -82,7 +81,7 @@ Error s3_error(const std::string& url, const HttpResponse& response, const S3Set
                            "set AWS_REGION to the bucket's region");
   }
   if (response.curl_code != 0 || response.may_succeed_later()) return plain_error(url, response);
-  return Error::expected(ErrorKind::io, {.path = url}, "request", "an answer with the bytes",
+  return Error::expected(ErrorKind::io, {.path = url}, "request", "success",
                          body.message.empty() ? found : found + ": " + printable(body.message));
 }
 

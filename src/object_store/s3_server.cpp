@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
+#include "base/digest.h"
 #include "object_store/sigv4.h"
 #include "object_store/url.h"
 
@@ -12,6 +14,9 @@ namespace {
 constexpr std::uint64_t kMaxPageNbytes = std::uint64_t{16} << 20;
 constexpr std::size_t kMaxEntries = 2'000'000;
 constexpr const char* kDefaultRegion = "us-east-1";
+constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
+/// Instead of the SHA-256 of a body. HTTPS protects such a body, and so does its Content-MD5.
+constexpr std::string_view kUnsignedBody = "UNSIGNED-PAYLOAD";
 
 /// Whether a bucket can be the first label of a host with a certificate.
 bool is_host_label(const std::string& bucket) {
@@ -50,27 +55,84 @@ S3Server::Address S3Server::address_of(const std::string& bucket, const std::str
 
 HttpRequest S3Server::request_for(const std::string& url, const Query& query,
                                   std::vector<std::string> headers) {
+  const Call call{.method = "GET",
+                  .query = query,
+                  .about = query.empty() ? Call::About::object : Call::About::bucket};
+  HttpRequest request = signed_request(url, call);
+  request.headers.insert(request.headers.begin(), headers.begin(), headers.end());
+  return request;
+}
+
+HttpRequest S3Server::signed_request(const std::string& url, const Call& call) const {
   const Url parts = parse_url(url);
   const std::string region = region_of(parts.host);
-  const std::string& key = query.empty() ? parts.path : "";
+  const std::string& key = call.about == Call::About::object ? parts.path : "";
   const Address address = address_of(parts.host, key, region);
-  std::string request_url = address.origin + address.path;
-  if (!query.empty()) request_url += "?" + canonical_query(query);
+  HttpRequest request{.url = address.origin + address.path,
+                      .method = call.method,
+                      .body = call.body,
+                      .max_stall = call.max_stall};
+  if (!call.query.empty()) request.url += "?" + canonical_query(call.query);
+  std::map<std::string, std::string> headers = call.headers;
   if (settings_.credentials) {
     const std::time_t now = std::time(nullptr);
-    RequestToSign to_sign{"GET", address.path, query, {{"host", without_scheme(address.origin)}}};
-    to_sign.headers["x-amz-content-sha256"] = kEmptySha256;
-    to_sign.headers["x-amz-date"] = amz_date(now);
+    std::string sha256(kEmptySha256);
+    if (!call.body.empty() && address.origin.starts_with("https://")) {
+      sha256 = kUnsignedBody;
+    } else if (!call.body.empty()) {
+      Sha256 digest;
+      digest.update(call.body);
+      sha256 = digest.hex_digest();
+    }
+    headers["x-amz-content-sha256"] = sha256;
+    headers["x-amz-date"] = amz_date(now);
     if (!settings_.credentials->session_token.empty()) {
-      to_sign.headers["x-amz-security-token"] = settings_.credentials->session_token;
+      headers["x-amz-security-token"] = settings_.credentials->session_token;
     }
-    headers.push_back("Authorization: " + authorization(to_sign, *settings_.credentials,
-                                                        {region, "s3", now}, kEmptySha256));
-    for (const auto& [name, value] : to_sign.headers) {
-      if (name != "host") headers.push_back(name + ": " + value);
-    }
+    RequestToSign to_sign{call.method, address.path, call.query, headers};
+    to_sign.headers["host"] = without_scheme(address.origin);
+    headers["Authorization"] =
+        authorization(to_sign, *settings_.credentials, {region, "s3", now}, sha256);
   }
-  return {.url = std::move(request_url), .headers = std::move(headers)};
+  for (const auto& [name, value] : headers) request.headers.push_back(name + ": " + value);
+  return request;
+}
+
+std::string S3Server::Answer::error_code() const {
+  return parse_s3_error(response.error_body).code;
+}
+
+S3Server::Answer S3Server::send(const std::string& url, const Call& call) {
+  Retries retries(RetryPolicy::of_process());
+  for (int num_lessons = 0;;) {
+    Answer answer;
+    answer.num_attempts = retries.num_attempts() + 1;
+    HttpResponse& response = answer.response;
+    response = perform(signed_request(url, call), [&](const auto&) -> TakeBytes {
+      return [&](std::span<const std::byte> bytes) {
+        answer.body.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+        return answer.body.size() <= kMaxPageNbytes;
+      };
+    });
+    // S3 begins the answer to a long request before it knows whether the request succeeds.
+    if (answer.is_success() && !parse_s3_error(answer.body).code.empty()) {
+      response.status = 500;
+      response.error_body = std::exchange(answer.body, {});
+    }
+    if (num_lessons++ < kMaxLessons && learns_from(url, response)) continue;
+    if (answer.is_success()) return answer;
+    const std::string code = answer.error_code();
+    // Two requests for one object at once, or a body that was damaged on its way.
+    if (code == "ConditionalRequestConflict" || code == "OperationAborted" || code == "BadDigest") {
+      response.status = 503;
+    }
+    if (!retries.wait_after(response)) return answer;
+  }
+}
+
+Error S3Server::error_of(const std::string& url, const Answer& answer,
+                         std::string_view permission) const {
+  return s3_error(url, answer.response, settings_, region_of(parse_url(url).host), permission);
 }
 
 bool S3Server::learns_from(const std::string& url, const HttpResponse& response) {
@@ -89,7 +151,7 @@ bool S3Server::learns_from(const std::string& url, const HttpResponse& response)
 }
 
 Error S3Server::error_for(const std::string& url, const HttpResponse& response) {
-  return s3_error(url, response, settings_, region_of(parse_url(url).host));
+  return s3_error(url, response, settings_, region_of(parse_url(url).host), kPermissionToRead);
 }
 
 std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "object_store/credentials.h"
@@ -16,7 +21,35 @@ class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
+  /// A request other than a plain read. All of it is signed, apart from a body sent by HTTPS.
+  struct Call {
+    /// What the request is about. The URL names the object either way.
+    enum class About { object, bucket };
+
+    std::string method;
+    Query query{};
+    std::map<std::string, std::string> headers{};  // names in lower case
+    std::span<const std::byte> body{};             // must outlive the call
+    std::chrono::seconds max_stall{30};            // without a byte
+    About about = About::object;
+  };
+  /// The answer to the last attempt at a call.
+  struct Answer {
+    HttpResponse response;
+    std::string body{};    // of a success
+    int num_attempts = 1;  // an earlier attempt may have succeeded although its answer was lost
+
+    bool is_success() const { return response.curl_code == 0 && response.is_success(); }
+    /// Returns the code in the body of an error; empty if there is none.
+    std::string error_code() const;
+  };
+
   std::optional<std::vector<Entry>> list(const std::string& url) override;
+  /// Sends a request, and repeats it after failures that pass. Returns the last answer, whatever
+  /// its status.
+  Answer send(const std::string& url, const Call& call);
+  /// Returns the error for an answer to `send`. `permission`: what a refused request needs.
+  Error error_of(const std::string& url, const Answer& answer, std::string_view permission) const;
 
  private:
   struct Address {
@@ -26,6 +59,7 @@ class S3Server final : public Server {
 
   HttpRequest request_for(const std::string& url, const Query& query,
                           std::vector<std::string> headers) override;
+  HttpRequest signed_request(const std::string& url, const Call& call) const;
   bool learns_from(const std::string& url, const HttpResponse& response) override;
   Error error_for(const std::string& url, const HttpResponse& response) override;
 
@@ -38,8 +72,9 @@ class S3Server final : public Server {
   std::map<std::string, std::string> regions_;  // that servers have told, by bucket
 };
 
-/// Returns the error for an answer of S3, with what the user can do.
+/// Returns the error for an answer of S3, with what the user can do. `permission`: what a refused
+/// request needs.
 Error s3_error(const std::string& url, const HttpResponse& response, const S3Settings& settings,
-               const std::string& region);
+               const std::string& region, std::string_view permission);
 
 }  // namespace tessera::object_store

@@ -11,7 +11,6 @@ namespace {
 
 /// How much comes with the question for an object: enough for the header of most files.
 constexpr std::uint64_t kBeginNbytes = std::uint64_t{64} << 10;
-constexpr int kMaxLessons = 3;  // of one request
 
 /// The header `Content-Range: bytes <begin>-<end - 1>/<total>`.
 struct ContentRange {

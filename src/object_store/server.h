@@ -38,6 +38,8 @@ struct FoundObject {
 /// them. Thread-safe.
 class Server {
  public:
+  using Query = std::vector<std::pair<std::string, std::string>>;
+
   virtual ~Server() = default;
 
   /// Returns what is in a folder, sorted by name: empty for a folder that does not exist. Returns
@@ -52,8 +54,6 @@ class Server {
             std::span<std::byte> out);
 
  protected:
-  using Query = std::vector<std::pair<std::string, std::string>>;
-
   /// Returns the request for an object or a question, signed if necessary.
   virtual HttpRequest request_for(const std::string& url, const Query& query,
                                   std::vector<std::string> headers) = 0;
@@ -67,6 +67,8 @@ class Server {
   /// Whether an answer means that there is no object. A server that shows objects to us, but does
   /// not let us list them, refuses also those that do not exist.
   bool is_missing(const HttpResponse& response) const;
+  /// How often one request is sent anew because of what `learns_from` has learned.
+  static constexpr int kMaxLessons = 3;
   /// Whether reads say which version they want. Not if redirects lead to servers with other ETags.
   virtual bool sends_if_match() const { return true; }
 

@@ -2,7 +2,9 @@
 #include <utility>
 
 #include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
 #include "reshard/equal_pieces_text.h"
+#include "reshard/store_save.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/base_checkpoint.h"
 #include "tessera/formats/checkpoint_series.h"
@@ -12,6 +14,7 @@
 #include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/job_state.h"
+#include "tessera/reshard/store_destination.h"
 
 namespace tessera::reshard {
 namespace {
@@ -48,6 +51,9 @@ struct RankSave::State {
   std::string directory;  // where parts are written
   formats::CheckpointContents contents{};
   std::vector<Value> values{};
+  // File systems that the members below use.
+  std::optional<StoreSave> store{};              // if the path is on an object store
+  std::optional<StoreDestination> one_object{};  // on rank 0, for a single file on an object store
   std::unique_ptr<formats::StagedDestination> staged{};  // on rank 0; removes all unless committed
   std::optional<OneFile> one_file{};                     // on rank 0
   std::shared_ptr<const formats::BaseCheckpoint> base{};
@@ -58,6 +64,8 @@ struct RankSave::State {
     base = formats::BaseCheckpoint::open(*options.file_system,
                                          without_trailing_slashes(options.base), options.format);
   }
+  /// Where parts are written.
+  FileSystem& file_system() { return store ? store->file_system() : *options.file_system; }
   bool is_one_file() const { return format_of_parts(options.format) != options.format; }
   formats::PartOptions part_options() const {
     return {format_of_parts(options.format), options.native};
@@ -68,7 +76,10 @@ RankSave::RankSave(std::string path, int rank, RankSaveOptions options)
     : state_(new State{.path = without_trailing_slashes(std::move(path)),
                        .rank = rank,
                        .options = std::move(options),
-                       .directory = {}}) {}
+                       .directory = {}}) {
+  if (!object_store::is_on_store(state_->path)) return;
+  state_->store.emplace(state_->path, *state_->options.file_system);
+}
 
 RankSave::~RankSave() = default;
 
@@ -80,12 +91,22 @@ const RankSaveOptions& RankSave::options() const {
 }
 
 std::string RankSave::stage() {
-  FileSystem& fs = *state_->options.file_system;
+  std::string path = state_->path;
+  OverwritePolicy overwrite = state_->options.overwrite;
+  if (state_->store && !state_->options.base.empty()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "checkpoint with a base",
+                          "a folder, because files of the base are linked",
+                          "a place on an object store");
+  }
   state_->open_base();
-  if (state_->base) formats::check_base(fs, state_->options.base, state_->path);
+  if (state_->base) formats::check_base(*state_->options.file_system, state_->options.base, path);
+  if (state_->store) {
+    path = state_->store->begin(overwrite);
+    overwrite = OverwritePolicy::refuse;  // the local folder is new each time
+  }
   state_->staged = std::make_unique<formats::StagedDestination>(
-      fs, state_->is_one_file() ? state_->path + ".parts" : state_->path,
-      DestinationKind::directory, state_->options.overwrite);
+      state_->file_system(), state_->is_one_file() ? path + ".parts" : path,
+      DestinationKind::directory, overwrite);
   return state_->staged->staging_path();
 }
 
@@ -109,9 +130,21 @@ void RankSave::start_one_file() {
   }
   std::vector<Value> moved;
   for (const std::size_t i : file.plan.value_sources) moved.push_back(state_->values[i]);
-  file.writer = formats::create_checkpoint(
-      *options.file_system, state_->path, file.plan.destination, std::move(moved),
-      {.format = options.format, .overwrite = options.overwrite});
+  if (!state_->store) {
+    file.writer = formats::create_checkpoint(
+        *options.file_system, state_->path, file.plan.destination, std::move(moved),
+        {.format = options.format, .overwrite = options.overwrite});
+  } else {
+    // What an interrupted save left is of no use: the state is another one now.
+    StoreDestination& object = state_->one_object.emplace(
+        state_->path, StoreOptions{.format = options.format,
+                                   .overwrite = options.overwrite,
+                                   .kept_work = formats::KeptWork::discard});
+    file.writer = object.run([&] {
+      return formats::create_checkpoint(object.file_system(), object.path(), file.plan.destination,
+                                        std::move(moved), {.format = options.format});
+    });
+  }
   state_->one_file = std::move(file);
 }
 
@@ -146,25 +179,34 @@ std::uint64_t RankSave::linked_nbytes() const {
 }
 
 void RankSave::write(const Plan& plan, const formats::TensorSource& source) {
-  const auto writer =
-      formats::create_part(*state_->options.file_system, state_->directory, state_->contents,
-                           state_->values, state_->rank, state_->part_options());
+  FileSystem& fs = state_->file_system();
+  if (state_->store && fs.kind_of(state_->directory) != FileKind::directory) {
+    throw Error::expected(ErrorKind::not_found, {.path = state_->directory}, "spool",
+                          "the folder that rank 0 made, which all ranks must see", "none",
+                          "set TMPDIR to a folder that all ranks share");
+  }
+  const auto writer = formats::create_part(fs, state_->directory, state_->contents, state_->values,
+                                           state_->rank, state_->part_options());
   execute(plan, source, *writer, {.memory_nbytes = state_->options.memory_nbytes});
   writer->commit();
 }
 
 std::uint64_t RankSave::join() {
-  return formats::join_parts(*state_->options.file_system, state_->directory, state_->contents,
-                             state_->values, state_->part_options());
+  const std::uint64_t token =
+      formats::join_parts(state_->file_system(), state_->directory, state_->contents,
+                          state_->values, state_->part_options());
+  if (state_->store && !state_->is_one_file()) state_->store->remove_old_index();
+  return token;
 }
 
 void RankSave::seal(std::uint64_t token) {
-  formats::seal_part(*state_->options.file_system, state_->directory, state_->rank, token,
+  formats::seal_part(state_->file_system(), state_->directory, state_->rank, token,
                      state_->part_options());
+  if (state_->store && !state_->is_one_file()) state_->store->upload_own_files(state_->directory);
 }
 
 void RankSave::finish() {
-  FileSystem& fs = *state_->options.file_system;
+  FileSystem& fs = state_->file_system();
   // The next two variables are destroyed when this call ends, so that errors are reported after the
   // destination is restored.
   const std::unique_ptr<formats::StagedDestination> staging = std::move(state_->staged);
@@ -172,14 +214,24 @@ void RankSave::finish() {
   formats::finish_parts(fs, state_->directory, state_->contents, state_->values,
                         state_->part_options());
   if (file) {
-    const auto reader = formats::open_checkpoint(fs, state_->directory);
-    execute(file->plan, *reader, *file->writer, {.memory_nbytes = state_->options.memory_nbytes});
-    file->writer->commit();
+    const auto finish_file = [&] {
+      const auto reader = formats::open_checkpoint(fs, state_->directory);
+      execute(file->plan, *reader, *file->writer, {.memory_nbytes = state_->options.memory_nbytes});
+      file->writer->commit();
+    };
+    if (state_->one_object) {
+      state_->one_object->run(finish_file);
+    } else {
+      finish_file();
+    }
+  } else if (state_->store) {
+    state_->store->finish(state_->directory);  // then the local files are removed
   } else {
     staging->commit();
   }
   if (state_->options.keep_last > 0) {
-    remove_older(fs, state_->path, state_->options.keep_last);
+    remove_older(state_->store ? object_store::files() : fs, state_->path,
+                 state_->options.keep_last);
   }
 }
 

@@ -23,7 +23,7 @@ NOT_IN_JOURNAL = {
     "dequantize",  # an entry of its own beside the plan's
     "to", "compress", "base", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
-    "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
+    "memory", "threads", "spool", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
     "part", "workers", "take-over",  # the number of workers has an entry of its own
 }
 ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size", "parts": "part"}  # beside world_size and part themselves

@@ -14,6 +14,8 @@ class Request:
     path: str  # with the query
     headers: dict
     number: int  # counts all requests of the proxy, from 1
+    method: str = "GET"
+    body: bytes = b""
 
     @property
     def is_list(self):
@@ -52,8 +54,9 @@ class Proxy:
             disable_nagle_algorithm = True
 
             def do_GET(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 with lock:
-                    request = Request(self.path, dict(self.headers), len(proxy.requests) + 1)
+                    request = Request(self.path, dict(self.headers), len(proxy.requests) + 1, self.command, body)
                     proxy.requests.append(request)
                 if proxy.latency_s:
                     time.sleep(proxy.latency_s)
@@ -63,6 +66,8 @@ class Proxy:
                     if proxy.change:
                         answer = proxy.change(request, answer) or answer
                 self.send(answer)
+
+            do_PUT = do_POST = do_DELETE = do_GET
 
             def send(self, answer):
                 self.send_response(answer.status)
@@ -99,7 +104,7 @@ class Proxy:
     def ask(self, request):
         connection = http.client.HTTPConnection(*self.upstream, timeout=60)
         headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
-        connection.request("GET", request.path, headers=headers)
+        connection.request(request.method, request.path, body=request.body, headers=headers)
         response = connection.getresponse()
         body = response.read()
         connection.close()

@@ -11,6 +11,13 @@ namespace {
 TEST(CurlLibraryTest, NumbersAreThoseOfTheHeader) {
   EXPECT_EQ(curl::kWriteData, CURLOPT_WRITEDATA);
   EXPECT_EQ(curl::kUrl, CURLOPT_URL);
+  EXPECT_EQ(curl::kReadData, CURLOPT_READDATA);
+  EXPECT_EQ(curl::kReadFunction, CURLOPT_READFUNCTION);
+  EXPECT_EQ(curl::kCustomRequest, CURLOPT_CUSTOMREQUEST);
+  EXPECT_EQ(curl::kUpload, CURLOPT_UPLOAD);
+  EXPECT_EQ(curl::kInFileSizeLarge, CURLOPT_INFILESIZE_LARGE);
+  EXPECT_EQ(curl::kSeekFunction, CURLOPT_SEEKFUNCTION);
+  EXPECT_EQ(curl::kSeekData, CURLOPT_SEEKDATA);
   EXPECT_EQ(curl::kErrorBuffer, CURLOPT_ERRORBUFFER);
   EXPECT_EQ(curl::kWriteFunction, CURLOPT_WRITEFUNCTION);
   EXPECT_EQ(curl::kUserAgent, CURLOPT_USERAGENT);

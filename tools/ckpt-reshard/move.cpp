@@ -20,6 +20,7 @@
 #include "tessera/formats/format_driver.h"
 #include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/store_destination.h"
 
 namespace tessera::cli {
 namespace {
@@ -51,21 +52,28 @@ void require_folder(const formats::SharedWork& work, const std::string& folder) 
       list);
 }
 
+/// Where a writer makes the checkpoint.
+struct Place {
+  FileSystem& fs;
+  std::string path;
+};
+
 /// Moves all bytes and commits. Adds to the outcome what it found.
-void move(const MoveOptions& options, const formats::CreateOptions& create, Outcome& outcome,
-          const CheckpointReader& reader, Terminal& terminal, const std::stop_token& stop) {
+void move(const MoveOptions& options, const formats::CreateOptions& create, const Place& place,
+          Outcome& outcome, const CheckpointReader& reader, Terminal& terminal,
+          const std::stop_token& stop) {
   const Plan& plan = outcome.plan;
-  const auto writer =
-      reshard::start_move(plan, reader, object_store::files(), options.destination, create);
-  if (options.resume && !writer->is_resumed() && !options.quiet) {
+  const auto writer = reshard::start_move(plan, reader, place.fs, place.path, create);
+  // Without a journal, the work of an interrupted run is at a server, which compares parts itself.
+  if (options.resume && create.journal && !writer->is_resumed() && !options.quiet) {
     terminal.print_error(
-        "note: " + printable(formats::StagedDestination::staging_path_of(options.destination)) +
+        "note: " + printable(formats::StagedDestination::staging_path_of(place.path)) +
         ": no interrupted run to resume; started from the beginning");
   }
   Progress progress(terminal, options.progress, options.progress.verb,
                     plan.nbytes_to_write - outcome.linked_nbytes);
   outcome.kept_nbytes = reshard::finish_or_keep(
-      plan, reader, *writer, object_store::files(), options.destination,
+      plan, reader, *writer, place.fs, place.path,
       {.memory_nbytes = options.memory_nbytes,
        .num_threads = num_threads(options),
        .stop = stop,
@@ -74,6 +82,31 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
        .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
        .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+}
+
+/// Moves all bytes to an object store, or only checks whether it could.
+void move_to_store(const MoveOptions& options, formats::CreateOptions create, Outcome& outcome,
+                   const CheckpointReader& reader, Terminal& terminal,
+                   const std::stop_token& stop) {
+  formats::KeptWork kept_work = create.journal->kept_work;
+  if (options.dry_run && options.discard) kept_work = formats::KeptWork::resume;
+  reshard::StoreDestination store(options.destination, {.format = create.format,
+                                                        .overwrite = create.overwrite,
+                                                        .kept_work = kept_work,
+                                                        .overwrite_option = "--overwrite",
+                                                        .extra_files = create.extra_files,
+                                                        .spool = options.spool});
+  // The local folder is new each time: what is to be kept or replaced is at the server.
+  create.overwrite = OverwritePolicy::refuse;
+  create.journal.reset();
+  store.run([&] {
+    const Place place{store.file_system(), store.path()};
+    if (options.dry_run) {
+      reshard::check_move(outcome.plan, reader, place.fs, place.path, create);
+    } else {
+      move(options, create, place, outcome, reader, terminal, stop);
+    }
+  });
 }
 
 /// Writes the share of one worker, or finishes the shares of all workers.
@@ -138,6 +171,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
+  // What an interrupted run left there is compared later, object by object.
+  if (options.resume && object_store::is_on_store(options.destination)) return;
   const bool may_hold_extra_files =
       options.overwrite && fs.kind_of(options.destination) == FileKind::directory;
   for (const std::string& path : paths) {
@@ -259,13 +294,19 @@ void print_complete(const MoveOptions& options, const Outcome& outcome,
 
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
-  object_store::require_local(options.destination);
+  const bool is_on_store = object_store::is_on_store(options.destination);
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
   const bool finishes = !options.worker.finished_folder.empty();
   const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
-  if (!options.base.empty() && (part || finishes)) {
-    throw UsageError("--base: expected a move by one process, found --part or finish",
+  if (part || finishes) object_store::require_local(options.destination);
+  if (!options.base.empty() && (part || finishes || is_on_store)) {
+    throw UsageError(is_on_store ? "--base: expected a local DST, found one on an object store"
+                                 : "--base: expected a move by one process, found --part or finish",
+                     "ckpt-reshard --help");
+  }
+  if (!options.spool.empty() && !is_on_store) {
+    throw UsageError("--spool: expected DST on s3://BUCKET/PREFIX, found a local DST",
                      "ckpt-reshard --help");
   }
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
@@ -309,13 +350,15 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                              .num_threads = num_threads(options),
                              .stop = signals.token(),
                              .source_path = reader.path()});
-  if (options.dry_run) {
+  if (is_on_store) {
+    move_to_store(options, create, outcome, reader, terminal, signals.token());
+  } else if (options.dry_run) {
     reshard::check_move(plan, reader, fs, options.destination, create,
                         part ? std::optional(part->num_parts) : std::nullopt);
   } else if (part || finishes) {
     move_with_others(options, part, create, outcome, reader, terminal, signals.token());
   } else {
-    move(options, create, outcome, reader, terminal, signals.token());
+    move(options, create, {fs, options.destination}, outcome, reader, terminal, signals.token());
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
   }
   if (options.dry_run) {

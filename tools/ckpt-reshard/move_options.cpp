@@ -59,6 +59,9 @@ void add_run_options(Command& command, MoveOptions& options) {
                    "Memory for all buffers (default: {})")
       .option("--threads", "N", options.num_threads,
               "Number of threads (default: number of cores, at most 16)")
+      .option("--spool", "DIR", options.spool,
+              "Folder for the files of DST before they are uploaded, if DST is s3://… (default: "
+              "TMPDIR, or /tmp)")
       .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
       .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
       .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")

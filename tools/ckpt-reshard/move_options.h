@@ -60,6 +60,7 @@ struct MoveOptions {
   reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = reshard::kDefaultExtraFilesNbytes;
+  std::string spool;  // a folder; empty: that of the system
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;   // the work of an interrupted run

@@ -45,7 +45,8 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call
-/// left under such names.
+/// left under such names. An object store cannot rename: there the index is removed first, and the
+/// next call removes the files of our writers that are left without one.
 /// `newest`: the name of a checkpoint in the directory, which is kept and counts as the newest.
 /// Considers only names that differ from `newest` in nothing but the last number (`step-900` for
 /// `step-1000`), and no names if `newest` has no number. If `newest` is empty, considers all names.

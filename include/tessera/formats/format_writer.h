@@ -103,6 +103,10 @@ class FormatWriter {
   /// journals.
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
+  /// Whether a writer without a journal writes each byte of a file at most once, and reads none
+  /// before the file is synced. The bytes can then be sent to a server as they come.
+  virtual bool writes_bytes_once() const { return true; }
+
   /// Returns how several processes write one checkpoint together; null if the format does not allow
   /// several writers.
   virtual const PartsWriter* parts() const { return nullptr; }

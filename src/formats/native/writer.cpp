@@ -449,6 +449,8 @@ class NativeFormatWriter final : public FormatWriter {
                                                   const std::string& path) const override {
     return native::open_base(fs, path);
   }
+  // HDF5 reads and rewrites what it has written.
+  bool writes_bytes_once() const override { return false; }
   const PartsWriter* parts() const override {
     static const NativeParts parts;
     return &parts;

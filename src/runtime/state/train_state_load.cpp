@@ -6,6 +6,8 @@
 #include <set>
 
 #include "base/json.h"
+#include "object_store/files.h"
+#include "object_store/url.h"
 #include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
@@ -229,7 +231,9 @@ class TrainState::Impl::Load {
 void TrainState::Impl::Load::prepare() {
   state::check_file_system(options_.file_system);
   state_.check_mesh();
-  reader_ = formats::open_checkpoint(*options_.file_system, path_);
+  object_store::forget(path_);
+  reader_ = formats::open_checkpoint(
+      object_store::is_url(path_) ? object_store::files() : *options_.file_system, path_);
   const CheckpointContents& source = reader_->contents();
   summary_.format = reader_->format();
   summary_.saved_world_size = source.world_size;

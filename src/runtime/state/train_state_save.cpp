@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/json.h"
+#include "object_store/files.h"
 #include "runtime/state/per_rank.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/state/train_state_impl.h"
@@ -165,9 +166,13 @@ bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format for
 /// 0.
 std::string TrainState::Impl::stage(reshard::RankSave& save) {
   const reshard::RankSaveOptions& options = save.options();
+  const bool is_on_store = object_store::is_on_store(save.path());
+  object_store::forget(save.path());
   if (options.overwrite == OverwritePolicy::replace) {
-    formats::check_replaceable(*options.file_system, save.path(), "OverwritePolicy::replace");
+    const FileSystem& fs = is_on_store ? object_store::files() : *options.file_system;
+    formats::check_replaceable(fs, save.path(), "OverwritePolicy::replace");
   }
+  if (is_on_store) return save.stage();
   if (const std::string parent = directory_of(save.path()); parent != locked_directory_) {
     lock_.reset();
     lock_ = std::make_unique<formats::DirectoryLock>(parent);

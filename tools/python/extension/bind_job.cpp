@@ -215,13 +215,18 @@ class Save {
     {
       const nb::gil_scoped_release without_gil;
       const reshard::RankSaveOptions& options = save_->options();
+      const bool is_on_store = object_store::is_on_store(save_->path());
+      const FileSystem& fs = is_on_store ? object_store::files() : *options.file_system;
+      object_store::forget(save_->path());
       if (options.overwrite == OverwritePolicy::replace) {
-        formats::check_replaceable(*options.file_system, save_->path(), "overwrite=True");
-      } else if (options.file_system->kind_of(save_->path())) {
+        formats::check_replaceable(fs, save_->path(), "overwrite=True");
+      } else if (!is_on_store && fs.kind_of(save_->path())) {
         throw Error(ErrorKind::already_exists, {.path = save_->path()},
                     "the destination exists (overwrite=True replaces it)");
       }
-      lock_ = std::make_unique<formats::DirectoryLock>(directory_of(save_->path()));
+      if (!is_on_store) {
+        lock_ = std::make_unique<formats::DirectoryLock>(directory_of(save_->path()));
+      }
       directory = save_->stage();
     }
     return nb::bytes(directory.data(), directory.size());
@@ -448,8 +453,9 @@ void bind_job(nb::module_& module) {
         formats::LatestValid found;
         {
           const nb::gil_scoped_release without_gil;
+          object_store::forget(path);
           found = formats::latest_valid(
-              FileSystem::posix(), path,
+              object_store::files(), path,
               checksums ? formats::Validation::checksums : formats::Validation::structure);
         }
         nb::list skipped;

@@ -20,6 +20,7 @@
 #include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
+#include "tessera/reshard/store_destination.h"
 #include "watched_work.h"
 
 namespace tessera::python {
@@ -76,10 +77,16 @@ formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs)
   return source;
 }
 
+/// Where a writer makes the checkpoint.
+struct Place {
+  FileSystem& fs;
+  std::string path;
+};
+
 /// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
 std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
-                      const formats::CreateOptions& create, Watch& watch) {
-  FileSystem& fs = object_store::files();
+                      const Place& place, const formats::CreateOptions& create, Watch& watch) {
+  FileSystem& fs = place.fs;
   const Plan& plan = outcome.plan;
   watch.set_total(plan.nbytes_to_write - outcome.linked_nbytes);
   ExecuteOptions options = request.execute;
@@ -91,14 +98,39 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   if (request.worker) {
     reshard::SharedMoveOptions worker = *request.worker;
     worker.begins = [&](int, std::uint64_t nbytes) { watch.set_total(nbytes); };
-    outcome.shared =
-        reshard::move_share(plan, reader, fs, request.destination, create, worker, options);
+    outcome.shared = reshard::move_share(plan, reader, fs, place.path, create, worker, options);
     std::uint64_t resumed_nbytes = 0;
     for (const auto& share : outcome.shared->shares) resumed_nbytes += share.resumed_nbytes;
     return resumed_nbytes;
   }
-  const auto writer = reshard::start_move(plan, reader, fs, request.destination, create);
-  return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
+  const auto writer = reshard::start_move(plan, reader, fs, place.path, create);
+  return reshard::finish_or_keep(plan, reader, *writer, fs, place.path, options);
+}
+
+/// As `execute`, to an object store. A dry run only checks whether the move could start.
+void execute_to_store(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
+                      formats::CreateOptions create, Watch& watch) {
+  const auto kept_work = create.journal ? create.journal->kept_work : formats::KeptWork::refuse;
+  reshard::StoreDestination store(
+      request.destination, {.format = create.format,
+                            .overwrite = create.overwrite,
+                            .kept_work = request.dry_run && kept_work == formats::KeptWork::discard
+                                             ? formats::KeptWork::resume
+                                             : kept_work,
+                            .overwrite_option = "overwrite=True",
+                            .extra_files = create.extra_files,
+                            .spool = request.spool});
+  // The local folder is new each time: what is to be kept or replaced is at the server.
+  create.overwrite = OverwritePolicy::refuse;
+  create.journal.reset();
+  store.run([&] {
+    const Place place{store.file_system(), store.path()};
+    if (request.dry_run) {
+      reshard::check_move(outcome.plan, reader, place.fs, place.path, create);
+    } else {
+      execute(request, reader, outcome, place, create, watch);
+    }
+  });
 }
 
 /// Checks that the destination may be written to. A directory that is to be replaced may hold the
@@ -108,6 +140,10 @@ void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
   const OverwritePolicy overwrite = request.create.overwrite;
+  // What an interrupted move left there is compared later, object by object.
+  const bool resumes =
+      request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
+  if (resumes && object_store::is_on_store(request.destination)) return;
   const bool may_hold_extra_files = overwrite == OverwritePolicy::replace &&
                                     fs.kind_of(request.destination) == FileKind::directory;
   if (extra_files == nullptr && may_hold_extra_files) return;
@@ -148,7 +184,13 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
 /// Plans a move, and executes it unless this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = object_store::files();
-  object_store::require_local(request.destination);
+  const bool is_on_store = object_store::is_on_store(request.destination);
+  if (request.worker) object_store::require_local(request.destination);
+  if (!request.spool.empty() && !is_on_store) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = request.destination}, "spool",
+                          "a destination s3://BUCKET/PREFIX", "a local one");
+  }
+  object_store::forget(request.destination);
   for (const MergePath& source : request.sources.paths) object_store::forget(source.path);
   check_destination(request, nullptr);
   const reshard::SourceFiles files;
@@ -162,6 +204,10 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
+  if (is_on_store) {
+    execute_to_store(request, reader, outcome, std::move(create), watch);
+    return outcome;
+  }
   ExecuteOptions comparison = request.execute;
   comparison.stop = watch.token();
   comparison.source_path = reader.path();
@@ -172,7 +218,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
                         request.worker ? std::optional(request.worker->num_shares) : std::nullopt);
     return outcome;
   }
-  outcome.kept_nbytes = execute(request, reader, outcome, create, watch);
+  outcome.kept_nbytes = execute(request, reader, outcome, {fs, request.destination}, create, watch);
   if (create.overwrite == OverwritePolicy::replace) {
     outcome.left_over = formats::left_over_at(fs, request.destination);
   }
@@ -328,6 +374,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read("extra_files_limit", options.extra_files_nbytes);
   members.read("memory", options.memory_nbytes);
   members.read("threads", options.num_threads);
+  members.read_bytes("spool", options.spool);
   members.read("dry_run", options.dry_run);
   members.read("overwrite", options.overwrite);
   members.read("resume", options.resume);

@@ -232,6 +232,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                                   .prefixes = reshard::NamePrefixes(options.prefixes)},
                       .destination = std::move(destination),
                       .base = options.base,
+                      .spool = options.spool,
                       .dry_run = options.dry_run};
   const Format format = format_to_write(options.to, request.destination);
   request.create = create_options(options, format);

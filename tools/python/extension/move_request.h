@@ -54,6 +54,7 @@ struct MoveOptions {
   std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
   int num_threads = 0;  // 0: object_store::default_num_threads()
+  std::string spool;    // a folder; empty: that of the system
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;
@@ -93,6 +94,7 @@ struct MoveRequest {
   Sources sources;
   std::string destination;
   std::string base{};  // of the checkpoint to share files with; empty: not given
+  std::string spool{};  // a folder, for a destination on an object store
   bool dry_run = false;
   reshard::PlanOptions plan{};
   formats::CreateOptions create{};

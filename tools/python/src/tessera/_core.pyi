@@ -71,6 +71,7 @@ class _MoveOptions(TypedDict):
     extra_files_limit: int
     memory: int
     threads: int
+    spool: bytes
     dry_run: bool
     overwrite: bool
     resume: bool

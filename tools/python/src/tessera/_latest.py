@@ -26,6 +26,8 @@ class LatestValid(NamedTuple):
 def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
     """Returns the newest valid checkpoint in a folder, of any format, and what is newer and was rejected.
 
+    folder: a path, or s3://BUCKET/PREFIX.
+
     The newest is the last by name, where runs of digits are numbers: step-1000 is newer than step-999. A checkpoint is
     valid if it opens, and each of its files exists, has the right size and belongs to it. A folder that does not exist
     has none. Not collective: call it on rank 0 and send the path to the others, so that all ranks load the same.

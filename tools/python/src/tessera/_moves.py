@@ -109,6 +109,7 @@ class MoveOptions(TypedDict, total=False):
     extra_files_limit: int | str
     memory: int | str
     threads: int | None
+    spool: PathLike | None
     dry_run: bool
     overwrite: bool
     resume: bool
@@ -132,7 +133,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             allow_missing: bool = False, allow_lossy: bool = False, as_is: bool = False, extra_files: str = "carry",
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
             memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
-            threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
+            threads: int | None = None, spool: PathLike | None = None, dry_run: bool = False, overwrite: bool = False,
             resume: bool = False, discard: bool = False, part: int | None = None, parts: int | None = None,
             take_over: bool = False, progress: Progress = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
@@ -181,6 +182,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     extra_files_limit: the most bytes of such files together. If they have more, the largest are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
+    spool: a folder for the files of a destination s3://… before they are uploaded; None: TMPDIR, or /tmp.
     dry_run: plan the move, and raise the errors that it would raise at its start; write nothing.
     overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
         not be removed.
@@ -361,6 +363,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "extra_files_limit": nbytes,
     "memory": nbytes,
     "threads": at_least_one,
+    "spool": optional_path_bytes,
     "dry_run": flag,
     "overwrite": flag,
     "resume": flag,

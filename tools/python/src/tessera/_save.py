@@ -47,12 +47,13 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
     may be plain tensors, DTensors or ShardedTensors, on any device. If several ranks hold the same tensor or value,
     one copy is saved. The copy of a value is that of the lowest rank that has it. Some ranks may lack a name.
-    path: of the checkpoint. Its folder must exist, on a file system that all ranks see.
+    path: of the checkpoint. Its folder must exist, on a file system that all ranks see. Or s3://BUCKET/PREFIX: then the
+    ranks write into a folder in TMPDIR, which all of them must see, and upload from there.
     process_group: the ranks that save; None: all.
     format: "native", "dcp" (what torch.distributed.checkpoint writes), "safetensors" or "torch". All ranks write the
     first two in parallel. For the other two, all ranks write parts beside the destination, and rank 0
     makes the file from them.
-    overwrite: replace the checkpoint at the path, in one step.
+    overwrite: replace the checkpoint at the path, in one step. On s3://, there is no checkpoint during the upload.
     keep_last: how many checkpoints to keep, with this one. Older ones are removed if their names differ only in the
     last number.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.

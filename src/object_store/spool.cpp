@@ -1,0 +1,303 @@
+#include "object_store/spool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <tuple>
+
+#include "object_store/files.h"
+#include "object_store/remote_file_system.h"
+#include "object_store/url.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parallel.h"
+
+namespace tessera::object_store {
+namespace {
+
+constexpr std::size_t kMaxWaitingParts = 8;
+
+FileSystem& local() {
+  return FileSystem::posix();
+}
+
+}  // namespace
+
+/// Writes a staged file.
+class Spool::File final : public WritableFile {
+ public:
+  File(Spool& spool, FilePointer file)
+      : spool_(spool), file_(std::move(file)), open_(file_->open()) {}
+
+  const std::string& path() const override { return file_->path(); }
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    spool_.upload(file_, file_->write_at(offset, bytes));
+  }
+  void resize(std::uint64_t nbytes) override { file_->resize(nbytes); }
+  void sync() override { spool_.upload(file_, file_->sync()); }
+  void close() override { open_.reset(); }
+
+ private:
+  Spool& spool_;
+  FilePointer file_;
+  std::shared_ptr<const tessera::detail::FileDescriptor> open_;
+};
+
+Spool::Spool(std::string folder, SpoolOptions options)
+    : folder_(std::move(folder)),
+      options_(std::move(options)),
+      path_(join_path(folder_, last_component(options_.url))),
+      parent_url_(directory_of(options_.url)),
+      uploads_(RemoteFileSystem::of_process().s3()),
+      workers_(options_.num_uploads, kMaxWaitingParts) {
+  const int num_unfinished =
+      options_.resumes ? 0
+                       : find_unfinished(options_.url, options_.discards ? Unfinished::remove
+                                                                         : Unfinished::count);
+  if (num_unfinished > 0 && !options_.discards) {
+    throw Error(ErrorKind::already_exists, {.path = options_.url},
+                "uploads: the parts of an interrupted run are kept here, in " +
+                    std::to_string(num_unfinished) + " unfinished upload" +
+                    (num_unfinished == 1 ? "" : "s"),
+                {Remedy::Action::resume_or_discard});
+  }
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error) throw Error(ErrorKind::io, {.path = folder_}, "create: " + error.message());
+}
+
+Spool::~Spool() {
+  workers_.stop();
+  ::rmdir(folder_.c_str());
+}
+
+void Spool::abort() {
+  workers_.stop();
+  std::map<std::string, Begun> begun;
+  {
+    const std::scoped_lock lock(mutex_);
+    begun.swap(begun_);
+  }
+  for (const auto& [id, upload] : begun) uploads_.abort(upload.url, id);
+}
+
+LeftOnServer Spool::keep() {
+  workers_.stop();
+  const std::scoped_lock lock(mutex_);
+  LeftOnServer left{.num_objects = num_published_};
+  for (const auto& [id, upload] : begun_) left.unfinished_nbytes += upload.nbytes;
+  return left;
+}
+
+/// Whether a path is at or below a staging path: those files are uploaded.
+bool Spool::is_staged(const std::string& path) const {
+  if (!path.starts_with(folder_ + "/")) return false;
+  const std::string rest = path.substr(folder_.size() + 1);
+  return rest.substr(0, rest.find('/')).ends_with(options_.staging_suffix);
+}
+
+std::string Spool::url_of(const std::string& staged_path) const {
+  std::string rest = staged_path.substr(folder_.size() + 1);
+  const std::size_t slash = std::min(rest.find('/'), rest.size());
+  const std::size_t suffix = slash - options_.staging_suffix.size();
+  return join_path(parent_url_, rest.substr(0, suffix) + rest.substr(slash));
+}
+
+/// Returns the path of a file from the destination; empty for a single file.
+std::string Spool::name_of(const SpooledFile& file) const {
+  if (!file.url().starts_with(options_.url + "/")) return {};
+  return file.url().substr(options_.url.size() + 1);
+}
+
+Spool::FilePointer Spool::spooled(const std::string& path) {
+  const std::scoped_lock lock(mutex_);
+  FilePointer& file = files_[path];
+  if (!file) {
+    file = std::make_shared<SpooledFile>(path, url_of(path), options_.min_part_nbytes,
+                                         options_.release);
+  }
+  return file;
+}
+
+void Spool::upload(const FilePointer& file, std::vector<SpooledFile::Work> work) {
+  for (const SpooledFile::Work& part : work) {
+    workers_.run([this, file, part] { upload_part(*file, part); });
+  }
+}
+
+/// Begins the upload of a file in parts, or takes over that of an interrupted run.
+void Spool::begin_upload(SpooledFile& file) {
+  const std::scoped_lock lock(file.begin_mutex);
+  if (!file.upload_id.empty()) return;
+  if (options_.resumes || options_.discards) {
+    const std::string key = parse_url(file.url()).path;
+    for (const UnfinishedUpload& upload : uploads_.list_unfinished(file.url())) {
+      if (upload.key != key) continue;
+      if (!options_.resumes || !file.upload_id.empty()) {
+        uploads_.abort(file.url(), upload.id);
+        continue;
+      }
+      file.upload_id = upload.id;
+      for (UploadedPart& part : uploads_.list_parts(file.url(), upload.id)) {
+        file.kept[part.number] = std::move(part);
+      }
+    }
+  }
+  if (file.upload_id.empty()) file.upload_id = uploads_.begin(file.url());
+  const std::scoped_lock begun_lock(mutex_);
+  begun_[file.upload_id] = {file.url()};
+}
+
+void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
+  begin_upload(file);
+  const std::vector<std::byte> bytes = file.read(work.range);
+  const int number = work.index + 1;
+  UploadedPart part{.number = number, .nbytes = bytes.size(), .md5 = Md5::of(bytes)};
+  const auto kept = file.kept.find(number);
+  if (kept != file.kept.end() && kept->second.nbytes == part.nbytes &&
+      kept->second.etag == '"' + part.md5.hex() + '"') {
+    part.etag = kept->second.etag;
+  } else {
+    part = uploads_.put_part(file.url(), file.upload_id, number, bytes);
+  }
+  file.note_uploaded(work, std::move(part));
+  const std::scoped_lock lock(mutex_);
+  begun_[file.upload_id].nbytes += bytes.size();
+}
+
+/// Makes the object of a file appear.
+void Spool::publish_file(SpooledFile& file) {
+  const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
+  if (file.is_one_part() && file.upload_id.empty()) {
+    uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
+  } else {
+    for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
+    uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
+  }
+  const std::scoped_lock lock(mutex_);
+  begun_.erase(file.upload_id);
+  ++num_published_;
+}
+
+/// Returns the files at a staging path: small ones first, because they describe the others; what
+/// makes them a checkpoint last.
+std::vector<Spool::FilePointer> Spool::in_order_of_publication(
+    const std::string& staging_path) const {
+  std::vector<FilePointer> files;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [path, file] : files_) {
+      if (path == staging_path || path.starts_with(staging_path + "/")) files.push_back(file);
+    }
+  }
+  std::ranges::sort(files, {}, [&](const FilePointer& file) {
+    const bool is_index = options_.is_index && options_.is_index(name_of(*file));
+    return std::tuple(is_index, file->nbytes(), file->path());
+  });
+  return files;
+}
+
+/// Throws if an object at the destination is new or has changed since this was made.
+void Spool::require_replaced_unchanged() const {
+  const StoredObjects now = list_objects(options_.url);
+  const auto in_words = [](const StoredObjects& objects, const std::string& name) {
+    const auto found = objects.find(name);
+    return found == objects.end() ? std::string("none") : found->second.in_words();
+  };
+  for (const auto* objects : {&now, &*options_.replaced}) {
+    for (const auto& [name, version] : *objects) {
+      const std::string before = in_words(*options_.replaced, name);
+      const std::string after = in_words(now, name);
+      if (before == after) continue;
+      throw Error::expected(ErrorKind::already_exists,
+                            {.path = name.empty() ? options_.url : join_path(options_.url, name)},
+                            "object to replace", "the one that was there at the start: " + before,
+                            after, "another program writes here");
+    }
+  }
+}
+
+void Spool::publish(const std::string& staging_path, const std::string& path) {
+  std::vector<FilePointer> files = in_order_of_publication(staging_path);
+  for (const FilePointer& file : files) upload(file, file->sync());
+  workers_.wait();
+  const bool is_folder = local().kind_of(staging_path) == FileKind::directory;
+  const bool replaces = options_.replaced && path == path_;
+  if (replaces) require_replaced_unchanged();
+  if (replaces && is_folder && options_.is_index) {
+    // From here on there is no checkpoint, rather than one of old and new files.
+    remove_objects(options_.url, *options_.replaced, options_.is_index);
+  }
+  const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
+  parallel_for(num_before_last, options_.num_uploads, {},
+               [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
+  if (replaces && is_folder) {
+    remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {
+      return !(options_.is_index && options_.is_index(name)) &&
+             std::ranges::none_of(files, [&](const auto& file) { return name_of(*file) == name; });
+    });
+  }
+  if (!files.empty()) publish_file(*files.back());
+  std::map<std::string, Begun> abandoned;  // of files that were written and removed again
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const FilePointer& file : files) files_.erase(file->path());
+    if (path == path_) abandoned.swap(begun_);
+  }
+  for (const auto& [id, upload] : abandoned) uploads_.abort(upload.url, id);
+  forget(options_.url);
+}
+
+std::optional<FileKind> Spool::kind_of(const std::string& path) const {
+  return local().kind_of(path);
+}
+std::unique_ptr<ReadableFile> Spool::open(const std::string& path) const {
+  return is_url(path) ? object_store::files().open(path) : local().open(path);
+}
+std::unique_ptr<WritableFile> Spool::create(const std::string& path) {
+  auto file = local().create(path);
+  if (!is_staged(path)) return file;
+  file->close();
+  return std::make_unique<File>(*this, spooled(path));
+}
+std::unique_ptr<WritableFile> Spool::open_for_update(const std::string& path) {
+  auto file = local().open_for_update(path);
+  if (!is_staged(path)) return file;
+  file->close();
+  return std::make_unique<File>(*this, spooled(path));
+}
+void Spool::make_directory(const std::string& path) {
+  local().make_directory(path);
+}
+std::vector<std::string> Spool::list_directory(const std::string& path) const {
+  return local().list_directory(path);
+}
+std::string Spool::resolve_links(const std::string& path) const {
+  return local().resolve_links(path);
+}
+
+void Spool::rename(const std::string& from, const std::string& to) {
+  if (!is_staged(from) || is_staged(to)) return local().rename(from, to);
+  publish(from, to);
+  local().remove_all(from);
+}
+
+void Spool::exchange(const std::string& a, const std::string& b) {
+  local().exchange(a, b);
+}
+
+void Spool::remove_all(const std::string& path) {
+  {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(files_, [&](const auto& entry) {
+      return entry.first == path || entry.first.starts_with(path + "/");
+    });
+  }
+  local().remove_all(path);
+}
+
+void Spool::sync_directory(const std::string& path) {
+  local().sync_directory(path);
+}
+
+}  // namespace tessera::object_store

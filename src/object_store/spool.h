@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "object_store/s3_uploads.h"
+#include "object_store/spooled_file.h"
+#include "object_store/stored_objects.h"
+#include "object_store/upload_workers.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::object_store {
+
+/// How a checkpoint is uploaded.
+struct SpoolOptions {
+  std::string url;             // of the destination
+  std::string staging_suffix;  // of the local path at which writers work
+  /// What is at the URL, and is replaced. Nothing: the upload is refused if an object is there that
+  /// does not have the same bytes.
+  std::optional<StoredObjects> replaced{};
+  /// Whether a file, by its path from the destination, makes the others a checkpoint. Such files
+  /// are removed first and uploaded last.
+  std::function<bool(const std::string& name)> is_index{};
+  SpooledFile::Release release = SpooledFile::Release::after_sync;
+  bool resumes = false;   // takes over parts that an interrupted run has uploaded
+  bool discards = false;  // removes them
+  std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
+  int num_uploads = 4;  // at once; each has one part in memory
+};
+
+/// What a server has of an upload that has ended too early.
+struct LeftOnServer {
+  std::size_t num_objects = 0;          // that have appeared, without the last one
+  std::uint64_t unfinished_nbytes = 0;  // of parts that nobody sees
+};
+
+/// The local folder in which a checkpoint is written before it is at a URL (the spool).
+///
+/// To a writer this is a local file system, in which it stages a checkpoint at `<path()><suffix>`
+/// and then renames that to `path()`. The files there are uploaded part by part while they are
+/// written, as uploads that nobody sees. The rename completes these uploads, the index last. From
+/// then on, the checkpoint is at the URL, and the local folder is empty.
+///
+/// If the process dies before that, the server keeps parts, which `resumes` takes over:
+/// a part that is there with the same MD5 is not sent again. Thread-safe like a FileSystem.
+class Spool final : public FileSystem {
+ public:
+  /// Makes `folder` if it is missing. Throws: Error(already_exists) if an interrupted run has left
+  /// uploads and the options neither resume nor discard them; Error(io).
+  Spool(std::string folder, SpoolOptions options);
+  /// Removes the folder if it is empty.
+  ~Spool() override;
+
+  /// Returns the local path of the destination.
+  const std::string& path() const { return path_; }
+  /// Ends the uploads, and removes their parts from the server. Throws: Error(io).
+  void abort();
+  /// Ends the uploads, and leaves what the server has to a run that resumes.
+  LeftOnServer keep();
+
+  std::optional<FileKind> kind_of(const std::string& path) const override;
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override;
+  std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  std::vector<std::string> list_directory(const std::string& path) const override;
+  std::string resolve_links(const std::string& path) const override;
+  void rename(const std::string& from, const std::string& to) override;
+  void exchange(const std::string& a, const std::string& b) override;
+  void remove_all(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+
+ private:
+  class File;
+  struct Begun {
+    std::string url;
+    std::uint64_t nbytes = 0;  // of its parts
+  };
+  using FilePointer = std::shared_ptr<SpooledFile>;
+
+  bool is_staged(const std::string& path) const;
+  std::string url_of(const std::string& staged_path) const;
+  FilePointer spooled(const std::string& path);
+  void upload(const FilePointer& file, std::vector<SpooledFile::Work> work);
+  void upload_part(SpooledFile& file, const SpooledFile::Work& work);
+  void begin_upload(SpooledFile& file);
+  void publish(const std::string& staging_path, const std::string& path);
+  void publish_file(SpooledFile& file);
+  std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
+  void require_replaced_unchanged() const;
+  std::string name_of(const SpooledFile& file) const;
+
+  const std::string folder_;
+  const SpoolOptions options_;
+  const std::string path_;
+  const std::string parent_url_;
+  S3Uploads uploads_;
+  mutable std::mutex mutex_;                  // guards all below
+  std::map<std::string, FilePointer> files_;  // by local path
+  std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
+  std::size_t num_published_ = 0;             // objects that have appeared
+  UploadWorkers workers_;                     // ends first
+};
+
+}  // namespace tessera::object_store

@@ -1,0 +1,108 @@
+#include "object_store/stored_objects.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "base/checked_math.h"
+#include "object_store/remote_file_system.h"
+#include "object_store/spooled_file.h"
+#include "object_store/url.h"
+#include "tessera/base/parallel.h"
+
+namespace tessera::object_store {
+namespace {
+
+constexpr int kMaxFolders = 8;  // within each other
+constexpr int kNumUploads = 4;  // at once
+
+S3Server& server() {
+  return RemoteFileSystem::of_process().s3();
+}
+
+std::string url_in(const std::string& url, const std::string& name) {
+  return name.empty() ? url : join_path(url, name);
+}
+
+void add_objects(const std::string& url, const std::string& folder, int num_folders,
+                 StoredObjects& objects) {
+  const std::vector<Entry> entries = server().list(url_in(url, folder)).value();
+  for (const Entry& entry : entries) {
+    const std::string name = folder.empty() ? entry.name : join_path(folder, entry.name);
+    if (!entry.is_folder) {
+      objects[name] = {.nbytes = entry.nbytes, .etag = entry.etag};
+    } else if (num_folders < kMaxFolders) {
+      add_objects(url, name, num_folders + 1, objects);
+    }
+  }
+}
+
+}  // namespace
+
+StoredObjects list_objects(const std::string& url) {
+  StoredObjects objects;
+  if (const auto found = server().find(url)) {
+    objects[""] = found->version;
+  } else {
+    add_objects(url, {}, 0, objects);
+  }
+  return objects;
+}
+
+void remove_objects(const std::string& url, const StoredObjects& objects,
+                    const std::function<bool(const std::string& name)>& is_removed) {
+  S3Uploads uploads(server());
+  for (const auto& [name, version] : objects) {
+    if (is_removed(name)) uploads.remove(url_in(url, name));
+  }
+}
+
+void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,
+                 Existing existing) {
+  S3Uploads uploads(server());
+  const auto file = fs.open(path);
+  const std::uint64_t part_nbytes = PartSizes::of_file(file->nbytes());
+  const auto read = [&](std::uint64_t begin) {
+    std::vector<std::byte> bytes(
+        static_cast<std::size_t>(std::min(part_nbytes, file->nbytes() - begin)));
+    file->read_at(begin, bytes);
+    return bytes;
+  };
+  if (file->nbytes() <= part_nbytes) return uploads.put(url, read(0), existing);
+  const std::string id = uploads.begin(url);
+  try {
+    std::vector<UploadedPart> parts(
+        static_cast<std::size_t>(ceil_div(file->nbytes(), part_nbytes)));
+    parallel_for(static_cast<std::int64_t>(parts.size()), kNumUploads, {}, [&](std::int64_t i) {
+      const std::vector<std::byte> bytes = read(static_cast<std::uint64_t>(i) * part_nbytes);
+      parts[static_cast<std::size_t>(i)] =
+          uploads.put_part(url, id, static_cast<int>(i) + 1, bytes);
+    });
+    uploads.complete(url, id, parts, existing);
+  } catch (...) {
+    try {
+      uploads.abort(url, id);
+    } catch (const Error&) {
+      // The next save removes what is left.
+    }
+    throw;
+  }
+}
+
+int find_unfinished(const std::string& url, Unfinished action) {
+  S3Uploads uploads(server());
+  const Url parts = parse_url(url);
+  int num_found = 0;
+  for (const UnfinishedUpload& upload : uploads.list_unfinished(url)) {
+    if (upload.key != parts.path && !upload.key.starts_with(parts.path + "/")) continue;
+    ++num_found;
+    if (action == Unfinished::remove) {
+      uploads.abort("s3://" + parts.host + "/" + upload.key, upload.id);
+    }
+  }
+  return num_found;
+}
+
+}  // namespace tessera::object_store

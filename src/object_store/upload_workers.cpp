@@ -1,0 +1,64 @@
+#include "object_store/upload_workers.h"
+
+#include <utility>
+
+namespace tessera::object_store {
+
+UploadWorkers::~UploadWorkers() {
+  {
+    const std::scoped_lock lock(mutex_);
+    tasks_.clear();
+    is_ending_ = true;
+  }
+  has_task_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void UploadWorkers::run(std::function<void()> task) {
+  std::unique_lock lock(mutex_);
+  has_ended_.wait(lock, [&] { return failure_ || tasks_.size() < max_waiting_; });
+  if (failure_) std::rethrow_exception(failure_);
+  tasks_.push_back(std::move(task));
+  if (threads_.size() < static_cast<std::size_t>(num_threads_)) {
+    threads_.emplace_back([this] { work(); });
+  }
+  has_task_.notify_one();
+}
+
+void UploadWorkers::wait() {
+  std::unique_lock lock(mutex_);
+  has_ended_.wait(lock, [&] { return num_running_ == 0 && (failure_ || tasks_.empty()); });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void UploadWorkers::stop() noexcept {
+  std::unique_lock lock(mutex_);
+  tasks_.clear();
+  has_ended_.wait(lock, [&] { return num_running_ == 0; });
+  failure_ = nullptr;
+}
+
+void UploadWorkers::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    has_task_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
+    if (is_ending_) return;
+    const std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    ++num_running_;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      task();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    --num_running_;
+    if (failure && !failure_) failure_ = std::move(failure);
+    if (failure_) tasks_.clear();
+    has_ended_.notify_all();
+  }
+}
+
+}  // namespace tessera::object_store

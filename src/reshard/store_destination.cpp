@@ -1,0 +1,120 @@
+#include "tessera/reshard/store_destination.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+
+#include "formats/index_names.h"
+#include "formats/staging/replaceable.h"
+#include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
+#include "object_store/spool.h"
+#include "object_store/stored_objects.h"
+#include "reshard/spool_folder.h"
+#include "tessera/formats/format_writer.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::KeptWork;
+using formats::StagedDestination;
+
+}  // namespace
+
+namespace {
+
+/// Returns the line that says what the server has of an interrupted upload; empty for nothing.
+std::string left_line(const object_store::LeftOnServer& left, const std::string& url) {
+  std::string what;
+  if (left.num_objects > 0) {
+    what = std::to_string(left.num_objects) + (left.num_objects == 1 ? " object" : " objects") +
+           " of an incomplete checkpoint";
+  }
+  if (left.unfinished_nbytes > 0) {
+    what += (what.empty() ? "" : ", ") + std::to_string(left.unfinished_nbytes) +
+            " bytes of unfinished uploads";
+  }
+  return what.empty() ? what : "kept: " + what + " at " + printable(url);
+}
+
+}  // namespace
+
+struct StoreDestination::State {
+  std::string url;
+  std::optional<object_store::Spool> spool;
+
+  /// Returns the URL for a local path; any other path as it is.
+  std::string url_of(const std::string& path) const {
+    const std::string& local = spool->path();
+    if (!path.starts_with(local)) return path;
+    std::string_view rest = std::string_view(path).substr(local.size());
+    if (rest.starts_with(StagedDestination::kSuffix)) {
+      rest.remove_prefix(StagedDestination::kSuffix.size());
+    }
+    return url + std::string(rest);
+  }
+};
+
+StoreDestination::StoreDestination(const std::string& url_given, const StoreOptions& options)
+    : state_(new State{.url = without_trailing_slashes(url_given), .spool = {}}) {
+  const std::string& url = state_->url;
+  object_store::forget(url);
+  object_store::SpoolOptions spool{.url = url,
+                                   .staging_suffix = std::string(StagedDestination::kSuffix),
+                                   .is_index = formats::is_index_name,
+                                   .resumes = options.kept_work == KeptWork::resume,
+                                   .discards = options.kept_work == KeptWork::discard};
+  if (formats::writer_of(options.format).writes_bytes_once()) {
+    spool.release = object_store::SpooledFile::Release::after_upload;
+  }
+  auto there = object_store::list_objects(url);
+  if (options.overwrite == OverwritePolicy::replace && !there.empty()) {
+    // Sees at least the objects that are in the list.
+    formats::check_replaceable(object_store::files(), url, options.overwrite_option,
+                               options.extra_files);
+    spool.replaced = std::move(there);
+  } else if (!there.empty() && !spool.resumes) {
+    throw Error(ErrorKind::already_exists, {.path = url},
+                "destination exists (OverwritePolicy::replace replaces a checkpoint)");
+  }
+  state_->spool.emplace(make_spool_folder(options.spool, url), std::move(spool));
+}
+
+StoreDestination::~StoreDestination() = default;
+
+FileSystem& StoreDestination::file_system() {
+  return *state_->spool;
+}
+
+const std::string& StoreDestination::path() const {
+  return state_->spool->path();
+}
+
+void StoreDestination::end_after(const Error& error) {
+  ErrorWhere where = error.where();
+  where.path = state_->url_of(where.path);
+  const bool is_passing = error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted ||
+                          error.kind() == ErrorKind::already_exists;
+  std::string list;
+  Remedy remedy = error.remedy();
+  if (is_passing) list = left_line(state_->spool->keep(), state_->url);
+  if (!list.empty()) {
+    remedy = {Remedy::Action::resume_or_discard};
+  } else {
+    try {
+      state_->spool->abort();
+    } catch (const Error& failure) {
+      list = "not removed: unfinished uploads at " + printable(state_->url) + ": " + failure.what();
+      remedy = {Remedy::Action::discard};
+    }
+  }
+  // A reason of several lines comes from Error::listing.
+  const std::string reason(error.reason());
+  const std::size_t line_end = std::min(reason.find('\n'), reason.size());
+  if (line_end < reason.size())
+    list = reason.substr(line_end + 1) + (list.empty() ? "" : "\n") + list;
+  if (list.empty()) throw Error(error.kind(), where, reason, remedy);
+  throw Error::listing(error.kind(), where, reason.substr(0, line_end), list, remedy);
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,125 @@
+#include "reshard/store_save.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/index_names.h"
+#include "formats/staging/own_files.h"
+#include "object_store/files.h"
+#include "reshard/spool_folder.h"
+#include "tessera/base/error.h"
+
+namespace tessera::reshard {
+
+using object_store::Existing;
+
+std::set<std::string> RecordingFileSystem::made() const {
+  const std::scoped_lock lock(mutex_);
+  return made_;
+}
+
+std::optional<FileKind> RecordingFileSystem::kind_of(const std::string& path) const {
+  return fs_.kind_of(path);
+}
+std::unique_ptr<ReadableFile> RecordingFileSystem::open(const std::string& path) const {
+  return fs_.open(path);
+}
+std::unique_ptr<WritableFile> RecordingFileSystem::create(const std::string& path) {
+  auto file = fs_.create(path);
+  const std::scoped_lock lock(mutex_);
+  made_.insert(path);
+  return file;
+}
+std::unique_ptr<WritableFile> RecordingFileSystem::open_for_update(const std::string& path) {
+  return fs_.open_for_update(path);
+}
+void RecordingFileSystem::make_directory(const std::string& path) {
+  fs_.make_directory(path);
+}
+std::vector<std::string> RecordingFileSystem::list_directory(const std::string& path) const {
+  return fs_.list_directory(path);
+}
+std::string RecordingFileSystem::resolve_links(const std::string& path) const {
+  return fs_.resolve_links(path);
+}
+void RecordingFileSystem::rename(const std::string& from, const std::string& to) {
+  fs_.rename(from, to);
+  const std::scoped_lock lock(mutex_);
+  if (made_.erase(from) > 0) made_.insert(to);
+}
+void RecordingFileSystem::exchange(const std::string& a, const std::string& b) {
+  fs_.exchange(a, b);
+}
+void RecordingFileSystem::remove_all(const std::string& path) {
+  fs_.remove_all(path);
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(
+      made_, [&](const std::string& made) { return made == path || made.starts_with(path + "/"); });
+}
+void RecordingFileSystem::sync_directory(const std::string& path) {
+  fs_.sync_directory(path);
+}
+
+StoreSave::~StoreSave() {
+  if (!folder_.empty()) ::rmdir(folder_.c_str());
+}
+
+std::string StoreSave::begin(OverwritePolicy overwrite) {
+  object_store::forget(url_);
+  replaced_ = object_store::list_objects(url_);
+  // Without an index, and with no other files, this is what an interrupted save left.
+  const bool is_left_over =
+      std::ranges::none_of(replaced_,
+                           [](const auto& object) {
+                             return object.first.empty() || formats::is_index_name(object.first);
+                           }) &&
+      (replaced_.empty() || !formats::first_foreign_entry(object_store::files(), url_,
+                                                          formats::FileNames::of_our_writers));
+  if (!replaced_.empty() && !is_left_over && overwrite == OverwritePolicy::refuse) {
+    throw Error(ErrorKind::already_exists, {.path = url_},
+                "destination exists (OverwritePolicy::replace replaces a checkpoint)");
+  }
+  object_store::find_unfinished(url_, object_store::Unfinished::remove);
+  folder_ = make_spool_folder({}, url_);
+  return join_path(folder_, last_component(url_));
+}
+
+void StoreSave::remove_old_index() {
+  object_store::remove_objects(url_, replaced_, formats::is_index_name);
+}
+
+void StoreSave::upload_own_files(const std::string& directory) {
+  upload_own_files(directory, Existing::replace);
+}
+
+void StoreSave::upload_own_files(const std::string& directory, Existing existing) {
+  for (const std::string& path : files_.made()) {
+    if (!path.starts_with(directory + "/") || uploaded_.contains(path)) continue;
+    const std::string name = path.substr(directory.size() + 1);
+    object_store::upload_file(fs_, path, join_path(url_, name), existing);
+    uploaded_.insert(path);
+  }
+}
+
+void StoreSave::finish(const std::string& directory) {
+  const object_store::StoredObjects there = object_store::list_objects(url_);
+  const std::vector<std::string> names = fs_.list_directory(directory);
+  for (const std::string& name : names) {
+    if (formats::is_index_name(name)) continue;
+    const std::uint64_t nbytes = fs_.open(join_path(directory, name))->nbytes();
+    const auto found = there.find(name);
+    if (found != there.end() && found->second.nbytes == nbytes) continue;
+    throw Error::expected(ErrorKind::io, {.path = join_path(url_, name)}, "upload of a rank",
+                          std::to_string(nbytes) + " bytes",
+                          found == there.end() ? "none" : found->second.in_words());
+  }
+  object_store::remove_objects(url_, replaced_, [&](const std::string& name) {
+    return !name.empty() && std::ranges::find(names, name) == names.end();
+  });
+  upload_own_files(directory, Existing::refuse);
+  object_store::forget(url_);
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "object_store/stored_objects.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::reshard {
+
+/// A file system that remembers which files were made through it. Thread-safe like the one that it
+/// wraps, which must outlive it.
+class RecordingFileSystem final : public FileSystem {
+ public:
+  explicit RecordingFileSystem(FileSystem& fs) : fs_(fs) {}
+
+  /// Returns the paths of the files that were made, by the names that they have now.
+  std::set<std::string> made() const;
+
+  std::optional<FileKind> kind_of(const std::string& path) const override;
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override;
+  std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  std::vector<std::string> list_directory(const std::string& path) const override;
+  std::string resolve_links(const std::string& path) const override;
+  void rename(const std::string& from, const std::string& to) override;
+  void exchange(const std::string& a, const std::string& b) override;
+  void remove_all(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+
+ private:
+  FileSystem& fs_;
+  mutable std::mutex mutex_;
+  std::set<std::string> made_;
+};
+
+/// One rank's side of the upload of a checkpoint that all ranks write together. The ranks write
+/// their parts into a local folder that all of them see (the spool), and each rank uploads the
+/// files that it made. Rank 0 uploads the index last. Not thread-safe, except the file system.
+class StoreSave {
+ public:
+  /// `fs` must outlive this.
+  StoreSave(std::string url, FileSystem& fs) : url_(std::move(url)), fs_(fs), files_(fs) {}
+  /// Removes the spool, if this made it and it is empty.
+  ~StoreSave();
+  StoreSave(const StoreSave&) = delete;
+  StoreSave& operator=(const StoreSave&) = delete;
+
+  const std::string& url() const { return url_; }
+  FileSystem& file_system() { return files_; }
+
+  /// Makes the spool and returns the local path of the destination. For rank 0. Throws:
+  /// Error(already_exists) if there is a checkpoint at the URL and `overwrite` is `refuse`.
+  std::string begin(OverwritePolicy overwrite);
+  /// Removes the index of the checkpoint that is replaced, before any file of it is. For rank 0.
+  void remove_old_index();
+  /// Uploads the files in a directory that this rank made. The index must not be there yet.
+  void upload_own_files(const std::string& directory);
+  /// Uploads the index, after a check that the files of all ranks are there, and removes what the
+  /// replaced checkpoint leaves. For rank 0.
+  void finish(const std::string& directory);
+
+ private:
+  void upload_own_files(const std::string& directory, object_store::Existing existing);
+
+  const std::string url_;
+  FileSystem& fs_;
+  RecordingFileSystem files_;
+  std::string folder_;  // the spool, on rank 0
+  object_store::StoredObjects replaced_;
+  std::set<std::string> uploaded_;  // paths
+};
+
+}  // namespace tessera::reshard

@@ -1,0 +1,451 @@
+"""Checkpoints are written to `s3://` as to a local path: the same bytes, complete or not at all.
+
+The server is moto's. The proxy in front of it counts requests and fails on demand.
+"""
+
+import base64
+import hashlib
+import json
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from ckpt_tools import BIN, FIXTURES, reshard
+from faulty_proxy import s3_error
+from on_ranks import environments
+from test_object_stores import SECRET, TOKEN, bucket, environment, fail, local_files, moto, proxy, run, signature_of, succeed  # noqa: F401
+
+SOURCE = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
+MODEL = FIXTURES / "safetensors" / "valid" / "sharded"
+MIB = 1 << 20
+PART = 16 * MIB
+# Options, and whether the destination is one file.
+FORMATS = {
+    "native": (("--to", "native", "--world-size", 3), False),
+    "zstd": (("--to", "native", "--compress", "zstd"), False),
+    "dcp": (("--to", "dcp", "--world-size", 2), False),
+    "safetensors": (("--to", "safetensors"), False),
+    "sharded": (("--to", "safetensors", "--max-shard-size", 2000), False),
+    "rank_files": (("--to", "rank_files", "--world-size", 2), False),
+    "torch": ((), ".pt"),
+    "one_file": ((), ".safetensors"),
+}
+
+
+@pytest.fixture
+def keys(bucket):  # noqa: F811
+    """Returns the keys and bytes of all objects below a prefix; empties the bucket's test folder at the end."""
+
+    def read(prefix):
+        pages = bucket.get_paginator("list_objects_v2").paginate(Bucket="checkpoints", Prefix=prefix)
+        found = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return {key: bucket.get_object(Bucket="checkpoints", Key=key)["Body"].read() for key in found}
+
+    read.client = bucket
+    yield read
+    for key in read("new"):
+        bucket.delete_object(Bucket="checkpoints", Key=key)
+    for upload in uploads(bucket):
+        bucket.abort_multipart_upload(Bucket="checkpoints", Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def names(keys, prefix):
+    listed = keys.client.list_objects_v2(Bucket="checkpoints", Prefix=prefix)
+    return sorted(entry["Key"] for entry in listed.get("Contents", []))
+
+
+def uploads(bucket):  # noqa: F811
+    return bucket.list_multipart_uploads(Bucket="checkpoints").get("Uploads", [])
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A safetensors file of 56 MiB: two tensors of four parts each, and small ones."""
+    path = tmp_path_factory.mktemp("large") / "model.safetensors"
+    sizes = {"a.weight": 40 * MIB, "b.weight": 16 * MIB + 4096, "c.bias": 64}
+    header, begin = {}, 0
+    for name, nbytes in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [nbytes], "data_offsets": [begin, begin + nbytes]}
+        begin += nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    blocks = b"".join(hashlib.sha256(str(i).encode()).digest() for i in range(MIB // 32))
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for i in range(0, begin, MIB):
+            file.write((bytes([i // MIB]) + blocks[1:])[: min(MIB, begin - i)])
+    return path
+
+
+def expect_same(found, key, local):
+    """Compares objects with the local files of a checkpoint, byte by byte."""
+    if local.is_dir():
+        expected = {f"{key}/{file.relative_to(local)}": file.read_bytes() for file in local_files(local)}
+    else:  # with its side files
+        folder = key.rsplit("/", 1)[0]
+        expected = {f"{folder}/{file.name}": file.read_bytes() for file in local.parent.glob(local.stem + "*")}
+    assert sorted(found) == sorted(expected)
+    for name, content in expected.items():
+        assert found[name] == content, name
+
+
+def is_part(request):
+    return request.method == "PUT" and "partNumber=" in request.path
+
+
+def is_completion(request):
+    return request.method == "POST" and "uploadId=" in request.path
+
+
+def writes(proxy):  # noqa: F811
+    return [request for request in proxy.requests if request.method in ("PUT", "POST", "DELETE")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_objects_are_the_files_of_a_local_move(proxy, keys, name, tmp_path):  # noqa: F811
+    options, suffix = FORMATS[name]
+    key = f"new/{name}{suffix or ''}"
+    local = reshard(SOURCE, tmp_path / f"{name}{suffix or ''}", *options)
+    out = succeed(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/{key}", *options, "--spool", tmp_path)
+    assert f"s3://checkpoints/{key}: " in out
+    expect_same(keys(f"new/{name}"), key, local)
+    succeed(proxy, "ckpt-inspect", "verify", f"s3://checkpoints/{key}")
+    assert not list(tmp_path.glob("tessera-spool-*"))
+
+
+@pytest.mark.parametrize("options", [("--to", "native"), ("--to", "dcp"), ("--to", "safetensors", "--max-shard-size", "41MiB"), "x.pt"], ids=str)
+def test_large_files_are_uploaded_in_parts_that_nobody_sees(proxy, keys, large, options, tmp_path):  # noqa: F811
+    key = "new/large" if options != "x.pt" else "new/" + options
+    options = options if options != "x.pt" else ()
+    local = reshard(large, tmp_path / key.split("/")[1], *options)
+    seen = []
+    proxy.refuse = lambda request: seen.append((request, names(keys, key))) if request.method != "GET" else None
+    succeed(proxy, "ckpt-reshard", large, f"s3://checkpoints/{key}", *options)
+    expect_same(keys(key), key, local)
+    assert len([request for request, _ in seen if is_part(request)]) >= 4
+    for request, visible in seen:
+        if is_part(request):
+            assert visible == []
+    last, visible = seen[-1]
+    final = sorted(keys(key))
+    index = [name for name in final if name.endswith(("index.h5", ".metadata", ".index.json"))] or final
+    assert last.path.startswith("/checkpoints/" + index[0]) and visible == [name for name in final if name != index[0]]
+    assert uploads(keys.client) == []
+
+
+def test_every_body_has_a_checksum_and_every_request_a_signature(proxy, keys, large):  # noqa: F811
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/signed ä", "--to", "native")
+    assert {request.method for request in writes(proxy)} == {"PUT", "POST"}
+    for request in proxy.requests:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        assert headers["x-amz-security-token"] == TOKEN
+        assert headers["x-amz-content-sha256"] == hashlib.sha256(request.body).hexdigest()
+        assert headers["authorization"].rsplit("Signature=", 1)[1] == signature_of(request, SECRET), request.path
+        if request.method == "PUT":
+            assert headers["content-md5"] == base64.b64encode(hashlib.md5(request.body).digest()).decode()
+            assert "content-md5" in headers["authorization"]
+
+
+def lost(request, answer):
+    """The server does what is asked, but its answer is lost."""
+    if request.method != "GET" and request.number % 2 == 0:
+        answer.cut_after, answer.declared_nbytes = 0, len(answer.body) + 1
+    return answer
+
+
+def overloaded(request, answer):
+    return s3_error(503, "SlowDown") if request.number % 3 == 0 else answer
+
+
+def late_error(request, answer):
+    """S3 may say 200 before it knows that the completion fails."""
+    if is_completion(request) and not late_error.told:
+        late_error.told = True
+        return type(answer)(200, {"Content-Type": "application/xml"}, b"<Error><Code>InternalError</Code></Error>")
+    return answer
+
+
+def damaged_etag(request, answer):
+    if is_part(request) and "partNumber=2" in request.path and not damaged_etag.told:
+        damaged_etag.told = True
+        answer.headers["ETag"] = '"%s"' % ("0" * 32)
+    return answer
+
+
+@pytest.mark.parametrize("fault", [lost, overloaded, late_error, damaged_etag])
+@pytest.mark.parametrize("options", [("--to", "native", "--world-size", 2), ("--to", "safetensors")], ids=str)
+def test_faults_that_pass_do_not_show(proxy, keys, large, fault, options, tmp_path):  # noqa: F811
+    local = reshard(large, tmp_path / "local", *options)
+    fault.told = False
+    proxy.change = fault
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/faults", *options, AWS_MAX_ATTEMPTS="8")
+    expect_same(keys("new/faults"), "new/faults", local)
+
+
+@pytest.mark.parametrize("what", ["part", "object", "completion"])
+def test_a_server_that_stays_overloaded_is_an_error_and_shows_nothing(proxy, keys, large, what):  # noqa: F811
+    def refuse(request):
+        is_hit = {"part": is_part(request), "object": request.method == "PUT" and not is_part(request), "completion": is_completion(request)}
+        return s3_error(503, "SlowDown") if is_hit[what] else None
+
+    proxy.refuse = refuse
+    message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/overloaded", "--to", "native")
+    assert "s3://checkpoints/new/overloaded" in message and "503 SlowDown" in message
+    assert "/tessera-spool" not in message
+    assert ("kept: " in message) == (what != "part")
+    assert "new/overloaded/index.h5" not in names(keys, "new/overloaded")
+
+
+def test_an_etag_that_stays_wrong_is_an_error(proxy, keys, large):  # noqa: F811
+    def change(request, answer):
+        if is_part(request):
+            answer.headers["ETag"] = '"%s"' % ("0" * 32)
+
+    proxy.change = change
+    message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/etag", "--to", "native")
+    assert "expected ETag" in message and "found ETag " + "0" * 32 in message
+    assert keys("new/etag") == {}
+
+
+def test_refusals_say_what_to_do(proxy, keys):  # noqa: F811
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "PUT" else None
+    message = fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/denied")
+    assert "s3:PutObject" in message and "s3://checkpoints/new/denied" in message
+    proxy.refuse = None
+    for url, expected in (
+        ("https://example.org/new", "expected a local path, or s3://BUCKET/PREFIX"),
+        ("hf://owner/name", "expected a local path, or s3://BUCKET/PREFIX"),
+        ("s3://checkpoints/", "expected s3://BUCKET/PREFIX, found a whole bucket"),
+        ("s3://no-such-bucket/new", "a bucket 'no-such-bucket'"),
+    ):
+        assert expected in fail(proxy, "ckpt-reshard", SOURCE, url)
+    message = fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/parts", "--part", "0/2")
+    assert "expected a local path" in message
+    message = fail(proxy, "ckpt-reshard", SOURCE, "local", "--spool", "/tmp")
+    assert "--spool: expected DST on s3://" in message
+    assert keys("new") == {}
+
+
+def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/replaced"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 4)
+    before = keys("new/replaced")
+    message = fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "dcp")
+    assert f"{url}: the destination exists (--overwrite replaces it)" in message
+    assert keys("new/replaced") == before
+    proxy.requests.clear()
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2, "--overwrite")
+    expect_same(keys("new/replaced"), "new/replaced", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
+    changes = [(request.method, request.path.rsplit("/", 1)[1]) for request in writes(proxy)]
+    assert changes[0] == ("DELETE", "index.h5") and changes[-1] == ("PUT", "index.h5")
+
+
+def test_files_of_others_are_not_replaced(proxy, keys, bucket):  # noqa: F811
+    url = "s3://checkpoints/new/others"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native")
+    bucket.put_object(Bucket="checkpoints", Key="new/others/thesis.tex", Body=b"years of work")
+    before = keys("new/others")
+    message = fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite")
+    assert "thesis.tex" in message
+    assert keys("new/others") == before
+
+
+def test_an_object_that_appears_meanwhile_is_not_replaced(proxy, keys, bucket):  # noqa: F811
+    def refuse(request):
+        if request.method == "PUT" and request.path.endswith("/index.h5"):
+            bucket.put_object(Bucket="checkpoints", Key="new/race/index.h5", Body=b"of another program")
+
+    proxy.refuse = refuse
+    message = fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/race", "--to", "native")
+    assert "s3://checkpoints/new/race/index.h5: object: expected none, found one" in message
+    assert keys("new/race")["new/race/index.h5"] == b"of another program"
+
+
+def test_a_checkpoint_that_changes_meanwhile_is_not_replaced(proxy, keys, bucket, large):  # noqa: F811
+    url = "s3://checkpoints/new/changed"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native")
+
+    def refuse(request):
+        if is_part(request):
+            bucket.put_object(Bucket="checkpoints", Key="new/changed/later.tex", Body=b"x")
+
+    proxy.refuse = refuse
+    message = fail(proxy, "ckpt-reshard", large, url, "--to", "native", "--overwrite")
+    assert f"{url}/later.tex: object to replace: expected the one that was there at the start: none" in message
+    assert "new/changed/index.h5" in names(keys, "new/changed")
+
+
+def test_a_server_without_conditional_writes(proxy, keys):  # noqa: F811
+    proxy.refuse = lambda request: s3_error(501, "NotImplemented") if "If-None-Match" in request_names(request) else None
+    succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/old-server", "--to", "native", AWS_MAX_ATTEMPTS="1")
+    succeed(proxy, "ckpt-inspect", "verify", "s3://checkpoints/new/old-server")
+
+
+def request_names(request):
+    return {"-".join(word.capitalize() for word in name.split("-")) for name in request.headers}
+
+
+def killed(proxy, large, url, *options):  # noqa: F811
+    """Kills a move when its third part has arrived."""
+    arrived, release = threading.Event(), threading.Event()
+    parts = []
+
+    def change(request, answer):
+        if is_part(request):
+            parts.append(request)
+            if len(parts) >= 3:
+                arrived.set()
+                release.wait(30)
+
+    proxy.change = change
+    process = subprocess.Popen(
+        [BIN / "ckpt-reshard", large, url, *options], env=environment(proxy), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert arrived.wait(60)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    proxy.change = None
+    release.set()
+    time.sleep(0.2)
+    proxy.requests.clear()
+
+
+@pytest.mark.parametrize("options", [("--to", "native"), ("--to", "safetensors")], ids=str)
+def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/killed"
+    arguments = ("ckpt-reshard", large, url, *options, "--spool", tmp_path)
+    killed(proxy, *arguments[1:])
+    assert keys("new/killed") == {}
+    assert len(uploads(keys.client)) == 1
+    message = fail(proxy, *arguments)
+    assert f"{url}: uploads: the parts of an interrupted run are kept here, in 1 unfinished upload" in message
+    assert "--resume" in message and "--discard" in message
+    proxy.requests.clear()
+    succeed(proxy, *arguments, "--resume")
+    sent = {request.path.split("partNumber=")[1].split("&")[0] for request in proxy.requests if is_part(request)}
+    assert len(sent) < 4 and "1" in sent, sent  # the first part is always sent last
+    expect_same(keys("new/killed"), "new/killed", reshard(large, tmp_path / "local", *options))
+    assert uploads(keys.client) == []
+    assert not list(tmp_path.glob("tessera-spool-*"))
+
+
+def test_a_killed_move_is_discarded(proxy, keys, large, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/discarded"
+    killed(proxy, large, url, "--to", "native", "--spool", tmp_path)
+    succeed(proxy, "ckpt-reshard", large, url, "--to", "native", "--spool", tmp_path, "--discard")
+    assert any(request.method == "DELETE" for request in proxy.requests)
+    assert uploads(keys.client) == []
+    succeed(proxy, "ckpt-inspect", "verify", url)
+
+
+def test_a_move_interrupted_at_its_end_is_resumed(proxy, keys, tmp_path):  # noqa: F811
+    """The data is there, the index is not: a second run must not take this for another checkpoint."""
+    url = "s3://checkpoints/new/end"
+    proxy.refuse = lambda request: s3_error(503, "SlowDown") if request.method == "PUT" and "index.h5" in request.path else None
+    fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2)
+    assert len(keys("new/end")) == 2
+    proxy.refuse = None
+    assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2)
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2, "--resume")
+    expect_same(keys("new/end"), "new/end", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
+
+
+def test_a_dry_run_writes_nothing(proxy, keys):  # noqa: F811
+    succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/dry", "--dry-run")
+    assert writes(proxy) == [] and keys("new/dry") == {}
+
+
+def test_extra_files_and_a_source_on_the_store(proxy, keys, bucket, tmp_path):  # noqa: F811
+    for file in local_files(MODEL):
+        bucket.put_object(Bucket="checkpoints", Key=f"new/source/{file.name}", Body=file.read_bytes())
+    bucket.put_object(Bucket="checkpoints", Key="new/source/config.json", Body=b"{}")
+    succeed(proxy, "ckpt-reshard", "s3://checkpoints/new/source", "s3://checkpoints/new/moved", "--to", "native")
+    assert keys("new/moved")["new/moved/config.json"] == b"{}"
+    succeed(proxy, "ckpt-inspect", "diff", "s3://checkpoints/new/moved", MODEL)
+
+
+# Trainers
+SAVE = """
+import os, sys
+import torch
+import torch.distributed as dist
+import tessera
+
+format, url, ranks, step = sys.argv[1], sys.argv[2], int(os.environ.get("WORLD_SIZE", 1)), int(sys.argv[3])
+rank = int(os.environ.get("RANK", 0))
+if ranks > 1:
+    dist.init_process_group("gloo")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (ranks,))
+    place = lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])
+else:
+    place = lambda tensor: tensor
+large = torch.arange(6 << 20, dtype=torch.float32).reshape(3, -1) + step
+state = {"model": {"large": place(large), "small": place(torch.arange(10.0))}, "step": step}
+for argument in sys.argv[4:]:
+    assert argument in ("async", "overwrite", "keep"), argument
+options = {"overwrite": "overwrite" in sys.argv, "keep_last": 2 if "keep" in sys.argv else None, "format": format}
+if "async" in sys.argv:
+    tessera.async_save(state, url, **options).result()
+else:
+    tessera.save(state, url, **options)
+if rank == 0:
+    found = tessera.latest_valid(url.rsplit("/", 1)[0])
+    assert found.path == url and not found.skipped, found
+    read = tessera.open(url)
+    assert read["model.large"].numpy().tobytes() == large.numpy().tobytes()
+    assert tessera.verify(url) == []
+if ranks > 1:
+    dist.destroy_process_group()
+"""
+
+
+def save(proxy, folder, format, url, step, *more, ranks=1):  # noqa: F811
+    """Runs the trainer on some ranks. Returns what the ranks printed on standard error."""
+    if not list((BIN.parent / "python").glob("tessera/_core*.so")):
+        pytest.skip("the Python package is not built")
+    spool = folder / "spool"
+    spool.mkdir(exist_ok=True)
+    common = environment(proxy, PYTHONPATH=str(BIN.parent / "python"), TMPDIR=str(spool))
+    each = environments(ranks) if ranks > 1 else [{}]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SAVE, format, url, str(step), *more], env=common | variables, stderr=subprocess.PIPE, text=True)
+        for variables in each
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    for text in said:
+        assert SECRET not in text and TOKEN not in text
+    assert not list(spool.iterdir()), list(spool.iterdir())
+    return [process.returncode for process in processes], said
+
+
+@pytest.mark.parametrize(("format", "ranks"), [("native", 1), ("dcp", 2), ("native", 2), ("safetensors", 2)])
+def test_trainers_save_and_find_the_latest(proxy, keys, tmp_path, format, ranks):  # noqa: F811
+    """Three saves, of which two are kept; the last one in the background."""
+    end = ".safetensors" if format == "safetensors" else ""
+    url = f"s3://checkpoints/new/{format}{ranks}/step-"
+    for step, how in ((9, ()), (10, ("keep",)), (11, ("keep", "async"))):
+        codes, said = save(proxy, tmp_path, format, f"{url}{step}{end}", step, *how, ranks=ranks)
+        assert codes == [0] * ranks, said
+    kept = {key.split("/")[2].removesuffix(".values.json").removesuffix(end) for key in keys(f"new/{format}{ranks}")}
+    assert kept == {"step-10", "step-11"}
+    assert uploads(keys.client) == []
+    codes, said = save(proxy, tmp_path, format, f"{url}11{end}", 12)
+    assert codes == [1] and "exists" in said[0]
+    codes, said = save(proxy, tmp_path, format, f"{url}11{end}", 12, "overwrite")
+    assert codes == [0], said
+
+
+def test_a_save_that_fails_leaves_nothing_that_is_valid_and_is_replaced(proxy, keys, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/failed/step-1"
+    proxy.refuse = lambda request: s3_error(503, "SlowDown") if request.method == "PUT" and request.path.endswith("/index.h5") else None
+    codes, said = save(proxy, tmp_path, "native", url, 1, ranks=2)
+    assert codes == [1, 1] and all("503 SlowDown" in text and url in text for text in said), said
+    assert not any(key.endswith("index.h5") for key in keys("new/failed"))
+    proxy.refuse = None
+    codes, said = save(proxy, tmp_path, "native", url, 2, ranks=2)
+    assert codes == [0, 0], said

@@ -1,0 +1,139 @@
+#include "object_store/spooled_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/temporary_directory.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::object_store {
+namespace {
+
+constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
+
+std::vector<int> indices(const std::vector<SpooledFile::Work>& work) {
+  std::vector<int> found;
+  for (const auto& part : work) found.push_back(part.index);
+  return found;
+}
+
+class SpooledFileTest : public testing::Test {
+ protected:
+  SpooledFile make(SpooledFile::Release release = SpooledFile::Release::after_sync) {
+    FileSystem::posix().create(path_)->close();
+    return {path_, "s3://bucket/file", kPart, release};
+  }
+  static std::vector<SpooledFile::Work> write(SpooledFile& file, std::uint64_t offset,
+                                              std::uint64_t nbytes, char fill = 'x') {
+    const std::string text(nbytes, fill);
+    return file.write_at(offset, std::as_bytes(std::span(text)));
+  }
+  static void upload(SpooledFile& file, const std::vector<SpooledFile::Work>& work) {
+    for (const auto& part : work) {
+      file.note_uploaded(part, {.number = part.index + 1, .nbytes = part.range.nbytes()});
+    }
+  }
+  std::uint64_t nbytes_on_disk() const {
+    struct stat status {};
+    EXPECT_EQ(::stat(path_.c_str(), &status), 0);
+    return static_cast<std::uint64_t>(status.st_blocks) * 512;
+  }
+
+  test::TemporaryDirectory directory_;
+  const std::string path_ = directory_ / "file";
+};
+
+TEST(PartSizesTest, AtMostTenThousandPartsOfWholeMebibytes) {
+  constexpr std::uint64_t kMib = std::uint64_t{1} << 20;
+  EXPECT_EQ(PartSizes::of_file(0), 16 * kMib);
+  EXPECT_EQ(PartSizes::of_file(160'000 * kMib), 16 * kMib);
+  EXPECT_EQ(PartSizes::of_file(160'000 * kMib + 1), 17 * kMib);
+  for (const std::uint64_t nbytes : {std::uint64_t{5} << 40, (std::uint64_t{3} << 40) + 12345}) {
+    const std::uint64_t part = PartSizes::of_file(nbytes);
+    EXPECT_EQ(part % kMib, 0U);
+    EXPECT_LE((nbytes + part - 1) / part, PartSizes::kMaxParts);
+  }
+}
+
+TEST(WrittenRangesTest, RangesMergeWhereTheyMeet) {
+  WrittenRanges ranges;
+  EXPECT_TRUE(ranges.covers({7, 7}));
+  ranges.add({10, 20});
+  ranges.add({30, 40});
+  EXPECT_TRUE(ranges.covers({12, 20}));
+  EXPECT_FALSE(ranges.covers({12, 31}));
+  ranges.add({20, 30});
+  EXPECT_TRUE(ranges.covers({10, 40}));
+  EXPECT_FALSE(ranges.covers({9, 11}));
+  ranges.add({0, 100});
+  EXPECT_TRUE(ranges.covers({0, 100}));
+}
+
+TEST_F(SpooledFileTest, PartsAreTakenOnceWholeAndTheFirstAtTheEnd) {
+  SpooledFile file = make();
+  file.resize(4 * kPart + 100);
+  EXPECT_EQ(indices(write(file, 0, kPart)), std::vector<int>());  // the first waits
+  EXPECT_EQ(indices(write(file, 2 * kPart, kPart / 2)), std::vector<int>());
+  EXPECT_EQ(indices(write(file, 2 * kPart + kPart / 2, kPart)), std::vector<int>{2});
+  EXPECT_EQ(indices(write(file, kPart, kPart)), std::vector<int>{1});
+  EXPECT_EQ(indices(file.sync()), (std::vector<int>{3, 4}));  // with bytes that are zero
+  const auto rest = file.rest();
+  EXPECT_EQ(indices(rest), std::vector<int>{0});
+  EXPECT_EQ(rest.front().range, (ByteRange{0, kPart}));
+  EXPECT_FALSE(file.is_one_part());
+}
+
+TEST_F(SpooledFileTest, APartThatIsWrittenAgainIsTakenAgain) {
+  SpooledFile file = make();
+  file.resize(3 * kPart);
+  const auto first = write(file, kPart, kPart);
+  ASSERT_EQ(indices(first), std::vector<int>{1});
+  EXPECT_TRUE(write(file, kPart + 5, 10, 'y').empty());  // may be written once more
+  upload(file, first);                                   // of old bytes
+  const auto again = file.sync();
+  ASSERT_EQ(indices(again), (std::vector<int>{1, 2}));
+  EXPECT_EQ(file.read(again.front().range)[5], std::byte{'y'});
+  upload(file, again);
+  upload(file, file.rest());
+  EXPECT_EQ(file.uploaded_parts().size(), 3U);
+}
+
+TEST_F(SpooledFileTest, UploadedPartsLeaveTheDiskAtOnceIfBytesAreWrittenOnce) {
+  SpooledFile file = make(SpooledFile::Release::after_upload);
+  file.resize(64 * kPart);
+  EXPECT_LT(nbytes_on_disk(), kPart);
+  for (std::uint64_t part = 0; part < 64; ++part) {
+    upload(file, write(file, part * kPart, kPart));
+    EXPECT_LT(nbytes_on_disk(), 3 * kPart);
+  }
+  EXPECT_TRUE(file.sync().empty());
+  EXPECT_EQ(file.nbytes(), 64 * kPart);
+}
+
+TEST_F(SpooledFileTest, OtherUploadedPartsLeaveTheDiskAfterTheSync) {
+  SpooledFile file = make();
+  file.resize(8 * kPart);
+  for (std::uint64_t part = 0; part < 8; ++part) upload(file, write(file, part * kPart, kPart));
+  EXPECT_GE(nbytes_on_disk(), 8 * kPart);
+  file.sync();
+  EXPECT_LT(nbytes_on_disk(), 3 * kPart);
+}
+
+TEST_F(SpooledFileTest, AFileThatGrowsGetsMoreParts) {
+  SpooledFile file = make();
+  std::vector<int> taken;
+  for (std::uint64_t part = 0; part < 6; ++part) {
+    for (const int index : indices(write(file, part * kPart, kPart))) taken.push_back(index);
+  }
+  EXPECT_EQ(taken, (std::vector<int>{1, 2, 3, 4, 5}));
+  file.resize(5 * kPart + 10);
+  EXPECT_EQ(indices(file.sync()), std::vector<int>{5});  // it has another size now
+}
+
+}  // namespace
+}  // namespace tessera::object_store
