@@ -11,10 +11,10 @@ namespace tessera::formats {
 
 /// Opens a checkpoint that Megatron-LM saved with `--ckpt-format torch`: a folder
 /// `iter_<n>` with a folder `mp_rank_<t>[_<p>][_<e>]` for each rank, or the folder above it, whose
-/// `latest_checkpointed_iteration.txt` names the newest one. Reads the pickles of all ranks, and few
-/// bytes of tensors. Weights are `model.<name>` with the numbers that layers and experts have in the
-/// whole model; optimizer state is `optim.state.<name>.<kind>`. What is on the disk, and what
-/// becomes of it: docs/formats/megatron.md. `as_dict`: see OpenOptions. `fs` must outlive the
+/// `latest_checkpointed_iteration.txt` names the newest one. Reads the pickles of all ranks, and
+/// few bytes of tensors. Weights are `model.<name>` with the numbers that layers and experts have
+/// in the whole model; optimizer state is `optim.state.<name>.<kind>`. What is on the disk, and
+/// what becomes of it: docs/formats/megatron.md. `as_dict`: see OpenOptions. `fs` must outlive the
 /// reader.
 /// Throws:
 /// - Error(corruption) naming a missing rank, or files that cannot be of one save

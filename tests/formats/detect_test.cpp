@@ -153,7 +153,8 @@ TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronRun) {
   }
   EXPECT_THAT(open, ThrowsError(ErrorKind::unsupported,
                                 "found a folder of Megatron's checkpoints (give one of them, such "
-                                "as " + (megatron / "iter_0000100")));
+                                "as " +
+                                    (megatron / "iter_0000100")));
   std::filesystem::create_directory(megatron / "mp_rank_00");
   EXPECT_EQ(detect(megatron.path()), Format("megatron"));
 }

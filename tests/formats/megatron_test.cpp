@@ -113,9 +113,9 @@ TEST(MegatronTest, LayersHaveTheirNumbersInTheWholeModel) {
 
 TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
   const auto reader = open(kValid + "tp2_ep2_experts");
-  EXPECT_EQ(pieces_of(*reader,
-                      "model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc2.weight"),
-            "[0:8, 0:3] on 2, [0:8, 3:6] on 3");
+  EXPECT_EQ(
+      pieces_of(*reader, "model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc2.weight"),
+      "[0:8, 0:3] on 2, [0:8, 3:6] on 3");
   EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.0.mlp.router.weight"),
             "[0:4, 0:8] on 0, [0:4, 0:8] on 1, [0:4, 0:8] on 2, [0:4, 0:8] on 3");
 }
@@ -134,7 +134,9 @@ class MegatronFolderTest : public testing::Test {
       stdfs::permissions(entry.path(), stdfs::perms::owner_write, stdfs::perm_options::add);
     }
   }
-  std::string within(const std::string& name) const { return directory_ / ("iter_0000003/" + name); }
+  std::string within(const std::string& name) const {
+    return directory_ / ("iter_0000003/" + name);
+  }
   std::string message() const {
     try {
       open(directory_.path());
@@ -282,8 +284,8 @@ TEST(MegatronNamesTest, FoldersOfRanksAreInOrder) {
   const auto folders = megatron::find_rank_folders(
       {"mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001", "other"}, "x",
       megatron::SecondNumber::expert);
-  EXPECT_THAT(folders.names, ElementsAre("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001",
-                                         "mp_rank_01_001"));
+  EXPECT_THAT(folders.names,
+              ElementsAre("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"));
   EXPECT_EQ(folders.place_of(3).expert, 1u);
   EXPECT_EQ(folders.place_of(3).tensor, 1u);
   EXPECT_EQ(folders.sizes.stage, 1u);

@@ -74,8 +74,8 @@ FlatBuffers::FlatBuffers(const File& vectors, Path root, const File& model)
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     const bool is_number = error == std::errc{} && end == text.data() + text.size();
     Buffer& buffer = buffers_[is_number ? number : 0];
-    const bool is_vector = is_number && entry.path.size() == depth + 3 &&
-                           file_.tensor(entry).shape.size() == 1;
+    const bool is_vector =
+        is_number && entry.path.size() == depth + 3 && file_.tensor(entry).shape.size() == 1;
     if (!is_vector || !buffer.vectors.emplace(entry.path.back(), &entry).second) {
       problem_ = "the vectors are not as Megatron core 0.16 saves them";
     }

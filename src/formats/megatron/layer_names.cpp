@@ -9,9 +9,9 @@ namespace {
 
 /// Modules whose weight and bias are cut along the first dimension.
 constexpr std::array<std::string_view, 15> kFirst = {
-    "linear_qkv",       "linear_q",        "linear_kv",     "linear_q_proj",   "linear_q_up_proj",
-    "linear_kv_up_proj", "linear_fc1",     "eh_proj",       "word_embeddings", "output_layer",
-    "query_key_value",  "query",           "key_value",     "dense_h_to_4h",   "word_embeddings_for_head"};
+    "linear_qkv",        "linear_q",   "linear_kv", "linear_q_proj",   "linear_q_up_proj",
+    "linear_kv_up_proj", "linear_fc1", "eh_proj",   "word_embeddings", "output_layer",
+    "query_key_value",   "query",      "key_value", "dense_h_to_4h",   "word_embeddings_for_head"};
 /// Modules whose weight is cut along the second dimension; each rank has the whole bias.
 constexpr std::array<std::string_view, 3> kSecond = {"linear_proj", "linear_fc2", "dense_4h_to_h"};
 constexpr std::array<std::string_view, 3> kAttention = {"self_attention", "attention",
@@ -62,7 +62,8 @@ std::optional<NumberInName> number_behind(std::string_view name, std::string_vie
         std::from_chars(name.data() + begin, name.data() + name.size(), number);
     const auto after = static_cast<std::size_t>(end - name.data());
     if (error != std::errc{} || after == name.size() || name[after] != '.') continue;
-    return NumberInName{std::string(name.substr(0, begin)), number, std::string(name.substr(after))};
+    return NumberInName{std::string(name.substr(0, begin)), number,
+                        std::string(name.substr(after))};
   }
   return std::nullopt;
 }
@@ -128,8 +129,8 @@ std::optional<NumberInName> expert_in(std::string_view name) {
   if (!before.ends_with(".weight") && !before.ends_with(".bias")) return std::nullopt;
   if (before.ends_with("experts.weight")) return std::nullopt;  // GroupedMLP
   NumberInName found{std::string(before), 0, {}};
-  const auto [end, error] = std::from_chars(name.data() + before.size(), name.data() + name.size(),
-                                            found.number);
+  const auto [end, error] =
+      std::from_chars(name.data() + before.size(), name.data() + name.size(), found.number);
   if (error != std::errc{}) return std::nullopt;
   return found;
 }

@@ -25,8 +25,7 @@ std::optional<std::size_t> chunk_number(std::string_view member) {
   member.remove_prefix(kModel.size());
   if (member.empty()) return 0;
   std::size_t number = 0;
-  const auto [end, error] =
-      std::from_chars(member.data(), member.data() + member.size(), number);
+  const auto [end, error] = std::from_chars(member.data(), member.data() + member.size(), number);
   if (error != std::errc{} || end != member.data() + member.size() || number >= kMaxChunks) {
     return std::nullopt;
   }
@@ -40,7 +39,8 @@ std::string name_on_rank(const Path& path) {
 }
 
 bool is_extra_state(const Path& path) {
-  return std::ranges::any_of(path, [](const std::string& key) { return key.ends_with(kExtraState); });
+  return std::ranges::any_of(path,
+                             [](const std::string& key) { return key.ends_with(kExtraState); });
 }
 
 RankModel read_rank_model(const File& file, const Place& place) {
@@ -61,9 +61,8 @@ RankModel read_rank_model(const File& file, const Place& place) {
                      {*chunk, name_on_rank(entry.path), &file, &entry}});
   }
   if (model.num_chunks == 0) refuse(file, {}, "model", "the member 'model' or 'model0'", "none");
-  std::ranges::stable_sort(found, {}, [](const auto& each) {
-    return std::pair(each.second.chunk, each.first);
-  });
+  std::ranges::stable_sort(
+      found, {}, [](const auto& each) { return std::pair(each.second.chunk, each.first); });
   for (auto& [place_in_pickle, tensor] : found) model.tensors.push_back(std::move(tensor));
   return model;
 }
@@ -124,8 +123,7 @@ void WholeNames::count_layers(const std::vector<RankModel>& ranks) {
     const auto& [before, at] = key;
     if (*found.rbegin() + 1 != found.size()) {
       const RankModel& rank = ranks[folders_.index_of({.stage = at.second})];
-      refuse(*rank.file, before, "layers",
-             "the numbers 0 to " + std::to_string(*found.rbegin()),
+      refuse(*rank.file, before, "layers", "the numbers 0 to " + std::to_string(*found.rbegin()),
              std::to_string(found.size()) + " of them");
     }
     num_layers_[before][at] = found.size();

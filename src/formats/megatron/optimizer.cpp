@@ -57,7 +57,8 @@ struct Group {
 std::vector<Optimizer> optimizers_in(const File& model) {
   std::vector<Path> roots;
   const std::vector<const Entry*> entries = model.below({kRoot});
-  const bool is_list = !entries.empty() && std::holds_alternative<std::int64_t>(entries[0]->keys[1]);
+  const bool is_list =
+      !entries.empty() && std::holds_alternative<std::int64_t>(entries[0]->keys[1]);
   if (!is_list) roots.push_back({kRoot});
   for (std::size_t i = 0; is_list && !model.below({kRoot, std::to_string(i)}).empty(); ++i) {
     roots.push_back({kRoot, std::to_string(i)});
@@ -189,7 +190,8 @@ class Reading {
         const Path masters = extended(extended(optimizer.root, kMasters), number);
         read_master(parameter, extended(masters, std::to_string(num_half++)), state);
       }
-      const Path path = extended(extended(optimizer.inner, "state"), std::to_string(group.numbers[i]));
+      const Path path =
+          extended(extended(optimizer.inner, "state"), std::to_string(group.numbers[i]));
       read_state(parameter, path, state);
     }
     group.group.parameters = found;
@@ -238,7 +240,8 @@ class Reading {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const bool is_of_experts = has_experts && is_of_expert(parameters_[i].name);
       const auto found = optimizers.find(is_of_experts);
-      if (found == optimizers.end()) return fail("no group for '" + printable(parameters_[i].name) + "'");
+      if (found == optimizers.end())
+        return fail("no group for '" + printable(parameters_[i].name) + "'");
       of_optimizer[*found->second.begin()].push_back(i);
     }
     for (const auto& [optimizer, indices] : of_optimizer) {

@@ -37,15 +37,15 @@ struct Elements {
 
 /// What the optimizer has of one part of a parameter.
 struct PartState {
-  std::optional<Elements> weights{};               // in fp32; nothing: the model has them
-  std::map<std::string, Elements> tensors{};       // `exp_avg`, …: as many elements as the part has
-  std::map<std::string, const Entry*> scalars{};   // `step`: in the file of the model
+  std::optional<Elements> weights{};          // in fp32; nothing: the model has them
+  std::map<std::string, Elements> tensors{};  // `exp_avg`, …: as many elements as the part has
+  std::map<std::string, const Entry*> scalars{};  // `step`: in the file of the model
 };
 
 /// A group of parameters in the file of the model.
 struct ParamGroup {
-  Path path;                                       // where it is
-  std::vector<std::size_t> parameters{};           // indices; empty if the file does not say
+  Path path;                              // where it is
+  std::vector<std::size_t> parameters{};  // indices; empty if the file does not say
   bool lists_parameters = false;
 };
 
@@ -59,11 +59,11 @@ struct RankOptimizer {
   std::string problem{};
 };
 
-/// Reads the optimizer's state of one rank, and finds out which parameter it is of: the files number
-/// parameters, or put them into flat vectors, in an order that follows from Megatron's code. Where
-/// the files have the same weights twice, in fp32 and in the model's dtype, compares the first ones
-/// of each parameter, which proves the order. `parameters`: of the rank, in the order of the model.
-/// `vectors`: the file of the distributed optimizer; null if there is none.
+/// Reads the optimizer's state of one rank, and finds out which parameter it is of: the files
+/// number parameters, or put them into flat vectors, in an order that follows from Megatron's code.
+/// Where the files have the same weights twice, in fp32 and in the model's dtype, compares the
+/// first ones of each parameter, which proves the order. `parameters`: of the rank, in the order of
+/// the model. `vectors`: the file of the distributed optimizer; null if there is none.
 RankOptimizer read_optimizer(const File& model, const File* vectors,
                              const std::vector<Parameter>& parameters);
 

@@ -107,10 +107,10 @@ RankFolders find_rank_folders(const std::vector<std::string>& names, const std::
     if (!is_rank_folder(name)) continue;
     const std::vector<std::size_t> numbers = checked_numbers(name, directory);
     if (num_numbers != 0 && numbers.size() != num_numbers) {
-      throw Error::expected(ErrorKind::unsupported, {.path = directory}, "folders of ranks",
-                            "names with " + counted(num_numbers, "number") + ", as '" +
-                                found.front().second + "'",
-                            "'" + name + "'", "two saves in one folder?");
+      throw Error::expected(
+          ErrorKind::unsupported, {.path = directory}, "folders of ranks",
+          "names with " + counted(num_numbers, "number") + ", as '" + found.front().second + "'",
+          "'" + name + "'", "two saves in one folder?");
     }
     num_numbers = numbers.size();
     const Place place = place_in(numbers, second);

@@ -97,8 +97,8 @@ class MegatronReader final : public EntryReader {
     };
     const bool is_expert = is_more_than_one("expert_model_parallel_size") &&
                            !is_more_than_one("pipeline_model_parallel_size");
-    folders_ = megatron::find_rank_folders(
-        names, folder(), is_expert ? SecondNumber::expert : SecondNumber::stage);
+    folders_ = megatron::find_rank_folders(names, folder(),
+                                           is_expert ? SecondNumber::expert : SecondNumber::stage);
     for (const std::string& name : folders_.names) {
       files_.push_back(name == *first ? &file : &open_model(name));
       const std::string vectors = join_path(name, std::string(megatron::kOptimizerFile));
@@ -131,10 +131,9 @@ class MegatronReader final : public EntryReader {
     const auto of_experts = file.number_at({"args", "expert_tensor_parallel_size"});
     const bool has_experts = file.number_at({"args", "num_experts"}).value_or(0) > 0;
     if (!has_experts || !size || !of_experts || *size == *of_experts) return;
-    throw Error::expected(ErrorKind::unsupported, {.path = file.reader().path()},
-                          "expert_tensor_parallel_size",
-                          std::to_string(*size) + ", as tensor_model_parallel_size",
-                          std::to_string(*of_experts));
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = file.reader().path()}, "expert_tensor_parallel_size",
+        std::to_string(*size) + ", as tensor_model_parallel_size", std::to_string(*of_experts));
   }
 
   void require_one_save() const {
@@ -143,10 +142,10 @@ class MegatronReader final : public EntryReader {
         const auto expected = files_.front()->value_at({member});
         const auto found = file->value_at({member});
         if (found == expected) continue;
-        refuse(*file, member, member,
-               (expected ? value_to_string(*expected) : "none") + ", as in " +
-                   files_.front()->name(),
-               found ? value_to_string(*found) : "none");
+        refuse(
+            *file, member, member,
+            (expected ? value_to_string(*expected) : "none") + ", as in " + files_.front()->name(),
+            found ? value_to_string(*found) : "none");
       }
       const auto& sizes = folders_.sizes;
       require_size(*file, "tensor_model_parallel_size", sizes.tensor);
@@ -164,9 +163,7 @@ class MegatronReader final : public EntryReader {
 
   // --- the optimizer
 
-  bool has_optimizer() const {
-    return std::ranges::any_of(optimizers_, &RankOptimizer::is_there);
-  }
+  bool has_optimizer() const { return std::ranges::any_of(optimizers_, &RankOptimizer::is_there); }
 
   void read_optimizers() {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -202,7 +199,9 @@ class MegatronReader final : public EntryReader {
 
   // --- the model
 
-  const Parameter& tensor_of(const Part& part) const { return ranks_[part.rank].tensors[part.tensor]; }
+  const Parameter& tensor_of(const Part& part) const {
+    return ranks_[part.rank].tensors[part.tensor];
+  }
 
   std::string name_of(const Part& part) const {
     const Parameter& tensor = tensor_of(part);
@@ -248,20 +247,22 @@ class MegatronReader final : public EntryReader {
     const Shape& shape = tensor_of(parts.front()).meta().shape;
     const std::size_t num_parts = folders_.sizes.tensor;
     Cut cut = megatron::cut_of(name);
-    const bool is_grouped = folders_.sizes.expert > 1 && megatron::is_of_expert(name) &&
-                            !megatron::expert_in(name);
+    const bool is_grouped =
+        folders_.sizes.expert > 1 && megatron::is_of_expert(name) && !megatron::expert_in(name);
     const bool is_one = num_parts == 1 && !is_grouped;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
-      reason = "expected a tensor that Megatron cuts along one dimension, found parts of several "
-               "matrices in one (a state space, or experts in one matrix)";
+      reason =
+          "expected a tensor that Megatron cuts along one dimension, found parts of several "
+          "matrices in one (a state space, or experts in one matrix)";
       return std::nullopt;
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason = "expected a name of Megatron's layers, or equal elements on all tensor ranks; "
-                 "found a name without a rule and other elements in " +
-                 tensor_of(*other).file->name();
+        reason =
+            "expected a name of Megatron's layers, or equal elements on all tensor ranks; "
+            "found a name without a rule and other elements in " +
+            tensor_of(*other).file->name();
         return std::nullopt;
       }
       cut = Cut::whole;
@@ -342,7 +343,8 @@ class MegatronReader final : public EntryReader {
 
   void note_replicas(const std::string& name) {
     note("replicas", "equal parts on ranks that have the same part",
-         "'" + printable(name) + "' with other bytes on some rank; those of the first rank are read");
+         "'" + printable(name) +
+             "' with other bytes on some rank; those of the first rank are read");
   }
 
   void add_state(const std::string& name, const std::vector<Part>& parts, const Joint& joint) {
@@ -464,10 +466,9 @@ bool has_ranks(const std::vector<std::string>& names) {
 [[noreturn]] void refuse_run(const std::string& path, const std::vector<std::string>& names) {
   // The numbers have leading zeros, so the last name is the newest.
   const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
-  const std::string advice =
-      newest == names.rend()
-          ? "; it has no folder iter_*"
-          : " (give one of them, such as " + printable(join_path(path, *newest)) + ")";
+  const std::string advice = newest == names.rend() ? "; it has no folder iter_*"
+                                                    : " (give one of them, such as " +
+                                                          printable(join_path(path, *newest)) + ")";
   throw Error(ErrorKind::unsupported, {.path = path},
               "expected a checkpoint, found a folder of Megatron's checkpoints" + advice);
 }

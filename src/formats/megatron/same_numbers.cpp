@@ -21,7 +21,8 @@ bool have_same_numbers(const Elements& weights, const Parameter& parameter) {
   std::vector<std::byte> mine(count * itemsize(of_weights));
   std::vector<std::byte> rounded(count * itemsize(dtype));
   std::vector<std::byte> of_model(rounded.size());
-  weights.file->reader().read_piece(weights.tensor, 0, {weights.begin, weights.begin + numel}, mine);
+  weights.file->reader().read_piece(weights.tensor, 0, {weights.begin, weights.begin + numel},
+                                    mine);
   parameter.file->reader().read_piece(parameter.entry->index, 0, {0, numel}, of_model);
   cast_elements(of_weights, mine, dtype, rounded);
   return rounded == of_model;

@@ -241,7 +241,9 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
 void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source) {
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
-  auto read = [](auto&& each) -> std::variant<Value, ValueSource, Error> { return std::move(each); };
+  auto read = [](auto&& each) -> std::variant<Value, ValueSource, Error> {
+    return std::move(each);
+  };
   values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source))});
 }
 

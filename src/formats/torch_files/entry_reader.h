@@ -13,8 +13,8 @@
 #include <variant>
 #include <vector>
 
-#include "formats/torch_files/file.h"
 #include "formats/recently_used.h"
+#include "formats/torch_files/file.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
