@@ -174,7 +174,7 @@ bool FlatBuffers::place(const Buffer& buffer, std::size_t number,
              std::to_string(buffer.numel) + " elements" +
              (simple && simple->back() != buffer.numel
                   ? " (in one bucket they are " + std::to_string(simple->back()) + ")"
-                  : ", by its numbers");
+                  : ", by their numbers");
   return false;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/checked_math.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::formats::megatron {
 
@@ -102,10 +103,12 @@ void WholeNames::require_equal_ranks(const std::vector<RankModel>& ranks) const 
       ++num_found;
     }
     if (num_found == expected.size() && rank.num_chunks == ranks.front().num_chunks) continue;
+    const auto in_words = [](std::size_t num_tensors, std::size_t num_chunks) {
+      return counted(num_tensors, "tensor") + " of the model in " + counted(num_chunks, "chunk");
+    };
     refuse(*rank.file, {}, "parts of ranks",
-           std::to_string(expected.size()) + " tensors of the model in " +
-               std::to_string(ranks.front().num_chunks) + " chunks" + as_first,
-           std::to_string(num_found) + " in " + std::to_string(rank.num_chunks));
+           in_words(expected.size(), ranks.front().num_chunks) + as_first,
+           in_words(num_found, rank.num_chunks));
   }
 }
 

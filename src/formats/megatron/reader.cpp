@@ -119,8 +119,7 @@ class MegatronReader final : public EntryReader {
   void look_for_other_optimizer(const std::string& name) {
     for (const std::string& file : fs_.list_directory(join_path(folder(), name))) {
       if (!file.starts_with("layer_wise_optimizer_")) continue;
-      problem_ = "expected state in " + std::string(megatron::kModelFile) + " or " +
-                 std::string(megatron::kOptimizerFile) + ", found that of the layer-wise optimizer";
+      problem_ = "state of the layer-wise optimizer in " + join_path(name, file);
     }
   }
 
@@ -176,8 +175,7 @@ class MegatronReader final : public EntryReader {
       }
       RankOptimizer optimizer = megatron::read_optimizer(*files_[i], vectors_[i], parameters);
       if (!optimizer.problem.empty() && optimizer.is_there && problem_.empty()) {
-        problem_ = "expected state whose parameters are known, found in " + files_[i]->name() +
-                   ": " + optimizer.problem;
+        problem_ = "state of unknown parameters in " + files_[i]->name() + ": " + optimizer.problem;
       }
       std::map<std::size_t, PartState> parts;
       for (auto& [number, part] : optimizer.parts) parts.emplace(trained[number], std::move(part));
@@ -253,15 +251,18 @@ class MegatronReader final : public EntryReader {
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
       reason =
-          "expected a tensor that Megatron cuts along one dimension, found parts of several "
-          "matrices in one (a state space, or experts in one matrix)";
+          "parts of several matrices in one tensor (of a state space, or of several experts), "
+          "which "
+          "are not joined";
       return std::nullopt;
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason =
-            "expected a name of Megatron's layers, or equal elements on all tensor ranks; "
-            "found a name without a rule and other elements in " +
+        reason = "a name without a rule for its cut, and other elements in " +
+                 tensor_of(*other).file->name() + " than in " +
+                 tensor_of(parts.front()).file->name();
+        "
+        "found a name without a rule and other elements in " +
             tensor_of(*other).file->name();
         return std::nullopt;
       }
@@ -270,8 +271,8 @@ class MegatronReader final : public EntryReader {
     auto joint = megatron::join(cut, cut == Cut::first_dimension && is_gated(name, parts.front()),
                                 num_parts, shape);
     if (!joint) {
-      reason = "expected parts that " + std::to_string(num_parts) +
-               " tensor ranks can have, found parts of shape " + shape_to_string(shape);
+      reason = "parts of shape " + shape_to_string(shape) + ", which " +
+               counted(num_parts, "tensor rank") + " cannot have";
     }
     return joint;
   }
