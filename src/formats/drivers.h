@@ -13,6 +13,7 @@ const FormatDriver& safetensors_driver();
 const FormatDriver& bin_driver();  // read only
 const FormatDriver& rank_files_driver();
 const FormatDriver& deepspeed_driver();
+const FormatDriver& megatron_driver();  // read only
 const FormatDriver& torch_zip_driver();
 
 const FormatWriter& native_writer();

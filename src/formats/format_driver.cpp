@@ -14,7 +14,7 @@ namespace {
 std::vector<const FormatDriver*>& registered() {
   static std::vector<const FormatDriver*> drivers{
       &native_driver(),     &dcp_driver(),       &safetensors_driver(), &bin_driver(),
-      &rank_files_driver(), &deepspeed_driver(), &torch_zip_driver()};
+      &rank_files_driver(), &deepspeed_driver(), &megatron_driver(),    &torch_zip_driver()};
   return drivers;
 }
 

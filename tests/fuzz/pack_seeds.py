@@ -22,6 +22,8 @@ PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
 RANKS_OF_ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
 MODELS_OF_ZERO = {1: ("mp_rank_00_model_states.pt",),
                   3: tuple(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1))}
+RANKS_OF_MEGATRON = {0: ("mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"),
+                     1: ("mp_rank_00/model_optim_rng.pt", "mp_rank_00/distrib_optim.pt")}
 SHARDS = ("model.safetensors.index.json", "model.safetensors.values.json", "model-00001-of-00002.safetensors",
           "model-00002-of-00002.safetensors")
 TEXTS = {
@@ -88,6 +90,14 @@ def zero_checkpoints(fixtures: Path):
                 yield bytes([stage]) + packed(file.parent, names)
 
 
+def megatron_checkpoints(fixtures: Path):
+    """Yields the files of Megatron's ranks, behind the byte that megatron_fuzz.cpp names."""
+    for file in sorted(fixtures.rglob("mp_rank_00/model_optim_rng.pt")):
+        for kind, names in RANKS_OF_MEGATRON.items():
+            if all((file.parent.parent / name).is_file() for name in names):
+                yield bytes([kind]) + packed(file.parent.parent, names)
+
+
 def structured() -> bytes:
     """Returns safetensors with all that `tessera.structure` can say (docs/formats/safetensors.md)."""
     structure = {"schema": 1, "key_paths": {"a.0": ["a", [0]]}, "kinds": {"a.0": "pointwise"},
@@ -135,6 +145,8 @@ def seeds(fixtures: Path):
         yield "safetensors_shards", content
     for content in zero_checkpoints(fixtures):
         yield "deepspeed", content
+    for content in megatron_checkpoints(fixtures):
+        yield "megatron", content
     for content in manifests():
         yield "manifest", content
     for target, texts in TEXTS.items():

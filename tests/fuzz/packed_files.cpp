@@ -63,7 +63,8 @@ std::optional<FileKind> PackedFiles::kind_of(const std::string& path) const {
   if (find(path)) {
     return FileKind::regular;
   }
-  return path == kCheckpointPath ? std::optional(FileKind::directory) : std::nullopt;
+  const bool is_folder = path == kCheckpointPath || !names_within(path).empty();
+  return is_folder ? std::optional(FileKind::directory) : std::nullopt;
 }
 
 std::unique_ptr<ReadableFile> PackedFiles::open(const std::string& path) const {
@@ -75,16 +76,23 @@ std::unique_ptr<ReadableFile> PackedFiles::open(const std::string& path) const {
 }
 
 std::vector<std::string> PackedFiles::list_directory(const std::string& path) const {
-  if (path != kCheckpointPath) {
+  const std::set<std::string> names = names_within(path);
+  if (path != kCheckpointPath && names.empty()) {
     throw Error(ErrorKind::not_found, {.path = path}, "no such directory");
   }
-  std::vector<std::string> names;
+  return {names.begin(), names.end()};
+}
+
+/// Returns the names in a folder, those of folders too.
+std::set<std::string> PackedFiles::names_within(const std::string& folder) const {
+  const std::string begin = folder + "/";
+  std::set<std::string> names;
   for (const auto& [file, bytes] : files_) {
-    if (file.size() > path.size()) {
-      names.push_back(file.substr(path.size() + 1));
+    if (file.starts_with(begin)) {
+      const std::string rest = file.substr(begin.size());
+      names.insert(rest.substr(0, rest.find('/')));
     }
   }
-  std::ranges::sort(names);
   return names;
 }
 

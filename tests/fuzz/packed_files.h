@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,6 +35,7 @@ class PackedFiles final : public ReadOnlyFileSystem {
 
  private:
   const std::span<const std::byte>* find(const std::string& path) const;
+  std::set<std::string> names_within(const std::string& folder) const;
 
   std::vector<std::pair<std::string, std::span<const std::byte>>> files_;  // by full path
 };

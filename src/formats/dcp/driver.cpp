@@ -25,21 +25,6 @@ bool begins_as_item(std::string_view begin) {
          begin.starts_with(kPickleProtocol);
 }
 
-/// Refuses the folder in which Megatron keeps the checkpoints of a run, and names the newest
-/// checkpoint. The numbers in their names have leading zeros, so the last name is the newest.
-Recognition megatron_parent(const DirectoryListing& directory) {
-  const auto newest = std::find_if(
-      directory.names.rbegin(), directory.names.rend(),
-      [](const std::string& name) { return is_name_like(name, "iter_#") || name == "release"; });
-  const std::string advice =
-      newest == directory.names.rend()
-          ? "; it has no folder iter_*"
-          : " (give one of them, such as " + printable(join_path(directory.path, *newest)) + ")";
-  return {Match::hint,
-          Error(ErrorKind::unsupported, {.path = directory.path},
-                "expected a checkpoint, found a folder of Megatron's checkpoints" + advice)};
-}
-
 constexpr std::array kMarks{
     FileMark{".metadata", "metadata of a checkpoint", {}, begins_as_metadata},
     FileMark{".distcp", "items of a distributed checkpoint", {}, begins_as_item},
@@ -76,7 +61,6 @@ class DcpDriver final : public IndexedFormatDriver {
                                     "each rank (saved with use_collectives=False; give the path of "
                                     "one of these files, to read what that rank saved)")};
     }
-    if (directory.has("latest_checkpointed_iteration.txt")) return megatron_parent(directory);
     if (has([](const std::string& name) { return name.ends_with(".distcp"); })) {
       return {Match::remains, Error(ErrorKind::corruption, {.path = directory.path},
                                     ".metadata: expected this file next to the .distcp files, "

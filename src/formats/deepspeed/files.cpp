@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <numeric>
 
 #include "formats/deepspeed/universal_members.h"
 #include "formats/file_names.h"
-#include "formats/open_files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -91,12 +89,6 @@ void require_zero_alone(const std::string& name, const std::string& directory) {
                         "files of ZeRO alone", "a file of " + std::string(other) + " parallelism");
 }
 
-Entry entry_at(const std::string& name, const KeyPath& path, Entry::Kind kind, std::size_t index) {
-  Entry entry{{}, path.empty() ? KeyPath{name} : path, kind, index};
-  for (const Key& key : entry.keys) entry.path.push_back(spell({key}));
-  return entry;
-}
-
 }  // namespace
 
 bool is_file_name(std::string_view name) {
@@ -157,85 +149,13 @@ FileNames find_files(const std::vector<std::string>& names, const std::string& d
   return files;
 }
 
-File::File(const FileSystem& fs, const std::string& directory, std::string name,
-           const std::vector<std::string>& as_dict)
-    : name_(std::move(name)),
-      reader_(torch_zip::read_torch_zip(open_kept(fs, join_path(directory, name_)), as_dict)) {
-  require_own_name(directory);
-  add_entries();
-}
-
 /// Checks the name that torch.save gave the folder in the archive: that of the file it wrote.
-void File::require_own_name(const std::string& directory) const {
-  const std::string saved_as = reader_->saved_name() + ".pt";
-  if (saved_as == name_ || !is_file_name(saved_as)) return;
-  throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name_)}, "rank",
-                        "what was saved as " + name_, "what was saved as " + saved_as,
+void require_own_name(const File& file) {
+  const std::string saved_as = file.reader().saved_name() + ".pt";
+  if (saved_as == file.name() || !is_file_name(saved_as)) return;
+  throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, "rank",
+                        "what was saved as " + file.name(), "what was saved as " + saved_as,
                         "copied over another rank's file?");
-}
-
-void File::add_entries() {
-  const CheckpointContents& contents = reader_->contents();
-  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
-    const TensorEntry& tensor = contents.tensors[i];
-    entries_.push_back(entry_at(tensor.meta.fqn, tensor.key_path, Entry::Kind::tensor, i));
-  }
-  for (const Alias& alias : contents.aliases) {
-    const TensorEntry* const target = contents.find_tensor(alias.target);
-    TESSERA_CHECK(target != nullptr);
-    entries_.push_back(entry_at(alias.fqn, alias.key_path, Entry::Kind::tensor,
-                                static_cast<std::size_t>(target - contents.tensors.data())));
-  }
-  std::vector<std::pair<std::size_t, std::size_t>> values;  // place in the pickle, index
-  for (std::size_t i = 0; i < contents.values.size(); ++i) {
-    values.emplace_back(reader_->order_of(i), i);
-  }
-  std::ranges::sort(values);
-  for (const auto& [place, i] : values) {
-    const ValueEntry& value = contents.values[i];
-    entries_.push_back(entry_at(value.name, value.key_path, Entry::Kind::value, i));
-  }
-  by_path_.resize(entries_.size());
-  std::iota(by_path_.begin(), by_path_.end(), std::size_t{0});
-  std::ranges::sort(by_path_, {}, [&](std::size_t i) -> const auto& { return entries_[i].path; });
-}
-
-std::vector<const Entry*> File::below(const std::vector<std::string>& keys) const {
-  const auto path_of = [&](std::size_t i) -> const auto& { return entries_[i].path; };
-  auto next = std::ranges::upper_bound(by_path_, keys, {}, path_of);
-  std::vector<std::size_t> found;
-  for (; next != by_path_.end(); ++next) {
-    const std::vector<std::string>& path = entries_[*next].path;
-    if (path.size() < keys.size() || !std::equal(keys.begin(), keys.end(), path.begin())) break;
-    found.push_back(*next);
-  }
-  std::ranges::sort(found);
-  std::vector<const Entry*> entries;
-  for (const std::size_t i : found) entries.push_back(&entries_[i]);
-  return entries;
-}
-
-const Entry* File::find(const std::vector<std::string>& path) const {
-  const auto path_of = [&](std::size_t i) -> const auto& { return entries_[i].path; };
-  const auto found = std::ranges::lower_bound(by_path_, path, {}, path_of);
-  if (found == by_path_.end() || entries_[*found].path != path) return nullptr;
-  return &entries_[*found];
-}
-
-std::optional<Value> File::value_of(const Entry& entry) const {
-  if (entry.kind != Entry::Kind::value || reader_->refusal_of(entry.index) != nullptr) return {};
-  return reader_->read_value(entry.index);
-}
-
-std::optional<Value> File::value_at(const std::vector<std::string>& path) const {
-  const Entry* const entry = find(path);
-  return entry == nullptr ? std::nullopt : value_of(*entry);
-}
-
-std::optional<std::int64_t> File::number_at(const std::vector<std::string>& path) const {
-  const auto value = value_at(path);
-  const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
-  return number == nullptr ? std::nullopt : std::optional(*number);
 }
 
 }  // namespace tessera::formats::deepspeed

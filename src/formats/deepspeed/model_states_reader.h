@@ -7,9 +7,10 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "formats/deepspeed/entry_reader.h"
+#include "formats/deepspeed/family.h"
 
 namespace tessera::formats::deepspeed {
 
@@ -21,7 +22,9 @@ bool is_member_of_deepspeed(std::string_view member);
 /// A checkpoint with files of model states: the module, and what the trainer saved beside it.
 class ModelStatesReader : public EntryReader {
  protected:
-  using EntryReader::EntryReader;
+  ModelStatesReader(const FileSystem& fs, std::string path, std::string folder,
+                    const std::vector<std::string>& as_dict)
+      : EntryReader(fs, std::move(path), std::move(folder), as_dict, family()) {}
 
   /// Opens the files of model states, one or that of each rank.
   void open_model_states(const std::vector<std::string>& names);

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "formats/deepspeed/entry_reader.h"
+#include "formats/deepspeed/family.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
 

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "formats/deepspeed/entry_reader.h"
+#include "formats/deepspeed/family.h"
 #include "formats/deepspeed/universal_entries.h"
 #include "formats/deepspeed/universal_members.h"
 #include "formats/torch_zip/state_dict_pickle.h"
@@ -131,7 +131,7 @@ class Archive {
     contents.aliases = std::move(ties_);
     TorchSaveLayout layout(torch_zip::pickle_state_dict(contents, values, path, objects_), nbytes,
                            TorchSaveLayout::LargeStorages::at_pages);
-    torch_zip::require_readable(layout, path, classes_read_as_dicts());
+    torch_zip::require_readable(layout, path, family().records);
     return layout;
   }
 

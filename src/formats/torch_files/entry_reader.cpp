@@ -1,4 +1,4 @@
-#include "formats/deepspeed/entry_reader.h"
+#include "formats/torch_files/entry_reader.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,19 +7,13 @@
 #include <set>
 
 #include "base/value_bits.h"
-#include "formats/drivers.h"
 #include "formats/opened_classes.h"
 #include "formats/per_rank.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
 
-namespace tessera::formats::deepspeed {
+namespace tessera::formats::torch_files {
 namespace {
-
-/// DeepSpeed's classes whose objects are records of numbers.
-const std::vector<std::string> kRecords = {"deepspeed.utils.tensor_fragment.fragment_address",
-                                           "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-                                           "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"};
 
 /// Returns a whole number as a float, if it is the same number.
 std::optional<float> as_float(const std::optional<Value>& value) {
@@ -35,16 +29,12 @@ struct Origin {
   const Entry* entry;
 };
 
-std::vector<std::string> with_records(std::vector<std::string> as_dict) {
-  as_dict.insert(as_dict.end(), kRecords.begin(), kRecords.end());
+std::vector<std::string> with_records(std::vector<std::string> as_dict, const Family& family) {
+  as_dict.insert(as_dict.end(), family.records.begin(), family.records.end());
   return as_dict;
 }
 
 }  // namespace
-
-const std::vector<std::string>& classes_read_as_dicts() {
-  return kRecords;
-}
 
 void refuse(const File& file, const std::string& name, const std::string& rule,
             const std::string& expected, const std::string& found) {
@@ -68,22 +58,23 @@ KeyPath text_keys(const Path& path) {
 }
 
 EntryReader::EntryReader(const FileSystem& fs, std::string path, std::string folder,
-                         const std::vector<std::string>& as_dict)
+                         const std::vector<std::string>& as_dict, const Family& family)
     : fs_(fs),
+      family_(family),
       path_(std::move(path)),
       folder_(std::move(folder)),
-      as_dict_(with_records(as_dict)) {}
-
-Format EntryReader::format() const {
-  return deepspeed_driver().format();
-}
+      as_dict_(with_records(as_dict, family)) {}
 
 const File& EntryReader::open_file(const std::string& name) {
-  return files_.emplace_back(fs_, folder_, name, as_dict_);
+  const File& file = files_.emplace_back(fs_, folder_, name, as_dict_);
+  if (family_.check != nullptr) family_.check(file);
+  return file;
 }
 
 File EntryReader::look_at(const std::string& name) const {
-  return File(fs_, folder_, name, as_dict_);
+  File file(fs_, folder_, name, as_dict_);
+  if (family_.check != nullptr) family_.check(file);
+  return file;
 }
 
 std::size_t EntryReader::add_small_file(std::string name) {
@@ -95,8 +86,8 @@ std::size_t EntryReader::add_small_file(std::string name) {
 std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
                                                     const Source& source) const {
   const std::string& name = small_files_[*source.small_file];
-  auto file = opened_small_files_.get(
-      *source.small_file, [&] { return std::make_unique<File>(fs_, folder_, name, as_dict_); });
+  auto file = opened_small_files_.get(*source.small_file,
+                                      [&] { return std::make_unique<File>(look_at(name)); });
   const TensorMeta& expected = contents_.tensors[tensor_index].meta;
   const auto& found = file->reader().contents().tensors;
   const bool is_same = source.tensor < found.size() &&
@@ -128,6 +119,7 @@ void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, 
 Value EntryReader::read_value(std::size_t value_index) const {
   const auto& [name, path, source] = values_[value_index];
   if (const auto* const value = std::get_if<Value>(&source)) return *value;
+  if (const auto* const refusal = std::get_if<Error>(&source)) throw Error(*refusal);
   const auto& [file, index] = std::get<ValueSource>(source);
   return file->reader().read_value(index);
 }
@@ -161,7 +153,7 @@ std::vector<std::string> EntryReader::data_files() const {
 
 void EntryReader::verify(const FindingSink& sink, const ProgressSink& progress,
                          int num_threads) const {
-  // The files' notes are about values of DeepSpeed's classes and copies of parameters.
+  // The files' notes are about values of the framework's classes and copies of parameters.
   const auto without_notes = [&](const Finding& finding) {
     if (finding.severity == Finding::Severity::error) sink(finding);
   };
@@ -200,11 +192,17 @@ void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, 
 
 void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
                                    const std::function<KeyPath(const Entry&)>& path_of) {
+  add_of_each_rank(files, [&](std::size_t, const Entry& entry) { return path_of(entry); });
+}
+
+void EntryReader::add_of_each_rank(
+    const std::vector<const File*>& files,
+    const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
   std::map<std::string, Origin> first_of;  // by name
   for (std::size_t i = 0; i < files.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const Entry& entry : files[i]->entries()) {
-      KeyPath path = path_of(entry);
+      KeyPath path = path_of(i, entry);
       if (path.empty()) continue;
       std::string name = spell(path);
       const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
@@ -243,7 +241,16 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
 void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source) {
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
-  values_.push_back({std::move(name), std::move(path), std::move(source)});
+  auto read = [](auto&& each) -> std::variant<Value, ValueSource, Error> {
+    return std::move(each);
+  };
+  values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source))});
+}
+
+void EntryReader::add_refused(KeyPath path, const Error& refusal) {
+  std::string name = spell(path);
+  if (path.size() == 1) path.clear();
+  values_.push_back({std::move(name), std::move(path), refusal});
 }
 
 void EntryReader::add_alias(const std::string& name, const std::string& target) {
@@ -291,14 +298,14 @@ void EntryReader::finish() {
   add_what_readers_found();
 }
 
-/// Adds the classes that the caller asked to read as dicts. Leaves out DeepSpeed's own classes
-/// (kRecords), which are always read as dicts.
+/// Adds the classes that the caller asked to read as dicts. Leaves out the framework's records,
+/// which are always read as dicts.
 void EntryReader::add_what_readers_found() {
   OpenedClassSum opened;
   for (const File& file : files_) {
     std::vector<OpenedClass> classes = file.reader().contents().opened_classes;
-    std::erase_if(classes, [](const OpenedClass& opened_class) {
-      return std::ranges::find(kRecords, opened_class.name) != kRecords.end();
+    std::erase_if(classes, [&](const OpenedClass& opened_class) {
+      return std::ranges::find(family_.records, opened_class.name) != family_.records.end();
     });
     opened.add(classes);
   }
@@ -330,4 +337,4 @@ void EntryReader::add_simplifications() {
   renamed_.clear();
 }
 
-}  // namespace tessera::formats::deepspeed
+}  // namespace tessera::formats::torch_files

@@ -13,17 +13,15 @@
 #include <variant>
 #include <vector>
 
-#include "formats/deepspeed/files.h"
 #include "formats/recently_used.h"
+#include "formats/torch_files/file.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
-namespace tessera::formats::deepspeed {
+namespace tessera::formats::torch_files {
 
 /// A path of keys, each as text.
 using Path = std::vector<std::string>;
-
-/// Returns the names of DeepSpeed's classes whose objects are read as dicts of their attributes.
-const std::vector<std::string>& classes_read_as_dicts();
 
 /// Throws Error(corruption): files that cannot be of one run.
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
@@ -32,11 +30,21 @@ const std::vector<std::string>& classes_read_as_dicts();
 /// Whether two entries are tensors of the same dtype, shape and bytes, or values of the same bits.
 bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
 
+/// The files of one framework.
+struct Family {
+  Format format;
+  /// Names of the framework's classes whose objects are records: always read as dicts of their
+  /// attributes.
+  std::vector<std::string> records;
+  /// Checks a file that was opened; null: nothing to check.
+  void (*check)(const File& file);
+};
+
 /// A checkpoint whose tensors and values are parts of those of several files. Subclasses open the
 /// files, add the entries, and call `finish`; all in their constructors.
 class EntryReader : public CheckpointReader {
  public:
-  Format format() const override;
+  Format format() const override { return family_.format; }
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
@@ -67,9 +75,10 @@ class EntryReader : public CheckpointReader {
     std::size_t index;
   };
 
-  /// `path`: what the user opened. `folder`: where the files are, within it or the same.
+  /// `path`: what the user opened. `folder`: where the files are, within it or the same. `family`
+  /// must outlive this.
   EntryReader(const FileSystem& fs, std::string path, std::string folder,
-              const std::vector<std::string>& as_dict);
+              const std::vector<std::string>& as_dict, const Family& family);
 
   /// Opens a file in the folder. It lives as long as this reader.
   const File& open_file(const std::string& name);
@@ -89,11 +98,16 @@ class EntryReader : public CheckpointReader {
   /// that an entry gets, an empty one if it is something else. See [Note: Entries of each rank].
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
+  /// Does the same. `path_of` also gets the place in `files`.
+  void add_of_each_rank(const std::vector<const File*>& files,
+                        const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
   /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
   /// `small_file`: the file's number, if it is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                 std::optional<std::size_t> small_file = {});
   void add_value(KeyPath path, std::variant<Value, ValueSource> source);
+  /// Adds a value that is listed, but cannot be read: `refusal` says why.
+  void add_refused(KeyPath path, const Error& refusal);
   void add_alias(const std::string& name, const std::string& target);
   void note(std::string rule, std::string expected, std::string found);
   /// Returns what `note` adds.
@@ -109,7 +123,7 @@ class EntryReader : public CheckpointReader {
   struct NamedValue {
     std::string name;
     KeyPath path;
-    std::variant<Value, ValueSource> source;
+    std::variant<Value, ValueSource, Error> source;
   };
   /// An entry that is one of a file's entries, under another name or the same.
   struct Renamed {
@@ -122,6 +136,7 @@ class EntryReader : public CheckpointReader {
   std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
 
   const FileSystem& fs_;
+  const Family& family_;
   std::string path_;
   std::string folder_;
   std::vector<std::string> as_dict_;
@@ -138,4 +153,4 @@ class EntryReader : public CheckpointReader {
 /// Returns a path of keys that are all text.
 KeyPath text_keys(const Path& path);
 
-}  // namespace tessera::formats::deepspeed
+}  // namespace tessera::formats::torch_files

@@ -1,0 +1,75 @@
+#include <algorithm>
+#include <iterator>
+
+#include "formats/drivers.h"
+#include "formats/megatron.h"
+#include "formats/megatron/rank_folders.h"
+
+namespace tessera::formats {
+namespace {
+
+/// Whether an entry of a folder belongs to the checkpoint that has these files open.
+bool is_of_opened(const std::string& directory, const std::string& name,
+                  const std::set<std::string>& opened) {
+  const std::string path = join_path(directory, name);
+  const std::string within = path + "/";
+  const auto next = opened.lower_bound(within);
+  return opened.contains(path) || (next != opened.end() && next->starts_with(within));
+}
+
+class MegatronDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format("megatron"); }
+
+  FormatDescription description() const override {
+    return {.title = "Megatron-LM's files of ranks (--ckpt-format torch)",
+            .in_directory = "mp_rank_*/model_optim_rng.pt",
+            .as_file = ""};
+  }
+
+  FormatTraits traits() const override {
+    return {.holds_flat_units = false,
+            .holds_annotations = false,
+            .has_ranks_when_read = true,
+            .can_be_written = false};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    const auto has = [&](auto matches) { return std::ranges::any_of(directory.names, matches); };
+    if (has(megatron::is_rank_folder)) return {Match::by_name};
+    if (!directory.has(megatron::kTracker)) return {};
+    return {has(megatron::is_iteration) ? Match::by_name : Match::hint};
+  }
+  Recognition recognize_file(const FileBegin& /*file*/) const override { return {}; }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_megatron(fs, path);
+  }
+  std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& as_dict) const override {
+    return open_megatron(fs, path, as_dict);
+  }
+
+  std::vector<std::string> own_files(const FileSystem& /*fs*/, const std::string& directory,
+                                     const std::vector<std::string>& names,
+                                     const std::set<std::string>& opened) const override {
+    std::vector<std::string> own;
+    std::ranges::copy_if(names, std::back_inserter(own), [&](const std::string& name) {
+      if (name == megatron::kTracker) return true;
+      return opened.empty() ? megatron::is_rank_folder(name) || megatron::is_iteration(name)
+                            : is_of_opened(directory, name, opened);
+    });
+    return own;
+  }
+};
+
+}  // namespace
+
+const FormatDriver& megatron_driver() {
+  static const MegatronDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

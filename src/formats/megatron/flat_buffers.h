@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/megatron/optimizer.h"
+
+namespace tessera::formats::megatron {
+
+/// How Megatron fills a buffer with parameters: see `places_in_buffer`.
+struct BufferRules {
+  std::optional<std::int64_t> bucket_numel{};  // a bucket with so many elements is full
+  bool has_own_bucket_for_shared = false;      // for embeddings that two stages share
+};
+
+/// Returns where each parameter begins in a flat vector of the distributed optimizer, and behind
+/// them the vector's length. Parameters follow each other in reverse order of the model, each
+/// from a multiple of 64 on. They are in buckets; the padding behind a bucket is not saved. Source:
+/// _ParamAndGradBuffer of megatron/core/distributed/param_and_grad_buffer.py and
+/// get_parameter_state_dp_zero of megatron/core/optimizer/distrib_optimizer.py, 0.16.
+/// Units: elements. Nothing if a sum does not fit.
+std::optional<std::vector<std::int64_t>> places_in_buffer(
+    const std::vector<const Parameter*>& parameters, const BufferRules& rules);
+
+/// The vectors that one distributed optimizer saved: for each buffer of its parameters the fp32
+/// weights and the moments.
+class FlatBuffers {
+ public:
+  /// `root`: where they are in `vectors`. `model` has the arguments of the run.
+  FlatBuffers(const File& vectors, Path root, const File& model);
+
+  bool are_there() const { return !buffers_.empty(); }
+  /// Finds the parameters in the vectors. Returns what there is of each one. If they cannot be
+  /// found, `problem()` says why.
+  std::vector<PartState> find(const std::vector<const Parameter*>& parameters);
+  const std::string& problem() const { return problem_; }
+
+ private:
+  struct Buffer {
+    std::map<std::string, const Entry*> vectors{};  // `param`, `exp_avg`, …
+    std::int64_t numel = 0;                         // of each
+  };
+
+  bool check(Buffer& buffer, std::size_t number);
+  bool place(const Buffer& buffer, std::size_t number,
+             const std::vector<const Parameter*>& parameters, std::vector<PartState>& parts);
+  std::vector<BufferRules> possible_rules() const;
+
+  const File& file_;
+  const Path root_;
+  const File& model_;
+  std::map<std::size_t, Buffer> buffers_;  // by number
+  std::string problem_;
+};
+
+}  // namespace tessera::formats::megatron

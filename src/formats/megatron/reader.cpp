@@ -1,0 +1,506 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "formats/drivers.h"
+#include "formats/megatron.h"
+#include "formats/megatron/layer_names.h"
+#include "formats/megatron/model_parts.h"
+#include "formats/megatron/optimizer.h"
+#include "formats/megatron/rank_folders.h"
+#include "formats/torch_files/entry_reader.h"
+#include "formats/torch_zip/equal_bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
+
+namespace tessera::formats {
+namespace {
+
+using megatron::Cut;
+using megatron::Elements;
+using megatron::Joint;
+using megatron::Parameter;
+using megatron::ParamGroup;
+using megatron::Part;
+using megatron::PartState;
+using megatron::Place;
+using megatron::RankFolders;
+using megatron::RankModel;
+using megatron::RankOptimizer;
+using megatron::SecondNumber;
+using torch_files::Entry;
+using torch_files::EntryReader;
+using torch_files::File;
+using torch_files::Path;
+using torch_files::refuse;
+using torch_files::text_keys;
+
+constexpr std::uint64_t kMaxTrackerNbytes = 4096;
+
+/// The arguments of the run are in an object of this class.
+const torch_files::Family& family() {
+  static const torch_files::Family kFamily{
+      .format = megatron_driver().format(), .records = {"argparse.Namespace"}, .check = nullptr};
+  return kFamily;
+}
+
+bool starts_with(const Path& path, const Path& begin) {
+  return path.size() >= begin.size() && std::equal(begin.begin(), begin.end(), path.begin());
+}
+
+bool is_trained(const Parameter& tensor) {
+  const DType dtype = tensor.meta().dtype;
+  return is_floating_point(dtype) && !megatron::is_buffer(tensor.name);
+}
+
+class MegatronReader final : public EntryReader {
+ public:
+  MegatronReader(const FileSystem& fs, std::string path, std::string folder,
+                 const std::vector<std::string>& as_dict)
+      : EntryReader(fs, std::move(path), std::move(folder), as_dict, family()), fs_(fs) {
+    open_files();
+    require_one_save();
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      ranks_.push_back(megatron::read_rank_model(*files_[i], folders_.place_of(i)));
+    }
+    const megatron::WholeNames names(ranks_, folders_);
+    names_ = &names;
+    set_world_size(files_.size());
+    read_optimizers();
+    gather();
+    for (const auto& [name, parts] : parts_) add_whole(name, parts);
+    if (has_optimizer() && problem_.empty()) add_groups();
+    if (!problem_.empty()) add_refused(text_keys({"optim"}), refusal("optim", problem_));
+    add_rest();
+    note_copies();
+    finish();
+    names_ = nullptr;
+    parts_.clear();
+  }
+
+ private:
+  Error refusal(const std::string& name, const std::string& reason) const {
+    return Error(ErrorKind::unsupported, {.path = folder(), .fqn = name}, reason);
+  }
+
+  // --- files
+
+  void open_files() {
+    const std::vector<std::string> names = fs_.list_directory(folder());
+    const auto first = std::ranges::find_if(names, megatron::is_rank_folder);
+    TESSERA_CHECK(first != names.end());
+    const File& file = open_model(*first);
+    require_one_tensor_size(file);
+    const auto is_more_than_one = [&](const char* size) {
+      return file.number_at({"args", size}).value_or(1) > 1;
+    };
+    const bool is_expert = is_more_than_one("expert_model_parallel_size") &&
+                           !is_more_than_one("pipeline_model_parallel_size");
+    folders_ = megatron::find_rank_folders(names, folder(),
+                                           is_expert ? SecondNumber::expert : SecondNumber::stage);
+    for (const std::string& name : folders_.names) {
+      files_.push_back(name == *first ? &file : &open_model(name));
+      const std::string vectors = join_path(name, std::string(megatron::kOptimizerFile));
+      const bool has_vectors = fs_.kind_of(join_path(folder(), vectors)).has_value();
+      vectors_.push_back(has_vectors ? &open_file(vectors) : nullptr);
+      look_for_other_optimizer(name);
+    }
+  }
+
+  const File& open_model(const std::string& name) {
+    const std::string file = join_path(name, std::string(megatron::kModelFile));
+    if (fs_.kind_of(join_path(folder(), file))) return open_file(file);
+    throw Error::expected(ErrorKind::corruption, {.path = join_path(folder(), name)},
+                          "files of ranks", std::string(megatron::kModelFile), "none",
+                          "saved before Megatron core 0.5, or not copied from its host?");
+  }
+
+  void look_for_other_optimizer(const std::string& name) {
+    for (const std::string& file : fs_.list_directory(join_path(folder(), name))) {
+      if (!file.starts_with("layer_wise_optimizer_")) continue;
+      problem_ = "state of the layer-wise optimizer in " + join_path(name, file);
+    }
+  }
+
+  /// Refuses experts with another number of tensor ranks than the other layers: files of ranks then
+  /// do not have the number of an expert's part.
+  static void require_one_tensor_size(const File& file) {
+    const auto size = file.number_at({"args", "tensor_model_parallel_size"});
+    const auto of_experts = file.number_at({"args", "expert_tensor_parallel_size"});
+    const bool has_experts = file.number_at({"args", "num_experts"}).value_or(0) > 0;
+    if (!has_experts || !size || !of_experts || *size == *of_experts) return;
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = file.reader().path()}, "expert_tensor_parallel_size",
+        std::to_string(*size) + ", as tensor_model_parallel_size", std::to_string(*of_experts));
+  }
+
+  void require_one_save() const {
+    for (const File* const file : files_) {
+      for (const char* const member : {"iteration", "checkpoint_version"}) {
+        const auto expected = files_.front()->value_at({member});
+        const auto found = file->value_at({member});
+        if (found == expected) continue;
+        refuse(
+            *file, member, member,
+            (expected ? value_to_string(*expected) : "none") + ", as in " + files_.front()->name(),
+            found ? value_to_string(*found) : "none");
+      }
+      const auto& sizes = folders_.sizes;
+      require_size(*file, "tensor_model_parallel_size", sizes.tensor);
+      require_size(*file, "pipeline_model_parallel_size", sizes.stage);
+      require_size(*file, "expert_model_parallel_size", sizes.expert);
+    }
+  }
+
+  void require_size(const File& file, const std::string& argument, std::size_t found) const {
+    const auto stated = file.number_at({"args", argument});
+    if (!stated || *stated == static_cast<std::int64_t>(found)) return;
+    refuse(file, "args." + argument, "folders of ranks", std::to_string(*stated),
+           std::to_string(found) + " by the names of the folders");
+  }
+
+  // --- the optimizer
+
+  bool has_optimizer() const { return std::ranges::any_of(optimizers_, &RankOptimizer::is_there); }
+
+  void read_optimizers() {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      std::vector<std::size_t> trained;
+      std::vector<Parameter> parameters;
+      for (std::size_t t = 0; t < ranks_[i].tensors.size(); ++t) {
+        if (!is_trained(ranks_[i].tensors[t])) continue;
+        trained.push_back(t);
+        parameters.push_back(ranks_[i].tensors[t]);
+      }
+      RankOptimizer optimizer = megatron::read_optimizer(*files_[i], vectors_[i], parameters);
+      if (!optimizer.problem.empty() && optimizer.is_there && problem_.empty()) {
+        problem_ = "state of unknown parameters in " + files_[i]->name() + ": " + optimizer.problem;
+      }
+      std::map<std::size_t, PartState> parts;
+      for (auto& [number, part] : optimizer.parts) parts.emplace(trained[number], std::move(part));
+      optimizer.parts = std::move(parts);
+      for (ParamGroup& group : optimizer.groups) {
+        for (std::size_t& number : group.parameters) number = trained[number];
+      }
+      optimizers_.push_back(std::move(optimizer));
+    }
+    if (problem_.empty()) return;
+    for (RankOptimizer& optimizer : optimizers_) optimizer.parts.clear();
+  }
+
+  const PartState* state_of(const Part& part) const {
+    const auto& parts = optimizers_[part.rank].parts;
+    const auto found = parts.find(part.tensor);
+    return found == parts.end() ? nullptr : &found->second;
+  }
+
+  // --- the model
+
+  const Parameter& tensor_of(const Part& part) const {
+    return ranks_[part.rank].tensors[part.tensor];
+  }
+
+  std::string name_of(const Part& part) const {
+    const Parameter& tensor = tensor_of(part);
+    return names_->name_of(part.rank, tensor.chunk, tensor.name);
+  }
+
+  void gather() {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (std::size_t t = 0; t < ranks_[rank].tensors.size(); ++t) {
+        const Part part{rank, t};
+        parts_[name_of(part)].push_back(part);
+      }
+    }
+  }
+
+  void add_whole(const std::string& name, const std::vector<Part>& parts) {
+    std::string reason;
+    const auto joint = joint_of(name, parts, reason);
+    if (!joint) {
+      const std::string entry = spell({"model", name});
+      add_refused(text_keys({"model", name}), refusal(entry, reason));
+      if (std::ranges::any_of(parts, [&](const Part& part) { return state_of(part) != nullptr; })) {
+        add_refused(text_keys({"optim", "state", name}), refusal(entry, reason));
+      }
+      return;
+    }
+    const auto has_weights = [&](const Part& part) {
+      return state_of(part) != nullptr && state_of(part)->weights.has_value();
+    };
+    const bool has_masters = std::ranges::any_of(parts, has_weights);
+    const DType dtype = tensor_of(parts.front()).meta().dtype;
+    num_copies_ += std::size_t{has_masters && dtype != DType::float32};
+    add_joined({"model", name}, parts, *joint, [&](const Part& part) -> std::optional<Elements> {
+      if (has_masters) return has_weights(part) ? state_of(part)->weights : std::nullopt;
+      return Elements{tensor_of(part).file, tensor_of(part).entry->index};
+    });
+    add_state(name, parts, *joint);
+  }
+
+  /// Returns how the parts make the whole. Nothing if that is not known; then `reason` says why.
+  std::optional<Joint> joint_of(const std::string& name, const std::vector<Part>& parts,
+                                std::string& reason) const {
+    const Shape& shape = tensor_of(parts.front()).meta().shape;
+    const std::size_t num_parts = folders_.sizes.tensor;
+    Cut cut = megatron::cut_of(name);
+    const bool is_grouped =
+        folders_.sizes.expert > 1 && megatron::is_of_expert(name) && !megatron::expert_in(name);
+    const bool is_one = num_parts == 1 && !is_grouped;
+    if (is_one) cut = Cut::whole;
+    if (is_grouped || cut == Cut::not_joined) {
+      reason =
+          "parts of several matrices in one tensor (of a state space, or of several experts), "
+          "which "
+          "are not joined";
+      return std::nullopt;
+    }
+    if (cut == Cut::no_rule) {
+      if (const auto other = other_than_first(parts)) {
+        reason = "a name without a rule for its cut, and other elements in " +
+                 tensor_of(*other).file->name() + " than in " +
+                 tensor_of(parts.front()).file->name();
+        "
+        "found a name without a rule and other elements in " +
+            tensor_of(*other).file->name();
+        return std::nullopt;
+      }
+      cut = Cut::whole;
+    }
+    auto joint = megatron::join(cut, cut == Cut::first_dimension && is_gated(name, parts.front()),
+                                num_parts, shape);
+    if (!joint) {
+      reason = "parts of shape " + shape_to_string(shape) + ", which " +
+               counted(num_parts, "tensor rank") + " cannot have";
+    }
+    return joint;
+  }
+
+  std::optional<Part> other_than_first(const std::vector<Part>& parts) const {
+    const Parameter& first = tensor_of(parts.front());
+    const auto other = std::ranges::find_if(parts, [&](const Part& part) {
+      const Parameter& tensor = tensor_of(part);
+      return !are_equal(*first.file, *first.entry, *tensor.file, *tensor.entry);
+    });
+    return other == parts.end() ? std::nullopt : std::optional(*other);
+  }
+
+  /// Whether the first layer of a perceptron also computes a gate. Its second layer tells.
+  bool is_gated(const std::string& name, const Part& part) const {
+    const auto second = megatron::second_of_perceptron(name);
+    const auto found = second ? parts_.find(*second) : parts_.end();
+    if (found == parts_.end()) return false;
+    const Shape& rows = tensor_of(part).meta().shape;
+    const Shape& columns = tensor_of(found->second.front()).meta().shape;
+    return !rows.empty() && columns.size() == 2 && rows[0] % 2 == 0 && rows[0] / 2 == columns[1];
+  }
+
+  /// Adds a tensor of parts that `source_of` gives. Not every rank needs to have one: others may
+  /// have the same part.
+  template <class SourceOf>
+  void add_joined(const Path& path, const std::vector<Part>& parts, const Joint& joint,
+                  const SourceOf& source_of) {
+    Tensor tensor = named(text_keys(path));
+    tensor.entry.meta.shape = joint.whole;
+    std::set<std::size_t> tensor_ranks;
+    std::map<Box, Elements> first_of;
+    bool has_other = false;
+    for (const Part& part : parts) {
+      const std::optional<Elements> source = source_of(part);
+      if (!source) continue;
+      const std::size_t tensor_rank = folders_.place_of(part.rank).tensor;
+      if (tensor_ranks.empty()) tensor.entry.meta.dtype = source->dtype();
+      if (source->dtype() != tensor.entry.meta.dtype) {
+        refuse(*source->file, tensor.entry.meta.fqn, "dtype",
+               std::string(dtype_name(tensor.entry.meta.dtype)),
+               std::string(dtype_name(source->dtype())));
+      }
+      tensor_ranks.insert(tensor_rank);
+      for (const Joint::Piece& piece : joint.pieces_of(tensor_rank)) {
+        const auto [first, is_new] = first_of.emplace(piece.region, *source);
+        has_other = has_other || (!is_new && !are_equal_parts(first->second, *source, joint));
+        tensor.entry.pieces.push_back({piece.region, static_cast<int>(part.rank)});
+        tensor.pieces.push_back({source->file, source->tensor, source->begin + piece.begin});
+      }
+    }
+    if (has_other) note_replicas(tensor.entry.meta.fqn);
+    if (tensor_ranks.size() != folders_.sizes.tensor) {
+      refuse(*tensor_of(parts.front()).file, tensor.entry.meta.fqn, "parts of ranks",
+             "parts of " + std::to_string(folders_.sizes.tensor) + " tensor ranks",
+             std::to_string(tensor_ranks.size()));
+    }
+    add(std::move(tensor));
+  }
+
+  /// Whether two parts are equal, as far as whole tensors of the files tell.
+  static bool are_equal_parts(const Elements& a, const Elements& b, const Joint& joint) {
+    const auto meta_of = [](const Elements& elements) -> const TensorMeta& {
+      return elements.file->reader().contents().tensors[elements.tensor].meta;
+    };
+    if (meta_of(a).shape != joint.part || meta_of(b).shape != joint.part) return true;
+    return torch_zip::are_equal(a.file->reader(), a.tensor, b.file->reader(), b.tensor);
+  }
+
+  void note_replicas(const std::string& name) {
+    note("replicas", "equal parts on ranks that have the same part",
+         "'" + printable(name) +
+             "' with other bytes on some rank; those of the first rank are read");
+  }
+
+  void add_state(const std::string& name, const std::vector<Part>& parts, const Joint& joint) {
+    std::set<std::string> kinds;
+    std::map<std::string, Part> scalars;
+    for (const Part& part : parts) {
+      const PartState* const state = state_of(part);
+      if (state == nullptr) continue;
+      for (const auto& [kind, elements] : state->tensors) kinds.insert(kind);
+      for (const auto& [kind, entry] : state->scalars) {
+        const auto [first, is_new] = scalars.emplace(kind, part);
+        if (is_new) continue;
+        const Parameter& of_first = tensor_of(first->second);
+        const Entry& expected = *state_of(first->second)->scalars.at(kind);
+        if (are_equal(*of_first.file, expected, *tensor_of(part).file, *entry)) continue;
+        refuse(*tensor_of(part).file, spell({"optim", "state", name, kind}), kind,
+               "what " + of_first.file->name() + " has", "something else");
+      }
+    }
+    for (const std::string& kind : kinds) {
+      add_joined({"optim", "state", name, kind}, parts, joint,
+                 [&](const Part& part) -> std::optional<Elements> {
+                   const PartState* const state = state_of(part);
+                   if (state == nullptr || !state->tensors.contains(kind)) return std::nullopt;
+                   return state->tensors.at(kind);
+                 });
+    }
+    for (const auto& [kind, part] : scalars) {
+      const File& file = *tensor_of(part).file;
+      const Entry& entry = *state_of(part)->scalars.at(kind);
+      KeyPath path = text_keys({"optim", "state", name, kind});
+      const int rank = static_cast<int>(part.rank);
+      if (kind == "step") {
+        add_step(std::move(path), file, entry, rank);
+      } else {
+        add_entry(std::move(path), file, entry, rank);
+      }
+    }
+  }
+
+  // --- values
+
+  void add_groups() {
+    std::map<std::size_t, Value::List> names;
+    std::map<std::size_t, std::set<std::string>> known;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto& groups = optimizers_[rank].groups;
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        if (!groups[g].lists_parameters) continue;
+        Value::List& list = names[g];
+        for (const std::size_t tensor : groups[g].parameters) {
+          std::string name = name_of({rank, tensor});
+          if (known[g].insert(name).second) list.emplace_back(std::move(name));
+        }
+      }
+    }
+    for (auto& [group, list] : names) {
+      add_value({"optim", "param_groups", static_cast<std::int64_t>(group), "params"},
+                Value(std::move(list)));
+    }
+    add_of_each_rank(files_, [&](std::size_t rank, const Entry& entry) {
+      const auto& groups = optimizers_[rank].groups;
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        const Path& path = groups[g].path;
+        if (entry.path.size() == path.size() || !starts_with(entry.path, path)) continue;
+        if (groups[g].lists_parameters && entry.path[path.size()] == "params") return KeyPath{};
+        KeyPath target{"optim", "param_groups", static_cast<std::int64_t>(g)};
+        target.insert(target.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(path.size()),
+                      entry.keys.end());
+        return target;
+      }
+      return KeyPath{};
+    });
+  }
+
+  /// Adds what the files have beside tensors of the model and the state of parameters.
+  void add_rest() {
+    add_of_each_rank(files_, [&](std::size_t rank, const Entry& entry) {
+      if (const auto chunk = megatron::chunk_number(entry.path.front())) {
+        const bool is_whole_chunk = entry.path.size() < 2;  // without entries
+        const bool is_tensor =
+            entry.kind == Entry::Kind::tensor && !megatron::is_extra_state(entry.path);
+        if (is_whole_chunk || is_tensor) return KeyPath{};
+        const std::string name = megatron::name_on_rank(entry.path);
+        return KeyPath{"model", names_->name_of(rank, *chunk, name)};
+      }
+      for (const Path& path : optimizers_[rank].state_paths) {
+        if (starts_with(entry.path, path)) return KeyPath{};
+      }
+      return entry.keys;
+    });
+  }
+
+  void note_copies() {
+    if (num_copies_ == 0) return;
+    note("copies", "each parameter once",
+         counted(num_copies_, "name") +
+             " also in the dtype of the model; the fp32 weights of the optimizer are read");
+  }
+
+  const FileSystem& fs_;
+  RankFolders folders_;
+  std::vector<const File*> files_;    // by rank
+  std::vector<const File*> vectors_;  // by rank; null: none
+  std::vector<RankModel> ranks_;
+  std::vector<RankOptimizer> optimizers_;  // by rank
+  std::string problem_;                    // why the optimizer's state is not read; empty: it is
+  std::size_t num_copies_ = 0;
+  // Only while opening.
+  const megatron::WholeNames* names_ = nullptr;
+  std::map<std::string, std::vector<Part>> parts_;  // by name in the whole model
+};
+
+bool has_ranks(const std::vector<std::string>& names) {
+  return std::ranges::any_of(names, megatron::is_rank_folder);
+}
+
+/// Refuses a folder of checkpoints that are PyTorch's distributed ones, and names the newest.
+[[noreturn]] void refuse_run(const std::string& path, const std::vector<std::string>& names) {
+  // The numbers have leading zeros, so the last name is the newest.
+  const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
+  const std::string advice = newest == names.rend() ? "; it has no folder iter_*"
+                                                    : " (give one of them, such as " +
+                                                          printable(join_path(path, *newest)) + ")";
+  throw Error(ErrorKind::unsupported, {.path = path},
+              "expected a checkpoint, found a folder of Megatron's checkpoints" + advice);
+}
+
+/// Returns the folder of the checkpoint: `path`, or the one that the run's file names.
+std::string folder_of(const FileSystem& fs, const std::string& path) {
+  const std::vector<std::string> names = fs.list_directory(path);
+  if (has_ranks(names)) return path;
+  const std::string tracker = join_path(path, std::string(megatron::kTracker));
+  std::string text = read_file(fs, tracker, kMaxTrackerNbytes);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  std::string name = text;
+  if (text != "release") {
+    constexpr std::size_t kNumDigits = 7;
+    const bool is_number = !text.empty() && text.size() < 20 &&
+                           text.find_first_not_of("0123456789") == std::string::npos;
+    const std::size_t num_zeros = kNumDigits - std::min(kNumDigits, text.size());
+    name = is_number ? "iter_" + std::string(num_zeros, '0') + text : std::string();
+  }
+  const std::string folder = join_path(path, name);
+  if (name.empty() || fs.kind_of(folder) != FileKind::directory) refuse_run(path, names);
+  if (!has_ranks(fs.list_directory(folder))) refuse_run(path, names);
+  return folder;
+}
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_megatron(const FileSystem& fs, std::string path,
+                                                const std::vector<std::string>& as_dict) {
+  std::string folder = folder_of(fs, path);
+  return std::make_unique<MegatronReader>(fs, std::move(path), std::move(folder), as_dict);
+}
+
+}  // namespace tessera::formats

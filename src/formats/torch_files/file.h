@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/torch_zip/torch_zip_reader.h"
+#include "tessera/base/file_system.h"
+
+// For formats whose checkpoints are several files of torch.save.
+namespace tessera::formats::torch_files {
+
+/// An entry of a file: where it was in the nested dicts, and where it is in the file's contents.
+struct Entry {
+  enum class Kind { tensor, value };
+  std::vector<std::string> path;  // each key as text
+  KeyPath keys;
+  Kind kind;
+  std::size_t index;
+};
+
+/// One file. Its values are in the order of the pickle, its tensors sorted by name.
+class File {
+ public:
+  /// Opens the file. Throws: what `open_torch_zip` throws.
+  File(const FileSystem& fs, const std::string& directory, std::string name,
+       const std::vector<std::string>& as_dict);
+
+  const std::string& name() const { return name_; }
+  const torch_zip::TorchFileReader& reader() const { return *reader_; }
+  /// Returns the entries whose path begins with `keys` and is longer, in the order of `entries()`.
+  std::vector<const Entry*> below(const std::vector<std::string>& keys) const;
+  /// Returns the entry of that path; null if there is none.
+  const Entry* find(const std::vector<std::string>& path) const;
+  const std::vector<Entry>& entries() const { return entries_; }
+
+  const TensorMeta& tensor(const Entry& entry) const {
+    return reader_->contents().tensors[entry.index].meta;
+  }
+  /// Returns the value at a path; nothing if there is none, or one that Tessera does not read.
+  std::optional<Value> value_at(const std::vector<std::string>& path) const;
+  std::optional<Value> value_of(const Entry& entry) const;
+  /// Returns the whole number at a path; nothing if there is something else.
+  std::optional<std::int64_t> number_at(const std::vector<std::string>& path) const;
+
+ private:
+  void add_entries();
+
+  std::string name_;
+  std::unique_ptr<torch_zip::TorchFileReader> reader_;
+  std::vector<Entry> entries_;
+  std::vector<std::size_t> by_path_;  // indices of entries_
+};
+
+}  // namespace tessera::formats::torch_files

@@ -1,0 +1,307 @@
+#include "formats/megatron.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "formats/megatron/flat_buffers.h"
+#include "formats/megatron/layer_names.h"
+#include "formats/megatron/model_parts.h"
+#include "formats/megatron/rank_folders.h"
+#include "support/error_matchers.h"
+#include "support/expectation.h"
+#include "support/fixtures.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/layout/region.h"
+
+namespace tessera::formats {
+namespace {
+
+using megatron::Cut;
+using megatron::cut_of;
+using test::expect_holds;
+using test::ThrowsError;
+using testing::ElementsAre;
+using testing::HasSubstr;
+namespace stdfs = std::filesystem;
+
+const std::string kFolder = std::string(TESSERA_FIXTURES) + "/megatron/";
+const std::string kValid = kFolder + "valid/";
+constexpr const char* kIteration = "/iter_0000003";
+constexpr const char* kFixtures[] = {"tp2",
+                                     "tp2_pp2",
+                                     "pp2_vpp2_bf16",
+                                     "tp2_pp2_distributed_bf16",
+                                     "dp2_distributed",
+                                     "tp2_ep2_experts",
+                                     "pp2_ep2_experts_distributed_bf16"};
+
+std::unique_ptr<CheckpointReader> open(const std::string& path) {
+  return open_checkpoint(FileSystem::posix(), path);
+}
+
+/// Returns `[0:4, 0:8] on 0, …` for the pieces of a tensor.
+std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
+  const TensorEntry* const tensor = reader.contents().find_tensor(fqn);
+  if (tensor == nullptr) return "none";
+  std::string text;
+  for (const Piece& piece : tensor->pieces) {
+    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
+            std::to_string(piece.rank);
+  }
+  return text;
+}
+
+std::vector<std::string> notes_of(const CheckpointReader& reader) {
+  std::vector<std::string> notes;
+  for (const Finding& finding : reader.contents().opening_findings) {
+    EXPECT_EQ(finding.severity, Finding::Severity::note);
+    notes.push_back(finding.rule + ": " + finding.found);
+  }
+  return notes;
+}
+
+TEST(MegatronTest, HoldsWhatTheTrainerHeld) {
+  for (const char* const name : kFixtures) {
+    SCOPED_TRACE(name);
+    const auto reader = open(kValid + name + kIteration);
+    EXPECT_EQ(reader->format(), Format("megatron"));
+    EXPECT_FALSE(reader->contents().part);
+    expect_holds(*reader, kValid + name + ".expect.json");
+  }
+}
+
+TEST(MegatronTest, TheFolderOfTheRunIsItsNewestCheckpoint) {
+  const auto reader = open(kValid + "tp2");
+  expect_holds(*reader, kValid + "tp2.expect.json");
+  EXPECT_EQ(reader->piece_storage(0, 0).file, "iter_0000003/mp_rank_00/model_optim_rng.pt");
+  EXPECT_EQ(open(kValid + "tp2" + kIteration)->piece_storage(0, 0).file,
+            "mp_rank_00/model_optim_rng.pt");
+}
+
+TEST(MegatronTest, EachTensorRankHasItsPart) {
+  const auto reader = open(kValid + "tp2_pp2");
+  EXPECT_EQ(reader->contents().world_size, 4);
+  EXPECT_EQ(pieces_of(*reader, "model.embedding.word_embeddings.weight"),
+            "[0:10, 0:8] on 0, [10:20, 0:8] on 1");
+  // The first rank has a part of the gate, and behind it a part of the rest.
+  EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.1.mlp.linear_fc1.weight"),
+            "[0:6, 0:8] on 2, [12:18, 0:8] on 2, [6:12, 0:8] on 3, [18:24, 0:8] on 3");
+  EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.1.mlp.linear_fc2.weight"),
+            "[0:8, 0:6] on 2, [0:8, 6:12] on 3");
+  EXPECT_EQ(pieces_of(*reader, "optim.state.decoder.layers.1.mlp.linear_fc2.weight.exp_avg"),
+            "[0:8, 0:6] on 2, [0:8, 6:12] on 3");
+  EXPECT_EQ(pieces_of(*reader, "model.decoder.final_layernorm.weight"), "[0:8] on 2, [0:8] on 3");
+}
+
+// The layers of a virtual pipeline: chunk 0 of both stages, then chunk 1 of both stages.
+TEST(MegatronTest, LayersHaveTheirNumbersInTheWholeModel) {
+  const auto reader = open(kValid + "pp2_vpp2_bf16");
+  for (const auto& [layer, rank] : {std::pair("0", "0"), {"1", "1"}, {"2", "0"}, {"3", "1"}}) {
+    EXPECT_EQ(pieces_of(*reader, "model.decoder.layers." + std::string(layer) +
+                                     ".self_attention.linear_proj.weight"),
+              "[0:8, 0:8] on " + std::string(rank));
+  }
+  EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.4.self_attention.linear_proj.weight"), "none");
+}
+
+TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
+  const auto reader = open(kValid + "tp2_ep2_experts");
+  EXPECT_EQ(
+      pieces_of(*reader, "model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc2.weight"),
+      "[0:8, 0:3] on 2, [0:8, 3:6] on 3");
+  EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.0.mlp.router.weight"),
+            "[0:4, 0:8] on 0, [0:4, 0:8] on 1, [0:4, 0:8] on 2, [0:4, 0:8] on 3");
+}
+
+TEST(MegatronTest, SaysThatTheModelsCopiesAreLeftOut) {
+  EXPECT_THAT(notes_of(*open(kValid + "pp2_vpp2_bf16")),
+              testing::Contains(HasSubstr("copies: 53 names also in the dtype of the model")));
+}
+
+/// A copy of a fixture, to change it.
+class MegatronFolderTest : public testing::Test {
+ protected:
+  void copy(const std::string& fixture) {
+    stdfs::copy(kValid + fixture, directory_.path(), stdfs::copy_options::recursive);
+    for (const auto& entry : stdfs::recursive_directory_iterator(directory_.path())) {
+      stdfs::permissions(entry.path(), stdfs::perms::owner_write, stdfs::perm_options::add);
+    }
+  }
+  std::string within(const std::string& name) const {
+    return directory_ / ("iter_0000003/" + name);
+  }
+  std::string message() const {
+    try {
+      open(directory_.path());
+    } catch (const Error& error) {
+      return std::string(to_string(error.kind())) + ": " + error.what();
+    }
+    return "accepted";
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+TEST_F(MegatronFolderTest, AMissingRankIsNamed) {
+  copy("tp2_pp2");
+  stdfs::remove_all(within("mp_rank_01_000"));
+  EXPECT_THAT(message(), HasSubstr("corruption: " + directory_.path() +
+                                   "/iter_0000003: folders of ranks: expected one of each rank, "
+                                   "found none of tensor rank 1, pipeline stage 0"));
+}
+
+TEST_F(MegatronFolderTest, AMissingLastStageIsNamed) {
+  copy("tp2_pp2");
+  stdfs::remove_all(within("mp_rank_00_001"));
+  stdfs::remove_all(within("mp_rank_01_001"));
+  EXPECT_THAT(message(), HasSubstr("args.pipeline_model_parallel_size: folders of ranks: expected "
+                                   "2, found 1 by the names of the folders"));
+}
+
+TEST_F(MegatronFolderTest, AMissingFileIsNamed) {
+  copy("tp2");
+  stdfs::remove(within("mp_rank_01/model_optim_rng.pt"));
+  EXPECT_THAT(message(), HasSubstr("mp_rank_01: files of ranks: expected model_optim_rng.pt, found "
+                                   "none"));
+}
+
+TEST_F(MegatronFolderTest, FoldersOfTwoSavesAreRefused) {
+  copy("tp2");
+  stdfs::rename(within("mp_rank_01"), within("mp_rank_01_000"));
+  EXPECT_THAT(message(), HasSubstr("expected names with 1 number, as 'mp_rank_00', found "
+                                   "'mp_rank_01_000'"));
+}
+
+TEST_F(MegatronFolderTest, ARankOfAnotherModelIsRefused) {
+  copy("tp2");
+  stdfs::copy(kValid + "tp2_pp2/iter_0000003/mp_rank_01_000/model_optim_rng.pt",
+              within("mp_rank_01/model_optim_rng.pt"), stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT(message(), testing::StartsWith("corruption: "));
+}
+
+/// Returns what reading the value `optim` says.
+std::string refusal_of_optimizer(const CheckpointReader& reader) {
+  const auto& values = reader.contents().values;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].name != "optim") continue;
+    try {
+      reader.read_value(i);
+    } catch (const Error& error) {
+      return std::string(to_string(error.kind())) + ": " + error.what();
+    }
+  }
+  return "none";
+}
+
+TEST_F(MegatronFolderTest, WithoutTheDistributedOptimizersFilesTheWeightsAreRead) {
+  copy("tp2_pp2_distributed_bf16");
+  for (const char* const rank : {"00_000", "00_001", "01_000", "01_001"}) {
+    stdfs::remove(within(std::string("mp_rank_") + rank + "/distrib_optim.pt"));
+  }
+  const auto reader = open(directory_.path());
+  EXPECT_THAT(refusal_of_optimizer(*reader), HasSubstr("distrib_optim.pt was not copied?"));
+  const TensorEntry* const weights =
+      reader->contents().find_tensor("model.embedding.word_embeddings.weight");
+  ASSERT_NE(weights, nullptr);
+  EXPECT_EQ(weights->meta.dtype, DType::bfloat16);
+}
+
+TEST_F(MegatronFolderTest, VectorsOfOtherWeightsAreNotTaken) {
+  copy("tp2_pp2_distributed_bf16");
+  stdfs::copy(within("mp_rank_00_000/distrib_optim.pt"), within("mp_rank_01_000/distrib_optim.pt"),
+              stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT(refusal_of_optimizer(*open(directory_.path())),
+              HasSubstr("no known order of the parameters fits buffer 0"));
+}
+
+TEST_F(MegatronFolderTest, StateOfALayerWiseOptimizerIsNotRead) {
+  copy("tp2");
+  std::ofstream(within("mp_rank_00/layer_wise_optimizer_0.pt")) << "x";
+  EXPECT_THAT(refusal_of_optimizer(*open(directory_.path())), HasSubstr("layer-wise optimizer"));
+}
+
+TEST_F(MegatronFolderTest, ItsFoldersAreThoseOfMegatron) {
+  copy("tp2");
+  std::ofstream(within("notes.txt")) << "x";
+  stdfs::create_directory(directory_ / "iter_0000002");
+  const FileSystem& fs = FileSystem::posix();
+  const FormatDriver& driver = driver_of(Format("megatron"));
+  const std::string folder = directory_ / "iter_0000003";
+  EXPECT_THAT(driver.own_files(fs, folder, fs.list_directory(folder), {}),
+              ElementsAre("mp_rank_00", "mp_rank_01"));
+  const std::string run = directory_.path();
+  EXPECT_THAT(driver.own_files(fs, run, fs.list_directory(run),
+                               {folder + "/mp_rank_00/model_optim_rng.pt"}),
+              ElementsAre("iter_0000003", "latest_checkpointed_iteration.txt"));
+}
+
+TEST(MegatronNamesTest, RulesKnowMegatronsLayers) {
+  EXPECT_EQ(cut_of("decoder.layers.0.self_attention.linear_qkv.weight"), Cut::first_dimension);
+  EXPECT_EQ(cut_of("decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"), Cut::whole);
+  EXPECT_EQ(cut_of("decoder.layers.0.mlp.linear_fc2.weight"), Cut::second_dimension);
+  EXPECT_EQ(cut_of("decoder.layers.0.mlp.linear_fc2.bias"), Cut::whole);
+  EXPECT_EQ(cut_of("decoder.layers.0.mlp.experts.linear_fc1.weight12"), Cut::first_dimension);
+  EXPECT_EQ(cut_of("decoder.layers.0.mlp.experts.weight1"), Cut::not_joined);
+  EXPECT_EQ(cut_of("decoder.layers.0.mixer.norm.weight"), Cut::not_joined);
+  EXPECT_EQ(cut_of("language_model.encoder.layers.0.self_attention.dense.weight"),
+            Cut::second_dimension);
+  EXPECT_EQ(cut_of("language_model.encoder.layers.0.mlp.dense_h_to_4h.bias"), Cut::first_dimension);
+  EXPECT_EQ(cut_of("lm_head.dense.weight"), Cut::no_rule);
+  EXPECT_EQ(cut_of("decoder.layers.0.mlp.shared_experts.linear_fc1.weight"), Cut::first_dimension);
+}
+
+TEST(MegatronNamesTest, NumbersOfLayersAndExpertsAreFound) {
+  EXPECT_EQ(megatron::layer_in("decoder.layers.12.mlp")->with(3), "decoder.layers.3.mlp");
+  EXPECT_FALSE(megatron::layer_in("decoder.mylayers.12.mlp"));
+  EXPECT_FALSE(megatron::layer_in("decoder.layers.x.mlp"));
+  EXPECT_EQ(megatron::expert_in("mlp.experts.local_experts.1.linear_fc1.weight")->with(9),
+            "mlp.experts.local_experts.9.linear_fc1.weight");
+  EXPECT_EQ(megatron::expert_in("mlp.experts.linear_fc1.weight1")->with(9),
+            "mlp.experts.linear_fc1.weight9");
+  EXPECT_FALSE(megatron::expert_in("mlp.experts.weight1"));
+  EXPECT_FALSE(megatron::expert_in("mlp.shared_experts.linear_fc1.weight"));
+  EXPECT_EQ(megatron::second_of_perceptron("mlp.experts.linear_fc1.weight3"),
+            "mlp.experts.linear_fc2.weight3");
+  EXPECT_EQ(megatron::second_of_perceptron("mlp.linear_fc1.bias"), "mlp.linear_fc2.weight");
+  EXPECT_FALSE(megatron::second_of_perceptron("mlp.linear_fc2.bias"));
+}
+
+TEST(MegatronNamesTest, APartThatCannotBeCutSoIsRefused) {
+  EXPECT_FALSE(megatron::join(Cut::second_dimension, false, 2, {4}));
+  EXPECT_FALSE(megatron::join(Cut::first_dimension, true, 2, {3, 4}));
+  EXPECT_FALSE(megatron::join(Cut::first_dimension, false, 4, {std::int64_t{1} << 62, 4}));
+  EXPECT_EQ(megatron::join(Cut::first_dimension, false, 3, {4, 5})->whole, (Shape{12, 5}));
+}
+
+TEST(MegatronNamesTest, FoldersOfRanksAreInOrder) {
+  const auto folders = megatron::find_rank_folders(
+      {"mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001", "other"}, "x",
+      megatron::SecondNumber::expert);
+  EXPECT_THAT(folders.names,
+              ElementsAre("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"));
+  EXPECT_EQ(folders.place_of(3).expert, 1u);
+  EXPECT_EQ(folders.place_of(3).tensor, 1u);
+  EXPECT_EQ(folders.sizes.stage, 1u);
+  EXPECT_THAT(
+      [] {
+        megatron::find_rank_folders({"mp_rank_00", "mp_rank_0"}, "x",
+                                    megatron::SecondNumber::stage);
+      },
+      ThrowsError(ErrorKind::unsupported, "'mp_rank_0' and 'mp_rank_00'"));
+  EXPECT_THAT(
+      [] {
+        megatron::find_rank_folders({"mp_rank_99999999999999999999"}, "x",
+                                    megatron::SecondNumber::stage);
+      },
+      ThrowsError(ErrorKind::corruption, "numbers below 16384"));
+}
+
+}  // namespace
+}  // namespace tessera::formats
