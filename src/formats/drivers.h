@@ -11,6 +11,7 @@ const FormatDriver& native_driver();
 const FormatDriver& dcp_driver();
 const FormatDriver& safetensors_driver();
 const FormatDriver& bin_driver();  // read only
+const FormatDriver& torch_checkpointing_driver();  // read only
 const FormatDriver& rank_files_driver();
 const FormatDriver& deepspeed_driver();
 const FormatDriver& torch_zip_driver();

@@ -36,11 +36,8 @@ struct LocalTensor {
 /// another class, or if the rank holds no shard or several.
 ///
 /// A DTensor names its mesh, this rank's coordinates in it, and a placement for each dimension of
-/// the mesh. `Shard(d)` cuts dimension d as torch.chunk does, one dimension of the mesh after the
-/// other. `_StridedShard(d)` cuts after the later dimensions of the mesh have cut d: FSDP2 cuts
-/// what tensor parallelism has left. A ShardedTensor states the offsets of its shards. Source:
-/// torch/distributed/tensor (placement_types.py, _utils.py), torch 2.4 to 2.15; DTensors as
-/// torch 2.11 and 2.15 pickle them.
+/// the mesh (`region_in_mesh`). A ShardedTensor states the offsets of its shards. Source: DTensors
+/// as torch 2.11 and 2.15 pickle them.
 std::optional<LocalTensor> local_tensor(pickle::Object call, pickle::Object type);
 
 }  // namespace tessera::formats::torch_zip

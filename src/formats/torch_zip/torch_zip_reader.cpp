@@ -96,7 +96,10 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
       if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
-      if (leaf.path.empty()) note_sole_object(leaf, name);
+      if (leaf.path.empty()) {
+        has_sole_object_ = true;
+        note_sole_object(leaf, name);
+      }
       leaves.push_back({std::move(name), std::move(leaf), leaves.size()});
     }
     std::ranges::sort(leaves, {}, &NamedLeaf::name);
@@ -158,6 +161,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
     return archive == nullptr ? std::string() : archive->prefix();
   }
+  bool has_sole_object() const override { return has_sole_object_; }
   const Error* refusal_of(std::size_t value_index) const override {
     return std::get_if<Error>(&values_[value_index]);
   }
