@@ -7,6 +7,7 @@ What a target found lies in findings/<target>, mended, and is tried again each t
 """
 
 import json
+import pickle
 import struct
 import sys
 import zipfile
@@ -22,6 +23,8 @@ PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
 RANKS_OF_ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
 MODELS_OF_ZERO = {1: ("mp_rank_00_model_states.pt",),
                   3: tuple(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1))}
+SAVED_BY_RANKS = ("metadata.pkl", *(f"model_{rank}.safetensors" for rank in range(4)),
+                  *(f"{item}_{rank}.pt" for item in ("model", "optimizer") for rank in range(3)))
 SHARDS = ("model.safetensors.index.json", "model.safetensors.values.json", "model-00001-of-00002.safetensors",
           "model-00002-of-00002.safetensors")
 TEXTS = {
@@ -48,7 +51,7 @@ def packed(directory: Path, names: tuple[str, ...]) -> bytes:
 
 
 def pickles(fixtures: Path):
-    yield from (file.read_bytes() for file in sorted(fixtures.rglob(".metadata")))
+    yield from (file.read_bytes() for name in (".metadata", "metadata.pkl") for file in sorted(fixtures.rglob(name)))
     for file in sorted(fixtures.rglob("*.pt")):
         try:
             with zipfile.ZipFile(file) as archive:
@@ -86,6 +89,17 @@ def zero_checkpoints(fixtures: Path):
             names = RANKS_OF_ZERO + models
             if all((file.parent / name).is_file() for name in names):
                 yield bytes([stage]) + packed(file.parent, names)
+
+
+def saved_by_ranks(fixtures: Path):
+    """Yields what torch_checkpointing wrote: three ranks with torch.save, and the model of four ranks as safetensors."""
+    valid = fixtures / "torch_checkpointing/valid"
+    yield packed(valid / "fsdp2", SAVED_BY_RANKS)
+    metadata = pickle.loads((valid / "fsdp2_tp_other_forms" / SAVED_BY_RANKS[0]).read_bytes())
+    del metadata["metadata"]["optimizer"]  # whose files lie in folders
+    parts = [pickle.dumps(metadata, protocol=4)]
+    parts += [(valid / "fsdp2_tp_other_forms" / name).read_bytes() for name in SAVED_BY_RANKS[1:5]]
+    yield packed_bytes([*parts, b""])
 
 
 def structured() -> bytes:
@@ -135,6 +149,8 @@ def seeds(fixtures: Path):
         yield "safetensors_shards", content
     for content in zero_checkpoints(fixtures):
         yield "deepspeed", content
+    for content in saved_by_ranks(fixtures):
+        yield "torch_checkpointing", content
     for content in manifests():
         yield "manifest", content
     for target, texts in TEXTS.items():

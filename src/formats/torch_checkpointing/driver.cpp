@@ -18,9 +18,7 @@ class TorchCheckpointingDriver final : public FormatDriver {
   Format format() const override { return Format("torch_checkpointing"); }
 
   FormatDescription description() const override {
-    return {.title = "PyTorch's torch_checkpointing",
-            .in_directory = kMetadataName,
-            .as_file = ""};
+    return {.title = "PyTorch's torch_checkpointing", .in_directory = kMetadataName, .as_file = ""};
   }
 
   FormatTraits traits() const override {

@@ -122,23 +122,23 @@ class Finder {
     }
   }
 
-  /// Adds the files of an item that is known by its names only. An item that rank 0 alone saved is
-  /// one; names that are no series of ranks are those of other files.
+  /// Adds the files of an item that is known by its names only. Rank 0 alone may have saved it.
+  /// Numbers that are no ranks, such as those of steps, are those of other files.
   void add_by_default(const std::string& item, const std::set<std::uint64_t>& ranks) {
-    if (!ranks.contains(0)) return;
     const auto world_size = static_cast<std::uint64_t>(found_.world_size);
+    if (!ranks.contains(0) && *ranks.rbegin() >= world_size) return;
     if (*ranks.rbegin() >= world_size) {
       refuse(ErrorKind::corruption, directory_, "files of " + ranks_in_words(),
              "'" + printable(default_name(item, static_cast<int>(*ranks.rbegin()))) + "'",
              "left by another save?");
     }
-    if (ranks.size() == 1 && world_size > 1) {
-      found_.notes.push_back({.severity = Finding::Severity::note,
-                              .rule = "ranks",
-                              .where = {.path = directory_},
-                              .expected = "files of " + ranks_in_words() + " for '" +
-                                          printable(item) + "'",
-                              .found = "that of rank 0 only: what it holds is taken for all ranks"});
+    if (ranks.size() == 1 && ranks.contains(0) && world_size > 1) {
+      found_.notes.push_back(
+          {.severity = Finding::Severity::note,
+           .rule = "ranks",
+           .where = {.path = directory_},
+           .expected = "files of " + ranks_in_words() + " for '" + printable(item) + "'",
+           .found = "that of rank 0 only: what it holds is taken for all ranks"});
     } else {
       for (std::uint64_t rank = 0; rank < world_size; ++rank) {
         if (ranks.contains(rank)) continue;

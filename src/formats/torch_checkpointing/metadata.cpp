@@ -46,7 +46,7 @@ class Parser {
     metadata.world_size =
         static_cast<int>(number(member(root, "world_size"), "world_size", 1, kMaxRanks));
     world_size_ = metadata.world_size;
-    const Object items = member(root, "metadata");
+    const Object items = dict_member(root, "metadata");
     for (std::size_t i = 0; i < items.num_entries("metadata"); ++i) {
       metadata.items.emplace(text(items.entry_key(i), "item"), item(items.entry_value(i)));
     }
@@ -56,7 +56,8 @@ class Parser {
  private:
   /// Returns the value under a key of a dict.
   Object member(Object dict, std::string_view key) {
-    if (!dict.is(ObjectKind::dict)) dict.fail_expected("where " + std::string(key) + " is", "a dict");
+    if (!dict.is(ObjectKind::dict))
+      dict.fail_expected("where " + std::string(key) + " is", "a dict");
     budget_.spend(dict, dict.num_entries(key) + 16);
     const auto found = dict.find(key);
     if (!found) {
@@ -64,6 +65,11 @@ class Parser {
                 "dict: expected the key '" + std::string(key) + "', found none");
     }
     return *found;
+  }
+  Object dict_member(Object dict, std::string_view key) {
+    const Object found = member(dict, key);
+    if (!found.is(ObjectKind::dict)) found.fail_expected(key, "a dict");
+    return found;
   }
   static std::int64_t number(Object object, std::string_view rule, std::int64_t min,
                              std::int64_t max) {
@@ -96,11 +102,11 @@ class Parser {
 
   Item item(Object object) {
     Item made;
-    const Object tensors = member(object, "nested_path_to_metadata");
+    const Object tensors = dict_member(object, "nested_path_to_metadata");
     for (std::size_t i = 0; i < tensors.num_entries("nested_path_to_metadata"); ++i) {
       add_tensor(made, tensors.entry_key(i), tensors.entry_value(i));
     }
-    const Object files = member(object, "rank_to_layout_info");
+    const Object files = dict_member(object, "rank_to_layout_info");
     made.files.resize(files.num_entries("rank_to_layout_info"));
     if (made.files.size() != static_cast<std::size_t>(world_size_)) {
       files.fail(ErrorKind::corruption, "rank_to_layout_info: expected an entry for each of " +
@@ -145,8 +151,8 @@ class Parser {
     if (!has_number && path.size() > 1) tensor.path = std::move(path);
     for (std::size_t i = 0; i < groups.num_items("groups of ranks"); ++i) {
       const Object group = groups.item(i);
-      tensor.groups.push_back({ranks(member(group, "ranks")),
-                               sharding(member(group, "sharding_metadata"))});
+      tensor.groups.push_back(
+          {ranks(member(group, "ranks")), sharding(member(group, "sharding_metadata"))});
     }
     const auto [found, is_new] = to.tensors.emplace(std::move(name), std::move(tensor));
     if (!is_new) {

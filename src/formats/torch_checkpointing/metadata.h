@@ -38,11 +38,11 @@ struct Sharding {
   Kind kind = Kind::unknown;
   std::string type;
   Shape whole_shape{};
-  std::string dtype{};                  // `torch.float32`
-  std::shared_ptr<const Mesh> mesh{};   // Kind::mesh
+  std::string dtype{};                 // `torch.float32`
+  std::shared_ptr<const Mesh> mesh{};  // Kind::mesh
   std::vector<torch_zip::AxisPlacement> placements{};
-  std::vector<Box> of_whole{};          // Kind::offsets
-  std::vector<Box> of_local{};          // parallel to of_whole
+  std::vector<Box> of_whole{};  // Kind::offsets
+  std::vector<Box> of_local{};  // parallel to of_whole
 
   /// Whether every rank has all of the tensor.
   bool is_replicated() const;

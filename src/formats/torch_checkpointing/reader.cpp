@@ -38,7 +38,8 @@ class Opener {
     if (std::ranges::find(names, kMetadataName) != names.end()) {
       metadata_ = torch_checkpointing::read_metadata(fs, metadata_path());
     }
-    sources_ = torch_checkpointing::find_sources(fs, path, names, metadata_ ? &*metadata_ : nullptr);
+    sources_ =
+        torch_checkpointing::find_sources(fs, path, names, metadata_ ? &*metadata_ : nullptr);
   }
 
   std::unique_ptr<CheckpointReader> open() {
@@ -49,9 +50,8 @@ class Opener {
     } else {
       require_sharded(files);
     }
-    return rank_files::join_ranks(torch_checkpointing_driver().format(), path_,
-                                  sources_.world_size, std::move(files),
-                                  std::move(sources_.notes));
+    return rank_files::join_ranks(torch_checkpointing_driver().format(), path_, sources_.world_size,
+                                  std::move(files), std::move(sources_.notes));
   }
 
  private:
@@ -86,13 +86,27 @@ class Opener {
                               const TensorMeta& meta, const std::string& path) {
     if (item.tensors.contains(name)) seen_.insert(&item.tensors.find(name)->second);
     const Group* const group = item.find(name, rank);
-    if (group == nullptr || group->sharding.kind == Sharding::Kind::unknown) return nullptr;
+    if (group == nullptr) return nullptr;
     const Sharding& sharding = group->sharding;
+    if (sharding.kind == Sharding::Kind::unknown) {
+      note_type(sharding.type);
+      return nullptr;
+    }
     const std::string dtype = "torch." + std::string(dtype_name(meta.dtype));
     if (dtype != sharding.dtype) {
       refuse(path, name, "dtype", sharding.dtype, dtype);
     }
     return &sharding;
+  }
+
+  void note_type(const std::string& type) {
+    if (!unknown_types_.insert(type).second) return;
+    sources_.notes.push_back({.severity = Finding::Severity::note,
+                              .rule = "structure",
+                              .where = {.path = metadata_path()},
+                              .expected = "a type of metadata that Tessera knows",
+                              .found = "'" + printable(type, 60) +
+                                       "': what each rank has is kept as it is in its file"});
   }
 
   [[noreturn]] static void refuse(const std::string& path, const std::string& name,
@@ -120,8 +134,7 @@ class Opener {
       const TensorMeta& meta = tensors[i].meta;
       places.push_back(reader->place_of(i));
       const std::string name = file.is_sole ? std::string() : meta.fqn;
-      const Sharding* const sharding =
-          sharding_of(item, name, file.rank, meta, reader->path());
+      const Sharding* const sharding = sharding_of(item, name, file.rank, meta, reader->path());
       if (sharding == nullptr) continue;
       if (sharding->kind == Sharding::Kind::offsets && !places[i]) {
         places[i] = sharding->place_of(file.rank);
@@ -145,8 +158,8 @@ class Opener {
              shape_to_string(own.whole_shape));
     }
     if (!own.problem.empty() || !listed.problem.empty() || listed.region == own.region) return;
-    refuse(path, meta.fqn, "part of rank " + std::to_string(rank),
-           region_to_string(listed.region), region_to_string(own.region));
+    refuse(path, meta.fqn, "part of rank " + std::to_string(rank), region_to_string(listed.region),
+           region_to_string(own.region));
   }
 
   /// Gives the tensors of a file without DTensors the places that the metadata says.
@@ -168,8 +181,7 @@ class Opener {
       }
     }
     for (const Alias& alias : reader->contents().aliases) see(item, alias.fqn);
-    return std::make_unique<PlacedFile>(std::move(reader), std::move(places),
-                                        std::move(key_paths));
+    return std::make_unique<PlacedFile>(std::move(reader), std::move(places), std::move(key_paths));
   }
 
   void see(const Item& item, const std::string& name) {
@@ -182,11 +194,11 @@ class Opener {
     for (const auto& [item_name, item] : metadata_->items) {
       for (const auto& [name, tensor] : item.tensors) {
         if (seen_.contains(&tensor) || tensor.groups.empty()) continue;
-        throw Error::expected(ErrorKind::corruption,
-                              {.path = metadata_path(),
-                               .fqn = name.empty() ? item_name : item_name + "." + name},
-                              "tensor", "it in a file of '" + printable(item_name) + "'",
-                              "none that has it", kOtherSave);
+        throw Error::expected(
+            ErrorKind::corruption,
+            {.path = metadata_path(), .fqn = name.empty() ? item_name : item_name + "." + name},
+            "tensor", "it in a file of '" + printable(item_name) + "'", "none that has it",
+            kOtherSave);
       }
     }
   }
@@ -210,6 +222,7 @@ class Opener {
   std::optional<Metadata> metadata_;
   torch_checkpointing::Sources sources_;
   std::set<const Item::Tensor*> seen_;  // that a file has
+  std::set<std::string> unknown_types_;
 };
 
 }  // namespace

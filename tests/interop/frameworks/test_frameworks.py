@@ -263,6 +263,14 @@ def test_deepspeed_goes_on_where_fsdp2_stopped(tmp_path, groups, stage, ranks):
     assert found == pytest.approx(expected, rel=0, abs=1e-6)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fsdp2_goes_on_where_deepspeed_stopped(tmp_path, stage):
+    """Shows F2. From two ranks of ZeRO to four of FSDP2: the losses of the run that did not stop."""
+    expected = trained_on("zero", 1, tmp_path / "run", stage, ranks=2)
+    moved = reshard(tmp_path / "run", tmp_path / "dcp", "--to", "dcp", "--world-size", "4")
+    assert trained_on("fsdp2_from", 1, moved, ranks=4) == pytest.approx(expected, rel=0, abs=1e-6)
+
+
 def test_deepspeeds_own_adam_goes_on_where_fsdp2_stopped(tmp_path):
     """Shows F2. DeepSpeedCPUAdam counts steps in a number; it takes the tensor of PyTorch's optimizers."""
     expected = trained_on("fsdp2", 2, tmp_path, ranks=2)
