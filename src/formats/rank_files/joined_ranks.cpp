@@ -65,6 +65,18 @@ class JoinedRanks final : public CheckpointReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
+  /// Returns the order of all items, one after another, each as its first file has it.
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (i > 0 && files_[i].item == files_[i - 1].item) continue;
+      for (const std::vector<std::string>& order : files_[i].reader->dict_orders()) {
+        for (const std::string& name : order) names.push_back(named(files_[i], name));
+      }
+    }
+    return {std::move(names)};
+  }
+
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     const Origin& origin = pieces_[tensor_index][piece_index];
@@ -278,7 +290,8 @@ class JoinedRanks final : public CheckpointReader {
 
   /// [Note: Flat state] The optimizer of FSDP1 keeps state under numbers, and each rank has a flat
   /// range of it: the ranges of rank 0, 1, … follow each other. They are put together as one
-  /// vector. Where several ranks have the same shards (HYBRID_SHARD), the files do not say which.
+  /// vector, whose pieces are flat ranges. Where several ranks have the same shards (HYBRID_SHARD),
+  /// the files do not say which.
   bool is_flat_state(const std::string& name, const Gathered& gathered) const {
     if (has_replicas_ || contents_.tensors.empty()) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
@@ -297,7 +310,7 @@ class JoinedRanks final : public CheckpointReader {
     std::int64_t end = 0;
     for (const Origin& origin : gathered.tensors) {
       const std::int64_t numel = tensor_of(origin).meta.numel();
-      tensor.pieces.push_back({Box{{end}, {numel}}, rank_of(origin)});
+      tensor.pieces.push_back({FlatRange{end, end + numel}, rank_of(origin)});
       end += numel;
     }
     tensor.meta.shape = {end};
