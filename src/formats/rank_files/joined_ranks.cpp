@@ -14,6 +14,7 @@
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/base/size_text.h"
+#include "tessera/formats/tensor_mesh.h"
 
 namespace tessera::formats::rank_files {
 namespace {
@@ -38,7 +39,7 @@ struct Gathered {
 };
 
 /// Reads the contents of all files, and puts together what belongs together.
-class JoinedRanks final : public CheckpointReader {
+class JoinedRanks final : public CheckpointReader, public MeshSource {
  public:
   JoinedRanks(Format format, std::string path, int world_size, std::vector<RankFile> files,
               std::vector<Finding> notes)
@@ -97,6 +98,23 @@ class JoinedRanks final : public CheckpointReader {
     for (const RankFile& file : files_) files.push_back(file.reader->path());
     return files;
   }
+  std::optional<TensorMesh> mesh_of(std::size_t tensor_index) const override {
+    const std::string& name = contents_.tensors[tensor_index].meta.fqn;
+    std::optional<TensorMesh> mesh;
+    for (const RankFile& file : files_) {
+      const ShardPlace* const place = place_in(file, name);
+      if (place == nullptr || place->placements.empty()) continue;
+      if (!mesh) {
+        mesh = {place->axes, place->mesh, {}, {}};
+        for (const torch_zip::AxisPlacement& placement : place->placements) {
+          mesh->placements.push_back(placement_to_string(placement));
+        }
+      }
+      mesh->coordinates.emplace_back(file.rank, place->coordinates);
+    }
+    if (mesh) std::ranges::sort(mesh->coordinates);
+    return mesh;
+  }
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int num_threads) const override {
@@ -110,6 +128,17 @@ class JoinedRanks final : public CheckpointReader {
   int rank_of(const Origin& origin) const { return files_[origin.file].rank; }
   const TensorEntry& tensor_of(const Origin& origin) const {
     return reader_of(origin).contents().tensors[origin.index];
+  }
+  /// Returns where one rank's part of a tensor is; null if the rank has none, or a whole tensor.
+  static const ShardPlace* place_in(const RankFile& file, std::string_view name) {
+    const std::string front = file.item.empty() ? std::string() : file.item + ".";
+    if (file.is_sole || !name.starts_with(front)) return nullptr;
+    const CheckpointContents& contents = file.reader->contents();
+    const TensorEntry* const tensor = contents.find_tensor(name.substr(front.size()));
+    if (tensor == nullptr) return nullptr;
+    const auto index = static_cast<std::size_t>(tensor - contents.tensors.data());
+    const std::optional<ShardPlace>& place = file.reader->place_of(index);
+    return place ? &*place : nullptr;
   }
   const std::optional<ShardPlace>& place_of(const Origin& origin) const {
     return reader_of(origin).place_of(origin.index);

@@ -210,6 +210,7 @@ class Parser {
       made.places.emplace_back(rank(ranks.item(i)), static_cast<std::int64_t>(i));
     }
     std::ranges::sort(made.places);
+    made.axes = names_of_axes(member(object, "mesh_dim_names"), made.sizes.size());
     const auto twice = std::ranges::adjacent_find(
         made.places, {}, [](const std::pair<int, std::int64_t>& place) { return place.first; });
     if (twice != made.places.end()) {
@@ -218,6 +219,13 @@ class Parser {
     }
     known = std::make_shared<const Mesh>(std::move(made));
     return known;
+  }
+
+  std::vector<std::string> names_of_axes(Object object, std::size_t num_axes) {
+    if (object.is(ObjectKind::none) || object.num_items("mesh_dim_names") != num_axes) return {};
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < num_axes; ++i) names.push_back(text(object.item(i), "axis"));
+    return names;
   }
 
   std::vector<AxisPlacement> placements(Object object, std::size_t num_axes) {
@@ -313,6 +321,9 @@ ShardPlace Sharding::place_of(int rank) const {
     place.problem = "a mesh without rank " + std::to_string(rank);
     return place;
   }
+  place.coordinates = *coordinates;
+  place.axes = mesh->axes;
+  place.placements = placements;
   torch_zip::MeshRegion found =
       torch_zip::region_in_mesh(whole_shape, mesh->sizes, *coordinates, placements);
   place.region = std::move(found.region);

@@ -21,6 +21,7 @@ inline constexpr std::string_view kMetadataName = "metadata.pkl";
 /// A mesh of ranks.
 struct Mesh {
   Shape sizes;
+  std::vector<std::string> axes{};                   // names; empty if the mesh has none
   std::vector<std::pair<int, std::int64_t>> places;  // rank, place in row-major order; sorted
 
   /// Returns where a rank is in the mesh; nothing if it is not in it.

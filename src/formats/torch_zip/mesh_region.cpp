@@ -39,6 +39,19 @@ void cut(Box& box, const Cut& by) {
 
 }  // namespace
 
+std::string placement_to_string(const AxisPlacement& placement) {
+  const std::string dim = std::to_string(placement.dim);
+  switch (placement.kind) {
+    case AxisPlacement::Kind::replicate:
+      return "Replicate";
+    case AxisPlacement::Kind::shard:
+      return "Shard(" + dim + ")";
+    case AxisPlacement::Kind::strided_shard:
+      return "_StridedShard(" + dim + ", " + std::to_string(placement.split_factor) + ")";
+  }
+  return {};
+}
+
 MeshRegion region_in_mesh(std::span<const std::int64_t> whole_shape,
                           std::span<const std::int64_t> mesh,
                           std::span<const std::int64_t> coordinates,

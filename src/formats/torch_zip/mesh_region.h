@@ -23,6 +23,9 @@ struct AxisPlacement {
   friend bool operator==(const AxisPlacement&, const AxisPlacement&) = default;
 };
 
+/// Returns a placement as PyTorch writes it: `Replicate`, `Shard(0)`, `_StridedShard(0, 2)`.
+std::string placement_to_string(const AxisPlacement& placement);
+
 /// The part of one rank. If `problem` is not empty, the region is not known.
 struct MeshRegion {
   Box region;

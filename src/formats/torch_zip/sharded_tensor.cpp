@@ -93,6 +93,20 @@ AxisPlacement placement_of(const std::optional<Object>& placement, std::size_t n
   return made;
 }
 
+/// Returns the names of a mesh's axes; nothing unless each axis has a name.
+std::vector<std::string> names_of_axes(const std::optional<Object>& mesh, std::size_t num_axes) {
+  constexpr std::size_t kMaxNbytes = 256;  // of a name
+  std::optional<Object> names = attribute_of(mesh, "_mesh_dim_names");
+  if (!names) names = attribute_of(mesh, "mesh_dim_names");  // before torch 2.9
+  std::vector<std::string> found;
+  for (std::size_t i = 0; i < num_axes; ++i) {
+    const auto name = item_of(names, i);
+    if (!name || !name->is(ObjectKind::str)) return {};
+    found.emplace_back(name->as_text("name of an axis").substr(0, kMaxNbytes));
+  }
+  return found;
+}
+
 /// Fills in the mesh of a DTensor and the part of it that this rank holds.
 void find_place(const std::optional<Object>& spec, ShardPlace& place) {
   const auto mesh = attribute_of(spec, "mesh");
@@ -109,6 +123,9 @@ void find_place(const std::optional<Object>& spec, ShardPlace& place) {
     parsed.push_back(placement_of(item_of(placements, i), place.whole_shape.size(), place.problem));
   }
   if (!place.problem.empty()) return;
+  place.coordinates = *coordinates;
+  place.axes = names_of_axes(mesh, sizes->size());
+  place.placements = parsed;
   MeshRegion found = region_in_mesh(place.whole_shape, *sizes, *coordinates, parsed);
   place.region = std::move(found.region);
   place.problem = std::move(found.problem);

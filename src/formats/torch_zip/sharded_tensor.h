@@ -2,8 +2,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "formats/pickle/pickle_object.h"
+#include "formats/torch_zip/mesh_region.h"
 #include "tessera/layout/region.h"
 
 // The tensors of torch.distributed that one rank holds a part of: DTensor and ShardedTensor.
@@ -12,10 +14,13 @@ namespace tessera::formats::torch_zip {
 /// Where a rank's part is in the whole tensor.
 struct ShardPlace {
   Shape whole_shape;
-  Box region;               // of the part; meaningless if there is a `problem`
-  Shape mesh;               // the sizes of a DTensor's mesh; empty for a ShardedTensor
-  std::optional<int> rank;  // the rank that saved the part, if the tensor says so
-  std::string problem;      // why the region is not known; empty: it is
+  Box region;                     // of the part; meaningless if there is a `problem`
+  Shape mesh;                     // the sizes of a DTensor's mesh; empty for a ShardedTensor
+  Shape coordinates;              // of the rank in the mesh
+  std::vector<std::string> axes;  // names of the mesh's axes, if it has names
+  std::vector<AxisPlacement> placements;  // by axis
+  std::optional<int> rank;                // the rank that saved the part, if the tensor says so
+  std::string problem;                    // why the region is not known; empty: it is
 
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
