@@ -105,7 +105,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
       const ShardPlace* const place = place_in(file, name);
       if (place == nullptr || place->placements.empty()) continue;
       if (!mesh) {
-        mesh = {place->axes, place->mesh, {}, {}};
+        mesh = TensorMesh{place->axes, place->mesh, {}, {}};
         for (const torch_zip::AxisPlacement& placement : place->placements) {
           mesh->placements.push_back(placement_to_string(placement));
         }

@@ -155,6 +155,19 @@ def test_fsdp2_goes_on_from_a_folder_of_trainer(tmp_path):
     run_program([sys.executable, "-B", HERE / "llama_ranks.py", moved, saved, tmp_path / "held.pt"], 2)
 
 
+def test_fsdp2_goes_on_from_a_folder_of_accelerate(tmp_path):
+    """Shows F4. On another number of ranks, with the losses of the run that did not stop; side files are carried."""
+    saved, moved = tmp_path / "saved", tmp_path / "dcp"
+    said = run_program([sys.executable, "-B", HERE / "accelerate_ranks.py", saved], 2)
+    expected = json.loads(said[0].strip().splitlines()[-1])
+    succeed("ckpt-reshard", "merge", saved / "pytorch_model_fsdp_0", saved / "optimizer_0", moved, "--to", "dcp",
+            "--world-size", "3", "--rename", "optimizer.=optim.", "--extra-files-from", saved)
+    for name in ("scheduler.bin", "random_states_0.pkl", "random_states_1.pkl", "custom_checkpoint_0.pkl"):
+        assert (moved / name).read_bytes() == (saved / name).read_bytes()
+    for each in run_program([sys.executable, "-B", HERE / "checkpointing_ranks.py", "load", moved], 3):
+        assert json.loads(each.strip().splitlines()[-1]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
     """Shows F4."""
     import copy
