@@ -81,11 +81,27 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
   return comma_list(words);
 }
 
+// Returns the ranks at each place, where several ranks have the same place, each in a mesh of its
+// own: `0, 1 at [0]; 2, 3 at [1]`.
+std::string places_in_words(const std::vector<std::pair<Shape, int>>& places) {
+  std::string text;
+  for (std::size_t i = 0; i < places.size();) {
+    const Shape& place = places[i].first;
+    std::vector<int> ranks;
+    for (; i < places.size() && places[i].first == place; ++i) ranks.push_back(places[i].second);
+    text += (text.empty() ? "" : "; ") + ranks_in_words(ranks) + " at " + shape_to_string(place);
+  }
+  return text;
+}
+
 // Returns the ranks of a mesh, as PyTorch prints a DeviceMesh: `[[0, 1], [2, 3]]`.
 std::string mesh_in_words(const formats::TensorMesh& mesh) {
   std::vector<std::pair<Shape, int>> places;  // in row-major order
   for (const auto& [rank, place] : mesh.coordinates) places.emplace_back(place, rank);
   std::ranges::sort(places);
+  const auto is_twice = std::ranges::adjacent_find(
+      places, {}, [](const std::pair<Shape, int>& place) -> const Shape& { return place.first; });
+  if (is_twice != places.end()) return places_in_words(places);
   const auto same_row = [](const Shape& a, const Shape& b) {
     return std::equal(a.begin(), a.end() - 1, b.begin(), b.end() - 1);
   };

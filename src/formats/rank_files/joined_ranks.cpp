@@ -118,7 +118,12 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int num_threads) const override {
-    for (const RankFile& file : files_) file.reader->verify(sink, progress, num_threads);
+    for (const RankFile& file : files_) {
+      const auto pass_on = [&](const Finding& finding) {
+        if (!is_about_name(file, finding)) sink(finding);
+      };
+      file.reader->verify(pass_on, progress, num_threads);
+    }
   }
 
  private:
@@ -148,6 +153,12 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
   }
   std::string rank_in_words(const Origin& origin) const {
     return "rank " + std::to_string(rank_of(origin));
+  }
+
+  /// Whether a note says which name a file's only tensor or value gets. Here it gets the item's.
+  static bool is_about_name(const RankFile& file, const Finding& finding) {
+    return file.is_sole && finding.severity == Finding::Severity::note &&
+           finding.rule == "structure";
   }
 
   // --- gathering
@@ -451,8 +462,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
         simplified[{full, kind}].insert(what.begin(), what.end());
       }
       for (const Finding& finding : from.opening_findings) {
-        const bool is_of_sole = file.is_sole && finding.rule == "structure";  // its name is known
-        if (!is_of_sole) contents_.opening_findings.push_back(finding);
+        if (!is_about_name(file, finding)) contents_.opening_findings.push_back(finding);
       }
     }
     contents_.opened_classes = opened.classes();

@@ -13,6 +13,22 @@ using torch_checkpointing::are_without_metadata;
 using torch_checkpointing::kMetadataName;
 using torch_checkpointing::parse_default_name;
 
+/// Returns the paths that the metadata names, from the directory; none if it is missing or damaged.
+std::set<std::string> files_of_metadata(const FileSystem& fs, const std::string& directory,
+                                        const std::vector<std::string>& names) {
+  std::set<std::string> files;
+  if (std::ranges::find(names, kMetadataName) == names.end()) return files;
+  try {
+    const std::string path = join_path(directory, std::string(kMetadataName));
+    for (const auto& [name, item] : torch_checkpointing::read_metadata(fs, path).items) {
+      for (const torch_checkpointing::ItemFile& file : item.files) files.insert(file.path);
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+  }
+  return files;
+}
+
 class TorchCheckpointingDriver final : public FormatDriver {
  public:
   Format format() const override { return Format("torch_checkpointing"); }
@@ -46,14 +62,17 @@ class TorchCheckpointingDriver final : public FormatDriver {
   }
 
   /// Returns `metadata.pkl` and the files that an open reader has. Without such a reader, returns
-  /// the files with default names.
-  std::vector<std::string> own_files(const FileSystem& /*fs*/, const std::string& directory,
+  /// the files that the metadata names, and those with default names.
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
+    std::set<std::string> listed;
+    if (opened.empty()) listed = files_of_metadata(fs, directory, names);
     std::vector<std::string> own;
     for (const std::string& name : names) {
-      const bool is_file_of_rank = opened.empty() ? parse_default_name(name).has_value()
-                                                  : opened.contains(join_path(directory, name));
+      const bool is_file_of_rank =
+          opened.empty() ? listed.contains(name) || parse_default_name(name).has_value()
+                         : opened.contains(join_path(directory, name));
       if (name == kMetadataName || is_file_of_rank) own.push_back(name);
     }
     return own;

@@ -345,6 +345,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<std::size_t> places_;                 // parallel to contents_.values
   std::map<Elements, std::string> first_names_;
   std::vector<std::string> dict_order_;  // of tensors and aliases
+  bool has_sole_object_ = false;
 };
 
 }  // namespace
