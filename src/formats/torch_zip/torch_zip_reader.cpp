@@ -202,7 +202,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     std::size_t place;  // in the pickle
   };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
-  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
+  /// What two names of one tensor have in common. A rank's part of a cut tensor is not the same as
+  /// an ordinary tensor with its elements (FSDP1's flat vector, and a parameter that fills it).
+  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
 
   /// Reads all storages of a stream, which has no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
@@ -322,8 +324,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
     if (entry.meta.numel() > 0) {
-      const Elements elements{record.storage, record.storage_offset, record.dtype,   record.shape,
-                              record.strides, record.conjugate,      record.negative};
+      const Elements elements{record.storage,  record.storage_offset,   record.dtype,
+                              record.shape,    record.strides,          record.conjugate,
+                              record.negative, record.place.has_value()};
       const auto [first, is_first] = first_names_.emplace(elements, name);
       if (!is_first) {
         contents_.aliases.push_back({name, first->second, std::move(key_path)});
