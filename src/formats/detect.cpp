@@ -3,7 +3,6 @@
 #include "tessera/formats/detect.h"
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -66,15 +65,30 @@ bool is_checkpoint_by_names(const FileSystem& fs, const std::string& directory) 
   }
 }
 
-/// Returns the name of a checkpoint among a directory's first entries, for a message.
-std::optional<std::string> checkpoint_within(const FileSystem& fs, const std::string& path,
-                                             std::span<const std::string> names) {
+/// Returns the names of checkpoints among a directory's first entries, for a message.
+std::vector<std::string> checkpoints_within(const FileSystem& fs, const std::string& path,
+                                            std::span<const std::string> names) {
   constexpr std::size_t kMaxLookedAt = 64;
+  std::vector<std::string> found;
   for (const std::string& name : names.first(std::min(names.size(), kMaxLookedAt))) {
     const std::string below = join_path(path, name);
-    if (fs.kind_of(below) == FileKind::directory && is_checkpoint_by_names(fs, below)) return name;
+    if (fs.kind_of(below) != FileKind::directory || !is_checkpoint_by_names(fs, below)) continue;
+    found.push_back(name);
   }
-  return std::nullopt;
+  return found;
+}
+
+/// Returns the error for a directory whose files are no checkpoint, but whose folders are.
+Error refusal_of_folders(const std::string& path, const std::vector<std::string>& folders) {
+  constexpr std::size_t kMaxListed = 3;
+  std::string list;
+  for (const std::string& name : std::span(folders).first(std::min(folders.size(), kMaxListed))) {
+    list += (list.empty() ? "" : ", ") + printable(name);
+  }
+  if (folders.size() > kMaxListed) list += ", …";
+  return refusal(ErrorKind::unsupported, path,
+                 "expected a checkpoint, found a directory that has checkpoints in it: " + list +
+                     " (give the path of one, or merge them)");
 }
 
 Format format_of(const BestMatch& best) {
@@ -88,6 +102,10 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
   const BestMatch best = match_of_directory(directory);
   if (best.driver != nullptr) {
     if (auto refusal = refusal_of_mixture(fs, directory, *best.driver)) throw *std::move(refusal);
+    if (best.recognition.refusal && best.recognition.match == Match::hint) {
+      const std::vector<std::string> folders = checkpoints_within(fs, path, names);
+      if (!folders.empty()) throw refusal_of_folders(path, folders);
+    }
     return format_of(best);
   }
   if (names.empty()) {
@@ -95,9 +113,8 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
   }
   std::string what = "expected a checkpoint (" + described(&FormatDescription::in_directory) +
                      "), found a directory with none of them";
-  if (const auto within = checkpoint_within(fs, path, names)) {
-    what += " (did you mean " + printable(join_path(path, *within)) + "?)";
-  }
+  const std::vector<std::string> within = checkpoints_within(fs, path, names);
+  if (!within.empty()) what += " (did you mean " + printable(join_path(path, within[0])) + "?)";
   throw refusal(ErrorKind::unsupported, path, what);
 }
 

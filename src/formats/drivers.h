@@ -10,7 +10,8 @@ namespace tessera::formats {
 const FormatDriver& native_driver();
 const FormatDriver& dcp_driver();
 const FormatDriver& safetensors_driver();
-const FormatDriver& bin_driver();  // read only
+const FormatDriver& bin_driver();                  // read only
+const FormatDriver& torch_checkpointing_driver();  // read only
 const FormatDriver& rank_files_driver();
 const FormatDriver& deepspeed_driver();
 const FormatDriver& megatron_driver();  // read only

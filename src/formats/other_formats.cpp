@@ -1,6 +1,7 @@
 #include "formats/other_formats.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/word_list.h"
 #include "tessera/base/file_system.h"
@@ -37,12 +38,18 @@ std::string FormatInDirectory::in_words() const {
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
                                                 const FormatDriver& known) {
+  const std::vector<std::string> own = known.own_files(fs, directory.path, directory.names, {});
+  std::vector<std::string> rest;  // a format's files may have names of another format
+  std::ranges::copy_if(directory.names, std::back_inserter(rest), [&](const std::string& name) {
+    return std::ranges::find(own, name) == own.end();
+  });
+  const DirectoryListing without_own{directory.path, rest};
   std::vector<FormatInDirectory> others;
   for (const FormatDriver* driver : format_drivers()) {
     if (driver == &known) continue;
-    const Recognition recognition = driver->recognize_directory(directory);
+    const Recognition recognition = driver->recognize_directory(without_own);
     if (recognition.match < Match::by_name) continue;
-    others.push_back(describe(*driver, fs, directory, recognition));
+    others.push_back(describe(*driver, fs, without_own, recognition));
   }
   return others;
 }

@@ -242,6 +242,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
     for (const NumberPlace& place : number_places(name, tensor.key_path)) {
       if (place.root(name) != optimizer.root || !is_pointwise_name(place.entry(name))) continue;
       optimizer.shapes.emplace(place.number(name), tensor.meta.shape);
+      if (is_flat_state(tensor)) optimizer.flat.emplace(place.number(name));
     }
   }
 }
@@ -303,6 +304,14 @@ std::string_view NumberPlace::number(std::string_view name) const {
 
 std::string_view NumberPlace::entry(std::string_view name) const {
   return end < name.size() ? name.substr(end + 1) : std::string_view();
+}
+
+bool is_flat_state(const formats::TensorEntry& tensor) {
+  const auto is_range = [](const formats::Piece& piece) {
+    return std::holds_alternative<FlatRange>(piece.region);
+  };
+  return tensor.meta.shape.size() == 1 && !tensor.pieces.empty() &&
+         std::ranges::all_of(tensor.pieces, is_range);
 }
 
 std::vector<NumberPlace> number_places(std::string_view name, const KeyPath& path) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,9 +41,14 @@ struct NumberedOptimizer {
   std::vector<std::vector<std::string>> param_names;  // as PyTorch stores them; empty: not stored
   std::vector<std::size_t> values;                    // indices of the values that list numbers
   std::map<std::string, Shape> shapes;                // of pointwise state, by number
+  std::set<std::string> flat;                         // numbers whose pointwise state is flat
 
   std::size_t num_params() const;
 };
+
+/// Whether a tensor of pointwise state is a vector of its parameter's elements, of which each rank
+/// has a range, as FSDP1 keeps it. [Note: Flat state]
+bool is_flat_state(const formats::TensorEntry& tensor);
 
 /// Returns the one optimizer that has numbers in its `param_groups`. Of several, takes the one
 /// whose `param_groups` are selected by `only`. Throws: Error(mismatch) if there is none or

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "formats/derived_reader.h"
+#include "formats/per_rank.h"
 #include "reshard/numbered_optimizer.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/params_search.h"
@@ -96,6 +97,7 @@ std::map<std::string, const TensorEntry*> find_candidates(const CheckpointConten
   const auto add = [&](const std::string& name, const TensorEntry* tensor) {
     if (tensor == nullptr || !is_floating_point(tensor->meta.dtype)) return;
     if (is_buffer_of_norm(name) || of_optimizers.contain(name)) return;
+    if (formats::parse_per_rank_name(name)) return;
     found.emplace(name, tensor);
   };
   for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, &tensor);
@@ -172,6 +174,25 @@ std::map<std::string, const TensorEntry*> selected_candidates(const CheckpointCo
   return selected.size() < num_params ? candidates : selected;
 }
 
+/// Throws if the state of a number is a vector that no parameter of the checkpoint can have: that
+/// of a flat parameter of FSDP1, which several parameters are in.
+void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer& optimizer) {
+  if (optimizer.flat.empty()) return;
+  const auto candidates = find_candidates(reader.contents());
+  for (const std::string& number : optimizer.flat) {
+    const std::int64_t numel = numel_of(optimizer.shapes.at(number));
+    const auto has_numel = [&](const auto& candidate) {
+      return candidate.second->meta.numel() == numel;
+    };
+    if (std::ranges::any_of(candidates, has_numel)) continue;
+    refuse(ErrorKind::mismatch, {.path = reader.path(), .fqn = optimizer.root + "state." + number},
+           "a tensor with the " + std::to_string(numel) + " elements of this flat state",
+           "none: it is of a flat parameter of FSDP1 (use_orig_params=False), or the model is not "
+           "here",
+           "save the optimizer with FSDP.optim_state_dict(), and the model beside it");
+  }
+}
+
 ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& optimizer,
                       const NameSelection& only) {
   ParamNames found{.names = {}, .path = reader.path()};
@@ -187,7 +208,8 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
     for (const std::string& number : numbers) {
       const auto shape = optimizer.shapes.find(number);
       group.push_back(
-          {number, shape == optimizer.shapes.end() ? std::nullopt : std::optional(shape->second)});
+          {number, shape == optimizer.shapes.end() ? std::nullopt : std::optional(shape->second),
+           optimizer.flat.contains(number)});
     }
   }
   const auto candidates = selected_candidates(reader.contents(), only, optimizer.num_params());
@@ -209,8 +231,12 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
 class NamedParamsReader final : public formats::DerivedReader {
  public:
   NamedParamsReader(std::unique_ptr<CheckpointReader> source, const NumberedOptimizer& optimizer,
-                    std::map<std::string, std::string> names)
-      : DerivedReader(std::move(source)), root_(optimizer.root), names_(std::move(names)) {
+                    std::map<std::string, std::string> names,
+                    const std::map<std::string, Shape>& shapes)
+      : DerivedReader(std::move(source)),
+        root_(optimizer.root),
+        names_(std::move(names)),
+        shapes_(shapes) {
     contents_ = base().contents();
     rename_tensors();
     rename_values(optimizer);
@@ -287,10 +313,23 @@ class NamedParamsReader final : public formats::DerivedReader {
     return param == names_.end() ? name : front + param->second + name.substr(end);
   }
 
+  /// Gives flat state the shape of its parameter. The ranges of the ranks stay as they are.
+  void unflatten(TensorEntry& tensor) const {
+    if (!is_flat_state(tensor)) return;
+    for (const NumberPlace& place : number_places(tensor.meta.fqn, tensor.key_path)) {
+      if (place.root(tensor.meta.fqn) != root_) continue;
+      const auto shape = shapes_.find(std::string(place.number(tensor.meta.fqn)));
+      if (shape == shapes_.end() || !is_pointwise_name(place.entry(tensor.meta.fqn))) continue;
+      tensor.meta.shape = shape->second;
+      return;
+    }
+  }
+
   void rename_tensors() {
     std::vector<std::pair<TensorEntry, std::size_t>> renamed;
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       TensorEntry& tensor = contents_.tensors[i];
+      unflatten(tensor);
       if (rename(tensor.meta.fqn, tensor.key_path)) {
         tensor.kind = formats::StateKind::plain;  // so that the new name says what it is
         tensor.parameter.clear();
@@ -335,6 +374,7 @@ class NamedParamsReader final : public formats::DerivedReader {
 
   std::string root_;
   std::map<std::string, std::string> names_;  // by number
+  std::map<std::string, Shape> shapes_;       // of parameters, by number
   CheckpointContents contents_;
   std::vector<std::size_t> tensors_;     // parallel to contents_.tensors: index in the source
   std::vector<std::size_t> values_;      // parallel to contents_.values: index in the source
@@ -383,6 +423,7 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
       if (place.root(name) != root || !is_pointwise_name(place.entry(name))) continue;
       const std::size_t i = place_of.at(place.number(name));
       if (tensor.meta.shape == parameters[i]->meta.shape) continue;
+      if (is_flat_state(tensor) && tensor.meta.numel() == parameters[i]->meta.numel()) continue;
       refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
              "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
                  numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
@@ -392,10 +433,11 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
   }
 }
 
-/// Checks the names against the tensors of the checkpoint. Returns a note if the checkpoint has no
-/// tensor that could be meant.
+/// Checks the names against the tensors of the checkpoint, and adds the shapes of parameters to
+/// `shapes`, by number. Returns a note if the checkpoint has no tensor that could be meant.
 std::optional<Finding> check_names(const CheckpointReader& reader,
-                                   const NumberedOptimizer& optimizer, const ParamNames& given) {
+                                   const NumberedOptimizer& optimizer, const ParamNames& given,
+                                   std::map<std::string, Shape>& shapes) {
   const CheckpointContents& contents = reader.contents();
   const auto parameters = find_parameters(contents, optimizer.root, given.names);
   const auto missing = std::ranges::find(parameters, nullptr);
@@ -405,6 +447,9 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
       numbers.insert(numbers.end(), group.begin(), group.end());
     }
     check_shapes(contents, optimizer.root, given, numbers, parameters);
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      shapes.emplace(numbers[i], parameters[i]->meta.shape);
+    }
     return std::nullopt;
   }
   const bool none_found =
@@ -436,17 +481,20 @@ std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<Checkpoi
                                                         const OptimizerParams& params,
                                                         const NameSelection& only) {
   const NumberedOptimizer optimizer = find_numbered_optimizer(*source, only);
+  refuse_flat_params(*source, optimizer);
   const ParamNames given = params.names == kAutomaticParams
                                ? find_names(*source, optimizer, only)
                                : ParamNames{.names = parse_list(params), .path = params.path};
   check_list(given, optimizer);
-  std::optional<Finding> note = check_names(*source, optimizer, given);
+  std::map<std::string, Shape> shapes;
+  std::optional<Finding> note = check_names(*source, optimizer, given, shapes);
   std::map<std::string, std::string> names;
   std::size_t i = 0;
   for (const auto& group : optimizer.groups) {
     for (const std::string& number : group) names.emplace(number, given.names[i++]);
   }
-  auto reader = std::make_unique<NamedParamsReader>(std::move(source), optimizer, std::move(names));
+  auto reader =
+      std::make_unique<NamedParamsReader>(std::move(source), optimizer, std::move(names), shapes);
   if (note) reader->add_note(std::move(*note));
   return reader;
 }

@@ -17,12 +17,25 @@ constexpr std::string_view kRule = "parameters of the optimizer";
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
 std::string in_words(const NumberedParam& param) {
-  return param.number + (param.shape ? " of shape " + shape_to_string(*param.shape)
-                                     : ", which has no state that tells its shape");
+  if (!param.shape) return param.number + ", which has no state that tells its shape";
+  if (param.is_flat) {
+    return param.number + " with " + std::to_string(numel_of(*param.shape)) + " elements";
+  }
+  return param.number + " of shape " + shape_to_string(*param.shape);
 }
 
 bool fits(const NumberedParam& param, const ParamCandidate& candidate) {
-  return !param.shape || *param.shape == candidate.shape;
+  if (!param.shape || *param.shape == candidate.shape) return true;
+  return param.is_flat && numel_of(*param.shape) == numel_of(candidate.shape);
+}
+
+/// What a parameter and its candidates have in common: the shape or, if the state is flat, a shape
+/// that no tensor has, with the number of elements.
+Shape flat_key(std::span<const std::int64_t> shape) {
+  return {-1, numel_of(shape)};
+}
+Shape key_of(const NumberedParam& param) {
+  return param.is_flat ? flat_key(*param.shape) : *param.shape;
 }
 
 [[noreturn]] void refuse(const std::string& path, std::string_view expected,
@@ -222,13 +235,16 @@ std::vector<std::size_t> params_by_shape(const Groups& groups,
                                          std::span<const ParamCandidate> candidates,
                                          const std::string& path) {
   std::map<Shape, std::vector<std::size_t>> by_shape;
-  for (std::size_t i = 0; i < candidates.size(); ++i) by_shape[candidates[i].shape].push_back(i);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    by_shape[candidates[i].shape].push_back(i);
+    by_shape[flat_key(candidates[i].shape)].push_back(i);
+  }
   std::map<Shape, std::size_t> num_of_shape;
   std::vector<const NumberedParam*> params;
   for (const auto& group : groups) {
     for (const NumberedParam& param : group) {
       params.push_back(&param);
-      if (param.shape) ++num_of_shape[*param.shape];
+      if (param.shape) ++num_of_shape[key_of(param)];
     }
   }
   for (const NumberedParam* param : params) {
@@ -238,14 +254,14 @@ std::vector<std::size_t> params_by_shape(const Groups& groups,
              "the order)",
              "none of number " + param->number);
     }
-    const auto found = by_shape.find(*param->shape);
-    if (found == by_shape.end() || found->second.size() < num_of_shape[*param->shape]) {
+    const auto found = by_shape.find(key_of(*param));
+    if (found == by_shape.end() || found->second.size() < num_of_shape[key_of(*param)]) {
       refuse(path, "a tensor for each number", "none for number " + in_words(*param));
     }
   }
   std::vector<std::size_t> choice;
   for (const NumberedParam* param : params) {
-    const std::vector<std::size_t>& found = by_shape[*param->shape];
+    const std::vector<std::size_t>& found = by_shape[key_of(*param)];
     if (found.size() > 1) {
       refuse_several(path, *param, candidates[found[0]], candidates[found[1]]);
     }

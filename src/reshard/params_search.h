@@ -15,6 +15,7 @@ namespace tessera::reshard {
 struct NumberedParam {
   std::string number;
   std::optional<Shape> shape;  // none: there is no state that tells it
+  bool is_flat = false;        // the state is a vector of the parameter's elements, as FSDP1 has it
 };
 
 /// A tensor that may be a parameter.

@@ -126,6 +126,9 @@ class JsonSchemasTest(unittest.TestCase):
             "torch_zip/valid/values.pt", "torch_zip/valid/degenerate.pt",
             "safetensors/valid/sharded", "safetensors/valid/no_tensors.safetensors")]
 
+    def test_the_mesh_of_files_of_ranks(self):
+        self.check("ckpt-inspect layout", "ckpt-inspect", "layout", "--json", "--mesh", OPTIONS.fixtures / "rank_files/valid/fsdp2_tp")
+
     def test_every_verb_on_every_kind_of_checkpoint(self):
         for path in self.fixtures():
             with self.subTest(path=path.name):

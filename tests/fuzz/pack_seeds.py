@@ -7,6 +7,7 @@ What a target found lies in findings/<target>, mended, and is tried again each t
 """
 
 import json
+import pickle
 import struct
 import sys
 import zipfile
@@ -24,6 +25,8 @@ MODELS_OF_ZERO = {1: ("mp_rank_00_model_states.pt",),
                   3: tuple(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1))}
 RANKS_OF_MEGATRON = {0: ("mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"),
                      1: ("mp_rank_00/model_optim_rng.pt", "mp_rank_00/distrib_optim.pt")}
+SAVED_BY_RANKS = ("metadata.pkl", *(f"model_{rank}.safetensors" for rank in range(4)),
+                  *(f"{item}_{rank}.pt" for item in ("model", "optimizer") for rank in range(3)))
 SHARDS = ("model.safetensors.index.json", "model.safetensors.values.json", "model-00001-of-00002.safetensors",
           "model-00002-of-00002.safetensors")
 TEXTS = {
@@ -50,7 +53,7 @@ def packed(directory: Path, names: tuple[str, ...]) -> bytes:
 
 
 def pickles(fixtures: Path):
-    yield from (file.read_bytes() for file in sorted(fixtures.rglob(".metadata")))
+    yield from (file.read_bytes() for name in (".metadata", "metadata.pkl") for file in sorted(fixtures.rglob(name)))
     for file in sorted(fixtures.rglob("*.pt")):
         try:
             with zipfile.ZipFile(file) as archive:
@@ -96,6 +99,17 @@ def megatron_checkpoints(fixtures: Path):
         for kind, names in RANKS_OF_MEGATRON.items():
             if all((file.parent.parent / name).is_file() for name in names):
                 yield bytes([kind]) + packed(file.parent.parent, names)
+
+
+def saved_by_ranks(fixtures: Path):
+    """Yields what torch_checkpointing wrote: three ranks with torch.save, and the model of four ranks as safetensors."""
+    valid = fixtures / "torch_checkpointing/valid"
+    yield packed(valid / "fsdp2", SAVED_BY_RANKS)
+    metadata = pickle.loads((valid / "fsdp2_tp_other_forms" / SAVED_BY_RANKS[0]).read_bytes())
+    del metadata["metadata"]["optimizer"]  # whose files lie in folders
+    parts = [pickle.dumps(metadata, protocol=4)]
+    parts += [(valid / "fsdp2_tp_other_forms" / name).read_bytes() for name in SAVED_BY_RANKS[1:5]]
+    yield packed_bytes([*parts, b""])
 
 
 def structured() -> bytes:
@@ -147,6 +161,8 @@ def seeds(fixtures: Path):
         yield "deepspeed", content
     for content in megatron_checkpoints(fixtures):
         yield "megatron", content
+    for content in saved_by_ranks(fixtures):
+        yield "torch_checkpointing", content
     for content in manifests():
         yield "manifest", content
     for target, texts in TEXTS.items():

@@ -54,6 +54,23 @@ def test_verify_finds_flipped_bits(path, tmp_path):
     assert run("ckpt-inspect", "verify", copy).returncode == 1
 
 
+@pytest.mark.parametrize("name", ["fsdp1", "fsdp1_sharded_tensor"])
+def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
+    """Shows F1. Under the name of its parameter, and with its shape, as DCP and FSDP2 want it."""
+    held = {row["name"]: row for row in expectation(VALID / name)["tensors"]}
+    moved = reshard(VALID / name, tmp_path / "dcp", "--to", "dcp", "--world-size", "3", "--optimizer-params", "auto")
+    found = {row["name"]: row for row in listing(moved)["tensors"]}
+    order = ["scale", "up.weight", "up.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"]
+    for number, parameter in enumerate(order):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            state = found[f"optim.state.{parameter}.{kind}"]
+            assert state["shape"] == held[f"model.{parameter}"]["shape"]
+            assert state["sha256"] == held[f"optim.state.{number}.{kind}"]["sha256"]
+    dcp_to_torch_save(moved, tmp_path / "whole.pt")
+    state = torch.load(tmp_path / "whole.pt", weights_only=True)["optim"]["state"]
+    assert list(state["down.weight"]["exp_avg"].shape) == [6, 10]
+
+
 PEER = [sys.executable, "-B", Path(__file__).resolve().parent / "rank_files_peer.py"]
 
 
@@ -76,6 +93,17 @@ def test_fsdp2_continues_on_other_ranks(saved, tmp_path, between, ranks):
     if ranks == 4:
         assert_same_state(listing(source), listing(folder))
     for said in run_program([*PEER, "load", source, form], ranks):
+        assert json.loads(said) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("between", [None, "native"])
+def test_fsdp2_continues_on_more_ranks(tmp_path, between):
+    """Shows F1. Of two ranks, on three."""
+    (tmp_path / "saved").mkdir()
+    expected = json.loads(run_program([*PEER, "save", tmp_path / "saved", "names"], 2)[0])
+    source = reshard(tmp_path / "saved", tmp_path / between, "--to", between) if between else tmp_path / "saved"
+    moved = reshard(source, tmp_path / "moved", "--to", "rank_files", "--world-size", 3, "--device-mesh", "cpu:fsdp")
+    for said in run_program([*PEER, "load", moved, "names"], 3):
         assert json.loads(said) == pytest.approx(expected, rel=1e-5)
 
 

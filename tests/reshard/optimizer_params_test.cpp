@@ -62,6 +62,14 @@ class Source {
     add("step", {});
     return *this;
   }
+  /// Adds pointwise state as FSDP1 keeps it: a vector, of which two ranks have a range each.
+  Source& flat_state(int number, std::int64_t numel, std::int64_t of_rank_0) {
+    Bytes bytes(static_cast<std::size_t>(numel) * 4, next_byte());
+    checkpoint_->add(
+        {"optim.state." + std::to_string(number) + ".exp_avg", DType::float32, {numel}}, bytes,
+        {{FlatRange{0, of_rank_0}, 0}, {FlatRange{of_rank_0, numel}, 1}});
+    return *this;
+  }
   Source& value(const std::string& name, Value value) {
     checkpoint_->add_value(name, std::move(value));
     return *this;
@@ -420,6 +428,32 @@ TEST(OptimizerParamsTest, AutoFollowsTheOrderOfTheStateDictInEachGroup) {
   EXPECT_EQ(value_of(*reader, "optim.param_groups.0.params"), strings({"emb.weight", "up.weight"}));
   EXPECT_EQ(value_of(*reader, "optim.param_groups.1.params"),
             strings({"norm.weight", "norm.bias"}));
+}
+
+TEST(OptimizerParamsTest, FlatStateGetsTheShapeOfItsParameter) {
+  for (const bool has_order : {true, false}) {
+    SCOPED_TRACE(has_order);
+    Source source;
+    source.tensor("model.up.weight", {4, 3}).tensor("model.bias", {5});
+    source.flat_state(0, 12, 7).flat_state(1, 5, 0).group(0, {0, 1});
+    if (has_order) source.with_order();
+    const auto reader = source.named({.names = "auto", .path = {}});
+    const auto* state = reader->contents().find_tensor("optim.state.up.weight.exp_avg");
+    ASSERT_NE(state, nullptr);
+    EXPECT_EQ(state->meta.shape, (Shape{4, 3}));
+    EXPECT_EQ(state->pieces[1], (formats::Piece{FlatRange{7, 12}, 1}));
+    EXPECT_EQ(reader->contents().find_tensor("optim.state.bias.exp_avg")->meta.shape, (Shape{5}));
+  }
+}
+
+TEST(OptimizerParamsTest, StateOfAFlatParameterOfSeveralIsRefused) {
+  Source source;
+  source.tensor("model.up.weight", {4, 3}).tensor("model.bias", {5});
+  source.flat_state(0, 18, 9).group(0, {0});
+  EXPECT_THAT([&] { source.named({.names = "auto", .path = {}}); },
+              ThrowsError(ErrorKind::mismatch,
+                          "optim.state.0: names of parameters: expected a tensor with the 18 "
+                          "elements of this flat state, found none"));
 }
 
 TEST(OptimizerParamsTest, AutoTakesNamesThatTorchStored) {

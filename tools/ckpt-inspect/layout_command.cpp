@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
 #include "inspect/layout_map.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/size_text.h"
+#include "tessera/formats/tensor_mesh.h"
 #include "tessera/layout/table_plan.h"
 
 namespace tessera::cli {
@@ -42,7 +46,89 @@ struct Subject {
   std::string format;  // the checkpoint's
   std::string origin;  // in words, for the last line
   const TablePlan* plan = nullptr;
+  const formats::MeshSource* meshes = nullptr;  // only if they are shown
+
+  std::optional<formats::TensorMesh> mesh_of(std::size_t tensor) const {
+    return meshes == nullptr ? std::nullopt : meshes->mesh_of(tensor);
+  }
 };
+
+std::string comma_list(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+// Returns the axes of a mesh with their sizes: `dp 2, tp 4`.
+std::string axes_in_words(const formats::TensorMesh& mesh) {
+  std::vector<std::string> words;
+  for (std::size_t axis = 0; axis < mesh.sizes.size(); ++axis) {
+    const std::string name = mesh.axes.empty() ? std::string() : printable(mesh.axes[axis]) + " ";
+    words.push_back(name + std::to_string(mesh.sizes[axis]));
+  }
+  return comma_list(words);
+}
+
+// Returns ranks that follow each other in a mesh: `0, 2` or `0 to 7`.
+std::string ranks_in_words(const std::vector<int>& ranks) {
+  constexpr std::size_t kMaxListed = 4;
+  const bool are_consecutive = ranks.back() - ranks.front() == static_cast<int>(ranks.size()) - 1;
+  if (ranks.size() > kMaxListed && are_consecutive && std::ranges::is_sorted(ranks)) {
+    return std::to_string(ranks.front()) + " to " + std::to_string(ranks.back());
+  }
+  std::vector<std::string> words;
+  for (const int rank : ranks) words.push_back(std::to_string(rank));
+  return comma_list(words);
+}
+
+// Returns the ranks at each place, where several ranks have the same place, each in a mesh of its
+// own: `0, 1 at [0]; 2, 3 at [1]`.
+std::string places_in_words(const std::vector<std::pair<Shape, int>>& places) {
+  std::string text;
+  for (std::size_t i = 0; i < places.size();) {
+    const Shape& place = places[i].first;
+    std::vector<int> ranks;
+    for (; i < places.size() && places[i].first == place; ++i) ranks.push_back(places[i].second);
+    text += (text.empty() ? "" : "; ") + ranks_in_words(ranks) + " at " + shape_to_string(place);
+  }
+  return text;
+}
+
+// Returns the ranks of a mesh, as PyTorch prints a DeviceMesh: `[[0, 1], [2, 3]]`.
+std::string mesh_in_words(const formats::TensorMesh& mesh) {
+  std::vector<std::pair<Shape, int>> places;  // in row-major order
+  for (const auto& [rank, place] : mesh.coordinates) places.emplace_back(place, rank);
+  std::ranges::sort(places);
+  const auto is_twice = std::ranges::adjacent_find(
+      places, {}, [](const std::pair<Shape, int>& place) -> const Shape& { return place.first; });
+  if (is_twice != places.end()) return places_in_words(places);
+  const auto same_row = [](const Shape& a, const Shape& b) {
+    return std::equal(a.begin(), a.end() - 1, b.begin(), b.end() - 1);
+  };
+  std::string text;
+  for (std::size_t i = 0; i < places.size();) {
+    const Shape& first = places[i].first;
+    std::size_t num_new = mesh.sizes.size();  // how many brackets are opened
+    if (i > 0) {
+      const Shape& last = places[i - 1].first;
+      const auto differ = std::ranges::mismatch(first, last).in1;
+      num_new -= static_cast<std::size_t>(differ - first.begin()) + 1;
+      text += std::string(num_new, ']') + ", ";
+    }
+    text += std::string(num_new, '[');
+    std::vector<int> ranks;
+    for (; i < places.size() && same_row(places[i].first, first); ++i) {
+      ranks.push_back(places[i].second);
+    }
+    text += ranks_in_words(ranks);
+  }
+  return text + std::string(mesh.sizes.size(), ']');
+}
+
+// Returns how a tensor was placed: `Shard(0), Replicate on dp 2, tp 4`.
+std::string placements_in_words(const formats::TensorMesh& mesh) {
+  return comma_list(mesh.placements) + " on " + axes_in_words(mesh);
+}
 
 std::optional<TableSharding> sharding_of(const formats::TensorEntry& tensor,
                                          const Subject& subject) {
@@ -110,17 +196,23 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
       std::clamp(terminal.width() - kTextColumns, kMinMapColumns, kMaxMapColumns));
   const std::size_t ranks_per_column = inspect::shares_per_character(world_size, map_width);
   using enum Table::Align;
-  Table table({left, left, left});
+  Table table({left, left, left, left});
   table.let_shrink(0);
+  std::set<std::string> meshes;
   table.add_row({{"rank", Style::faint}, {axis(world_size, ranks_per_column), Style::faint}});
   for (const Row& row : rows) {
     const formats::TensorEntry& tensor = contents.tensors[row.tensor];
     const inspect::LayoutPattern pattern = inspect::layout_pattern(tensor);
     const bool is_broken = pattern.cut == inspect::LayoutPattern::Cut::incomplete;
-    table.add_row(
-        {{printable(row.name, row.name.size() * 4)},
-         {inspect::draw_shares(inspect::numel_by_rank(tensor, contents.world_size), map_width)},
-         {cut_in_words(tensor, pattern, subject), is_broken ? Style::bad : Style::plain}});
+    std::vector<Table::Cell> cells = {
+        {printable(row.name, row.name.size() * 4)},
+        {inspect::draw_shares(inspect::numel_by_rank(tensor, contents.world_size), map_width)},
+        {cut_in_words(tensor, pattern, subject), is_broken ? Style::bad : Style::plain}};
+    if (const auto mesh = subject.mesh_of(row.tensor)) {
+      cells.push_back({placements_in_words(*mesh)});
+      meshes.insert("mesh " + axes_in_words(*mesh) + ": ranks " + mesh_in_words(*mesh));
+    }
+    table.add_row(std::span<const Table::Cell>(cells));
   }
   const RankTotals totals = totals_by_rank(contents, selection);
   const auto [least, most] = std::minmax_element(totals.nbytes.begin(), totals.nbytes.end());
@@ -136,12 +228,25 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
   std::string legend = "· nothing, ▁ few bytes, █ the most bytes in the row";
   if (ranks_per_column > 1) legend += "; one column is " + counted(ranks_per_column, "rank");
   terminal.print("\n" + terminal.styled(Style::faint, legend) + "\n");
+  for (const std::string& mesh : meshes) terminal.print(mesh + "\n");
   terminal.print(terminal.styled(
                      Style::strong,
                      counts_in_words(selection.totals) + " in " +
                          counted(static_cast<std::uint64_t>(selection.totals.num_pieces), "piece") +
                          "; " + subject.origin) +
                  "\n");
+}
+
+void write_mesh(JsonOutput& json, const formats::TensorMesh& mesh) {
+  json.key("mesh").begin_object().key("axes").begin_array();
+  for (const std::string& axis : mesh.axes) json.value(axis);
+  json.end_array().member("sizes", mesh.sizes).key("placements").begin_array();
+  for (const std::string& placement : mesh.placements) json.value(placement);
+  json.end_array().key("ranks").begin_array();
+  for (const auto& [rank, place] : mesh.coordinates) {
+    json.begin_object().member("rank", rank).member("coordinates", place).end_object();
+  }
+  json.end_array().end_object();
 }
 
 void print_json(const Subject& subject, const inspect::Selection& selection, Terminal& terminal) {
@@ -157,6 +262,7 @@ void print_json(const Subject& subject, const inspect::Selection& selection, Ter
     if (const auto sharding = sharding_of(tensor, subject)) {
       json.member("sharding", table_sharding_name(*sharding));
     }
+    if (const auto mesh = subject.mesh_of(t)) write_mesh(json, *mesh);
     json.key("pieces").begin_array();
     for (const formats::Piece& piece : tensor.pieces) {
       json.begin_object().member("rank", piece.rank).key("region");
@@ -236,6 +342,14 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
                inspect::select(planned, NameSelection(), reader.path()), options, terminal);
 }
 
+// Throws if the format does not say how tensors were placed.
+const formats::MeshSource& meshes_of(const CheckpointReader& reader) {
+  if (const auto* meshes = dynamic_cast<const formats::MeshSource*>(&reader)) return *meshes;
+  throw Error::expected(ErrorKind::unsupported, {.path = reader.path()}, "mesh of ranks",
+                        "a checkpoint that says it, as files of DTensors do",
+                        format_in_words(reader) + ", which has pieces and ranks only");
+}
+
 }  // namespace
 
 void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& terminal) {
@@ -248,6 +362,8 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
       "sharding type follows. Layers that are cut in the same way share a line.");
   add_source_arguments(command, options.source);
   command.flag("--all", options.all, "Show equal layers one by one")
+      .flag("--mesh", options.mesh,
+            "Show the placements of DTensors, and the mesh of ranks that they are placed on")
       .option("--plan", "FILE", options.table_plan_path,
               "JSON file: a table plan; show the embedding tables as the plan shards them")
       .flag("--json", options.json, "Print JSON, with the region of every piece");
@@ -263,8 +379,10 @@ ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
     print_planned_layout(*reader, options, terminal);
     return ExitCode::done;
   }
-  print_layout({reader->contents(), std::string(reader->format().name()), format_in_words(*reader)},
-               select_names(*reader, options.source), options, terminal);
+  Subject subject{reader->contents(), std::string(reader->format().name()),
+                  format_in_words(*reader)};
+  if (options.mesh) subject.meshes = &meshes_of(*reader);
+  print_layout(subject, select_names(*reader, options.source), options, terminal);
   return ExitCode::done;
 }
 

@@ -11,6 +11,7 @@ struct LayoutOptions {
   SourceOptions source;
   std::string table_plan_path;  // empty: not given
   bool all = false;
+  bool mesh = false;
   bool json = false;
 };
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/checked_math.h"
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
+#include "formats/torch_zip/mesh_region.h"
 #include "formats/torch_zip/object_parts.h"
 
 namespace tessera::formats::torch_zip {
@@ -17,7 +19,6 @@ using pickle::ObjectKind;
 using pickle::ValueGlobal;
 
 constexpr std::size_t kMaxDims = 64;  // of tensors and meshes
-constexpr std::int64_t kMaxRanks = std::int64_t{1} << 31;
 
 std::optional<std::int64_t> natural_of(const std::optional<Object>& object) {
   if (!object || !object->is(ObjectKind::integer)) return std::nullopt;
@@ -69,113 +70,66 @@ std::optional<Shape> sizes_of_mesh(const std::optional<Object>& mesh) {
   return naturals_of(item_of(ranks->call_arguments("mesh"), 2));
 }
 
-/// One placement that cuts: along which dimension of the tensor, into how many parts.
-struct Cut {
-  std::size_t dim;
-  std::int64_t num_parts;
-  std::int64_t part;
-  std::optional<std::int64_t> split_factor;  // of a _StridedShard
-};
-
-/// A mesh, the place of a rank in it, and what each dimension of the mesh does to a tensor.
-class Placements {
- public:
-  Placements(const std::optional<Object>& spec, const Shape& whole_shape)
-      : whole_shape_(whole_shape) {
-    const auto mesh = attribute_of(spec, "mesh");
-    const auto placements = attribute_of(spec, "placements");
-    const auto sizes = sizes_of_mesh(mesh);
-    const auto coordinates = naturals_of(attribute_of(mesh, "_coordinate_on_dim"));
-    if (!sizes || !coordinates || sizes->size() != coordinates->size()) {
-      problem_ = "a mesh that says neither its size nor the place of this rank";
-      return;
-    }
-    mesh_ = *sizes;
-    const auto num_ranks = checked_numel(*sizes);
-    if (!num_ranks || *num_ranks > kMaxRanks) problem_ = "a mesh of more than 2^31 ranks";
-    for (std::size_t i = 0; i < sizes->size() && problem_.empty(); ++i) {
-      if ((*coordinates)[i] >= (*sizes)[i]) {
-        problem_ = "a place outside of the mesh";
-      } else {
-        add(item_of(placements, i), (*sizes)[i], (*coordinates)[i]);
-      }
-    }
+/// Returns what one axis of a mesh does, or sets `problem`.
+AxisPlacement placement_of(const std::optional<Object>& placement, std::size_t num_dims,
+                           std::string& problem) {
+  if (!placement || !placement->is(ObjectKind::call)) {
+    problem = "a dimension of the mesh without a placement";
+    return {};
   }
-
-  /// Returns why the region is not known; empty: it is.
-  const std::string& problem() const { return problem_; }
-  const Shape& mesh() const { return mesh_; }
-
-  /// Returns the part of the whole tensor that this rank holds.
-  Box region() {
-    Box box = whole_box(whole_shape_);
-    for (std::size_t i = 0; i < cuts_.size(); ++i) {
-      if (!cuts_[i].split_factor) cut(box, cuts_[i]);
-    }
-    for (std::size_t i = 0; i < cuts_.size(); ++i) {
-      if (!cuts_[i].split_factor) continue;
-      if (*cuts_[i].split_factor != num_parts_after(i)) {
-        problem_ =
-            "a _StridedShard whose split_factor is not the number of parts that the later mesh "
-            "dimensions make";
-      }
-      cut(box, cuts_[i]);
-    }
-    return box;
+  const std::string_view name = placement->global_name("placement");
+  if (name == "Replicate") return {};
+  if (name != "Shard" && name != "_StridedShard") {
+    problem = "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
+    return {};
   }
-
- private:
-  void add(const std::optional<Object>& placement, std::int64_t num_parts, std::int64_t part) {
-    if (!placement || !placement->is(ObjectKind::call)) {
-      problem_ = "a dimension of the mesh without a placement";
-      return;
-    }
-    const std::string_view name = placement->global_name("placement");
-    if (name == "Replicate") return;
-    if (name != "Shard" && name != "_StridedShard") {
-      problem_ =
-          "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
-      return;
-    }
-    const auto dim = natural_of(attribute_of(placement, "dim"));
-    if (!dim || static_cast<std::uint64_t>(*dim) >= whole_shape_.size()) {
-      problem_ = "placed " + std::string(name) + " of a dimension that the tensor does not have";
-      return;
-    }
-    Cut made{static_cast<std::size_t>(*dim), num_parts, part, std::nullopt};
-    if (name == "_StridedShard") {
-      made.split_factor = natural_of(attribute_of(placement, "split_factor")).value_or(0);
-      const auto is_such = [&](const Cut& cut) { return cut.dim == made.dim && cut.split_factor; };
-      if (std::ranges::any_of(cuts_, is_such)) problem_ = "placed _StridedShard twice";
-    }
-    cuts_.push_back(made);
+  AxisPlacement made{.kind = AxisPlacement::Kind::shard};
+  made.dim =
+      natural_of(attribute_of(placement, "dim")).value_or(static_cast<std::int64_t>(num_dims));
+  if (name == "_StridedShard") {
+    made.kind = AxisPlacement::Kind::strided_shard;
+    made.split_factor = natural_of(attribute_of(placement, "split_factor")).value_or(0);
   }
+  return made;
+}
 
-  /// Returns into how many parts the later dimensions of the mesh cut the same dimension.
-  std::int64_t num_parts_after(std::size_t index) const {
-    std::int64_t num_parts = 1;
-    for (std::size_t i = index + 1; i < cuts_.size(); ++i) {
-      if (cuts_[i].dim == cuts_[index].dim) num_parts *= cuts_[i].num_parts;
-    }
-    return num_parts;
+/// Returns the names of a mesh's axes; nothing unless each axis has a name.
+std::vector<std::string> names_of_axes(const std::optional<Object>& mesh, std::size_t num_axes) {
+  constexpr std::size_t kMaxNbytes = 256;  // of a name
+  std::optional<Object> names = attribute_of(mesh, "_mesh_dim_names");
+  if (!names) names = attribute_of(mesh, "mesh_dim_names");  // before torch 2.9
+  std::vector<std::string> found;
+  for (std::size_t i = 0; i < num_axes; ++i) {
+    const auto name = item_of(names, i);
+    if (!name || !name->is(ObjectKind::str)) return {};
+    found.emplace_back(name->as_text("name of an axis").substr(0, kMaxNbytes));
   }
+  return found;
+}
 
-  /// Cuts as torch.chunk does: parts of equal size, rounded up; the last ones are smaller or empty.
-  static void cut(Box& box, const Cut& by) {
-    std::int64_t& offset = box.offsets[by.dim];
-    std::int64_t& size = box.sizes[by.dim];
-    const std::int64_t part_size = size / by.num_parts + (size % by.num_parts != 0 ? 1 : 0);
-    const std::int64_t begin =
-        part_size != 0 && by.part > size / part_size ? size : std::min(by.part * part_size, size);
-    offset += begin;
-    size = std::min(part_size, size - begin);
+/// Fills in the mesh of a DTensor and the part of it that this rank holds.
+void find_place(const std::optional<Object>& spec, ShardPlace& place) {
+  const auto mesh = attribute_of(spec, "mesh");
+  const auto sizes = sizes_of_mesh(mesh);
+  const auto coordinates = naturals_of(attribute_of(mesh, "_coordinate_on_dim"));
+  if (!sizes || !coordinates || sizes->size() != coordinates->size()) {
+    place.problem = "a mesh that says neither its size nor the place of this rank";
+    return;
   }
-
-  const Shape& whole_shape_;
-  Shape mesh_;
-  std::vector<Cut> cuts_;  // in the order of the mesh's dimensions
-  std::string problem_;
-};
+  place.mesh = *sizes;
+  const auto placements = attribute_of(spec, "placements");
+  std::vector<AxisPlacement> parsed;
+  for (std::size_t i = 0; i < sizes->size() && place.problem.empty(); ++i) {
+    parsed.push_back(placement_of(item_of(placements, i), place.whole_shape.size(), place.problem));
+  }
+  if (!place.problem.empty()) return;
+  place.coordinates = *coordinates;
+  place.axes = names_of_axes(mesh, sizes->size());
+  place.placements = parsed;
+  MeshRegion found = region_in_mesh(place.whole_shape, *sizes, *coordinates, parsed);
+  place.region = std::move(found.region);
+  place.problem = std::move(found.problem);
+}
 
 std::optional<LocalTensor> local_part_of_dtensor(const std::optional<Object>& state,
                                                  const Shape& whole_shape) {
@@ -187,10 +141,7 @@ std::optional<LocalTensor> local_part_of_dtensor(const std::optional<Object>& st
   if (const auto rank = natural_of(attribute_of(attribute_of(spec, "mesh"), "_rank"))) {
     local.place.rank = static_cast<int>(std::min<std::int64_t>(*rank, INT32_MAX));
   }
-  Placements placements(spec, whole_shape);
-  if (placements.problem().empty()) local.place.region = placements.region();
-  local.place.mesh = placements.mesh();
-  local.place.problem = placements.problem();
+  find_place(spec, local.place);
   return local;
 }
 

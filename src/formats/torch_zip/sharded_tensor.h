@@ -2,8 +2,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "formats/pickle/pickle_object.h"
+#include "formats/torch_zip/mesh_region.h"
 #include "tessera/layout/region.h"
 
 // The tensors of torch.distributed that one rank holds a part of: DTensor and ShardedTensor.
@@ -12,10 +14,13 @@ namespace tessera::formats::torch_zip {
 /// Where a rank's part is in the whole tensor.
 struct ShardPlace {
   Shape whole_shape;
-  Box region;               // of the part; meaningless if there is a `problem`
-  Shape mesh;               // the sizes of a DTensor's mesh; empty for a ShardedTensor
-  std::optional<int> rank;  // the rank that saved the part, if the tensor says so
-  std::string problem;      // why the region is not known; empty: it is
+  Box region;                     // of the part; meaningless if there is a `problem`
+  Shape mesh;                     // the sizes of a DTensor's mesh; empty for a ShardedTensor
+  Shape coordinates;              // of the rank in the mesh
+  std::vector<std::string> axes;  // names of the mesh's axes, if it has names
+  std::vector<AxisPlacement> placements;  // by axis
+  std::optional<int> rank;                // the rank that saved the part, if the tensor says so
+  std::string problem;                    // why the region is not known; empty: it is
 
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
@@ -36,11 +41,8 @@ struct LocalTensor {
 /// another class, or if the rank holds no shard or several.
 ///
 /// A DTensor names its mesh, this rank's coordinates in it, and a placement for each dimension of
-/// the mesh. `Shard(d)` cuts dimension d as torch.chunk does, one dimension of the mesh after the
-/// other. `_StridedShard(d)` cuts after the later dimensions of the mesh have cut d: FSDP2 cuts
-/// what tensor parallelism has left. A ShardedTensor states the offsets of its shards. Source:
-/// torch/distributed/tensor (placement_types.py, _utils.py), torch 2.4 to 2.15; DTensors as
-/// torch 2.11 and 2.15 pickle them.
+/// the mesh (`region_in_mesh`). A ShardedTensor states the offsets of its shards. Source: DTensors
+/// as torch 2.11 and 2.15 pickle them.
 std::optional<LocalTensor> local_tensor(pickle::Object call, pickle::Object type);
 
 }  // namespace tessera::formats::torch_zip

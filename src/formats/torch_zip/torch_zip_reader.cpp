@@ -96,7 +96,10 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
       if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
-      if (leaf.path.empty()) note_sole_object(leaf, name);
+      if (leaf.path.empty()) {
+        has_sole_object_ = true;
+        note_sole_object(leaf, name);
+      }
       leaves.push_back({std::move(name), std::move(leaf), leaves.size()});
     }
     std::ranges::sort(leaves, {}, &NamedLeaf::name);
@@ -158,6 +161,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
     return archive == nullptr ? std::string() : archive->prefix();
   }
+  bool has_sole_object() const override { return has_sole_object_; }
   const Error* refusal_of(std::size_t value_index) const override {
     return std::get_if<Error>(&values_[value_index]);
   }
@@ -198,7 +202,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     std::size_t place;  // in the pickle
   };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
-  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
+  /// What two names of one tensor have in common. A rank's part of a cut tensor is not the same as
+  /// an ordinary tensor with its elements (FSDP1's flat vector, and a parameter that fills it).
+  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
 
   /// Reads all storages of a stream, which has no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
@@ -319,8 +325,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
     if (entry.meta.numel() > 0) {
-      const Elements elements{record.storage, record.storage_offset, record.dtype,   record.shape,
-                              record.strides, record.conjugate,      record.negative};
+      const Elements elements{record.storage,  record.storage_offset,   record.dtype,
+                              record.shape,    record.strides,          record.conjugate,
+                              record.negative, record.place.has_value()};
       const auto [first, is_first] = first_names_.emplace(elements, name);
       if (!is_first) {
         contents_.aliases.push_back({name, first->second, std::move(key_path)});
@@ -342,6 +349,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<std::size_t> places_;                 // parallel to contents_.values
   std::map<Elements, std::string> first_names_;
   std::vector<std::string> dict_order_;  // of tensors and aliases
+  bool has_sole_object_ = false;
 };
 
 }  // namespace

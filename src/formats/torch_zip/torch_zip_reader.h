@@ -28,6 +28,9 @@ class TorchFileReader : public CheckpointReader {
   /// Returns the name of the folder in the archive. torch.save takes it from the name of the file
   /// that it writes, without the suffix. Empty for a stream.
   virtual std::string saved_name() const = 0;
+  /// Whether the file has no dict of entries, but one tensor or value, which gets the name `tensor`
+  /// or `value`.
+  virtual bool has_sole_object() const = 0;
 };
 
 /// Does what `open_torch_zip` does, for an open file.

@@ -155,6 +155,19 @@ def test_fsdp2_goes_on_from_a_folder_of_trainer(tmp_path):
     run_program([sys.executable, "-B", HERE / "llama_ranks.py", moved, saved, tmp_path / "held.pt"], 2)
 
 
+def test_fsdp2_goes_on_from_a_folder_of_accelerate(tmp_path):
+    """Shows F4. On another number of ranks, with the losses of the run that did not stop; side files are carried."""
+    saved, moved = tmp_path / "saved", tmp_path / "dcp"
+    said = run_program([sys.executable, "-B", HERE / "accelerate_ranks.py", saved], 2)
+    expected = json.loads(said[0].strip().splitlines()[-1])
+    succeed("ckpt-reshard", "merge", saved / "pytorch_model_fsdp_0", saved / "optimizer_0", moved, "--to", "dcp",
+            "--world-size", "3", "--rename", "optimizer.=optim.", "--extra-files-from", saved)
+    for name in ("scheduler.bin", "random_states_0.pkl", "random_states_1.pkl", "custom_checkpoint_0.pkl"):
+        assert (moved / name).read_bytes() == (saved / name).read_bytes()
+    for each in run_program([sys.executable, "-B", HERE / "checkpointing_ranks.py", "load", moved], 3):
+        assert json.loads(each.strip().splitlines()[-1]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
     """Shows F4."""
     import copy
@@ -261,6 +274,14 @@ def test_deepspeed_goes_on_where_fsdp2_stopped(tmp_path, groups, stage, ranks):
     run_folder = reshard(tmp_path / "dcp", tmp_path / "run", "--to", "deepspeed")
     found = trained_on("deepspeed", groups, run_folder, tmp_path / "held.pt", stage, ranks=ranks)
     assert found == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fsdp2_goes_on_where_deepspeed_stopped(tmp_path, stage):
+    """Shows F2. From two ranks of ZeRO to four of FSDP2: the losses of the run that did not stop."""
+    expected = trained_on("zero", 1, tmp_path / "run", stage, ranks=2)
+    moved = reshard(tmp_path / "run", tmp_path / "dcp", "--to", "dcp", "--world-size", "4")
+    assert trained_on("fsdp2_from", 1, moved, ranks=4) == pytest.approx(expected, rel=0, abs=1e-6)
 
 
 def test_deepspeeds_own_adam_goes_on_where_fsdp2_stopped(tmp_path):

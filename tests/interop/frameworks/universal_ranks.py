@@ -1,10 +1,14 @@
-"""Trains with FSDP2 or with DeepSpeed, to compare what goes on from a universal checkpoint.
+"""Trains with FSDP2 or with DeepSpeed, to compare what goes on from a universal checkpoint or from one of ZeRO.
 
 Usage, on every rank: python universal_ranks.py fsdp2 GROUPS FOLDER
+                      python universal_ranks.py fsdp2_from GROUPS DCP
                       python universal_ranks.py deepspeed GROUPS RUN HELD STAGE [CPU_ADAM]
+                      python universal_ranks.py zero GROUPS RUN STAGE
 
 `fsdp2` trains, saves FOLDER/dcp and, of the same moment, FOLDER/held.pt, and trains on. `deepspeed` loads RUN, compares
-with the file HELD (empty: with nothing) and trains on; a RUN that is a file of weights is loaded into the model. Both print the losses after the moment of the save.
+with the file HELD (empty: with nothing) and trains on; a RUN that is a file of weights is loaded into the model. `zero`
+trains with DeepSpeed, saves RUN and trains on. `fsdp2_from` loads DCP and trains on. All print the losses after the moment
+of the save.
 """
 
 import json
@@ -43,6 +47,53 @@ def groups_of(model, groups):
 
 def batch(step):
     return (torch.arange(6) * (step + 2) + step) % 7  # the same on all ranks, so that losses are comparable
+
+
+def fsdp2_from(groups, source):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(99)  # other weights than those saved
+    model = Model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(groups_of(model, groups), lr=1.0)  # the checkpoint has 0.05
+    model_state, optim_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optim": optim_state}
+    dcp.load(state, checkpoint_id=source, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    assert optimizer.param_groups[0]["lr"] == 0.05 and tuple(optimizer.param_groups[0]["betas"]) == (0.8, 0.95)
+    losses = []
+    for step in range(STEPS, 2 * STEPS):
+        loss = model(batch(step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def zero(groups, run, stage):
+    import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    torch.manual_seed(5)
+    model = Model()
+    optimizer = torch.optim.AdamW(groups_of(model, groups), lr=0.05, betas=(0.8, 0.95))
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": int(stage)},
+              "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    losses = []
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            engine.save_checkpoint(run)
+        loss = engine(batch(step))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses[STEPS:]
 
 
 def with_fsdp2(groups, folder):
@@ -110,7 +161,9 @@ def with_deepspeed(groups, run, held, stage, cpu_adam=""):
 
 if __name__ == "__main__":
     way, number, *rest = sys.argv[1:]
-    losses = with_fsdp2(int(number), Path(rest[0])) if way == "fsdp2" else with_deepspeed(int(number), *rest)
+    ways = {"fsdp2": lambda groups, folder: with_fsdp2(groups, Path(folder)), "fsdp2_from": fsdp2_from,
+            "deepspeed": with_deepspeed, "zero": zero}
+    losses = ways[way](int(number), *rest)
     print("\n" + json.dumps(losses))
     sys.stdout.flush()
     os._exit(0)  # threads of DeepSpeed may abort at an ordinary exit

@@ -1,0 +1,543 @@
+#include "formats/rank_files/joined_ranks.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "base/value_bits.h"
+#include "formats/opened_classes.h"
+#include "formats/per_rank.h"
+#include "formats/rank_files/file_names.h"
+#include "formats/torch_zip/equal_bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
+#include "tessera/formats/tensor_mesh.h"
+
+namespace tessera::formats::rank_files {
+namespace {
+
+using torch_zip::ShardPlace;
+using torch_zip::TorchFileReader;
+
+/// An entry of one file.
+struct Origin {
+  std::size_t file;
+  std::size_t index;  // in the file's tensors or values
+};
+
+/// All that the ranks have under one name, by rank.
+struct Gathered {
+  KeyPath key_path{};
+  std::vector<Origin> tensors{};
+  std::vector<Origin> values{};     // that can be read
+  std::vector<Origin> refused{};    // values that cannot be read
+  std::set<std::string> targets{};  // on ranks where the name is an alias: the aliased names
+  bool has_own = false;  // whether some rank has it as a non-empty tensor of its own, no alias
+};
+
+/// Reads the contents of all files, and puts together what belongs together.
+class JoinedRanks final : public CheckpointReader, public MeshSource {
+ public:
+  JoinedRanks(Format format, std::string path, int world_size, std::vector<RankFile> files,
+              std::vector<Finding> notes)
+      : format_(format), path_(std::move(path)), files_(std::move(files)) {
+    contents_.world_size = world_size;
+    contents_.opening_findings = std::move(notes);
+    gather();
+    // Sharded tensors first: `is_flat_state` asks whether there are any, and whether they have
+    // replicas.
+    for (const auto& [name, gathered] : by_name_) {
+      if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
+      if (is_sharded(gathered)) add_sharded(name, gathered);
+    }
+    for (const auto& [name, gathered] : by_name_) {
+      if (!is_sharded(gathered)) add_other(name, gathered);
+    }
+    sort_entries();
+    add_what_readers_found();
+    note_differences();
+    by_name_.clear();
+  }
+
+  Format format() const override { return format_; }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  /// Returns the order of all items, one after another, each as its first file has it.
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (i > 0 && files_[i].item == files_[i - 1].item) continue;
+      for (const std::vector<std::string>& order : files_[i].reader->dict_orders()) {
+        for (const std::string& name : order) names.push_back(named(files_[i], name));
+      }
+    }
+    return {std::move(names)};
+  }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const Origin& origin = pieces_[tensor_index][piece_index];
+    reader_of(origin).read_piece(origin.index, 0, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    const Origin& origin = values_[value_index];
+    return reader_of(origin).read_value(origin.index);
+  }
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    const Origin& origin = pieces_[tensor_index][piece_index];
+    PieceStorage storage = reader_of(origin).piece_storage(origin.index, 0);
+    storage.file = files_[origin.file].name;
+    return storage;
+  }
+  std::vector<std::string> data_files() const override {
+    std::vector<std::string> files;
+    for (const RankFile& file : files_) files.push_back(file.reader->path());
+    return files;
+  }
+  std::optional<TensorMesh> mesh_of(std::size_t tensor_index) const override {
+    const std::string& name = contents_.tensors[tensor_index].meta.fqn;
+    std::optional<TensorMesh> mesh;
+    for (const RankFile& file : files_) {
+      const ShardPlace* const place = place_in(file, name);
+      if (place == nullptr || place->placements.empty()) continue;
+      if (!mesh) {
+        mesh = TensorMesh{place->axes, place->mesh, {}, {}};
+        for (const torch_zip::AxisPlacement& placement : place->placements) {
+          mesh->placements.push_back(placement_to_string(placement));
+        }
+      }
+      mesh->coordinates.emplace_back(file.rank, place->coordinates);
+    }
+    if (mesh) std::ranges::sort(mesh->coordinates);
+    return mesh;
+  }
+  void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    for (const RankFile& file : files_) {
+      const auto pass_on = [&](const Finding& finding) {
+        if (!is_about_name(file, finding)) sink(finding);
+      };
+      file.reader->verify(pass_on, progress, num_threads);
+    }
+  }
+
+ private:
+  const TorchFileReader& reader_of(const Origin& origin) const {
+    return *files_[origin.file].reader;
+  }
+  int rank_of(const Origin& origin) const { return files_[origin.file].rank; }
+  const TensorEntry& tensor_of(const Origin& origin) const {
+    return reader_of(origin).contents().tensors[origin.index];
+  }
+  /// Returns where one rank's part of a tensor is; null if the rank has none, or a whole tensor.
+  static const ShardPlace* place_in(const RankFile& file, std::string_view name) {
+    const std::string front = file.item.empty() ? std::string() : file.item + ".";
+    if (file.is_sole || !name.starts_with(front)) return nullptr;
+    const CheckpointContents& contents = file.reader->contents();
+    const TensorEntry* const tensor = contents.find_tensor(name.substr(front.size()));
+    if (tensor == nullptr) return nullptr;
+    const auto index = static_cast<std::size_t>(tensor - contents.tensors.data());
+    const std::optional<ShardPlace>& place = file.reader->place_of(index);
+    return place ? &*place : nullptr;
+  }
+  const std::optional<ShardPlace>& place_of(const Origin& origin) const {
+    return reader_of(origin).place_of(origin.index);
+  }
+  ErrorWhere where(const Origin& origin, const std::string& name) const {
+    return {.path = reader_of(origin).path(), .fqn = name};
+  }
+  std::string rank_in_words(const Origin& origin) const {
+    return "rank " + std::to_string(rank_of(origin));
+  }
+
+  /// Whether a note says which name a file's only tensor or value gets. Here it gets the item's.
+  static bool is_about_name(const RankFile& file, const Finding& finding) {
+    return file.is_sole && finding.severity == Finding::Severity::note &&
+           finding.rule == "structure";
+  }
+
+  // --- gathering
+
+  static std::string named(const RankFile& file, const std::string& name) {
+    if (file.is_sole) return file.item;
+    return file.item.empty() ? name : file.item + "." + name;
+  }
+  static KeyPath pathed(const RankFile& file, const std::string& name, const KeyPath& path) {
+    if (file.is_sole) return {};
+    if (file.item.empty()) return path;
+    KeyPath result{file.item};
+    if (path.empty()) {
+      result.emplace_back(name);
+    } else {
+      result.insert(result.end(), path.begin(), path.end());
+    }
+    return result;
+  }
+  Gathered& entry(const RankFile& file, const std::string& name, const KeyPath& path) {
+    const auto [found, is_new] = by_name_.try_emplace(named(file, name));
+    KeyPath whole = pathed(file, name, path);
+    note_lists(file, whole);
+    if (is_new) {
+      found->second.key_path = std::move(whole);
+    } else if (found->second.key_path != whole) {
+      other_keys_.emplace(found->first, file.rank);
+    }
+    return found->second;
+  }
+
+  /// Notes how long the lists on a path are on one rank, as far as its entries show.
+  void note_lists(const RankFile& file, const KeyPath& path) {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const auto* const position = std::get_if<std::int64_t>(&path[i]);
+      if (position == nullptr) continue;
+      const auto at = path.begin() + static_cast<std::ptrdiff_t>(i);
+      std::int64_t& length = list_lengths_[spell(KeyPath(path.begin(), at))][file.rank];
+      length = std::max(length, *position + 1);
+    }
+  }
+
+  void gather() {
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      const CheckpointContents& from = files_[i].reader->contents();
+      for (std::size_t t = 0; t < from.tensors.size(); ++t) {
+        const TensorEntry& tensor = from.tensors[t];
+        Gathered& gathered = entry(files_[i], tensor.meta.fqn, tensor.key_path);
+        gathered.tensors.push_back({i, t});
+        gathered.has_own = gathered.has_own || tensor.meta.numel() > 0;
+      }
+      for (const Alias& alias : from.aliases) {
+        const TensorEntry* const target = from.find_tensor(alias.target);
+        TESSERA_CHECK(target != nullptr);
+        Gathered& gathered = entry(files_[i], alias.fqn, alias.key_path);
+        gathered.tensors.push_back({i, static_cast<std::size_t>(target - from.tensors.data())});
+        gathered.targets.insert(named(files_[i], alias.target));
+      }
+      for (std::size_t v = 0; v < from.values.size(); ++v) {
+        const ValueEntry& value = from.values[v];
+        Gathered& gathered = entry(files_[i], value.name, value.key_path);
+        const bool is_refused = files_[i].reader->refusal_of(v) != nullptr;
+        (is_refused ? gathered.refused : gathered.values).push_back({i, v});
+      }
+    }
+  }
+
+  // --- putting together
+
+  bool is_sharded(const Gathered& gathered) const {
+    return !gathered.tensors.empty() && gathered.values.empty() && !is_tied(gathered) &&
+           place_of(gathered.tensors.front());
+  }
+
+  void add_other(const std::string& name, const Gathered& gathered) {
+    if (gathered.tensors.empty()) {
+      add_values(name, gathered);
+    } else if (!gathered.values.empty()) {
+      throw Error::expected(ErrorKind::corruption, where(gathered.values.front(), name),
+                            "entries of ranks",
+                            "a tensor, as on " + rank_in_words(gathered.tensors.front()), "a value",
+                            "files of different saves?");
+    } else if (is_tied(gathered)) {
+      contents_.aliases.push_back({name, *gathered.targets.begin(), gathered.key_path});
+    } else if (is_flat_state(name, gathered)) {
+      add_flat_state(name, gathered);
+    } else {
+      add_plain(name, gathered);
+    }
+  }
+
+  /// Whether every rank that holds elements says that it is another name of one tensor.
+  static bool is_tied(const Gathered& gathered) {
+    return !gathered.has_own && gathered.targets.size() == 1;
+  }
+
+  void add_sharded(const std::string& name, const Gathered& gathered) {
+    const Origin& first = gathered.tensors.front();
+    TensorEntry tensor;
+    tensor.meta = {name, tensor_of(first).meta.dtype, place_of(first)->whole_shape};
+    validate_tensor_meta(tensor.meta, reader_of(first).path());
+    tensor.key_path = gathered.key_path;
+    std::vector<Origin> origins;
+    for (const Origin& origin : gathered.tensors) {
+      check_part(tensor.meta, origin, first);
+      const Box& region = place_of(origin)->region;
+      if (region.numel() == 0 && tensor.meta.numel() > 0) continue;
+      tensor.pieces.push_back({region, rank_of(origin)});
+      origins.push_back(origin);
+    }
+    compare_replicas(tensor, origins);
+    add_tensor(std::move(tensor), std::move(origins));
+  }
+
+  void add_tensor(TensorEntry tensor, std::vector<Origin> origins) {
+    contents_.tensors.push_back(std::move(tensor));
+    pieces_.push_back(std::move(origins));
+  }
+
+  /// Checks one rank's part against the whole tensor, which the first rank describes.
+  void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
+    const auto& place = place_of(origin);
+    const auto require = [&](bool holds, const std::string& rule, const std::string& expected,
+                             const std::string& found) {
+      if (holds) return;
+      throw Error::expected(ErrorKind::corruption, where(origin, whole.fqn), rule, expected, found,
+                            "files of different saves?");
+    };
+    const std::string as_first = ", as on " + rank_in_words(first);
+    require(place.has_value(), "parts of ranks", "a DTensor or a ShardedTensor" + as_first,
+            "an ordinary tensor");
+    if (!place->problem.empty()) {
+      throw Error::expected(ErrorKind::unsupported, where(origin, whole.fqn), "parts of ranks",
+                            "a part whose place is known", place->problem);
+    }
+    const TensorMeta& own = tensor_of(origin).meta;
+    require(place->whole_shape == whole.shape, "shape of the whole",
+            shape_to_string(whole.shape) + as_first, shape_to_string(place->whole_shape));
+    require(place->mesh == place_of(first)->mesh, "mesh",
+            shape_to_string(place_of(first)->mesh) + as_first, shape_to_string(place->mesh));
+    require(own.dtype == whole.dtype, "dtype", std::string(dtype_name(whole.dtype)) + as_first,
+            std::string(dtype_name(own.dtype)));
+    require(own.shape == place->region.sizes, "shape of a part",
+            shape_to_string(place->region.sizes) + ", by its placements",
+            shape_to_string(own.shape));
+    require(!place->rank || *place->rank == rank_of(origin), "rank",
+            "what " + rank_in_words(origin) + " saved, as the file's name says",
+            "what rank " + std::to_string(place->rank.value_or(0)) + " saved");
+  }
+
+  /// Notes a replica whose stored checksum differs from that of the first replica.
+  void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
+    std::map<Region, std::size_t> first_of;  // by region
+    for (std::size_t i = 0; i < origins.size(); ++i) {
+      const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, i);
+      if (is_new) continue;
+      has_replicas_ = true;
+      const Origin& first = origins[found->second];
+      const auto crc = reader_of(origins[i]).crc32_of(origins[i].index);
+      const auto first_crc = reader_of(first).crc32_of(first.index);
+      if (!crc || !first_crc || *crc == *first_crc) continue;
+      contents_.opening_findings.push_back({.severity = Finding::Severity::note,
+                                            .rule = "replicas",
+                                            .where = where(origins[i], tensor.meta.fqn),
+                                            .expected = "the bytes of " + rank_in_words(first),
+                                            .found = "other bytes"});
+    }
+  }
+
+  /// [Note: Flat state] The optimizer of FSDP1 keeps state under numbers, and each rank has a flat
+  /// range of it: the ranges of rank 0, 1, … follow each other. They are put together as one
+  /// vector, whose pieces are flat ranges. Where several ranks have the same shards (HYBRID_SHARD),
+  /// the files do not say which.
+  bool is_flat_state(const std::string& name, const Gathered& gathered) const {
+    if (has_replicas_ || contents_.tensors.empty()) return false;
+    const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
+    const auto is_vector = [&](const Origin& origin) {
+      const TensorMeta& meta = tensor_of(origin).meta;
+      return !place_of(origin) && meta.shape.size() == 1 && meta.dtype == dtype;
+    };
+    return rank_files::is_numbered_state(name) && std::ranges::all_of(gathered.tensors, is_vector);
+  }
+
+  void add_flat_state(const std::string& name, const Gathered& gathered) {
+    TensorEntry tensor;
+    tensor.meta = tensor_of(gathered.tensors.front()).meta;
+    tensor.meta.fqn = name;
+    tensor.key_path = gathered.key_path;
+    std::int64_t end = 0;
+    for (const Origin& origin : gathered.tensors) {
+      const std::int64_t numel = tensor_of(origin).meta.numel();
+      tensor.pieces.push_back({FlatRange{end, end + numel}, rank_of(origin)});
+      end += numel;
+    }
+    tensor.meta.shape = {end};
+    ++num_flat_;
+    add_tensor(std::move(tensor), gathered.tensors);
+  }
+
+  /// Adds a tensor that is an ordinary tensor on every rank, neither a DTensor nor a ShardedTensor.
+  /// Ranks whose copy differs from the first rank's copy get an entry `per_rank.<rank>.<name>`.
+  void add_plain(const std::string& name, const Gathered& gathered) {
+    const Origin& first = gathered.tensors.front();
+    std::vector<Origin> equal;
+    for (const Origin& origin : gathered.tensors) {
+      if (place_of(origin)) {
+        throw Error::expected(ErrorKind::corruption, where(origin, name), "parts of ranks",
+                              "an ordinary tensor, as on " + rank_in_words(first),
+                              "a DTensor or a ShardedTensor", "files of different saves?");
+      }
+      if (torch_zip::are_equal(reader_of(first), first.index, reader_of(origin), origin.index)) {
+        equal.push_back(origin);
+      } else {
+        add_copy(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
+                 {origin});
+        differing_.push_back(name);
+      }
+    }
+    add_copy(name, gathered.key_path, std::move(equal));
+  }
+
+  /// Adds a tensor of which each of the ranks has a copy.
+  void add_copy(const std::string& name, KeyPath key_path, std::vector<Origin> origins) {
+    TensorEntry tensor;
+    tensor.meta = tensor_of(origins.front()).meta;
+    tensor.meta.fqn = name;
+    tensor.key_path = std::move(key_path);
+    for (const Origin& origin : origins) {
+      tensor.pieces.push_back({whole_box(tensor.meta.shape), rank_of(origin)});
+    }
+    add_tensor(std::move(tensor), std::move(origins));
+  }
+
+  void add_values(const std::string& name, const Gathered& gathered) {
+    if (gathered.values.empty()) return add_value(name, gathered.key_path, gathered.refused[0]);
+    const Origin& first = gathered.values.front();
+    const Value value = reader_of(first).read_value(first.index);
+    add_value(name, gathered.key_path, first);
+    for (const Origin& origin : gathered.values) {
+      if (tessera::detail::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
+        continue;
+      }
+      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
+                origin);
+      differing_.push_back(name);
+    }
+    for (const Origin& origin : gathered.refused) {
+      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
+                origin);
+    }
+  }
+
+  void add_value(const std::string& name, KeyPath key_path, const Origin& origin) {
+    contents_.values.push_back({name, std::move(key_path)});
+    values_.push_back(origin);
+  }
+
+  std::string per_rank_name(const Origin& origin, const std::string& name) const {
+    return spell(per_rank_path(rank_of(origin), name, {}));
+  }
+  KeyPath per_rank_path_of(const Origin& origin, const std::string& name,
+                           const KeyPath& path) const {
+    return per_rank_path(rank_of(origin), name, path);
+  }
+
+  // --- after all entries are there
+
+  /// Sorts the lists by name, as contents must be.
+  void sort_entries() {
+    sort_with(contents_.tensors, pieces_,
+              [](const TensorEntry& entry) -> const std::string& { return entry.meta.fqn; });
+    sort_with(contents_.values, values_,
+              [](const ValueEntry& entry) -> const std::string& { return entry.name; });
+  }
+  template <class Entry, class Parallel, class NameOf>
+  static void sort_with(std::vector<Entry>& entries, std::vector<Parallel>& parallel,
+                        const NameOf& name_of) {
+    std::vector<std::size_t> order(entries.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::ranges::sort(order, {},
+                      [&](std::size_t i) { return std::string_view(name_of(entries[i])); });
+    std::vector<Entry> sorted;
+    std::vector<Parallel> sorted_parallel;
+    for (const std::size_t i : order) {
+      sorted.push_back(std::move(entries[i]));
+      sorted_parallel.push_back(std::move(parallel[i]));
+    }
+    entries = std::move(sorted);
+    parallel = std::move(sorted_parallel);
+  }
+
+  /// Adds what the files' readers found, once for all ranks.
+  void add_what_readers_found() {
+    OpenedClassSum opened;
+    std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
+    for (const RankFile& file : files_) {
+      const CheckpointContents& from = file.reader->contents();
+      opened.add(from.opened_classes);
+      for (const auto& [kind, name, what] : from.simplifications) {
+        const std::string full = name.empty() ? file.item : named(file, name);
+        simplified[{full, kind}].insert(what.begin(), what.end());
+      }
+      for (const Finding& finding : from.opening_findings) {
+        if (!is_about_name(file, finding)) contents_.opening_findings.push_back(finding);
+      }
+    }
+    contents_.opened_classes = opened.classes();
+    for (const auto& [entry, what] : simplified) {
+      contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
+    }
+  }
+
+  void note_differences() {
+    const auto note = [&](std::string expected, std::string found) {
+      contents_.opening_findings.push_back({.severity = Finding::Severity::note,
+                                            .rule = "ranks",
+                                            .where = {.path = path_},
+                                            .expected = std::move(expected),
+                                            .found = std::move(found)});
+    };
+    if (num_flat_ > 0) {
+      note("optimizer state that says what part each rank has",
+           std::to_string(num_flat_) +
+               " flat ones, as FSDP1 keeps them: the parts follow each other by rank");
+    }
+    const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
+                            const std::string& name) {
+      return counted(count, things) + " " + what + ", such as '" + printable(name) + "'";
+    };
+    if (!untied_.empty()) {
+      note("the same tied tensors on all ranks",
+           such_as(untied_.size(), "name", "tied on some ranks only", untied_.front()) +
+               ": a tensor of its own on all ranks");
+    }
+    if (!other_keys_.empty()) {
+      const auto& [name, rank] = *other_keys_.begin();
+      note("keys of the same types on all ranks",
+           such_as(other_keys_.size(), "name", "with a key of another type (0 and '0')", name) +
+               " on rank " + std::to_string(rank) + ": that of the lowest rank is kept");
+    }
+    std::vector<std::string> lists;  // of different lengths
+    for (const auto& [name, lengths] : list_lengths_) {
+      const std::int64_t first = lengths.begin()->second;
+      const auto differs = [&](const auto& length) { return length.second != first; };
+      if (std::ranges::any_of(lengths, differs)) lists.push_back(name);
+    }
+    if (!lists.empty()) {
+      note("lists of equal lengths on all ranks",
+           such_as(lists.size(), "list", "with other lengths on some ranks", lists.front()) +
+               ": one list of all positions");
+    }
+    list_lengths_.clear();
+    if (differing_.empty()) return;
+    const std::set<std::string> names(differing_.begin(), differing_.end());
+    contents_.opening_findings.push_back(per_rank_note(path_, names));
+  }
+
+  Format format_;
+  std::string path_;
+  std::vector<RankFile> files_;
+  std::map<std::string, Gathered> by_name_;  // only while opening
+  CheckpointContents contents_;
+  std::vector<std::vector<Origin>> pieces_;  // parallel to contents_.tensors and their pieces
+  std::vector<Origin> values_;               // parallel to contents_.values
+  std::vector<std::string> differing_;       // names with other copies on other ranks
+  std::vector<std::string> untied_;          // names that are aliases on some ranks only
+  std::map<std::string, int> other_keys_;    // names whose key path another rank spells otherwise
+  std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // by name of the list, by rank
+  bool has_replicas_ = false;                                        // of parts of tensors
+  std::size_t num_flat_ = 0;                                         // tensors of flat state
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> join_ranks(Format format, std::string path, int world_size,
+                                             std::vector<RankFile> files,
+                                             std::vector<Finding> notes) {
+  return std::make_unique<JoinedRanks>(format, std::move(path), world_size, std::move(files),
+                                       std::move(notes));
+}
+
+}  // namespace tessera::formats::rank_files

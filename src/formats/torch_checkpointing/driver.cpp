@@ -1,0 +1,94 @@
+#include <algorithm>
+
+#include "formats/drivers.h"
+#include "formats/torch_checkpointing.h"
+#include "formats/torch_checkpointing/files.h"
+#include "formats/torch_checkpointing/metadata.h"
+
+namespace tessera::formats {
+namespace {
+
+using torch_checkpointing::are_with_metadata;
+using torch_checkpointing::are_without_metadata;
+using torch_checkpointing::kMetadataName;
+using torch_checkpointing::parse_default_name;
+
+/// Returns the paths that the metadata names, from the directory; none if it is missing or damaged.
+std::set<std::string> files_of_metadata(const FileSystem& fs, const std::string& directory,
+                                        const std::vector<std::string>& names) {
+  std::set<std::string> files;
+  if (std::ranges::find(names, kMetadataName) == names.end()) return files;
+  try {
+    const std::string path = join_path(directory, std::string(kMetadataName));
+    for (const auto& [name, item] : torch_checkpointing::read_metadata(fs, path).items) {
+      for (const torch_checkpointing::ItemFile& file : item.files) files.insert(file.path);
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+  }
+  return files;
+}
+
+class TorchCheckpointingDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format("torch_checkpointing"); }
+
+  FormatDescription description() const override {
+    return {.title = "PyTorch's torch_checkpointing", .in_directory = kMetadataName, .as_file = ""};
+  }
+
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::boxes,
+            .holds_flat_units = false,
+            .holds_annotations = false,
+            .can_be_written = false,
+            .holds_replicas = true};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    if (are_with_metadata(directory.names)) return {Match::by_name};
+    return {are_without_metadata(directory.names) ? Match::hint : Match::none};
+  }
+  Recognition recognize_file(const FileBegin& /*file*/) const override { return {}; }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_torch_checkpointing(fs, path);
+  }
+  std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& as_dict) const override {
+    return open_torch_checkpointing(fs, path, as_dict);
+  }
+
+  /// Returns `metadata.pkl` and the files that an open reader has. Without such a reader, returns
+  /// the files that the metadata names, and those with default names.
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
+                                     const std::vector<std::string>& names,
+                                     const std::set<std::string>& opened) const override {
+    std::set<std::string> listed;
+    if (opened.empty()) listed = files_of_metadata(fs, directory, names);
+    std::vector<std::string> own;
+    for (const std::string& name : names) {
+      const bool is_file_of_rank =
+          opened.empty() ? listed.contains(name) || parse_default_name(name).has_value()
+                         : opened.contains(join_path(directory, name));
+      if (name == kMetadataName || is_file_of_rank) own.push_back(name);
+    }
+    return own;
+  }
+
+  bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
+    if (!parse_default_name(last_component(path))) return false;
+    return are_with_metadata(fs.list_directory(directory_of(path)));
+  }
+};
+
+}  // namespace
+
+const FormatDriver& torch_checkpointing_driver() {
+  static const TorchCheckpointingDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

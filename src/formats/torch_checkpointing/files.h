@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/torch_checkpointing/metadata.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::torch_checkpointing {
+
+/// What the default name of a file says: `optimizer_3.pt` is what rank 3 saved of the item
+/// `optimizer`.
+struct DefaultName {
+  std::string item;
+  std::uint64_t rank = 0;
+};
+
+/// Returns nothing unless the name is `<item>_<rank>.pt`. Names that end with `rank_<rank>.pt` are
+/// those of other trainers.
+std::optional<DefaultName> parse_default_name(std::string_view name);
+std::string default_name(const std::string& item, int rank);
+
+/// Whether a folder looks like a checkpoint that has `metadata.pkl`: rank 0 has a file or a folder.
+bool are_with_metadata(const std::vector<std::string>& names);
+/// Whether a folder looks like a checkpoint without `metadata.pkl`: an item has default names of
+/// ranks 0 and 1.
+bool are_without_metadata(const std::vector<std::string>& names);
+
+/// One file of the checkpoint.
+struct Source {
+  std::string name;  // its path from the directory
+  std::string item;
+  int rank = 0;
+  std::string form;  // `TorchSerialization`
+};
+
+struct Sources {
+  int world_size = 1;
+  std::vector<Source> files;  // by item, then by rank
+  std::vector<Finding> notes{};
+};
+
+/// Finds the files of all ranks: those that `metadata` names, and those with default names of items
+/// that it does not name, because they cannot be resharded.
+/// Throws: Error(corruption) naming a missing rank or the file of a rank that there was not;
+/// Error(unsupported) for a folder of several saves.
+Sources find_sources(const FileSystem& fs, const std::string& directory,
+                     const std::vector<std::string>& names, const Metadata* metadata);
+
+}  // namespace tessera::formats::torch_checkpointing

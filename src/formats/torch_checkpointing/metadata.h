@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/torch_zip/mesh_region.h"
+#include "formats/torch_zip/sharded_tensor.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::torch_checkpointing {
+
+inline constexpr std::string_view kMetadataName = "metadata.pkl";
+
+/// A mesh of ranks.
+struct Mesh {
+  Shape sizes;
+  std::vector<std::string> axes{};                   // names; empty if the mesh has none
+  std::vector<std::pair<int, std::int64_t>> places;  // rank, place in row-major order; sorted
+
+  /// Returns where a rank is in the mesh; nothing if it is not in it.
+  std::optional<Shape> coordinates_of(int rank) const;
+};
+
+/// What `metadata.pkl` says of one tensor on some ranks.
+struct Sharding {
+  enum class Kind {
+    mesh,     // a DTensor, or a plain tensor, which counts as replicated on all ranks
+    offsets,  // boxes of the whole, each at a place in the local tensor
+    unknown,  // a type that a program has added
+  };
+
+  Kind kind = Kind::unknown;
+  std::string type;
+  Shape whole_shape{};
+  std::string dtype{};                 // `torch.float32`
+  std::shared_ptr<const Mesh> mesh{};  // Kind::mesh
+  std::vector<torch_zip::AxisPlacement> placements{};
+  std::vector<Box> of_whole{};  // Kind::offsets
+  std::vector<Box> of_local{};  // parallel to of_whole
+
+  /// Whether every rank has all of the tensor.
+  bool is_replicated() const;
+  /// Returns where the part of one rank is. `problem` says why the place is not known.
+  /// Requires: the kind is not unknown.
+  torch_zip::ShardPlace place_of(int rank) const;
+};
+
+/// The ranks for which one Sharding holds.
+struct Group {
+  std::shared_ptr<const std::vector<int>> ranks;  // sorted
+  Sharding sharding;
+
+  bool has(int rank) const;
+};
+
+/// The file that one rank wrote for an item.
+struct ItemFile {
+  std::string path;  // from the checkpoint's directory
+  std::string form;  // `TorchSerialization`
+};
+
+/// One item that the trainer saved, such as its model.
+struct Item {
+  struct Tensor {
+    KeyPath path;  // empty: the item itself, or a path with a number
+    std::vector<Group> groups;
+  };
+  std::map<std::string, Tensor> tensors;  // by name: the keys of the path joined by dots
+  std::vector<ItemFile> files;            // by rank
+
+  const Group* find(const std::string& tensor, int rank) const;
+};
+
+/// What `metadata.pkl` says: the items that can be resharded. Other items have files only.
+struct Metadata {
+  int world_size = 1;
+  std::map<std::string, Item> items;
+};
+
+/// Reads `metadata.pkl`. Runs no code: the file is dicts of plain values, and anything else in it
+/// is looked at by nobody.
+/// Throws: Error(corruption) naming the byte and the broken rule; Error(unsupported) for another
+/// version.
+Metadata read_metadata(const FileSystem& fs, const std::string& path);
+
+}  // namespace tessera::formats::torch_checkpointing

@@ -1,0 +1,25 @@
+#include "formats/torch_checkpointing/placed_file.h"
+
+#include <utility>
+
+namespace tessera::formats::torch_checkpointing {
+
+using torch_zip::ShardPlace;
+
+PlacedFile::PlacedFile(std::unique_ptr<CheckpointReader> base,
+                       std::vector<std::optional<ShardPlace>> places,
+                       std::vector<KeyPath> key_paths)
+    : base_(std::move(base)), places_(std::move(places)), contents_(base_->contents()) {
+  for (std::size_t i = 0; i < key_paths.size(); ++i) {
+    contents_.tensors[i].key_path = std::move(key_paths[i]);
+  }
+}
+
+PlacedFile::PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
+                       std::vector<std::optional<ShardPlace>> places)
+    : places_(std::move(places)), contents_(base->contents()) {
+  torch_ = base.get();
+  base_ = std::move(base);
+}
+
+}  // namespace tessera::formats::torch_checkpointing

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/torch_zip/torch_zip_reader.h"
+
+namespace tessera::formats::torch_checkpointing {
+
+/// A file of one rank whose tensors do not say where they are in the whole: the caller says it.
+class PlacedFile final : public torch_zip::TorchFileReader {
+ public:
+  /// `places`: by tensor; nothing for a tensor that every rank has whole. `key_paths`: by tensor.
+  PlacedFile(std::unique_ptr<CheckpointReader> base,
+             std::vector<std::optional<torch_zip::ShardPlace>> places,
+             std::vector<KeyPath> key_paths);
+  /// Adds places to a file of torch.save. Other things are as the file says.
+  PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
+             std::vector<std::optional<torch_zip::ShardPlace>> places);
+
+  const std::optional<torch_zip::ShardPlace>& place_of(std::size_t tensor_index) const override {
+    return places_[tensor_index];
+  }
+  std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const override {
+    return torch_ == nullptr ? std::nullopt : torch_->crc32_of(tensor_index);
+  }
+  const Error* refusal_of(std::size_t value_index) const override {
+    return torch_ == nullptr ? nullptr : torch_->refusal_of(value_index);
+  }
+  std::size_t order_of(std::size_t value_index) const override {
+    return torch_ == nullptr ? value_index : torch_->order_of(value_index);
+  }
+  std::string saved_name() const override {
+    return torch_ == nullptr ? std::string() : torch_->saved_name();
+  }
+  bool has_sole_object() const override { return torch_ != nullptr && torch_->has_sole_object(); }
+
+  Format format() const override { return base_->format(); }
+  const std::string& path() const override { return base_->path(); }
+  const CheckpointContents& contents() const override { return contents_; }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    base_->read_piece(tensor_index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    return base_->read_value(value_index);
+  }
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    return base_->piece_storage(tensor_index, piece_index);
+  }
+  std::vector<std::string> data_files() const override { return base_->data_files(); }
+  void check_files(const FindingSink& sink) const override { base_->check_files(sink); }
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    base_->verify(sink, progress, num_threads);
+  }
+
+ private:
+  std::unique_ptr<CheckpointReader> base_;
+  const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, if it is one
+  std::vector<std::optional<torch_zip::ShardPlace>> places_;
+  CheckpointContents contents_;
+};
+
+}  // namespace tessera::formats::torch_checkpointing
