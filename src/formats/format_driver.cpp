@@ -13,8 +13,9 @@ namespace {
 /// file names.
 std::vector<const FormatDriver*>& registered() {
   static std::vector<const FormatDriver*> drivers{
-      &native_driver(),     &dcp_driver(), &torch_checkpointing_driver(), &safetensors_driver(), &bin_driver(),
-      &rank_files_driver(), &deepspeed_driver(), &megatron_driver(),    &torch_zip_driver()};
+      &native_driver(),      &dcp_driver(),      &torch_checkpointing_driver(),
+      &safetensors_driver(), &bin_driver(),      &rank_files_driver(),
+      &deepspeed_driver(),   &megatron_driver(), &torch_zip_driver()};
   return drivers;
 }
 

@@ -61,7 +61,8 @@ class PageReader {
     }
     for (const std::string& folder : raw_.folders) {
       std::string name = name_of(folder);
-      if (!name.ends_with('/')) refuse("a folder (common prefix) that ends with /", printable(folder));
+      if (!name.ends_with('/'))
+        refuse("a folder (common prefix) that ends with /", printable(folder));
       name.pop_back();
       if (!name.empty()) page.entries.push_back({name, true});
     }

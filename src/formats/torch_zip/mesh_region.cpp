@@ -84,8 +84,9 @@ MeshRegion region_in_mesh(std::span<const std::int64_t> whole_shape,
   for (std::size_t i = 0; i < cuts.size(); ++i) {
     if (!cuts[i].split_factor) continue;
     if (*cuts[i].split_factor != num_parts_after(cuts, i)) {
-      return {{}, "a _StridedShard whose split_factor is not the number of parts that the later mesh "
-"dimensions make"};
+      return {{},
+              "a _StridedShard whose split_factor is not the number of parts that the later mesh "
+              "dimensions make"};
     }
     cut(found.region, cuts[i]);
   }

@@ -93,7 +93,7 @@ struct Sources {
 struct MoveRequest {
   Sources sources;
   std::string destination;
-  std::string base{};  // of the checkpoint to share files with; empty: not given
+  std::string base{};   // of the checkpoint to share files with; empty: not given
   std::string spool{};  // a folder, for a destination on an object store
   bool dry_run = false;
   reshard::PlanOptions plan{};
