@@ -190,9 +190,9 @@ void DTensorPickler::push_layout(Pickler& pickler, const std::vector<std::int64_
 void DTensorPickler::push_placements(Pickler& pickler, const DTensorCut& cut) {
   pickler.mark();
   if (cut.num_replicas != 1) {
-    pickler.global(kPlacementModule, "Replicate");
-    pickler.empty_tuple();
-    pickler.new_object();
+    // The empty state is needed: torch's class makes its C++ object when the state is set.
+    begin_object(pickler, kPlacementModule, "Replicate");
+    end_object(pickler);
   }
   begin_object(pickler, kPlacementModule, "Shard");
   pickler.interned("dim");
