@@ -12,10 +12,13 @@ namespace {
 using formats::Piece;
 using formats::TensorEntry;
 
-bool is_on_all_ranks(const TensorEntry& tensor) {
-  return std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
+/// Whether no piece is smaller than the tensor, and the rank has one of them.
+bool is_whole_on(const TensorEntry& tensor, int rank) {
+  const auto is_whole = [&](const Piece& piece) {
     return numel_of(piece.region) == tensor.meta.numel();
-  });
+  };
+  return std::ranges::all_of(tensor.pieces, is_whole) &&
+         std::ranges::find(tensor.pieces, rank, &Piece::rank) != tensor.pieces.end();
 }
 
 /// Removes the pieces of the ranks for which `is_removed` is true. Returns their bytes.
@@ -45,7 +48,10 @@ void place_own_entries(Plan& plan) {
     const auto own = formats::parse_per_rank_name(tensors[i].meta.fqn);
     if (!own || own->rank >= plan.destination.world_size) continue;
     const TensorEntry* const shared = plan.destination.find_tensor(own->name);
-    if (shared == nullptr || !is_on_all_ranks(*shared) || !is_on_all_ranks(tensors[i])) continue;
+    if (shared == nullptr || !is_whole_on(*shared, own->rank) ||
+        !is_whole_on(tensors[i], own->rank) || shared->pieces.size() < 2) {
+      continue;  // a removal would leave one of them without a piece
+    }
     const auto s = static_cast<std::size_t>(shared - tensors.data());
     const auto is_own = [&](int rank) { return rank == own->rank; };
     plan.nbytes_to_write -= remove_pieces(tensors[s], plan.copies[s], is_own);
