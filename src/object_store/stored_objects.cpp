@@ -28,7 +28,8 @@ std::string url_in(const std::string& url, const std::string& name) {
 
 void add_objects(const std::string& url, const std::string& folder, int num_folders,
                  StoredObjects& objects) {
-  for (const Entry& entry : *server().list(url_in(url, folder))) {
+  const std::vector<Entry> entries = server().list(url_in(url, folder)).value();
+  for (const Entry& entry : entries) {
     const std::string name = folder.empty() ? entry.name : join_path(folder, entry.name);
     if (!entry.is_folder) {
       objects[name] = {.nbytes = entry.nbytes, .etag = entry.etag};
