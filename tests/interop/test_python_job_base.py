@@ -15,6 +15,8 @@ try:
 except ImportError:  # before torch 2.6
     from torch.distributed._tensor import Shard, distribute_tensor
 
+torch.set_num_threads(1)  # the threads of OpenMP do not survive the fork of run_function
+
 
 def trainer(layers=9, numel=96 * 1024):
     """Nine frozen layers of ten."""
@@ -140,6 +142,7 @@ def save_on_two_ranks(folder):
     with pytest.raises(ZeroDivisionError if rank == 1 else tessera.Error, match="division"):
         tessera.save(state, folder / "4", base=folder / "2")
     tessera._save.SaveSteps._compare = compare
+    dist.barrier()
     assert not (folder / "4").exists() and not (folder / "4.partial").exists()
     # The ranks disagree about the base.
     with pytest.raises(tessera.Error, match="arguments"):
