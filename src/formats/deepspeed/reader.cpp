@@ -62,7 +62,9 @@ std::string folder_of(const FileSystem& fs, const std::string& path) {
   if (is_checkpoint(names)) return path;
   const bool has_latest = std::ranges::find(names, "latest") != names.end();
   std::string folder = folder_named_by(fs, path, has_latest ? "latest" : "latest_universal");
-  if (is_checkpoint(fs.list_directory(folder))) return folder;
+  const std::vector<std::string> names_in_folder = fs.list_directory(folder);
+  if (is_checkpoint(names_in_folder)) return folder;
+  deepspeed::require_zero_alone(names_in_folder, folder);
   throw Error::expected(
       ErrorKind::unsupported, {.path = folder}, "files of ranks",
       "optimizer states of ZeRO, such as zero_pp_rank_0_mp_rank_00_optim_states.pt", "none",

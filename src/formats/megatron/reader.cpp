@@ -250,10 +250,7 @@ class MegatronReader final : public EntryReader {
     const bool is_one = num_parts == 1 && !is_grouped;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
-      reason =
-          "parts of several matrices in one tensor (of a state space, or of several experts), "
-          "which "
-          "are not joined";
+      reason = "parts of several matrices in one tensor, which are not joined";
       return std::nullopt;
     }
     if (cut == Cut::no_rule) {
@@ -261,9 +258,6 @@ class MegatronReader final : public EntryReader {
         reason = "a name without a rule for its cut, and other elements in " +
                  tensor_of(*other).file->name() + " than in " +
                  tensor_of(parts.front()).file->name();
-        "
-        "found a name without a rule and other elements in " +
-            tensor_of(*other).file->name();
         return std::nullopt;
       }
       cut = Cut::whole;
