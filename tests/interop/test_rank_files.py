@@ -1,13 +1,14 @@
 """Files that each rank saved: what is moved, FSDP2 loads at other numbers of ranks."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from ckpt_tools import FIXTURES, assert_same_state, expectation, flip_a_bit, listing, reshard, run, succeed
-from on_ranks import run_program
+from on_ranks import run_function, run_program
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -52,6 +53,28 @@ def test_verify_finds_flipped_bits(path, tmp_path):
     last = sorted(copy.glob("model_*"))[-1]
     flip_a_bit(last, "/data/3")
     assert run("ckpt-inspect", "verify", copy).returncode == 1
+
+
+def save_flat_vectors(folder):
+    """On each rank: saves what LOCAL_STATE_DICT of FSDP1 has. All of rank 0's range is of one parameter."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3)), use_orig_params=True,
+                                     device_id=torch.device("cpu"))
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        torch.save(model.state_dict(), folder / f"model_world_size_2_rank_{dist.get_rank()}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_a_flat_vector_is_no_second_name_of_a_parameter(tmp_path):
+    """Shows F1. Also where the elements that a rank has of both are the same."""
+    run_function(save_flat_vectors, 2, tmp_path)
+    found = {row["name"]: row["shape"] for row in listing(tmp_path)["tensors"]}
+    assert found["model._flat_param"] == [108] and found["model.0.weight"] == [54]  # FSDP1 pads 103 elements
 
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp1_sharded_tensor"])
