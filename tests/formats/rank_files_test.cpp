@@ -94,7 +94,8 @@ TEST_F(RankFilesTest, PiecesFollowThePlacements) {
             "[0:3] on 0, [5:8] on 1, [3:5] on 2, [8:10] on 3");
   EXPECT_EQ(pieces_of(*cut_twice, "model.down.weight"),
             "[0:3, 0:5] on 0, [0:3, 5:10] on 1, [3:6, 0:5] on 2, [3:6, 5:10] on 3");
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp1"), "optim.state.3.exp_avg"), "flat[0:3] on 0, flat[3:60] on 1");
+  EXPECT_EQ(pieces_of(*open(kValid + "fsdp1"), "optim.state.3.exp_avg"),
+            "flat[0:3] on 0, flat[3:60] on 1");
 }
 
 // Shows F1, E13.
