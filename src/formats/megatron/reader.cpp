@@ -261,9 +261,6 @@ class MegatronReader final : public EntryReader {
         reason = "a name without a rule for its cut, and other elements in " +
                  tensor_of(*other).file->name() + " than in " +
                  tensor_of(parts.front()).file->name();
-        "
-        "found a name without a rule and other elements in " +
-            tensor_of(*other).file->name();
         return std::nullopt;
       }
       cut = Cut::whole;
