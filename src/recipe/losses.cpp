@@ -119,7 +119,18 @@ void note_additions(const Transformation& made, const std::string& path,
                            ", which round: the last bits may change"));
 }
 
-/// Notes tied tensors that the recipe makes two tensors.
+/// Returns how many elements of each source tensor are in the targets; an element counts each time.
+std::map<std::uint32_t, std::int64_t> count_placed(const Transformation& made) {
+  std::map<std::uint32_t, std::int64_t> num_placed;
+  for (const Target& target : made.targets) {
+    for (const Block& block : target.tensor.blocks) {
+      if (block.source != kConstant) num_placed[block.source] += block.box.numel();
+    }
+  }
+  return num_placed;
+}
+
+/// Notes tied tensors of which the recipe makes two copies.
 void note_split_ties(const Transformation& made, const CheckpointContents& source,
                      const std::vector<RenamedEntry>& entries, const std::string& path,
                      std::vector<Finding>& notes) {
@@ -138,16 +149,22 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
     }
     return tensors;
   };
+  const std::map<std::uint32_t, std::int64_t> num_placed = count_placed(made);
   std::set<std::string_view> split;
   for (const Alias& alias : source.aliases) {
     const std::set<std::string_view> own = tensors_of(alias.fqn);
     const std::set<std::string_view> others = tensors_of(alias.target);
-    if (!own.empty() && !others.empty() && own != others) split.insert(alias.fqn);
+    if (own.empty() || others.empty()) continue;
+    const TensorEntry& tensor = *source.find_tensor(alias.target);
+    const auto index = static_cast<std::uint32_t>(&tensor - source.tensors.data());
+    const auto placed = num_placed.find(index);
+    const bool is_repeated = placed != num_placed.end() && placed->second > tensor.meta.numel();
+    if (own != others || is_repeated) split.insert(alias.fqn);
   }
   if (split.empty()) return;
   notes.push_back(
       note("recipe", path, "tied tensors that stay tied",
-           counted_names(split, "tensor", "tensors") + " that rules turn into separate tensors"));
+           counted_names(split, "tensor", "tensors") + " that rules turn into separate copies"));
 }
 
 bool is_text(const formats::Key& key) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/cast.h"
 #include "base/checked_math.h"
 #include "tessera/base/error.h"
 
@@ -352,8 +353,10 @@ BlockTensor merge_equal(std::vector<BlockTensor> parts, Applied& applied) {
 
 BlockTensor added_to(BlockTensor tensor, const Add& op, Subject subject) {
   if (subject == Subject::pointwise_state) return tensor;
-  if (!is_floating_point(tensor.dtype)) {
-    throw ShapeProblem("a floating-point tensor", std::string(dtype_name(tensor.dtype)));
+  if (!is_floating_point(tensor.dtype) || !can_cast(tensor.dtype, DType::float64) ||
+      !can_cast(DType::float64, tensor.dtype)) {
+    throw ShapeProblem("a floating-point tensor to whose dtype sums can be rounded",
+                       std::string(dtype_name(tensor.dtype)));
   }
   for (Block& block : tensor.blocks) block.added += op.value;
   return tensor;

@@ -744,7 +744,102 @@ TEST(RecipeTest, AdditionsAndTiesThatRulesSplitAreNoted) {
                                         R"("rest": "keep", )"));
   EXPECT_THAT(notes_of(*reader),
               ElementsAre("additions to 1 tensor (d), which round: the last bits may change",
-                          "1 tensor (b) that rules turn into separate tensors"));
+                          "1 tensor (b) that rules turn into separate copies"));
+}
+
+TEST(RecipeTest, TiedTensorsThatOneRuleRenamesStayTied) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2)).key_path = {"a"};
+  source.add_alias("b", "a");
+  const auto reader =
+      applied(std::move(source), parsed(R"({"from": ["a", "b"], "to": ["z", "y"]})"));
+  EXPECT_THAT(notes_of(*reader), testing::IsEmpty());
+  ASSERT_EQ(reader->contents().tensors.size(), 1U);
+  EXPECT_EQ(reader->contents().tensors[0].meta.fqn, "z");
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "y");
+  EXPECT_EQ(reader->contents().aliases[0].target, "z");
+}
+
+TEST(RecipeTest, EachTensorThatARuleRenamesKeepsItsOwnState) {
+  MemoryCheckpoint source;
+  for (const std::string name : {"a", "b"}) {
+    source.add({name, DType::float32, {2, 2}}, numbers(4));
+    auto& state = source.add({"optim.state." + name + ".sum", DType::float32, {2}},
+                             numbers(2, name == "a" ? 10 : 20));
+    state.kind = formats::StateKind::row_wise;
+    state.parameter = name;
+  }
+  const auto reader =
+      applied(std::move(source), parsed(R"({"from": ["a", "b"], "to": ["z", "y"]})"));
+  EXPECT_THAT(floats(*reader, "optim.state.z.sum"), ElementsAre(10, 11));
+  EXPECT_THAT(floats(*reader, "optim.state.y.sum"), ElementsAre(20, 21));
+}
+
+TEST(RecipeTest, ATiedPairInOneTensorIsNoted) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2));
+  source.add_alias("b", "a");
+  const auto reader = applied(
+      std::move(source), parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})"));
+  EXPECT_THAT(notes_of(*reader), ElementsAre("1 tensor (b) that rules turn into separate copies"));
+}
+
+TEST(RecipeTest, AdditionsThatTheDTypeCannotHoldAreRefused) {
+  const Recipe plus = parsed(R"({"from": "w", "to": "v", "ops": [{"add": 1000}]})");
+  const auto source = [](DType dtype, std::vector<std::uint8_t> codes) {
+    MemoryCheckpoint checkpoint;
+    const auto numel =
+        static_cast<std::int64_t>(codes.size()) / static_cast<std::int64_t>(itemsize(dtype));
+    checkpoint.add({"w", dtype, {numel}}, bytes_of<std::uint8_t>(codes));
+    return checkpoint;
+  };
+  const auto large = applied(source(DType::float8_e4m3fn, {0x38, 0xC0}), plus);
+  std::vector<std::byte> out(2);
+  EXPECT_THAT(
+      [&] {
+        large->read_piece(0, 0, {0, 2}, out);
+      },
+      test::ThrowsError(ErrorKind::mismatch,
+                        "w: add: expected sums up to 448, the largest number of float8_e4m3fn, "
+                        "found 2 larger, up to 1001"));
+  for (const DType dtype :
+       {DType::float8_e4m3fnuz, DType::float8_e8m0fnu, DType::float4_e2m1fn_x2}) {
+    EXPECT_THAT(
+        [&] {
+          applied(source(dtype, {1, 2}), plus);
+        },
+        test::ThrowsError(ErrorKind::mismatch,
+                          "expected a floating-point tensor to whose dtype sums can be rounded, "
+                          "found " +
+                              std::string(dtype_name(dtype))));
+  }
+}
+
+TEST(RecipeTest, OnlySumsThatAreTakenMustFit) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float16, {2, 2}},
+             bytes_of<std::uint16_t>({0x3C00, 0x7BFF, 0x3C00, 0x7BFF}));  // 1, 65504
+  const auto reader = applied(
+      std::move(source),
+      parsed(
+          R"({"from": "w", "to": "w", "ops": [{"add": 1000}, {"slice": {"dim": 1, "begin": 0, "end": 1}}]})"));
+  std::vector<std::byte> out(4);
+  reader->read_piece(0, 0, {0, 2}, out);
+  EXPECT_EQ(out, bytes_of<std::uint16_t>({0x63D2, 0x63D2}));  // 1001
+}
+
+TEST(RecipeTest, ADTypeWithoutZeroHasNoPaddingOfZeros) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float8_e8m0fnu, {2}}, bytes_of<std::uint8_t>({1, 2}));
+  EXPECT_THAT(
+      [&] {
+        applied(
+            std::move(source),
+            parsed(
+                R"({"from": "w", "to": "w", "ops": [{"pad": {"dim": 0, "from": 2, "to": 3}}]})"));
+      },
+      test::ThrowsError(ErrorKind::mismatch, "a padding value that float8_e8m0fnu can hold"));
 }
 
 TEST(RecipeTest, KeysThatBecomeTextAreNotedAndSimplificationsFollowTheNames) {
