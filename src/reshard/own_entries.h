@@ -1,12 +1,19 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
 
 /// For formats that hold replicas: places each tensor `per_rank.<rank>.<name>` on its rank alone,
-/// and the tensor `<name>` on all other ranks. Leaves both unchanged if the destination does not
-/// have that rank, or does not have both tensors whole on all ranks. Requires: the plan is sorted.
+/// and the tensor `<name>` whole on all other ranks, whatever the strategy. Leaves both unchanged
+/// if the destination does not have that rank. Requires: the plan is sorted.
 void place_own_entries(Plan& plan);
+
+/// Returns the entries `per_rank.<rank>.<name>` that a format with replicas stores under this name,
+/// because there is no rank `<rank>` or no entry `<name>`. Requires: the contents are sorted.
+std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents);
 
 }  // namespace tessera::reshard

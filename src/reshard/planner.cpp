@@ -15,6 +15,7 @@
 #include "reshard/source_gaps.h"
 #include "reshard/table_plan_check.h"
 #include "reshard/tensor_planner.h"
+#include "tessera/base/size_text.h"
 #include "tessera/formats/format_driver.h"
 
 // The stages of a plan, in their order. Each stage has a file of its own.
@@ -31,6 +32,16 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
     plan.destination.values.push_back(value.entry);
     plan.value_sources.push_back(value.source_value);
   }
+}
+
+/// Notes entries of single ranks that do not get the place of the entry of all ranks.
+void note_separate_own_entries(const CheckpointContents& destination, PlanReport& report) {
+  const std::vector<std::string> names = find_separate_own_entries(destination);
+  if (names.empty()) return;
+  report.note("ranks", names.front(),
+              "a rank of this number, and an entry of all ranks that this one replaces there",
+              "none; all ranks get " + counted(names.size(), "such entry", "such entries") +
+                  " under this name");
 }
 
 }  // namespace
@@ -71,7 +82,10 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   plan.on_overflow = options.on_overflow;
 
   sort_by_name(plan);
-  if (formats::traits_of(options.format).holds_replicas) place_own_entries(plan);
+  if (formats::traits_of(options.format).holds_replicas) {
+    place_own_entries(plan);
+    note_separate_own_entries(destination, report);
+  }
   check_names_are_unique(destination, options, report);
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);
