@@ -311,6 +311,11 @@ BlockTensor padded(BlockTensor tensor, const Pad& op, Subject subject) {
   const std::size_t d = dim_of(op.dim, tensor.shape.size());
   check_padding(op.from, op.to, op.from, tensor.shape[d]);
   Shape shape = tensor.shape;
+  shape[d] = op.to;
+  const auto numel = checked_numel(shape);
+  if (!numel || !checked_mul(*numel, static_cast<std::int64_t>(itemsize(tensor.dtype)))) {
+    throw ShapeProblem("a tensor whose bytes can be counted in 63 bits", shape_to_string(shape));
+  }
   shape[d] = op.to - op.from;
   const bool is_zero = op.filling.is_any || subject == Subject::pointwise_state;
   std::vector<BlockTensor> parts;

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "formats/key_paths.h"
 #include "recipe/inputs.h"
 #include "recipe/rule_matcher.h"
 #include "recipe/state_names.h"
@@ -123,6 +124,7 @@ class Transformer {
   void find_aliases();
   void sort_targets();
   void finish();
+  void check_tree();
 
   const Rules& rules_;
   const CheckpointContents& contents_;
@@ -543,6 +545,21 @@ void Transformer::finish() {
   for (const Target& target : result_.targets) claim(target.entry.meta.fqn);
   for (const formats::Alias& alias : result_.aliases) claim(alias.fqn);
   for (const ValueTarget& value : result_.values) claim(value.entry.name);
+  if (result_.problems.empty()) check_tree();
+}
+
+/// Reports new names that cannot be in one tree of dicts and lists: `d` and `d.x`.
+void Transformer::check_tree() {
+  formats::CheckpointContents contents;
+  for (const Target& target : result_.targets) contents.tensors.push_back(target.entry);
+  for (const ValueTarget& value : result_.values) contents.values.push_back(value.entry);
+  contents.aliases = result_.aliases;
+  try {
+    formats::check_key_paths(contents, "");
+  } catch (const Error& wrong) {
+    problem("names", wrong.where().fqn, "names that form dicts and lists",
+            std::string(wrong.reason()));
+  }
 }
 
 }  // namespace

@@ -776,6 +776,56 @@ TEST(RecipeTest, EachTensorThatARuleRenamesKeepsItsOwnState) {
   EXPECT_THAT(floats(*reader, "optim.state.y.sum"), ElementsAre(20, 21));
 }
 
+TEST(RecipeTest, ATensorCannotTakeTheNameOfADict) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2)).key_path = {"a"};
+  source.add({"d.x", DType::float32, {2}}, numbers(2)).key_path = {"d", "x"};
+  const Recipe recipe = parsed(R"({"from": "a", "to": "d"})", R"("rest": "keep", )");
+  const RecipeReport report = check_recipe(recipe, source.contents(), {});
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].rule, "names");
+  EXPECT_THAT(
+      message_of([&] { applied(std::move(source), recipe); }),
+      HasSubstr("names: expected names that form dicts and lists, found key path: expected "));
+}
+
+TEST(RecipeTest, TheCheckSaysWhatOnlyAMoveCompares) {
+  MemoryCheckpoint source;
+  for (const std::string name : {"a", "b"}) {
+    source.add({name, DType::float32, {2}}, numbers(2));
+    auto& state = source.add({"optim.state." + name + ".exp_avg", DType::float32, {2}}, numbers(2));
+    state.kind = StateKind::pointwise;
+    state.parameter = name;
+  }
+  source.add_value("optim.param_groups", Value(1));
+  source.add_value("optim.state.a.note", Value(1));
+  source.add_value("optim.state.b.note", Value(2));
+  const auto notes_of_check = [&](const std::string& rules) {
+    std::vector<std::string> found;
+    const RecipeReport report = check_recipe(parsed(rules), source.contents(), {});
+    EXPECT_THAT(report.problems, IsEmpty());
+    for (const auto& note : report.notes) {
+      if (note.rule == "values") found.push_back(note.found);
+    }
+    return found;
+  };
+  EXPECT_THAT(notes_of_check(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})"),
+              ElementsAre("values that become one, such as optim.state.ab.note, and the groups of "
+                          "parameters that become one, in optim.param_groups"));
+  EXPECT_THAT(notes_of_check(R"({"from": ["a", "b"], "to": ["x", "y"]})"), IsEmpty());
+}
+
+TEST(RecipeTest, APaddingBeyond64BitsIsAProblemOfTheCheck) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {5}}, numbers(5));
+  const RecipeReport report = check_recipe(
+      parsed(
+          R"({"from": "w", "to": "w", "ops": [{"pad": {"dim": 0, "from": 5, "to": 5000000000000000000}}]})"),
+      source.contents(), {});
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].expected, "a tensor whose bytes can be counted in 63 bits");
+}
+
 TEST(RecipeTest, ATiedPairInOneTensorIsNoted) {
   MemoryCheckpoint source;
   source.add({"a", DType::float32, {2}}, numbers(2));
