@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "formats/per_rank.h"
 #include "reshard/layout_check.h"
 #include "reshard/plan_report.h"
 #include "reshard/row_wise_shards.h"
@@ -118,11 +119,21 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
       options_(options),
       rule_(rule),
       unit_index_(units),
-      keeps_uncut_(formats::traits_of(options.format).holds_replicas && has_cut_tensor(source)) {}
+      keeps_uncut_(formats::traits_of(options.format).holds_replicas && has_cut_tensor(source)) {
+  if (!formats::traits_of(options.format).holds_replicas) return;
+  for (const TensorEntry& tensor : source.tensors) {
+    const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
+    if (!own || own->rank >= rule.world_size) continue;
+    names_of_ranks_.insert(tensor.meta.fqn);
+    names_of_ranks_.insert(own->name);
+  }
+}
 
-/// Whether a tensor stays whole on all ranks because the source does not cut it, such as a buffer.
+/// Whether a tensor stays whole on all ranks because the source does not cut it, such as a buffer,
+/// or because ranks have different ones.
 /// A tensor of one row on one rank may be cut.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
+  if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   if (!keeps_uncut_ || tensor.meta.shape.empty() ||
       !std::ranges::all_of(tensor.pieces,
                            [&](const Piece& piece) { return is_whole(tensor, piece); })) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -58,6 +60,8 @@ class DestinationLayout {
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
   const bool keeps_uncut_;  // tensors that the source does not cut stay whole on all ranks
+  /// Tensors that differ between ranks, with the names of each: they stay whole, too.
+  std::set<std::string, std::less<>> names_of_ranks_;
 };
 
 /// Returns the pieces of a source tensor as shards. Of several replicas, returns only one, on the

@@ -129,3 +129,20 @@ def test_hybrid_shards_are_loaded_as_dtensors(tmp_path):
     assert str(placed.placements) == "(Replicate(), Shard(dim=0))"
     assert placed.placements[0].is_replicate()  # the process crashes if the object is not initialised
     assert placed.to_local().equal(torch.arange(15.0).reshape(5, 3)[3:])
+
+
+@pytest.mark.parametrize("form", [None, "model.pt", "native"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 4), (3,), (16,)], ids=str)
+def test_tensors_of_each_rank_stay_whole_on_their_rank(shape, form, tmp_path):
+    """Shows F1. Ranks that replicate the model, as DDP does, each with a tensor of its own; also by way of one file."""
+    source = tmp_path / "saved"
+    source.mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.ones(3, 2)}, source / f"model_world_size_2_rank_{rank}.pt")
+        torch.save({"rng": torch.full(shape, 100.0 + rank)}, source / f"extra_state_world_size_2_rank_{rank}.pt")
+    between = reshard(source, tmp_path / form) if form else source
+    for ranks in (2, 3):
+        moved = reshard(between, tmp_path / f"moved{ranks}", "--to", "rank_files", "--world-size", ranks)
+        for rank in range(ranks):
+            held = torch.load(moved / f"extra_state_world_size_{ranks}_rank_{rank}.pt")["rng"]
+            assert type(held) is torch.Tensor and held.equal(torch.full(shape, 100.0 + (rank == 1)))
