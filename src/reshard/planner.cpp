@@ -1,6 +1,9 @@
 #include "tessera/reshard/planner.h"
 
+#include <algorithm>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "reshard/destination_layout.h"
@@ -42,6 +45,29 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
               "a rank of this number, and an entry of all ranks that this one replaces there",
               "none; all ranks get " + counted(names.size(), "such entry", "such entries") +
                   " under this name");
+}
+
+/// Notes flat units of the source of which parameters are moved, but which the destination does not
+/// record.
+void note_lost_units(const CheckpointContents& source, const Plan& plan, formats::Format format,
+                     PlanReport& report) {
+  std::set<std::string_view> moved;
+  for (const TensorCopy& copy : plan.copies) {
+    moved.insert(source.tensors[copy.source_tensor].meta.fqn);
+  }
+  const auto is_moved = [&](const FlatUnit& unit) {
+    return std::ranges::any_of(
+        unit.parameters, [&](const FlatUnitParameter& each) { return moved.contains(each.fqn); });
+  };
+  const auto num_moved = static_cast<std::size_t>(std::ranges::count_if(source.units, is_moved));
+  const formats::FormatTraits traits = formats::traits_of(format);
+  const bool holds_units =
+      traits.holds_flat_units && traits.pieces != formats::FormatTraits::Pieces::whole_tensors;
+  const std::size_t num_kept = holds_units ? plan.destination.units.size() : 0;
+  if (num_moved <= num_kept) return;
+  report.note("units", "", "a place for the flat units of the source, and all their parameters",
+              counted(num_moved - num_kept, "unit") +
+                  " left out: the destination does not say which parameters FSDP1 keeps together");
 }
 
 }  // namespace
@@ -91,6 +117,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   remove_incomplete_units(destination);
   note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
+  note_lost_units(source, plan, options.format, report);
   plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options.format);
   return plan;
 }
