@@ -218,7 +218,8 @@ class MergedReader final : public CheckpointReader {
                 "a dict with '" + printable(inner->name) + "' in " +
                     printable(reader_of(inner->origin).path()) + ", and " +
                     (named.kind == EntryKind::value ? "a value" : "a tensor") + " in " +
-                    printable(reader_of(named.origin).path()));
+                    printable(reader_of(named.origin).path()),
+                Remedy{});
       }
     }
     chosen_ = std::move(kept);

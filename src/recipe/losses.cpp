@@ -119,12 +119,16 @@ void note_additions(const Transformation& made, const std::string& path,
                            ", which round: the last bits may change"));
 }
 
-/// Returns how many elements of each source tensor are in the targets; an element counts each time.
-std::map<std::uint32_t, std::int64_t> count_placed(const Transformation& made) {
-  std::map<std::uint32_t, std::int64_t> num_placed;
+/// A tensor of the source, and the name of a target.
+using Placed = std::pair<std::uint32_t, std::string_view>;
+
+/// Returns how many elements of each source tensor are in each target; an element counts each time.
+std::map<Placed, std::int64_t> count_placed(const Transformation& made) {
+  std::map<Placed, std::int64_t> num_placed;
   for (const Target& target : made.targets) {
     for (const Block& block : target.tensor.blocks) {
-      if (block.source != kConstant) num_placed[block.source] += block.box.numel();
+      if (block.source == kConstant) continue;
+      num_placed[{block.source, target.entry.meta.fqn}] += block.box.numel();
     }
   }
   return num_placed;
@@ -149,7 +153,7 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
     }
     return tensors;
   };
-  const std::map<std::uint32_t, std::int64_t> num_placed = count_placed(made);
+  const std::map<Placed, std::int64_t> num_placed = count_placed(made);
   std::set<std::string_view> split;
   for (const Alias& alias : source.aliases) {
     const std::set<std::string_view> own = tensors_of(alias.fqn);
@@ -157,8 +161,12 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
     if (own.empty() || others.empty()) continue;
     const TensorEntry& tensor = *source.find_tensor(alias.target);
     const auto index = static_cast<std::uint32_t>(&tensor - source.tensors.data());
-    const auto placed = num_placed.find(index);
-    const bool is_repeated = placed != num_placed.end() && placed->second > tensor.meta.numel();
+    std::int64_t placed = 0;  // elements in the tensors with both names
+    for (const std::string_view each : own) {
+      const auto found = num_placed.find({index, each});
+      if (found != num_placed.end()) placed += found->second;
+    }
+    const bool is_repeated = placed > tensor.meta.numel();
     if (own != others || is_repeated) split.insert(alias.fqn);
   }
   if (split.empty()) return;

@@ -416,8 +416,13 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
                         init + "'"));
   }
   for (const std::string init : {"true", "false", "null", "\"gaussian\"", "\"eva\""}) {
-    EXPECT_NO_THROW(
-        open(R"({"peft_type": "LORA", "lora_alpha": 1, "init_lora_weights": )" + init + "}")());
+    std::string message;
+    try {
+      open(R"({"peft_type": "LORA", "lora_alpha": 1, "init_lora_weights": )" + init + "}")();
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message, HasSubstr("expected tensors, such as lora_A"));  // it has none
   }
   EXPECT_THAT(open(R"({"peft_type": "LORA"})"),
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));

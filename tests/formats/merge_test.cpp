@@ -340,7 +340,7 @@ TEST(MergeTest, APreferenceThatDecidesOnKeysAndListsIsNoted) {
 
 TEST(MergeTest, ASourceWithoutEntriesIsNoted) {
   const MergedCheckpoint merge = merged({{"", model()}, {"optim", MemoryCheckpoint("empty", 1)}});
-  EXPECT_THAT(notes_of(merge), ElementsAre("none: 'empty'"));
+  EXPECT_THAT(notes_of(merge), ElementsAre("a source without any: 'empty'"));
 }
 
 MemoryCheckpoint tied_pair(const char* path, const std::string& first, const std::string& second) {

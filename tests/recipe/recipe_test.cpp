@@ -851,8 +851,8 @@ TEST(RecipeTest, AdditionsThatTheDTypeCannotHoldAreRefused) {
         large->read_piece(0, 0, {0, 2}, out);
       },
       test::ThrowsError(ErrorKind::mismatch,
-                        "w: add: expected sums up to 448, the largest number of float8_e4m3fn, "
-                        "found 2 larger, up to 1001"));
+                        "w: add: expected sums up to 448.0, the largest number of float8_e4m3fn, "
+                        "found 2 larger, up to 1001.0"));
   for (const DType dtype :
        {DType::float8_e4m3fnuz, DType::float8_e8m0fnu, DType::float4_e2m1fn_x2}) {
     EXPECT_THAT(
