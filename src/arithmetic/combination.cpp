@@ -59,6 +59,10 @@ class Combination {
 
   CombinedCheckpoint make() {
     problems_ = match_sources(readers_, entries_, options_->selection);
+    if (!is_copy()) {
+      const auto without_sum = find_floats_without_sum(*readers_.front(), entries_.front());
+      problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
+    }
     counts_.num_sources = readers_.size();
     const std::set<std::size_t> refused = tensors_with_problems();
     for (const auto& [name, index] : entries_.front().tensors()) {
@@ -79,6 +83,11 @@ class Combination {
   }
 
  private:
+  /// Whether the sum is the only source itself, unless an adapter changes it.
+  bool is_copy() const {
+    return steps_.size() == 1 && steps_.front().weight == 1.0 && options_->divisor == 1.0;
+  }
+
   std::set<std::size_t> tensors_with_problems() const {
     std::set<std::size_t> refused;
     for (const Finding& problem : problems_) {

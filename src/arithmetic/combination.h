@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arithmetic/lora_adapter.h"
+#include "arithmetic/underflow_names.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/merge.h"
@@ -45,6 +46,9 @@ struct CombineOptions {
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   /// Whose entry is taken if entries that cannot be added up (integers, values) differ.
   formats::MergePreference preference = formats::MergePreference::none;
+  /// Takes the names of tensors in which rounding made sums zero; none: they are not collected.
+  /// Shared, because the caller reads it after the reader has read.
+  std::shared_ptr<UnderflowNames> underflows{};
   /// `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};
 };

@@ -40,11 +40,12 @@ std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedW
 class DequantizedReader final : public formats::DerivedReader {
  public:
   DequantizedReader(std::unique_ptr<CheckpointReader> source, QuantizedWeights found, DType to,
-                    reshard::OnOverflow on_overflow)
+                    reshard::OnOverflow on_overflow, std::shared_ptr<UnderflowNames> underflows)
       : DerivedReader(std::move(source)),
         weights_(std::move(found.weights)),
         to_(to),
         on_overflow_(on_overflow),
+        underflows_(std::move(underflows)),
         contents_(base().contents()) {
     take_tensors(found.companions);
     std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
@@ -93,6 +94,7 @@ class DequantizedReader final : public formats::DerivedReader {
   std::vector<QuantizedWeight> weights_;
   DType to_;
   reshard::OnOverflow on_overflow_;
+  std::shared_ptr<UnderflowNames> underflows_;
   CheckpointContents contents_;
   std::vector<Origin> origins_;  // parallel to contents_.tensors
   mutable recipe::TileCache tiles_;
@@ -178,8 +180,9 @@ void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
 void DequantizedReader::round(std::span<const float> numbers,
                               std::span<const std::size_t> overflowed, const std::string& fqn,
                               std::span<std::byte> out) const {
-  round_numbers({DType::float32, std::as_bytes(numbers), overflowed}, on_overflow_, path(), fqn,
-                to_, out);
+  const bool has_underflow = round_numbers({DType::float32, std::as_bytes(numbers), overflowed},
+                                           on_overflow_, path(), fqn, to_, out);
+  if (has_underflow && underflows_) underflows_->add(fqn);
 }
 
 /// Reads a range of a weight: the rest of a row, then whole rows, then the beginning of a row.
@@ -288,7 +291,8 @@ bool can_be_dequantized_to(DType dtype) {
 
 DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType to,
                                  const Value& config, const NameSelection& only,
-                                 reshard::OnOverflow on_overflow) {
+                                 reshard::OnOverflow on_overflow,
+                                 std::shared_ptr<UnderflowNames> underflows) {
   TESSERA_CHECK(can_be_dequantized_to(to));
   QuantizedWeights found = find_quantized_weights(*reader, config, only);
   DequantizedCheckpoint result{.reader = nullptr,
@@ -305,8 +309,8 @@ DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType
     result.reader = std::move(reader);
     return result;
   }
-  result.reader =
-      std::make_unique<DequantizedReader>(std::move(reader), std::move(found), to, on_overflow);
+  result.reader = std::make_unique<DequantizedReader>(std::move(reader), std::move(found), to,
+                                                      on_overflow, std::move(underflows));
   return result;
 }
 

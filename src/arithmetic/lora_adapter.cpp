@@ -178,6 +178,22 @@ class Scales {
   mutable double num_steps_ = 0;  // of all matches so far
 };
 
+/// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA:
+/// PEFT changes them again when it loads the adapter, so the sum with the base has other numbers.
+void require_plain_initialization(const Value& config, const std::string& path) {
+  constexpr std::string_view kMember = "init_lora_weights";
+  constexpr std::array<std::string_view, 5> kPlain = {"", "gaussian", "Gaussian", "eva",
+                                                      "orthogonal"};
+  const Value* const given = config.find(kMember);
+  const auto* const text = given ? given->get_if<std::string>() : nullptr;
+  if (text == nullptr || std::ranges::find(kPlain, *text) != kPlain.end()) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = path}, std::string(kMember),
+                        "an initialization that leaves the weights of the base as they are",
+                        value_to_string(*given, 40),
+                        "let PEFT convert the adapter: save_pretrained with "
+                        "path_initial_model_for_weight_conversion");
+}
+
 void require_plain_lora(const Value& config, const std::string& path) {
   const Value* const type = config.find("peft_type");
   const auto* const name = type ? type->get_if<std::string>() : nullptr;
@@ -193,6 +209,7 @@ void require_plain_lora(const Value& config, const std::string& path) {
         "can be merged",
         value_to_string(*config.find(member), 40));
   }
+  require_plain_initialization(config, path);
 }
 
 void remove_all(std::string& text, std::string_view part) {

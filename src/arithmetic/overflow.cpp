@@ -40,13 +40,14 @@ void saturate(const CalculatedNumbers& calculated, const std::string& path, cons
 
 }  // namespace
 
-void round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
+bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
                    const std::string& path, const std::string& fqn, DType to,
                    std::span<std::byte> out) {
   CastLosses losses = cast_and_count(calculated.dtype, calculated.numbers, to, out,
                                      reshard::too_large_by(on_overflow));
   if (on_overflow == reshard::OnOverflow::saturate) saturate(calculated, path, fqn, to, out);
-  if (on_overflow != reshard::OnOverflow::refuse) return;
+  const bool has_underflow = losses.num_became_zero > 0;
+  if (on_overflow != reshard::OnOverflow::refuse) return has_underflow;
   if (!calculated.overflowed.empty()) {
     const bool counted = to == DType::float8_e4m3fn;  // it has no infinity
     losses.merge(
@@ -54,6 +55,7 @@ void round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_o
          .largest_magnitude = std::numeric_limits<double>::infinity()});
   }
   if (losses.num_too_large > 0) throw reshard::overflow_error(path, fqn, to, losses);
+  return has_underflow;
 }
 
 }  // namespace tessera::arithmetic

@@ -19,10 +19,10 @@ struct CalculatedNumbers {
 };
 
 /// Rounds numbers to `to`. Numbers that are too large for `to`, and those in `overflowed`, become
-/// what `on_overflow` says.
+/// what `on_overflow` says. Returns whether numbers that were not zero became zero.
 /// Throws: Error(mismatch) naming `path` and `fqn` if there are such numbers and `on_overflow` is
 /// `refuse`, or if it is `saturate` and the sign of one of them is not known.
-void round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
+bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
                    const std::string& path, const std::string& fqn, DType to,
                    std::span<std::byte> out);
 

@@ -41,6 +41,7 @@ class QuantizationConfig {
     }
   }
 
+  bool is_given() const { return config_.has_value(); }
   std::string text(std::string_view key) const {
     const Value* const value = config_ ? config_->find(key) : nullptr;
     const auto* const text = value ? value->get_if<std::string>() : nullptr;
@@ -443,6 +444,39 @@ class Builder {
   const TensorMeta scales_;
 };
 
+/// Whether a tensor of this dtype and name holds codes rather than numbers, if it stands alone.
+bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
+  switch (meta.dtype) {
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+      return true;
+    case DType::int8:
+      return config.is_given() && meta.shape.size() >= 2 && meta.fqn.ends_with("weight");
+    default:
+      return false;
+  }
+}
+
+/// Reports codes without scales. Nobody could read them once config.json tells of numbers alone.
+void find_codes_without_scales(const CheckpointReader& reader, const QuantizedTensors& quantized,
+                               const QuantizationConfig& config, const NameSelection& only,
+                               std::vector<Finding>& problems) {
+  const auto& tensors = reader.contents().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorMeta& meta = tensors[i].meta;
+    if (quantized.find(i) != nullptr || !only.selects(meta.fqn)) continue;
+    if (!look_like_codes(meta, config)) continue;
+    problems.push_back(
+        {.severity = Finding::Severity::error,
+         .rule = "dequantize",
+         .where = {.path = reader.path(), .fqn = meta.fqn},
+         .expected = "a scale beside codes of " + std::string(dtype_name(meta.dtype)),
+         .found = "none"});
+  }
+}
+
 }  // namespace
 
 QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Value& config,
@@ -481,6 +515,9 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
                                  .expected = refusal.expected,
                                  .found = refusal.found});
     }
+  }
+  if (!weights.empty()) {
+    find_codes_without_scales(reader, quantized, described, only, result.problems);
   }
   return result;
 }

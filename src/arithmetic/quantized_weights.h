@@ -29,7 +29,7 @@ struct QuantizedWeight {
 struct QuantizedWeights {
   std::vector<QuantizedWeight> weights{};
   std::set<std::size_t> companions{};  // scales, zero points, …: tensors that the numbers replace
-  std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers, by name
+  std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
 };
 
 /// Finds the quantized weights of `reader`. `config` is its config.json, or None. Reports no

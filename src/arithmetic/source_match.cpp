@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "arithmetic/element_sum.h"
+#include "base/cast.h"
 #include "formats/quantized_tensors.h"
 #include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
@@ -177,6 +178,25 @@ std::vector<Finding> match_sources(const std::vector<const CheckpointReader*>& s
     }
     find_quantized_weights(*sources[s], entries[s], problems);
     if (s > 0) Match(*sources[0], entries[0], *sources[s], entries[s], problems).run();
+  }
+  return problems;
+}
+
+std::vector<Finding> find_floats_without_sum(const CheckpointReader& source,
+                                             const SelectedEntries& entries) {
+  const formats::QuantizedTensors quantized(source.contents());
+  std::vector<Finding> problems;
+  for (const auto& [name, index] : entries.tensors()) {
+    const DType dtype = source.contents().tensors[index].meta.dtype;
+    if (!is_floating_point(dtype) || can_be_summed(dtype) || quantized.find(index) != nullptr) {
+      continue;
+    }
+    const bool has_numbers = can_cast(dtype, DType::float32);
+    problems.push_back(combine_problem(
+        name, "a dtype that sums can be rounded to",
+        std::string(dtype_name(dtype)) +
+            (has_numbers ? " (cast the source first)" : ", of which only copies are made")));
+    problems.back().where.path = source.path();
   }
   return problems;
 }

@@ -151,6 +151,12 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
          });
 }
 
+/// Whether a folder holds files of a checkpoint alone, so that its removal takes no other file.
+bool holds_checkpoint_alone(const FileSystem& fs, const std::string& path) {
+  return fs.kind_of(path) != FileKind::directory ||
+         !first_foreign_entry(fs, path, FileNames::of_one_checkpoint);
+}
+
 /// Deletes a checkpoint that was renamed from `path` to `path` + kRemovingSuffix.
 void delete_renamed(FileSystem& fs, const std::string& path) {
   // If a new checkpoint has been written at `path`, its side files stay.
@@ -261,7 +267,8 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
     }
     const Examined found = examine(fs, path, Validation::structure);
     if (num_valid == num_kept) {
-      if (found.is_open || (is_on_store && is_left_on_store(fs, path))) removed.push_back(path);
+      const bool is_checkpoint = found.is_open && holds_checkpoint_alone(fs, path);
+      if (is_checkpoint || (is_on_store && is_left_on_store(fs, path))) removed.push_back(path);
     } else if (found.state == Examined::State::valid) {
       ++num_valid;
     }

@@ -59,8 +59,9 @@ class MergedReader final : public CheckpointReader {
     contents_.opened_classes = opened.classes();
     find_part();
     choose_names();
-    note_preferred();
+    find_nested();
     add_chosen();
+    note_preferred();
     for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
     add_units();
     add_annotations();
@@ -204,6 +205,54 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
+  /// Finds entries of one source within which another source has entries: a value `s` and a tensor
+  /// `s.w`. Leaves out an empty dict, because the other source's dict has its name. Reports others.
+  void find_nested() {
+    std::vector<Named> kept;
+    for (Named& named : chosen_) {
+      const Named* const inner = first_within(named);
+      if (inner == nullptr) {
+        kept.push_back(named);
+      } else if (!is_empty_dict(named)) {
+        collide(named.name, "either a dict or another entry in all sources",
+                "a dict with '" + printable(inner->name) + "' in " +
+                    printable(reader_of(inner->origin).path()) + ", and " +
+                    (named.kind == EntryKind::value ? "a value" : "a tensor") + " in " +
+                    printable(reader_of(named.origin).path()),
+                Remedy{});
+      }
+    }
+    chosen_ = std::move(kept);
+  }
+
+  /// Returns the first entry of another source whose path goes through that of `outer`, or null.
+  const Named* first_within(const Named& outer) const {
+    const std::string start = outer.name + ".";
+    auto inner = std::ranges::lower_bound(chosen_, start, {}, &Named::name);
+    if (inner == chosen_.end() || !inner->name.starts_with(start)) return nullptr;
+    const KeyPath path = path_of(outer);
+    for (; inner != chosen_.end() && inner->name.starts_with(start); ++inner) {
+      if (path.empty() || inner->origin.source == outer.origin.source) continue;
+      const KeyPath other = path_of(*inner);
+      if (other.size() > path.size() && std::equal(path.begin(), path.end(), other.begin())) {
+        return &*inner;
+      }
+    }
+    return nullptr;
+  }
+
+  bool is_empty_dict(const Named& named) const {
+    if (named.kind != EntryKind::value) return false;
+    try {
+      const Value value = reader_of(named.origin).read_value(named.origin.index);
+      const auto* const dict = value.get_if<Value::Dict>();
+      return dict != nullptr && dict->empty();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      return false;
+    }
+  }
+
   /// Reports entries that have the same name. If there is a preference, only remembers the names of
   /// tensors that are not equal.
   void note_collision(std::span<const Named> entries) {
@@ -303,6 +352,31 @@ class MergedReader final : public CheckpointReader {
     note(paths, "a source without any", "a tensor or a value in each source");
   }
 
+  /// Returns the name of the merge's tensor that a name stands for; nothing if it is no tensor.
+  std::optional<std::string> tensor_named(const std::string& name) const {
+    if (contents_.find_tensor(name) != nullptr) return name;
+    const auto alias = std::ranges::lower_bound(contents_.aliases, name, {}, &Alias::fqn);
+    if (alias == contents_.aliases.end() || alias->fqn != name) return std::nullopt;
+    return alias->target;
+  }
+
+  /// Notes tied tensors of one source that come apart, because another source has one of the names.
+  void note_split_ties() {
+    std::set<std::string> names;
+    for (const MergeSource& source : sources_) {
+      for (const Alias& alias : contents_of(source).aliases) {
+        const std::string name = prefixed(source.prefix, alias.fqn);
+        const auto own = tensor_named(name);
+        const auto other = tensor_named(prefixed(source.prefix, alias.target));
+        if (own && other && *own != *other) names.insert(name);
+      }
+    }
+    note({names.begin(), names.end()},
+         "tensors that come apart, as one of them is taken from "
+         "another source",
+         "tied tensors that stay tied");
+  }
+
   static bool has_value(std::span<const Named> entries) {
     return std::ranges::any_of(entries,
                                [](const Named& entry) { return entry.kind == EntryKind::value; });
@@ -377,6 +451,7 @@ class MergedReader final : public CheckpointReader {
     if (preference_ == MergePreference::none) return;  // then they are refused
     note(different_keys_, "keys of different types (0 and \"0\"); one of them is taken",
          "the same keys under one name");
+    note_split_ties();
   }
 
   void collide(std::string name, std::string expected, std::string found,

@@ -67,6 +67,7 @@ class Proof {
     count_sources();
     for (const Target& target : made.targets) check_target(target);
     take_targets(made);
+    note_unread(made);
     if (!report_.problems.empty()) return std::move(report_);
     check_placed(made);
     go_back(std::move(made));
@@ -133,6 +134,39 @@ class Proof {
                              .where = {.path = rules_.path},
                              .expected = "the same numbers after the inverse",
                              .found = "additions, which round: the last bits may change"});
+  }
+
+  /// Notes what a move compares and this proof does not, because it reads no value.
+  void note_unread(const Transformation& made) {
+    std::string found;
+    const auto merged = std::ranges::find_if(
+        made.values, [](const ValueTarget& value) { return value.sources.size() > 1; });
+    if (merged != made.values.end()) {
+      found = "values that become one, such as " + printable(merged->entry.name);
+    }
+    const auto groups = std::ranges::find_if(made.values, [](const ValueTarget& value) {
+      return value.entry.name.find("param_groups") != std::string::npos;
+    });
+    if (groups != made.values.end() && joins_parameters(made)) {
+      found += (found.empty() ? "" : ", and ") +
+               std::string("the groups of parameters that become") + " one, in " +
+               printable(groups->entry.name);
+    }
+    if (found.empty()) return;
+    report_.notes.push_back({.severity = Finding::Severity::note,
+                             .rule = "values",
+                             .where = {.path = rules_.path},
+                             .expected = "equal ones, which only the move compares",
+                             .found = found});
+  }
+
+  /// Whether several parameters with optimizer state become one.
+  static bool joins_parameters(const Transformation& made) {
+    std::set<std::string_view> seen;
+    return std::ranges::any_of(made.targets_of, [&](const auto& each) {
+      return std::ranges::any_of(
+          each.second, [&](const std::string& target) { return !seen.insert(target).second; });
+    });
   }
 
   void take_targets(const Transformation& made) {

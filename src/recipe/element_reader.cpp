@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/cast.h"
+#include "base/float_text.h"
 #include "formats/gatherer.h"
 #include "tessera/base/error.h"
 
@@ -174,8 +175,10 @@ void copy_plane(const Plane& plane, std::uint64_t itemsize, const std::byte* fro
   }
 }
 
-/// Adds a number to elements, in float64, and rounds once.
-void add_to(std::span<std::byte> elements, DType dtype, double added) {
+/// Adds a number to elements, in float64, and rounds once. Returns the finite elements whose sum is
+/// too large for the dtype.
+CastLosses add_to(std::span<std::byte> elements, DType dtype, double added) {
+  CastLosses losses;
   constexpr std::size_t kAtOnce = 4096;
   const std::uint64_t size = itemsize(dtype);
   std::array<double, kAtOnce> wide;
@@ -184,9 +187,15 @@ void add_to(std::span<std::byte> elements, DType dtype, double added) {
         elements.subspan(at, std::min<std::size_t>(kAtOnce * size, elements.size() - at));
     const std::span<double> numbers(wide.data(), part.size() / size);
     cast_elements(dtype, part, DType::float64, std::as_writable_bytes(numbers));
-    for (double& number : numbers) number += added;
-    cast_elements(DType::float64, std::as_bytes(numbers), dtype, part);
+    for (double& number : numbers) {
+      const bool was_finite = std::isfinite(number);
+      number += added;
+      if (was_finite && !std::isfinite(number)) losses.merge({1, std::abs(number), 0});
+    }
+    losses.merge(cast_and_count(DType::float64, std::as_bytes(numbers), dtype, part,
+                                TooLarge::becomes_infinity));
   }
+  return losses;
 }
 
 }  // namespace
@@ -363,12 +372,14 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   if (is_run) {
     const auto out = work.out.subspan(at_target, nbytes(span, work.itemsize));
     read_source(work, range, out);
-    if (work.added != 0) add_to(out, work.dtype, work.added);
+    if (work.added != 0) require_finite(work, add_to(out, work.dtype, work.added));
     return;
   }
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
-  if (work.added != 0) add_to(elements, work.dtype, work.added);
+  if (work.added != 0 && add_to(elements, work.dtype, work.added).num_too_large > 0) {
+    check_sums(work, inner);  // it may be an element in a gap
+  }
   // The column dimension has the smallest stride in the target. Of the others, the row dimension
   // has the smallest stride in the source.
   const auto column =
@@ -408,6 +419,33 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   } while (odometer.next());
 }
 
+/// Throws if sums were too large for the dtype.
+void ElementReader::require_finite(const Work& work, const CastLosses& losses) const {
+  if (losses.num_too_large == 0) return;
+  using tessera::detail::float_to_text;
+  const std::string& fqn = source_.contents().tensors[work.tensor].meta.fqn;
+  throw Error::expected(ErrorKind::mismatch, {.fqn = fqn}, "add",
+                        "sums up to " + float_to_text(largest_finite(work.dtype)) +
+                            ", the largest number of " + std::string(dtype_name(work.dtype)),
+                        std::to_string(losses.num_too_large) + " larger, up to " +
+                            float_to_text(losses.largest_magnitude),
+                        "cast the source to a dtype with a larger range first");
+}
+
+/// Adds again, to one element after the other, and throws if a sum is too large for the dtype.
+/// Leaves out elements of the source that no element of the window takes.
+void ElementReader::check_sums(const Work& work, const Copy& inner) const {
+  CastLosses losses;
+  std::vector<std::byte> element(work.itemsize);
+  Odometer odometer(inner.sizes);
+  do {
+    const std::int64_t at = inner.source_offset + flat_index(odometer.at(), inner.from);
+    read_source(work, {at, at + 1}, element);
+    losses.merge(add_to(element, work.dtype, work.added));
+  } while (losses.num_too_large == 0 && odometer.next());
+  require_finite(work, losses);
+}
+
 void ElementReader::fill(const Work& work, const Copy& copy) const {
   const auto element = bytes_of_number(work.added, work.dtype);
   TESSERA_CHECK(element.has_value());  // checked when the recipe was applied
@@ -444,6 +482,7 @@ bool ElementReader::is_permuted(const BlockTensor& tensor) {
 
 std::optional<std::vector<std::byte>> bytes_of_number(double number, DType dtype) {
   std::vector<std::byte> bytes(itemsize(dtype));
+  if (dtype == DType::float8_e8m0fnu) return std::nullopt;  // it has no zero
   if (number == 0 && !std::signbit(number)) return bytes;
   if (is_floating_point(dtype)) {
     if (!can_cast(DType::float64, dtype)) return std::nullopt;

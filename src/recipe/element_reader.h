@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/byte_buffer.h"
+#include "base/cast.h"
 #include "recipe/block_tensor.h"
 #include "reshard/piece_index.h"
 #include "tessera/formats/checkpoint.h"
@@ -81,6 +82,8 @@ class ElementReader {
   static bool narrow(Copy& copy, Share share);
   void read_copy(const Work& work, Copy copy) const;
   void read_inner(const Work& work, const Copy& inner) const;
+  void require_finite(const Work& work, const CastLosses& losses) const;
+  void check_sums(const Work& work, const Copy& inner) const;
   void fill(const Work& work, const Copy& copy) const;
   void read_source(const Work& work, FlatRange range, std::span<std::byte> out) const;
 

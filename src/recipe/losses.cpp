@@ -119,7 +119,22 @@ void note_additions(const Transformation& made, const std::string& path,
                            ", which round: the last bits may change"));
 }
 
-/// Notes tied tensors that the recipe makes two tensors.
+/// A tensor of the source, and the name of a target.
+using Placed = std::pair<std::uint32_t, std::string_view>;
+
+/// Returns how many elements of each source tensor are in each target; an element counts each time.
+std::map<Placed, std::int64_t> count_placed(const Transformation& made) {
+  std::map<Placed, std::int64_t> num_placed;
+  for (const Target& target : made.targets) {
+    for (const Block& block : target.tensor.blocks) {
+      if (block.source == kConstant) continue;
+      num_placed[{block.source, target.entry.meta.fqn}] += block.box.numel();
+    }
+  }
+  return num_placed;
+}
+
+/// Notes tied tensors of which the recipe makes two copies.
 void note_split_ties(const Transformation& made, const CheckpointContents& source,
                      const std::vector<RenamedEntry>& entries, const std::string& path,
                      std::vector<Finding>& notes) {
@@ -138,16 +153,26 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
     }
     return tensors;
   };
+  const std::map<Placed, std::int64_t> num_placed = count_placed(made);
   std::set<std::string_view> split;
   for (const Alias& alias : source.aliases) {
     const std::set<std::string_view> own = tensors_of(alias.fqn);
     const std::set<std::string_view> others = tensors_of(alias.target);
-    if (!own.empty() && !others.empty() && own != others) split.insert(alias.fqn);
+    if (own.empty() || others.empty()) continue;
+    const TensorEntry& tensor = *source.find_tensor(alias.target);
+    const auto index = static_cast<std::uint32_t>(&tensor - source.tensors.data());
+    std::int64_t placed = 0;  // elements in the tensors with both names
+    for (const std::string_view each : own) {
+      const auto found = num_placed.find({index, each});
+      if (found != num_placed.end()) placed += found->second;
+    }
+    const bool is_repeated = placed > tensor.meta.numel();
+    if (own != others || is_repeated) split.insert(alias.fqn);
   }
   if (split.empty()) return;
   notes.push_back(
       note("recipe", path, "tied tensors that stay tied",
-           counted_names(split, "tensor", "tensors") + " that rules turn into separate tensors"));
+           counted_names(split, "tensor", "tensors") + " that rules turn into separate copies"));
 }
 
 bool is_text(const formats::Key& key) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/cast.h"
 #include "base/checked_math.h"
 #include "tessera/base/error.h"
 
@@ -310,6 +311,11 @@ BlockTensor padded(BlockTensor tensor, const Pad& op, Subject subject) {
   const std::size_t d = dim_of(op.dim, tensor.shape.size());
   check_padding(op.from, op.to, op.from, tensor.shape[d]);
   Shape shape = tensor.shape;
+  shape[d] = op.to;
+  const auto numel = checked_numel(shape);
+  if (!numel || !checked_mul(*numel, static_cast<std::int64_t>(itemsize(tensor.dtype)))) {
+    throw ShapeProblem("a tensor whose bytes can be counted in 63 bits", shape_to_string(shape));
+  }
   shape[d] = op.to - op.from;
   const bool is_zero = op.filling.is_any || subject == Subject::pointwise_state;
   std::vector<BlockTensor> parts;
@@ -352,8 +358,10 @@ BlockTensor merge_equal(std::vector<BlockTensor> parts, Applied& applied) {
 
 BlockTensor added_to(BlockTensor tensor, const Add& op, Subject subject) {
   if (subject == Subject::pointwise_state) return tensor;
-  if (!is_floating_point(tensor.dtype)) {
-    throw ShapeProblem("a floating-point tensor", std::string(dtype_name(tensor.dtype)));
+  if (!is_floating_point(tensor.dtype) || !can_cast(tensor.dtype, DType::float64) ||
+      !can_cast(DType::float64, tensor.dtype)) {
+    throw ShapeProblem("a floating-point tensor to whose dtype sums can be rounded",
+                       std::string(dtype_name(tensor.dtype)));
   }
   for (Block& block : tensor.blocks) block.added += op.value;
   return tensor;

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "formats/key_paths.h"
 #include "recipe/inputs.h"
 #include "recipe/rule_matcher.h"
 #include "recipe/state_names.h"
@@ -80,6 +81,7 @@ class Transformer {
   std::optional<std::vector<Made>> make(const Rule& rule, const Instance& instance, Subject subject,
                                         const std::function<BlockTensor(std::size_t)>& tensor_of);
   void add_made(const Rule& rule, const Instance& instance, const std::vector<std::size_t>& inputs);
+  void follow_rename(const Rule& rule, std::size_t parameter, const std::string& target);
   void follow_state(const Rule& rule, const Instance& instance,
                     const std::vector<std::size_t>& inputs,
                     const std::vector<std::string>& targets);
@@ -122,6 +124,7 @@ class Transformer {
   void find_aliases();
   void sort_targets();
   void finish();
+  void check_tree();
 
   const Rules& rules_;
   const CheckpointContents& contents_;
@@ -256,28 +259,39 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
       make(rule, instance, Subject::parameter,
            [&](std::size_t input) { return sources_[input_of(input).tensor]; });
   if (!made) return;
-  const Input& first = input_of(inputs.front());
+  const bool is_rename = rule.operations.empty();  // then each input becomes one target
+  TESSERA_CHECK(!is_rename || made->size() == inputs.size());
   std::vector<std::string> targets;
   for (Made& each : *made) {
+    const Input& from = input_of(inputs[is_rename ? targets.size() : 0]);
     targets.push_back(each.name);
     Target target{.entry = {}, .tensor = std::move(each.tensor), .rule = rule.number};
     target.entry.meta = {each.name, target.tensor.dtype, target.tensor.shape};
-    if (rule.operations.empty()) target.entry.kind = contents_.tensors[first.tensor].kind;
-    target.entry.key_path = path_of_new_name(*first.key_path, *first.name, each.name);
-    if (first.is_alias && rule.operations.empty()) {
-      alias_targets_.emplace_back(each.name, first.tensor);
-    }
+    if (is_rename) target.entry.kind = contents_.tensors[from.tensor].kind;
+    target.entry.key_path = path_of_new_name(*from.key_path, *from.name, each.name);
+    if (from.is_alias && is_rename) alias_targets_.emplace_back(each.name, from.tensor);
     result_.targets.push_back(std::move(target));
   }
   result_.uses[index_of(rule)].num_targets += targets.size();
   bool has_tensor = false;
-  for (const std::size_t input : inputs) {
-    for (const std::string& target : targets) add_new_name(*input_of(input).name, target);
-    if (input_of(input).is_alias) continue;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Input& input = input_of(inputs[i]);
+    const std::vector<std::string> own = is_rename ? std::vector{targets[i]} : targets;
+    for (const std::string& target : own) add_new_name(*input.name, target);
+    if (input.is_alias) continue;
     has_tensor = true;
-    set_targets(input_of(input).tensor, targets);
+    set_targets(input.tensor, own);
+    if (is_rename) follow_rename(rule, input.tensor, targets[i]);
   }
-  if (has_tensor) follow_state(rule, instance, inputs, targets);
+  if (has_tensor && !is_rename) follow_state(rule, instance, inputs, targets);
+}
+
+/// Gives the state of a parameter the parameter's new name.
+void Transformer::follow_rename(const Rule& rule, std::size_t parameter,
+                                const std::string& target) {
+  for (const State& state : inputs_.states_of(parameter)) {
+    add_state(rule, state, target, sources_[state.tensor]);
+  }
 }
 
 void Transformer::follow_state(const Rule& rule, const Instance& instance,
@@ -304,8 +318,6 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
       follow_scalar(rule, states, targets);
     } else if (first.kind == StateKind::pointwise) {
       follow_pointwise(rule, instance, states);
-    } else if (rule.operations.empty()) {
-      add_state(rule, first, targets.front(), sources_[first.tensor]);
     } else {
       problem(rule_name(rule), fqn, "state with one element for each element of its parameter",
               std::string(state_kind_name(first.kind)) +
@@ -533,6 +545,21 @@ void Transformer::finish() {
   for (const Target& target : result_.targets) claim(target.entry.meta.fqn);
   for (const formats::Alias& alias : result_.aliases) claim(alias.fqn);
   for (const ValueTarget& value : result_.values) claim(value.entry.name);
+  if (result_.problems.empty()) check_tree();
+}
+
+/// Reports new names that cannot be in one tree of dicts and lists: `d` and `d.x`.
+void Transformer::check_tree() {
+  formats::CheckpointContents contents;
+  for (const Target& target : result_.targets) contents.tensors.push_back(target.entry);
+  for (const ValueTarget& value : result_.values) contents.values.push_back(value.entry);
+  contents.aliases = result_.aliases;
+  try {
+    formats::check_key_paths(contents, "");
+  } catch (const Error& wrong) {
+    problem("names", wrong.where().fqn, "names that form dicts and lists",
+            std::string(wrong.reason()));
+  }
 }
 
 }  // namespace

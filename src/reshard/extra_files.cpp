@@ -129,6 +129,7 @@ class Sorter {
   }
 
   ExtraFilesPlan take() {
+    note_preferred();
     std::ranges::sort(result_.carried, {}, &ExtraFile::name);
     std::ranges::sort(result_.left, {}, &ExtraFilesPlan::Left::name);
     return std::move(result_);
@@ -154,8 +155,11 @@ class Sorter {
     if (options_.removes_quantization && describes_codes(name)) {
       return leave(name, "describes codes, which became numbers");
     }
-    if (options_.preference == MergePreference::none && !are_equal(name, places)) {
-      return leave(name, "differs between the sources");
+    if (!are_equal(name, places)) {
+      if (options_.preference == MergePreference::none) {
+        return leave(name, "differs between the sources");
+      }
+      preferred_.push_back(name);
     }
     const std::string path = join_path(directory, name);
     result_.carried.push_back({path, name, entry.nbytes, formats::file_state(path)});
@@ -167,6 +171,21 @@ class Sorter {
       const std::string path = join_path(place.first, name);
       return path == first || formats::have_equal_bytes(fs_, first, path);
     });
+  }
+
+  /// Notes files of which the preference takes one, because the sources hold different ones.
+  void note_preferred() {
+    if (preferred_.empty()) return;
+    const bool is_last = options_.preference == MergePreference::last;
+    const std::string others =
+        preferred_.size() == 1 ? "" : " and " + std::to_string(preferred_.size() - 1) + " more";
+    result_.notes.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = std::string(kRule),
+         .where = {},
+         .expected = "equal files of one name in all sources",
+         .found = "different ones; that of the " + std::string(is_last ? "last" : "first") +
+                  " source is taken: '" + printable(preferred_.front()) + "'" + others});
   }
 
   void refuse_name(const std::string& path) {
@@ -203,6 +222,7 @@ class Sorter {
   const formats::FormatDriver& driver_;
   const bool is_directory_;
   const ExtraFilesOptions& options_;
+  std::vector<std::string> preferred_;  // files that differ, of which a preference took one
   ExtraFilesPlan result_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "formats/per_rank.h"
@@ -58,6 +59,24 @@ void place_own_entries(Plan& plan) {
     plan.nbytes_to_write -=
         remove_pieces(tensors[i], plan.copies[i], [&](int rank) { return !is_own(rank); });
   }
+}
+
+std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents) {
+  std::vector<std::string> names;
+  const auto check = [&](const std::string& name, const auto& has) {
+    const auto own = formats::parse_per_rank_name(name);
+    if (own && (own->rank >= contents.world_size || !has(own->name))) names.push_back(name);
+  };
+  for (const TensorEntry& tensor : contents.tensors) {
+    check(tensor.meta.fqn,
+          [&](const std::string& name) { return contents.find_tensor(name) != nullptr; });
+  }
+  for (const formats::ValueEntry& value : contents.values) {
+    check(value.name, [&](const std::string& name) {
+      return std::ranges::binary_search(contents.values, name, {}, &formats::ValueEntry::name);
+    });
+  }
+  return names;
 }
 
 }  // namespace tessera::reshard

@@ -1,6 +1,9 @@
 #include "tessera/reshard/planner.h"
 
+#include <algorithm>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "reshard/destination_layout.h"
@@ -15,6 +18,7 @@
 #include "reshard/source_gaps.h"
 #include "reshard/table_plan_check.h"
 #include "reshard/tensor_planner.h"
+#include "tessera/base/size_text.h"
 #include "tessera/formats/format_driver.h"
 
 // The stages of a plan, in their order. Each stage has a file of its own.
@@ -31,6 +35,39 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
     plan.destination.values.push_back(value.entry);
     plan.value_sources.push_back(value.source_value);
   }
+}
+
+/// Notes entries of single ranks that do not get the place of the entry of all ranks.
+void note_separate_own_entries(const CheckpointContents& destination, PlanReport& report) {
+  const std::vector<std::string> names = find_separate_own_entries(destination);
+  if (names.empty()) return;
+  report.note("ranks", names.front(),
+              "a rank of this number, and an entry of all ranks that this one replaces there",
+              "none; all ranks get " + counted(names.size(), "such entry", "such entries") +
+                  " under this name");
+}
+
+/// Notes flat units of the source of which parameters are moved, but which the destination does not
+/// record.
+void note_lost_units(const CheckpointContents& source, const Plan& plan, formats::Format format,
+                     PlanReport& report) {
+  std::set<std::string_view> moved;
+  for (const TensorCopy& copy : plan.copies) {
+    moved.insert(source.tensors[copy.source_tensor].meta.fqn);
+  }
+  const auto is_moved = [&](const FlatUnit& unit) {
+    return std::ranges::any_of(
+        unit.parameters, [&](const FlatUnitParameter& each) { return moved.contains(each.fqn); });
+  };
+  const auto num_moved = static_cast<std::size_t>(std::ranges::count_if(source.units, is_moved));
+  const formats::FormatTraits traits = formats::traits_of(format);
+  const bool holds_units =
+      traits.holds_flat_units && traits.pieces != formats::FormatTraits::Pieces::whole_tensors;
+  const std::size_t num_kept = holds_units ? plan.destination.units.size() : 0;
+  if (num_moved <= num_kept) return;
+  report.note("units", "", "a place for the flat units of the source, and all their parameters",
+              counted(num_moved - num_kept, "unit") +
+                  " left out: the destination does not say which parameters FSDP1 keeps together");
 }
 
 }  // namespace
@@ -71,12 +108,16 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   plan.on_overflow = options.on_overflow;
 
   sort_by_name(plan);
-  if (formats::traits_of(options.format).holds_replicas) place_own_entries(plan);
+  if (formats::traits_of(options.format).holds_replicas) {
+    place_own_entries(plan);
+    note_separate_own_entries(destination, report);
+  }
   check_names_are_unique(destination, options, report);
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);
   note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
+  note_lost_units(source, plan, options.format, report);
   plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options.format);
   return plan;
 }

@@ -407,6 +407,23 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
               ThrowsError(ErrorKind::unsupported, "peft_type: expected LORA, found 'LOHA'"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "use_dora": true})"),
               ThrowsError(ErrorKind::unsupported, "use_dora: expected this option to be unset"));
+  for (const std::string init : {"pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"}) {
+    EXPECT_THAT(
+        open(R"({"peft_type": "LORA", "lora_alpha": 1, "init_lora_weights": ")" + init + "\"}"),
+        ThrowsError(ErrorKind::unsupported,
+                    "init_lora_weights: expected an initialization that leaves the weights "
+                    "of the base as they are, found '" +
+                        init + "'"));
+  }
+  for (const std::string init : {"true", "false", "null", "\"gaussian\"", "\"eva\""}) {
+    std::string message;
+    try {
+      open(R"({"peft_type": "LORA", "lora_alpha": 1, "init_lora_weights": )" + init + "}")();
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message, HasSubstr("expected tensors, such as lora_A"));  // it has none
+  }
   EXPECT_THAT(open(R"({"peft_type": "LORA"})"),
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
@@ -518,6 +535,40 @@ TEST(LoraTest, MatricesMustMakeTheWeight) {
       texts(result.problems),
       ElementsAre(HasSubstr("w.weight: combine: expected matrices whose product is float32 [5, "
                             "3], found float32 [4, 2] and float32 [2, 3]")));
+}
+
+TEST(CombinationTest, SumsThatBecomeZeroAreNamed) {
+  for (const float number : {1e-9F, 1.0F}) {
+    CombineOptions options;
+    options.underflows = std::make_shared<UnderflowNames>();
+    const auto result =
+        combined({{one_tensor<std::uint16_t>("a", DType::float16, {1}, {0}), {.weight = 1}},
+                  {one_tensor<float>("b", DType::float32, {1}, {number}), {.weight = 1}}},
+                 options);
+    elements<std::uint16_t>(*result.reader, "w");
+    EXPECT_THAT(options.underflows->all(), SizeIs(number < 1 ? 1 : 0));
+  }
+}
+
+TEST(CombinationTest, RefusesFloatsThatHaveNoSum) {
+  const std::vector<std::pair<DType, std::string>> dtypes{
+      {DType::float8_e4m3fnuz, "float8_e4m3fnuz (cast the source first)"},
+      {DType::float8_e5m2fnuz, "float8_e5m2fnuz (cast the source first)"},
+      {DType::float8_e8m0fnu, "float8_e8m0fnu (cast the source first)"},
+      {DType::float4_e2m1fn_x2, "float4_e2m1fn_x2, of which only copies are made"}};
+  for (const auto& [dtype, found] : dtypes) {
+    SCOPED_TRACE(found);
+    const auto source = [&] { return one_tensor<std::uint8_t>("a", dtype, {2}, {0x40, 0x48}); };
+    const std::string expected =
+        "a: w: combine: expected a dtype that sums can be rounded to, found " + found;
+    EXPECT_THAT(texts(combined({{source(), {.weight = 0.5}}}).problems), ElementsAre(expected));
+    EXPECT_THAT(
+        texts(combined({{source(), {.weight = 0.5}}, {source(), {.weight = 0.5}}}).problems),
+        ElementsAre(expected));
+    const auto copy = combined({{source(), {.weight = 1}}});
+    EXPECT_THAT(copy.problems, IsEmpty());
+    EXPECT_THAT(elements<std::uint8_t>(*copy.reader, "w"), ElementsAre(0x40, 0x48));
+  }
 }
 
 }  // namespace

@@ -258,5 +258,45 @@ TEST(DequantizeTest, ShapesFromDiskAreChecked) {
   EXPECT_THAT(problems_of({}, {}), SizeIs(1));
 }
 
+/// A weight with a scale.
+std::unique_ptr<MemoryCheckpoint> scaled_weight(float scale) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"a.weight", DType::float8_e4m3fn, {2, 2}},
+              test::bytes_of<std::uint8_t>({0x38, 0x38, 0x38, 0x38}));
+  source->add({"a.weight_scale", DType::float32, {1}}, test::bytes_of<float>({scale}));
+  return source;
+}
+
+TEST(DequantizeTest, CodesWithoutAScaleAreRefused) {
+  const Value config = parse_json(R"({"quantization_config": {"quant_method": "fp8"}})", "c");
+  for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2fnuz, DType::int8}) {
+    for (const bool selects : {true, false}) {
+      auto source = scaled_weight(1);
+      source->add({"b.weight", dtype, {2, 1}}, test::bytes_of<std::uint8_t>({1, 2}));
+      const auto result =
+          dequantize(std::move(source), DType::float32, config,
+                     selects ? NameSelection() : NameSelection(std::vector<std::string>{"a"}),
+                     reshard::OnOverflow::refuse);
+      ASSERT_THAT(result.problems, SizeIs(selects ? 1 : 0));
+      if (!selects) continue;
+      EXPECT_EQ(result.problems[0].where.fqn, "b.weight");
+      EXPECT_EQ(result.problems[0].expected,
+                "a scale beside codes of " + std::string(dtype_name(dtype)));
+    }
+  }
+}
+
+TEST(DequantizeTest, NumbersThatBecomeZeroAreNamed) {
+  for (const float scale : {1e-9F, 1.0F}) {
+    const auto underflows = std::make_shared<UnderflowNames>();
+    const auto result = dequantize(scaled_weight(scale), DType::float16, {}, {},
+                                   reshard::OnOverflow::refuse, underflows);
+    ASSERT_THAT(result.problems, IsEmpty());
+    EXPECT_THAT(underflows->all(), IsEmpty());
+    test::whole_tensor(*result.reader, 0);
+    EXPECT_THAT(underflows->all(), SizeIs(scale < 1 ? 1 : 0));
+  }
+}
+
 }  // namespace
 }  // namespace tessera::arithmetic

@@ -178,6 +178,19 @@ TEST_F(CheckpointSeriesTest, KeepLastCountsValidOnesAndLeavesWhatIsForeign) {
   EXPECT_THAT([&] { removed_names(0); }, ThrowsError(ErrorKind::invalid_argument, "found 0"));
 }
 
+TEST_F(CheckpointSeriesTest, KeepLastLeavesFoldersWithFilesOfOthers) {
+  for (const char* name : {"step-1", "step-2", "step-3", "step-4", "step-5"}) write(name);
+  write_file(directory_ / "step-1/notes.txt", "the best one");
+  write_safetensors("model.safetensors");
+  std::filesystem::copy_file(directory_ / "model.safetensors",
+                             directory_ / "step-2/model.safetensors");
+  std::filesystem::create_symlink("index.h5", directory_ / "step-3/link");
+  EXPECT_THAT(keep_last(fs_, directory_.path(), 1, "step-5"), ElementsAre(directory_ / "step-4"));
+  EXPECT_EQ(fs_.list_directory(directory_ / "step-1").size(), 5U);
+  EXPECT_TRUE(fs_.kind_of(directory_ / "step-2/model.safetensors"));
+  EXPECT_TRUE(fs_.kind_of(directory_ / "step-3/index.h5"));
+}
+
 TEST_F(CheckpointSeriesTest, KeepLastRemovesNothingWhereNothingIsValid) {
   for (const char* name : {"step-1", "step-2"}) {
     write(name);

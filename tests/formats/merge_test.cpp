@@ -340,7 +340,68 @@ TEST(MergeTest, APreferenceThatDecidesOnKeysAndListsIsNoted) {
 
 TEST(MergeTest, ASourceWithoutEntriesIsNoted) {
   const MergedCheckpoint merge = merged({{"", model()}, {"optim", MemoryCheckpoint("empty", 1)}});
-  EXPECT_THAT(notes_of(merge), ElementsAre("none: 'empty'"));
+  EXPECT_THAT(notes_of(merge), ElementsAre("a source without any: 'empty'"));
+}
+
+MemoryCheckpoint tied_pair(const char* path, const std::string& first, const std::string& second) {
+  MemoryCheckpoint checkpoint(path, 1);
+  checkpoint.add({first, DType::float32, {1}}, bytes_of<float>({1}));
+  checkpoint.add_alias(second, first);
+  return checkpoint;
+}
+
+TEST(MergeTest, APreferenceTellsOfTiesThatComeApart) {
+  const auto notes_of = [](MergePreference preference) {
+    std::vector<std::string> found;
+    const auto result =
+        merged({{"", tied_pair("one", "a", "b")}, {"", tied_pair("two", "b", "c")}}, preference);
+    for (const Finding& each : result.reader->contents().opening_findings) {
+      found.push_back(each.found);
+    }
+    return found;
+  };
+  const std::string text =
+      "tensors that come apart, as one of them is taken from another source: '";
+  EXPECT_THAT(notes_of(MergePreference::last), ElementsAre(text + "b'"));
+  EXPECT_THAT(notes_of(MergePreference::first), ElementsAre(text + "c'"));
+}
+
+MemoryCheckpoint nested(const char* path, std::vector<std::pair<KeyPath, bool>> entries) {
+  MemoryCheckpoint checkpoint(path, 1);
+  for (const auto& [key_path, is_value] : entries) {
+    if (is_value) {
+      checkpoint.add_value(spell(key_path), Value::Dict{}).key_path = key_path;
+    } else {
+      checkpoint.add({spell(key_path), DType::float32, {1}}, bytes_of<float>({1})).key_path =
+          key_path;
+    }
+  }
+  return checkpoint;
+}
+
+TEST(MergeTest, AnEmptyDictBecomesTheDictOfAnotherSource) {
+  for (const bool is_first : {true, false}) {
+    std::vector<std::pair<std::string, MemoryCheckpoint>> sources;
+    sources.emplace_back("", nested("empty", {{{"s"}, true}}));
+    sources.emplace_back("", nested("full", {{{"s", std::int64_t{0}}, false}}));
+    if (!is_first) std::swap(sources[0], sources[1]);
+    const auto [reader, collisions] = merged(std::move(sources));
+    EXPECT_THAT(collisions, IsEmpty());
+    EXPECT_THAT(names_of(reader->contents()), ElementsAre("s.0"));
+  }
+}
+
+TEST(MergeTest, AnEntryWithinAnEntryOfAnotherSourceIsReported) {
+  for (const MergePreference preference : {MergePreference::none, MergePreference::last}) {
+    std::vector<std::pair<std::string, MemoryCheckpoint>> sources;
+    sources.emplace_back("", nested("one", {{{"s"}, false}}));
+    sources.emplace_back("", nested("two", {{{"s", "x"}, false}}));
+    const auto [reader, collisions] = merged(std::move(sources), preference);
+    ASSERT_EQ(collisions.size(), 1U);
+    EXPECT_EQ(finding_to_string(collisions[0]),
+              "s: merge: expected either a dict or another entry in all sources, found a dict with "
+              "'s.x' in two, and a tensor in one");
+  }
 }
 
 }  // namespace

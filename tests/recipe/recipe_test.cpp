@@ -744,7 +744,152 @@ TEST(RecipeTest, AdditionsAndTiesThatRulesSplitAreNoted) {
                                         R"("rest": "keep", )"));
   EXPECT_THAT(notes_of(*reader),
               ElementsAre("additions to 1 tensor (d), which round: the last bits may change",
-                          "1 tensor (b) that rules turn into separate tensors"));
+                          "1 tensor (b) that rules turn into separate copies"));
+}
+
+TEST(RecipeTest, TiedTensorsThatOneRuleRenamesStayTied) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2)).key_path = {"a"};
+  source.add_alias("b", "a");
+  const auto reader =
+      applied(std::move(source), parsed(R"({"from": ["a", "b"], "to": ["z", "y"]})"));
+  EXPECT_THAT(notes_of(*reader), testing::IsEmpty());
+  ASSERT_EQ(reader->contents().tensors.size(), 1U);
+  EXPECT_EQ(reader->contents().tensors[0].meta.fqn, "z");
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "y");
+  EXPECT_EQ(reader->contents().aliases[0].target, "z");
+}
+
+TEST(RecipeTest, EachTensorThatARuleRenamesKeepsItsOwnState) {
+  MemoryCheckpoint source;
+  for (const std::string name : {"a", "b"}) {
+    source.add({name, DType::float32, {2, 2}}, numbers(4));
+    auto& state = source.add({"optim.state." + name + ".sum", DType::float32, {2}},
+                             numbers(2, name == "a" ? 10 : 20));
+    state.kind = formats::StateKind::row_wise;
+    state.parameter = name;
+  }
+  const auto reader =
+      applied(std::move(source), parsed(R"({"from": ["a", "b"], "to": ["z", "y"]})"));
+  EXPECT_THAT(floats(*reader, "optim.state.z.sum"), ElementsAre(10, 11));
+  EXPECT_THAT(floats(*reader, "optim.state.y.sum"), ElementsAre(20, 21));
+}
+
+TEST(RecipeTest, ATensorCannotTakeTheNameOfADict) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2)).key_path = {"a"};
+  source.add({"d.x", DType::float32, {2}}, numbers(2)).key_path = {"d", "x"};
+  const Recipe recipe = parsed(R"({"from": "a", "to": "d"})", R"("rest": "keep", )");
+  const RecipeReport report = check_recipe(recipe, source.contents(), {});
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].rule, "names");
+  EXPECT_THAT(
+      message_of([&] { applied(std::move(source), recipe); }),
+      HasSubstr("names: expected names that form dicts and lists, found key path: expected "));
+}
+
+TEST(RecipeTest, TheCheckSaysWhatOnlyAMoveCompares) {
+  MemoryCheckpoint source;
+  for (const std::string name : {"a", "b"}) {
+    source.add({name, DType::float32, {2}}, numbers(2));
+    auto& state = source.add({"optim.state." + name + ".exp_avg", DType::float32, {2}}, numbers(2));
+    state.kind = StateKind::pointwise;
+    state.parameter = name;
+  }
+  source.add_value("optim.param_groups", Value(1));
+  source.add_value("optim.state.a.note", Value(1));
+  source.add_value("optim.state.b.note", Value(2));
+  const auto notes_of_check = [&](const std::string& rules) {
+    std::vector<std::string> found;
+    const RecipeReport report = check_recipe(parsed(rules), source.contents(), {});
+    EXPECT_THAT(report.problems, IsEmpty());
+    for (const auto& note : report.notes) {
+      if (note.rule == "values") found.push_back(note.found);
+    }
+    return found;
+  };
+  EXPECT_THAT(notes_of_check(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})"),
+              ElementsAre("values that become one, such as optim.state.ab.note, and the groups of "
+                          "parameters that become one, in optim.param_groups"));
+  EXPECT_THAT(notes_of_check(R"({"from": ["a", "b"], "to": ["x", "y"]})"), IsEmpty());
+}
+
+TEST(RecipeTest, APaddingBeyond64BitsIsAProblemOfTheCheck) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {5}}, numbers(5));
+  const RecipeReport report = check_recipe(
+      parsed(
+          R"({"from": "w", "to": "w", "ops": [{"pad": {"dim": 0, "from": 5, "to": 5000000000000000000}}]})"),
+      source.contents(), {});
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].expected, "a tensor whose bytes can be counted in 63 bits");
+}
+
+TEST(RecipeTest, ATiedPairInOneTensorIsNoted) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2));
+  source.add_alias("b", "a");
+  const auto reader = applied(
+      std::move(source), parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})"));
+  EXPECT_THAT(notes_of(*reader), ElementsAre("1 tensor (b) that rules turn into separate copies"));
+}
+
+TEST(RecipeTest, AdditionsThatTheDTypeCannotHoldAreRefused) {
+  const Recipe plus = parsed(R"({"from": "w", "to": "v", "ops": [{"add": 1000}]})");
+  const auto source = [](DType dtype, std::vector<std::uint8_t> codes) {
+    MemoryCheckpoint checkpoint;
+    const auto numel =
+        static_cast<std::int64_t>(codes.size()) / static_cast<std::int64_t>(itemsize(dtype));
+    checkpoint.add({"w", dtype, {numel}}, bytes_of<std::uint8_t>(codes));
+    return checkpoint;
+  };
+  const auto large = applied(source(DType::float8_e4m3fn, {0x38, 0xC0}), plus);
+  std::vector<std::byte> out(2);
+  EXPECT_THAT(
+      [&] {
+        large->read_piece(0, 0, {0, 2}, out);
+      },
+      test::ThrowsError(ErrorKind::mismatch,
+                        "w: add: expected sums up to 448.0, the largest number of float8_e4m3fn, "
+                        "found 2 larger, up to 1001.0"));
+  for (const DType dtype :
+       {DType::float8_e4m3fnuz, DType::float8_e8m0fnu, DType::float4_e2m1fn_x2}) {
+    EXPECT_THAT(
+        [&] {
+          applied(source(dtype, {1, 2}), plus);
+        },
+        test::ThrowsError(ErrorKind::mismatch,
+                          "expected a floating-point tensor to whose dtype sums can be rounded, "
+                          "found " +
+                              std::string(dtype_name(dtype))));
+  }
+}
+
+TEST(RecipeTest, OnlySumsThatAreTakenMustFit) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float16, {2, 2}},
+             bytes_of<std::uint16_t>({0x3C00, 0x7BFF, 0x3C00, 0x7BFF}));  // 1, 65504
+  const auto reader = applied(
+      std::move(source),
+      parsed(
+          R"({"from": "w", "to": "w", "ops": [{"add": 1000}, {"slice": {"dim": 1, "begin": 0, "end": 1}}]})"));
+  std::vector<std::byte> out(4);
+  reader->read_piece(0, 0, {0, 2}, out);
+  EXPECT_EQ(out, bytes_of<std::uint16_t>({0x63D2, 0x63D2}));  // 1001
+}
+
+TEST(RecipeTest, ADTypeWithoutZeroHasNoPaddingOfZeros) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float8_e8m0fnu, {2}}, bytes_of<std::uint8_t>({1, 2}));
+  EXPECT_THAT(
+      [&] {
+        applied(
+            std::move(source),
+            parsed(
+                R"({"from": "w", "to": "w", "ops": [{"pad": {"dim": 0, "from": 2, "to": 3}}]})"));
+      },
+      test::ThrowsError(ErrorKind::mismatch, "a padding value that float8_e8m0fnu can hold"));
 }
 
 TEST(RecipeTest, KeysThatBecomeTextAreNotedAndSimplificationsFollowTheNames) {

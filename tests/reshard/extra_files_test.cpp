@@ -172,6 +172,12 @@ TEST_F(ExtraFilesTest, AMergeTakesWhatItsSourcesAgreeOn) {
   EXPECT_EQ(left(with(MergePreference::none)), Names{"differs: differs between the sources"});
   EXPECT_EQ(with(MergePreference::first).carried.at(0).path, tmp_ / "source/differs");
   EXPECT_EQ(with(MergePreference::last).carried.at(0).path, tmp_ / "other/differs");
+  EXPECT_TRUE(with(MergePreference::none).notes.empty());
+  ASSERT_EQ(with(MergePreference::last).notes.size(), 1U);
+  EXPECT_EQ(with(MergePreference::first).notes.at(0).found,
+            "different ones; that of the first source is taken: 'differs'");
+  EXPECT_EQ(with(MergePreference::last).notes.at(0).found,
+            "different ones; that of the last source is taken: 'differs'");
 }
 
 TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {

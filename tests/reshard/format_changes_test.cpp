@@ -68,6 +68,28 @@ TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
                           FormatChangeCount{value_types, 1, {"frozenset"}}));
 }
 
+TEST(FormatChangesTest, FlatUnitsThatAreNotRecordedAreNoted) {
+  MemoryCheckpoint source;
+  for (const char* name : {"a", "b", "c"}) {
+    source.add({name, DType::float32, {1}}, bytes_of<float>({1}));
+  }
+  source.contents_for_change().units = {
+      make_flat_unit("one", DType::float32, {{"a", {1}}, {"b", {1}}}),
+      make_flat_unit("two", DType::float32, {{"c", {1}}})};
+  const auto notes = [&](PlanOptions options) {
+    std::vector<std::string> found;
+    for (const auto& note : plan_reshard(source.contents(), source.path(), options).notes) {
+      if (note.rule == "units") found.push_back(note.found.substr(0, note.found.find(':')));
+    }
+    return found;
+  };
+  EXPECT_THAT(notes({.format = Format::native}), IsEmpty());
+  EXPECT_THAT(notes({.format = Format::dcp}), ElementsAre("2 units left out"));
+  EXPECT_THAT(notes({.format = Format::torch_zip}), ElementsAre("2 units left out"));
+  EXPECT_THAT(notes({.format = Format::native, .only = NameSelection({"a", "c"})}),
+              ElementsAre("1 unit left out"));
+}
+
 TEST(FormatChangesTest, StepsThatBecomeTensorsAreCounted) {
   using enum FormatChange;
   MemoryCheckpoint source;

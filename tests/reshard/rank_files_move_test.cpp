@@ -101,6 +101,55 @@ TEST_F(RankFilesMoveTest, EachRankGetsWhatItHadForItself) {
   EXPECT_TRUE(FileSystem::posix().kind_of(fewer->path() + "/world_size_2_rank_0.pt"));
 }
 
+/// A checkpoint without cut tensors, in which two ranks have other random generators.
+test::MemoryCheckpoint with_own_generators() {
+  test::MemoryCheckpoint source("source");
+  source.add({"extra_state.rng", DType::float32, {1}}, test::bytes_of<float>({100}));
+  source.add({"model.w", DType::float32, {3}}, test::bytes_of<float>({1, 2, 3}));
+  source.add({"per_rank.1.extra_state.rng", DType::float32, {1}}, test::bytes_of<float>({101}));
+  source.add({"per_rank.2.extra_state.rng", DType::float32, {2}},
+             test::bytes_of<float>({102, 103}));
+  return source;
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, NoStrategyCutsWhatARankHadForItself) {
+  const test::MemoryCheckpoint source = with_own_generators();
+  for (const char* const strategy : {"", "dim0", "replicated", "hybrid:2x2"}) {
+    SCOPED_TRACE(strategy);
+    const auto moved = move(source, {.world_size = 4, .strategy = strategy});
+    EXPECT_EQ(pieces_of(*moved, "extra_state.rng"), "[0:1] on 0, [0:1] on 3");
+    EXPECT_EQ(pieces_of(*moved, "per_rank.1.extra_state.rng"), "[0:1] on 1");
+    EXPECT_EQ(pieces_of(*moved, "per_rank.2.extra_state.rng"), "[0:2] on 2");
+    const auto& tensors = moved->contents().tensors;
+    const auto index = moved->contents().find_tensor("per_rank.2.extra_state.rng") - tensors.data();
+    EXPECT_EQ(test::whole_tensor(*moved, static_cast<std::size_t>(index)),
+              test::bytes_of<float>({102, 103}));
+  }
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
+  const test::MemoryCheckpoint source = with_own_generators();
+  const auto notes = [&](PlanOptions options) {
+    options.format = Format("rank_files");
+    std::vector<std::string> lines;
+    for (const auto& note : plan_reshard(source.contents(), source.path(), options).notes) {
+      if (note.rule == "ranks") lines.push_back(note.where.fqn + ": " + note.found);
+    }
+    return lines;
+  };
+  EXPECT_THAT(notes({.world_size = 4}), testing::IsEmpty());
+  EXPECT_THAT(notes({.world_size = 2}),
+              ElementsAre("per_rank.2.extra_state.rng: none; all ranks get 1 such entry under this "
+                          "name"));
+  PlanOptions renamed{.world_size = 4};
+  renamed.renames = {{"extra_state.rng", "extra_state.seed"}};
+  EXPECT_THAT(notes(renamed),
+              ElementsAre("per_rank.1.extra_state.rng: none; all ranks get 2 such entries under "
+                          "this name"));
+}
+
 // Shows F1.
 TEST_F(RankFilesMoveTest, StrategiesBecomePlacements) {
   const auto source = open(kValid + "fsdp2");

@@ -10,7 +10,8 @@ namespace tessera::cli {
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
-    std::optional<Dequantized>& done) {
+    std::optional<Dequantized>& done,
+    const std::shared_ptr<arithmetic::UnderflowNames>& underflows) {
   if (options.dequantize.empty()) return reader;
   const auto dtype = parse_dtype(options.dequantize);
   if (!dtype || !arithmetic::can_be_dequantized_to(*dtype)) {
@@ -22,8 +23,9 @@ std::unique_ptr<formats::CheckpointReader> apply_dequantize(
   if (config.is<Value::None>() && !options.extra_files_folder.empty()) {
     config = arithmetic::read_model_config(fs, options.extra_files_folder);
   }
-  auto result = arithmetic::dequantize(std::move(reader), *dtype, config,
-                                       NameSelection(options.only), options.on_overflow);
+  auto result =
+      arithmetic::dequantize(std::move(reader), *dtype, config, NameSelection(options.only),
+                             options.on_overflow, underflows);
   problems.insert(problems.end(), result.problems.begin(), result.problems.end());
   if (!done) done.emplace();
   done->dtype = *dtype;

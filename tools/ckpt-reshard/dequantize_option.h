@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "arithmetic/underflow_names.h"
 #include "ckpt-reshard/move_options.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
@@ -23,10 +24,12 @@ struct Dequantized {
 
 /// Returns a source with numbers in place of codes, as `--dequantize` asks; the same source without
 /// this option. Its config.json is looked for at `path`, then in the folder of other files. Adds to
-/// `problems` and `done`. Throws: UsageError for a dtype that numbers of codes cannot have.
+/// `problems` and `done`, and to `underflows` while it is read. Throws: UsageError for a dtype that
+/// numbers of codes cannot have.
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
-    std::optional<Dequantized>& done);
+    std::optional<Dequantized>& done,
+    const std::shared_ptr<arithmetic::UnderflowNames>& underflows);
 
 }  // namespace tessera::cli

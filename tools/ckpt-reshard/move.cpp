@@ -194,7 +194,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
   if (!source.combination) {
     source.reader = apply_dequantize(std::move(source.reader), fs, paths.front(), options,
-                                     source.problems, source.dequantized);
+                                     source.problems, source.dequantized, source.underflows);
   }
   if (source.dequantized && !source.dequantized->has_weights && source.problems.empty()) {
     source.problems.push_back({.rule = "dequantize",
@@ -248,6 +248,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
                   {}};
   outcome.combination = source.combination;
   outcome.dequantized = source.dequantized;
+  outcome.rounded_to_zero = source.underflows;
   // The other sources of a combination describe other models; adapters are no models.
   const std::vector<std::string> described =
       source.combination ? std::vector{paths.front()} : paths;

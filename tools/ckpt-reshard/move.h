@@ -23,6 +23,9 @@ struct MoveSource {
   reshard::NamePrefixes prefixes{};                            // each must select something
   std::optional<arithmetic::CombinationCounts> combination{};  // its first source has extra files
   std::optional<Dequantized> dequantized{};
+  /// The tensors in which sums or dequantized numbers became zero. Filled while `reader` is read.
+  std::shared_ptr<arithmetic::UnderflowNames> underflows =
+      std::make_shared<arithmetic::UnderflowNames>();
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.

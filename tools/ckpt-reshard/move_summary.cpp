@@ -267,7 +267,7 @@ void print_combination(const arithmetic::CombinationCounts& counts, Terminal& te
   std::string line = "combined " + counted(counts.num_sources, "source") + ": " +
                      counted(counts.num_summed, "tensor") + " added up";
   if (counts.num_taken > 0)
-    line += ", " + std::to_string(counts.num_taken) + " copied (integers and bools have no sum)";
+    line += ", " + std::to_string(counts.num_taken) + " copied (their dtype has no sum)";
   if (counts.num_sources > 1 || counts.adapters.empty()) terminal.print(line + "\n");
   for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
     line = printable(adapter.path) + ": " + counted(adapter.num_changed, "tensor") + " changed";
@@ -352,6 +352,16 @@ void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderfl
   print_num_left(underflows.size() - num_shown, terminal);
 }
 
+/// Prints one line about the tensors in which sums or dequantized numbers became zero.
+void print_rounded_to_zero(const Outcome& outcome, Terminal& terminal) {
+  const std::set<std::string> names =
+      outcome.rounded_to_zero ? outcome.rounded_to_zero->all() : std::set<std::string>();
+  if (names.empty()) return;
+  terminal.print("  too small for the dtype, became zero: elements of " +
+                 counted(names.size(), "tensor") + " (" + printable(*names.begin()) +
+                 (names.size() > 1 ? ", …)\n" : ")\n"));
+}
+
 void print_summary(const MoveOptions& options, const Outcome& outcome,
                    std::chrono::steady_clock::time_point start, Terminal& terminal) {
   const Plan& plan = outcome.plan;
@@ -369,6 +379,7 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   terminal.print(line + "\n");
   print_overflows(plan, outcome.overflows, terminal);
   print_underflows(plan, outcome.underflows, terminal);
+  print_rounded_to_zero(outcome, terminal);
 }
 
 /// Prints what a worker has written, and which parts are missing.
@@ -399,6 +410,7 @@ void print_shares(const MoveOptions& options, const Outcome& outcome, Terminal& 
   }
   print_overflows(outcome.plan, outcome.overflows, terminal);
   print_underflows(outcome.plan, outcome.underflows, terminal);
+  print_rounded_to_zero(outcome, terminal);
 }
 
 void write_shares(JsonOutput& json, const Outcome& outcome) {
@@ -450,6 +462,13 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   json.end_array();
   write_overflows(json, plan, outcome.overflows);
   write_underflows(json, plan, outcome.underflows);
+  const std::set<std::string> rounded_to_zero =
+      outcome.rounded_to_zero ? outcome.rounded_to_zero->all() : std::set<std::string>();
+  if (!rounded_to_zero.empty()) {
+    json.key("rounded_to_zero").begin_array();
+    for (const std::string& name : rounded_to_zero) json.value(name);
+    json.end_array();
+  }
   write_changes(json, plan.changes);
   json.key("left_out").begin_object();
   json.member("tensors", std::uint64_t{plan.left_out.tensors});

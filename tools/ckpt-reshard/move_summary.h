@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct Outcome {
   reshard::FileStates source_files{};  // when the source was opened
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
+  std::shared_ptr<arithmetic::UnderflowNames> rounded_to_zero{};  // of sums, or of codes
 };
 
 /// Prints what a run has done, or would do with `--dry-run`. `start`: when it began to move bytes.

@@ -41,7 +41,7 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 /// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
 /// as kept; those that are older than the kept checkpoints are removed too. Never removes: what
 /// does not open as a checkpoint, links, what this process has no permission to open, directories
-/// that contain directories, a save in progress.
+/// that contain directories or files that are not of the checkpoint, a save in progress.
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call

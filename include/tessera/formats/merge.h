@@ -25,7 +25,9 @@ enum class MergePreference {
 /// Several checkpoints as one.
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
-  std::vector<Finding> collisions;  // rule `merge`, by name; empty if there is a preference
+  /// Rule `merge`, by name. If there is a preference, only entries of one source within which
+  /// another source has entries.
+  std::vector<Finding> collisions;
 };
 
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each

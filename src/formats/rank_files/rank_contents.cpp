@@ -204,7 +204,8 @@ void RankContents::find_cut(std::size_t index) {
     if (tensor_spots_[index].item != kExtraState) cuts_[index] = DTensorCut{0, 1, 1};
     return;
   }
-  if (is_uncut && (is_on_all || tensor_spots_[index].only_on)) return;
+  const Spot& spot = tensor_spots_[index];
+  if (is_uncut && (is_on_all || spot.only_on || !spot.not_on.empty())) return;
   const auto has_pieces = [&](const DTensorCut& cut) {
     for (int rank = 0; rank < num_ranks; ++rank) {
       const Box box = cut.region_of(rank, shape);
