@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/size_text.h"
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_states_reader.h"
@@ -14,7 +15,6 @@
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {

@@ -5,10 +5,10 @@
 #include <set>
 #include <tuple>
 
+#include "base/size_text.h"
 #include "formats/megatron/flat_buffers.h"
 #include "formats/megatron/layer_names.h"
 #include "formats/megatron/same_numbers.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::megatron {
 namespace {

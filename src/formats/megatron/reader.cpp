@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/drivers.h"
 #include "formats/megatron.h"
 #include "formats/megatron/layer_names.h"
@@ -12,7 +13,6 @@
 #include "formats/torch_files/entry_reader.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {
