@@ -17,4 +17,4 @@
 #include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/job_state.h"
-#include "tessera/reshard/journaled_options.h"
+#include "tessera/reshard/store_destination.h"

@@ -17,5 +17,4 @@
 #include "tessera/runtime/replicate/replicate.h"
 #include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
-#include "tessera/runtime/state/sync_buffers.h"
 #include "tessera/runtime/state/train_state.h"

@@ -1,4 +1,4 @@
-#include "tessera/base/size_text.h"
+#include "base/size_text.h"
 
 #include <array>
 #include <charconv>

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <utility>
 
+#include "base/size_text.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "base/digest.h"
 #include "base/json.h"
+#include "base/size_text.h"
 #include "inspect/tensor_digests.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::inspect {
 namespace {

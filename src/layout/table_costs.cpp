@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/size_text.h"
 #include "layout/cut.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera {
 namespace {

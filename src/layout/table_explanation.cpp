@@ -2,9 +2,9 @@
 #include <array>
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "layout/table_reasons.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 #include "tessera/layout/table_planner.h"
 
 namespace tessera {

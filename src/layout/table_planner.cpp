@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "layout/table_json.h"
 #include "layout/table_reasons.h"
 #include "layout/table_search.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera {
 namespace {

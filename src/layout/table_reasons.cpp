@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "tessera/base/size_text.h"
+#include "base/size_text.h"
 
 namespace tessera {
 namespace {

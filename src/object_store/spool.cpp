@@ -221,17 +221,16 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   std::vector<FilePointer> files = in_order_of_publication(staging_path);
   for (const FilePointer& file : files) upload(file, file->sync());
   workers_.wait();
-  const bool is_folder = local().kind_of(staging_path) == FileKind::directory;
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
-  if (replaces && is_folder && options_.is_index) {
+  if (replaces && options_.is_index) {
     // From here on there is no checkpoint, rather than one of old and new files.
     remove_objects(options_.url, *options_.replaced, options_.is_index);
   }
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
   parallel_for(num_before_last, options_.num_uploads, {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
-  if (replaces && is_folder) {
+  if (replaces) {
     remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {
       return !(options_.is_index && options_.is_index(name)) &&
              std::ranges::none_of(files, [&](const auto& file) { return name_of(*file) == name; });

@@ -9,8 +9,8 @@
 #include <utility>
 #include <variant>
 
+#include "base/size_text.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::recipe {
 namespace {

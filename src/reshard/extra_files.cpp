@@ -6,12 +6,12 @@
 #include <string_view>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/extra_entries.h"
 #include "formats/staging/extra_copies.h"
 #include "reshard/config_dtype.h"
 #include "reshard/config_quantization.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/reshard/executor.h"

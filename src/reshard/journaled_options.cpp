@@ -1,4 +1,4 @@
-#include "tessera/reshard/journaled_options.h"
+#include "reshard/journaled_options.h"
 
 #include <span>
 #include <string_view>

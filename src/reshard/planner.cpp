@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/size_text.h"
 #include "reshard/destination_layout.h"
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
@@ -18,7 +19,6 @@
 #include "reshard/source_gaps.h"
 #include "reshard/table_plan_check.h"
 #include "reshard/tensor_planner.h"
-#include "tessera/base/size_text.h"
 #include "tessera/formats/format_driver.h"
 
 // The stages of a plan, in their order. Each stage has a file of its own.

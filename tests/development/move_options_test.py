@@ -91,7 +91,7 @@ def journal() -> set[str]:
 
 
 def given_members() -> set[str]:
-    header = text("include/tessera/reshard/journaled_options.h")
+    header = text("src/reshard/journaled_options.h")
     struct = header[header.index("struct JournaledOptions {"):header.index("\n};")]
     return set(re.findall(r"^  [\w:<>]+ (\w+)(?: = |\{)", struct, re.MULTILINE))
 

@@ -292,6 +292,20 @@ TEST_F(DeepSpeedFolderTest, WithoutZeroTheFileOfTheModelIsTheCheckpoint) {
               ThrowsError(ErrorKind::unsupported, "give the path of mp_rank_00_model_states.pt"));
 }
 
+// Shows F2. One file of such a run is not the whole model, so the message does not advise to open
+// it.
+TEST_F(DeepSpeedFolderTest, APipelineWithoutZeroIsRefusedAsPipeline) {
+  for (const int rank : {0, 1}) {
+    stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +
+                                "_mp_rank_00_optim_states.pt"));
+  }
+  write("global_step2/layer_00-model_states.pt", "x");
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::unsupported,
+                          "layer_00-model_states.pt: parallelism: expected files of ZeRO alone, "
+                          "found a file of pipeline parallelism"));
+}
+
 // Shows F2.
 TEST_F(DeepSpeedFolderTest, TwoFilesOfOneRankAreRefused) {
   const std::string step = directory_ / "global_step2/";

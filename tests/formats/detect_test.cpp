@@ -79,9 +79,6 @@ TEST(DetectTest, NamesTheFormOfFilesOfEachRank) {
     write(directory / name, "x");
     EXPECT_THAT(refusal(directory.path()), HasSubstr(words));
   }
-  const TemporaryDirectory directory;
-  std::filesystem::create_directory(directory / "mp_rank_00");
-  EXPECT_THAT(refusal(directory.path()), HasSubstr("Megatron-LM, a folder for each"));
 }
 
 TEST(DetectTest, SaysWhatFilesOfMetaAre) {

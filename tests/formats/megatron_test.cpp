@@ -67,6 +67,7 @@ std::vector<std::string> notes_of(const CheckpointReader& reader) {
   return notes;
 }
 
+// Shows F3.
 TEST(MegatronTest, HoldsWhatTheTrainerHeld) {
   for (const char* const name : kFixtures) {
     SCOPED_TRACE(name);
@@ -85,6 +86,7 @@ TEST(MegatronTest, TheFolderOfTheRunIsItsNewestCheckpoint) {
             "mp_rank_00/model_optim_rng.pt");
 }
 
+// Shows F3.
 TEST(MegatronTest, EachTensorRankHasItsPart) {
   const auto reader = open(kValid + "tp2_pp2");
   EXPECT_EQ(reader->contents().world_size, 4);
@@ -123,6 +125,22 @@ TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
 TEST(MegatronTest, SaysThatTheModelsCopiesAreLeftOut) {
   EXPECT_THAT(notes_of(*open(kValid + "pp2_vpp2_bf16")),
               testing::Contains(HasSubstr("copies: 53 names also in the dtype of the model")));
+}
+
+// Shows F3, E3.
+TEST(MegatronTest, RefusesEveryInvalidCheckpoint) {
+  for (const test::InvalidFixture& bad : test::invalid_fixtures("megatron")) {
+    SCOPED_TRACE(bad.path + ": " + bad.rule);
+    try {
+      const auto reader = open(bad.path);
+      for (std::size_t i = 0; i < reader->contents().values.size(); ++i) reader->read_value(i);
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported));
+      EXPECT_THAT(error.what(), HasSubstr(bad.path));
+      for (const std::string& word : bad.contains) EXPECT_THAT(error.what(), HasSubstr(word));
+    }
+  }
 }
 
 /// A copy of a fixture, to change it.
@@ -213,6 +231,7 @@ TEST_F(MegatronFolderTest, WithoutTheDistributedOptimizersFilesTheWeightsAreRead
   EXPECT_EQ(weights->meta.dtype, DType::bfloat16);
 }
 
+// Shows F3.
 TEST_F(MegatronFolderTest, VectorsOfOtherWeightsAreNotTaken) {
   copy("tp2_pp2_distributed_bf16");
   stdfs::copy(within("mp_rank_00_000/distrib_optim.pt"), within("mp_rank_01_000/distrib_optim.pt"),

@@ -131,6 +131,15 @@ TEST(NativeBaseTest, EqualPiecesStayInTheFilesOfTheBase) {
   }
 }
 
+TEST(NativeBaseTest, NothingWritesIntoALinkedFile) {
+  const TemporaryDirectory folder;
+  write_native(model(1), folder / "1");
+  const MemoryCheckpoint second = model(2);
+  write_native(second, folder / "2", with_base(second, folder / "1"));
+  EXPECT_THAT([&] { FileSystem::posix().open_for_update(folder / "1/rank-00000.h5"); },
+              ThrowsError(ErrorKind::already_exists, "a file with a second name"));
+}
+
 TEST(NativeBaseTest, ACheckpointIsWholeWithoutItsBase) {
   const TemporaryDirectory folder;
   write_native(model(1), folder / "1");

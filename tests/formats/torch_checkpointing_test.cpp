@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -13,6 +14,7 @@
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/temporary_directory.h"
+#include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 
@@ -127,6 +129,22 @@ TEST(TorchCheckpointingTest, KeysAreThoseOfTheStateDicts) {
                        std::string("exp_avg")}));
     EXPECT_THAT(contents.find_tensor("rng")->key_path, testing::IsEmpty());
   }
+}
+
+// Shows F5.
+TEST(TorchCheckpointingTest, AnEmptyDictIsAValue) {
+  const Copy copy("fsdp2");
+  for (const char* const rank : {"0", "1", "2"}) {
+    const std::string file = copy / (std::string("loader_") + rank + ".pt");
+    stdfs::remove(file);
+    create_checkpoint(FileSystem::posix(), file, {}, {}, {.format = Format::torch_zip})->commit();
+  }
+  const auto reader = open(copy.path());
+  const auto& values = reader->contents().values;
+  const auto loader = std::ranges::find(values, "loader", &ValueEntry::name);
+  ASSERT_NE(loader, values.end());
+  EXPECT_EQ(reader->read_value(static_cast<std::size_t>(loader - values.begin())),
+            Value(Value::Dict{}));
 }
 
 // Shows F5.
@@ -277,7 +295,7 @@ TEST(TorchCheckpointingTest, ItsFilesAreThoseOfTheRanks) {
   const std::vector<std::string> files = open(path)->data_files();
   EXPECT_EQ(files.size(), 20u);
   const auto own = driver.own_files(FileSystem::posix(), path, names, {files.begin(), files.end()});
-  EXPECT_EQ(own.size(), 17u);  // metadata.pkl, without rank_0, … and config_0.json, …
+  EXPECT_EQ(own.size(), 21u);  // also metadata.pkl and rank_0, …, which have a file in them
   EXPECT_TRUE(driver.is_one_of_several(FileSystem::posix(), path + "/rng_2.pt"));
 }
 

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
+from ckpt_tools import reshard
 from on_ranks import run_function
 from python_package import tessera
 from test_incremental import disk_nbytes
@@ -14,6 +15,8 @@ try:
     from torch.distributed.tensor import Shard, distribute_tensor
 except ImportError:  # before torch 2.6
     from torch.distributed._tensor import Shard, distribute_tensor
+
+torch.set_num_threads(1)  # the threads of OpenMP do not survive the fork of run_function
 
 
 def trainer(layers=9, numel=96 * 1024):
@@ -110,6 +113,22 @@ def test_a_base_that_cannot_serve_raises(tmp_path, base, kind, text):
         tessera.save(state, tmp_path / "x", base=3)
 
 
+def test_a_move_writes_what_the_tool_writes(tmp_path):
+    state = trainer()
+    tessera.save(state, tmp_path / "1")
+    train(state, 2)
+    torch.save(state, tmp_path / "s.pt")
+    moved = tessera.reshard(tmp_path / "s.pt", tmp_path / "2", base=tmp_path / "1")
+    assert moved.linked_nbytes == 9 * 96 * 1024 * 4
+    reshard(tmp_path / "s.pt", tmp_path / "of_tool", "--to", "native", "--base", tmp_path / "1")
+    for file in (tmp_path / "2").iterdir():
+        assert file.read_bytes() == (tmp_path / "of_tool" / file.name).read_bytes(), file.name
+    with pytest.raises(tessera.Error, match="base"):
+        tessera.reshard(tmp_path / "s.pt", tmp_path / "3", base=tmp_path / "1", to="dcp")
+    with pytest.raises(tessera.Error, match="base"):
+        tessera.reshard(tmp_path / "s.pt", tmp_path / "3", base=tmp_path / "1", part=0, parts=2)
+
+
 def sharded(mesh, shape=(512, 1024), seed=0):
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return distribute_tensor(whole, mesh, [Shard(0)])
@@ -140,6 +159,7 @@ def save_on_two_ranks(folder):
     with pytest.raises(ZeroDivisionError if rank == 1 else tessera.Error, match="division"):
         tessera.save(state, folder / "4", base=folder / "2")
     tessera._save.SaveSteps._compare = compare
+    dist.barrier()
     assert not (folder / "4").exists() and not (folder / "4.partial").exists()
     # The ranks disagree about the base.
     with pytest.raises(tessera.Error, match="arguments"):

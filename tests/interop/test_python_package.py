@@ -1168,6 +1168,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
             continue
         exec(compile(example, "docs/python.md", "exec"), names)
     assert names["step"] == 1000
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-1000", "step-1010", "step-1020"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+        "step-1000", "step-1010", "step-1020", "tuned-1000", "tuned-1010"}
     assert (tmp_path / "step-1000.8" / "index.h5").exists()
     assert torch.equal(names["rows"], flat["model.embedding.weight"][10:20])

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <map>
 
+#include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/quantized.h"
 #include "cli/table.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/size_text.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
 #include "cli/part_option.h"
@@ -10,7 +11,6 @@
 #include "inspect/manifest_parts.h"
 #include "inspect/selection_part.h"
 #include "object_store/files.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

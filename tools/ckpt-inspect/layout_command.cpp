@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
+#include "formats/tensor_mesh.h"
 #include "inspect/layout_map.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/size_text.h"
-#include "tessera/formats/tensor_mesh.h"
 #include "tessera/layout/table_plan.h"
 
 namespace tessera::cli {

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "base/size_text.h"
 #include "cli/heap.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
 #include "inspect/tensor_digests.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

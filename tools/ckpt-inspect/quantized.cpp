@@ -1,7 +1,7 @@
 #include "ckpt-inspect/quantized.h"
 
+#include "base/size_text.h"
 #include "object_store/files.h"
-#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 
 namespace tessera::cli {

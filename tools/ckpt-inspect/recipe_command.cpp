@@ -1,9 +1,9 @@
 #include "ckpt-inspect/recipe_command.h"
 
+#include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "cli/command_line_remedies.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -4,13 +4,13 @@
 #include <optional>
 #include <span>
 
+#include "base/size_text.h"
 #include "ckpt-inspect/diff_command.h"
 #include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/report/page.h"
 #include "cli/output_file.h"
 #include "inspect/layout_map.h"
 #include "reshard/optimizer_rules.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

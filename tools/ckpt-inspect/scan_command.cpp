@@ -1,10 +1,10 @@
 #include "ckpt-inspect/scan_command.h"
 
+#include "base/size_text.h"
 #include "ckpt-inspect/source.h"
 #include "cli/json_output.h"
 #include "object_store/files.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/size_text.h"
 #include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::cli {

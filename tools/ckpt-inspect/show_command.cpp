@@ -6,11 +6,11 @@
 #include <cstdio>
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/quantized.h"
 #include "ckpt-inspect/tensor_preview.h"
 #include "cli/table.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
@@ -15,7 +16,6 @@
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
-#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 

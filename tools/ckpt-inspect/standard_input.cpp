@@ -10,9 +10,9 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/size_text.h"
 #include "object_store/files.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/safetensors.h"

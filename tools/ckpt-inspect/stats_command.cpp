@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/quantized.h"
 #include "ckpt-inspect/standard_input.h"
@@ -12,7 +13,6 @@
 #include "cli/table.h"
 #include "inspect/selection_part.h"
 #include "inspect/statistics_parts.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

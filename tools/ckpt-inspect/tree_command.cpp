@@ -1,10 +1,10 @@
 #include "ckpt-inspect/tree_command.h"
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "cli/heap.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -1,8 +1,8 @@
 #include "ckpt-inspect/verify_command.h"
 
+#include "base/size_text.h"
 #include "cli/command_line_remedies.h"
 #include "cli/json_output.h"
-#include "tessera/base/size_text.h"
 #include "tessera/inspect/verify.h"
 
 namespace tessera::cli {

@@ -4,11 +4,11 @@
 
 #include "cli/format_rows.h"
 #include "object_store/files.h"
+#include "reshard/journaled_options.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/native.h"
-#include "tessera/reshard/journaled_options.h"
 
 namespace tessera::cli {
 namespace {

@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "base/float_text.h"
+#include "base/size_text.h"
 #include "cli/command_line_remedies.h"
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
 #include "reshard/moved_names.h"
-#include "tessera/base/size_text.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::cli {

@@ -8,13 +8,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/size_text.h"
 #include "base/word_list.h"
 #include "cli/completion.h"
 #include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
-#include "tessera/base/size_text.h"
+#include "base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -40,7 +40,9 @@ class StoreDestination {
   StoreDestination(const StoreDestination&) = delete;
   StoreDestination& operator=(const StoreDestination&) = delete;
 
+  /// Returns the file system for the writer. Lives as long as this.
   FileSystem& file_system();
+  /// Returns the local path that the writer makes. Nothing is there, in each run.
   const std::string& path() const;
 
   /// Calls `work`, which writes the checkpoint. If it throws, the errors name the URL. After errors

@@ -128,11 +128,17 @@ bool is_path_of_universal(std::string_view path) {
   return names.size() == 2 ? path == kOptimizerState : names.size() == 3;
 }
 
+void require_zero_alone(const std::vector<std::string>& names, const std::string& directory) {
+  for (const std::string& name : names) {
+    if (is_file_name(name)) require_zero_alone(name, directory);
+  }
+}
+
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory) {
+  require_zero_alone(names, directory);
   FileNames files;
   for (const std::string& name : names) {
     if (!is_file_name(name)) continue;
-    require_zero_alone(name, directory);
     if (is_name_like(name, kModelOfAll)) {
       place(files.model, 0, name, directory);
     } else {

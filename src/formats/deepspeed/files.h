@@ -28,6 +28,8 @@ bool are_universal(const std::vector<std::string>& names);
 /// Whether a path is that of a file that Tessera's writer makes in its folder:
 /// `global_step7_universal/zero/up.weight/fp32.pt`.
 bool is_path_of_universal(std::string_view path);
+/// Throws Error(unsupported) naming a file of tensor, pipeline or expert parallelism.
+void require_zero_alone(const std::vector<std::string>& names, const std::string& directory);
 /// Returns the files. Throws: Error(corruption) naming a missing rank; Error(unsupported) naming a
 /// file of tensor, pipeline or expert parallelism.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);

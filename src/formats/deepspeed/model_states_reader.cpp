@@ -7,9 +7,9 @@
 #include <optional>
 #include <string_view>
 
+#include "base/size_text.h"
 #include "formats/deepspeed/partition.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::deepspeed {
 namespace {

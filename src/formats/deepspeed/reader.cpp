@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/size_text.h"
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_states_reader.h"
@@ -14,7 +15,6 @@
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {
@@ -62,7 +62,9 @@ std::string folder_of(const FileSystem& fs, const std::string& path) {
   if (is_checkpoint(names)) return path;
   const bool has_latest = std::ranges::find(names, "latest") != names.end();
   std::string folder = folder_named_by(fs, path, has_latest ? "latest" : "latest_universal");
-  if (is_checkpoint(fs.list_directory(folder))) return folder;
+  const std::vector<std::string> names_in_folder = fs.list_directory(folder);
+  if (is_checkpoint(names_in_folder)) return folder;
+  deepspeed::require_zero_alone(names_in_folder, folder);
   throw Error::expected(
       ErrorKind::unsupported, {.path = folder}, "files of ranks",
       "optimizer states of ZeRO, such as zero_pp_rank_0_mp_rank_00_optim_states.pt", "none",

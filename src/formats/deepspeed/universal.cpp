@@ -6,12 +6,12 @@
 #include <set>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal_members.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::deepspeed {
 namespace {

@@ -22,7 +22,7 @@ class MegatronDriver final : public FormatDriver {
   Format format() const override { return Format("megatron"); }
 
   FormatDescription description() const override {
-    return {.title = "Megatron-LM's files of ranks (its format torch)",
+    return {.title = "Megatron-LM's folders of ranks",
             .in_directory = "mp_rank_*/model_optim_rng.pt",
             .as_file = ""};
   }

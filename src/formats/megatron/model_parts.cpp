@@ -6,8 +6,8 @@
 #include <unordered_map>
 
 #include "base/checked_math.h"
+#include "base/size_text.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::megatron {
 

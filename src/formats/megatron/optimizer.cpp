@@ -5,10 +5,10 @@
 #include <set>
 #include <tuple>
 
+#include "base/size_text.h"
 #include "formats/megatron/flat_buffers.h"
 #include "formats/megatron/layer_names.h"
 #include "formats/megatron/same_numbers.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::megatron {
 namespace {
@@ -136,6 +136,7 @@ class Reading {
       fail("the state is in no file of the folder (" + std::string("distrib_optim.pt") +
            " was not copied?)");
     }
+    if (found_.problem.empty()) require_all_taken(optimizers);
     for (Group& group : groups_) found_.groups.push_back(std::move(group.group));
     if (!found_.problem.empty()) found_.parts.clear();
     return std::move(found_);
@@ -224,6 +225,28 @@ class Reading {
                     shape_to_string(parameter.meta().shape));
       }
     }
+  }
+
+  /// Checks that no state is left that belongs to no parameter.
+  void require_all_taken(const std::vector<Optimizer>& optimizers) {
+    std::size_t num_tensors = 0;
+    std::size_t num_masters = 0;
+    for (const Optimizer& optimizer : optimizers) {
+      num_tensors += model_.below(extended(optimizer.inner, "state")).size();
+      for (const Entry* const entry : model_.below(extended(optimizer.root, kMasters))) {
+        num_masters += std::size_t{entry->kind == Entry::Kind::tensor};
+      }
+    }
+    if (vectors_ != nullptr) {
+      if (num_tensors + num_masters > 0) fail("there is state beside the vectors, too");
+      return;
+    }
+    for (const auto& [number, part] : found_.parts) {
+      num_tensors -= part.tensors.size() + part.scalars.size();
+      num_masters -= std::size_t{part.weights.has_value()};
+    }
+    if (num_tensors > 0) fail("there is state of a parameter that is in no group");
+    if (num_masters > 0) fail("there are more fp32 weights than parameters");
   }
 
   /// Reads the vectors of the distributed optimizer.

@@ -5,10 +5,10 @@
 #include <optional>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/file_names.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::megatron {
 namespace {

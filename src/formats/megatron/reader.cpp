@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/drivers.h"
 #include "formats/megatron.h"
 #include "formats/megatron/layer_names.h"
@@ -12,7 +13,6 @@
 #include "formats/torch_files/entry_reader.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats {
 namespace {
@@ -250,10 +250,7 @@ class MegatronReader final : public EntryReader {
     const bool is_one = num_parts == 1 && !is_grouped;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
-      reason =
-          "parts of several matrices in one tensor (of a state space, or of several experts), "
-          "which "
-          "are not joined";
+      reason = "parts of several matrices in one tensor, which are not joined";
       return std::nullopt;
     }
     if (cut == Cut::no_rule) {

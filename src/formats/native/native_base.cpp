@@ -97,14 +97,16 @@ std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
   return places;
 }
 
+[[noreturn]] void refuse_removed(const std::string& path) {
+  throw Error(ErrorKind::not_found, {.path = path},
+              "base: this file has been removed since the base was opened");
+}
+
 /// Gives the file `from` the second name `to`. Leaves an object that has this name already.
 void make_link(const std::string& from, const std::string& to) {
   if (::link(from.c_str(), to.c_str()) == 0 || errno == EEXIST) return;
   const std::string why = std::generic_category().message(errno);
-  if (errno == ENOENT) {
-    throw Error(ErrorKind::not_found, {.path = from},
-                "base: this file has been removed since the base was opened");
-  }
+  if (errno == ENOENT) refuse_removed(from);
   if (errno == EXDEV || errno == EPERM || errno == EMLINK || errno == EOPNOTSUPP ||
       errno == EACCES) {
     throw Error(ErrorKind::unsupported, {.path = from},
@@ -168,6 +170,7 @@ void link_files(const FileSystem& fs, const std::string& directory, const Index&
     const LinkedFile& file = index.linked_files[number];
     const std::string name =
         file.checkpoint_id == base_id ? rank_file_name(file.rank) : file.name();
+    if (!fs.kind_of(join_path(from, name))) refuse_removed(join_path(from, name));
     require_contained(fs, from, name);
     make_link(join_path(from, name), join_path(directory, file.name()));
     try {

@@ -7,14 +7,14 @@
 #include <span>
 #include <utility>
 
+#include "base/size_text.h"
 #include "base/value_bits.h"
 #include "formats/opened_classes.h"
 #include "formats/per_rank.h"
 #include "formats/rank_files/file_names.h"
+#include "formats/tensor_mesh.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
-#include "tessera/base/size_text.h"
-#include "tessera/formats/tensor_mesh.h"
 
 namespace tessera::formats::rank_files {
 namespace {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "formats/drivers.h"
+#include "formats/staging/own_files.h"
 #include "formats/torch_checkpointing.h"
 #include "formats/torch_checkpointing/files.h"
 #include "formats/torch_checkpointing/metadata.h"
@@ -61,18 +62,20 @@ class TorchCheckpointingDriver final : public FormatDriver {
     return open_torch_checkpointing(fs, path, as_dict);
   }
 
-  /// Returns `metadata.pkl` and the files that an open reader has. Without such a reader, returns
-  /// the files that the metadata names, and those with default names.
+  /// Returns `metadata.pkl`, and the files that an open reader has or their folders. Without such a
+  /// reader, returns the files that the metadata names, and those with default names.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
-    std::set<std::string> listed;
-    if (opened.empty()) listed = files_of_metadata(fs, directory, names);
+    const std::set<std::string> listed =
+        opened.empty() ? files_of_metadata(fs, directory, names) : std::set<std::string>();
     std::vector<std::string> own;
     for (const std::string& name : names) {
-      const bool is_file_of_rank =
-          opened.empty() ? listed.contains(name) || parse_default_name(name).has_value()
-                         : opened.contains(join_path(directory, name));
+      const std::string path = join_path(directory, name);
+      const bool is_file_of_rank = opened.empty()
+                                       ? listed.contains(name) || has_file_in(listed, name) ||
+                                             parse_default_name(name).has_value()
+                                       : opened.contains(path) || has_file_in(opened, path);
       if (name == kMetadataName || is_file_of_rank) own.push_back(name);
     }
     return own;

@@ -22,4 +22,13 @@ PlacedFile::PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
   base_ = std::move(base);
 }
 
+std::unique_ptr<PlacedFile> PlacedFile::of_empty_dict(
+    std::unique_ptr<torch_zip::TorchFileReader> base) {
+  auto file =
+      std::make_unique<PlacedFile>(std::move(base), std::vector<std::optional<ShardPlace>>());
+  file->contents_.values.push_back({"value", {}});
+  file->is_empty_dict_ = true;
+  return file;
+}
+
 }  // namespace tessera::formats::torch_checkpointing

@@ -21,6 +21,10 @@ class PlacedFile final : public torch_zip::TorchFileReader {
   PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places);
 
+  /// Gives a file of torch.save with an empty dict the dict as its only value.
+  static std::unique_ptr<PlacedFile> of_empty_dict(
+      std::unique_ptr<torch_zip::TorchFileReader> base);
+
   const std::optional<torch_zip::ShardPlace>& place_of(std::size_t tensor_index) const override {
     return places_[tensor_index];
   }
@@ -28,15 +32,17 @@ class PlacedFile final : public torch_zip::TorchFileReader {
     return torch_ == nullptr ? std::nullopt : torch_->crc32_of(tensor_index);
   }
   const Error* refusal_of(std::size_t value_index) const override {
-    return torch_ == nullptr ? nullptr : torch_->refusal_of(value_index);
+    return torch_ == nullptr || is_empty_dict_ ? nullptr : torch_->refusal_of(value_index);
   }
   std::size_t order_of(std::size_t value_index) const override {
-    return torch_ == nullptr ? value_index : torch_->order_of(value_index);
+    return torch_ == nullptr || is_empty_dict_ ? value_index : torch_->order_of(value_index);
   }
   std::string saved_name() const override {
     return torch_ == nullptr ? std::string() : torch_->saved_name();
   }
-  bool has_sole_object() const override { return torch_ != nullptr && torch_->has_sole_object(); }
+  bool has_sole_object() const override {
+    return is_empty_dict_ || (torch_ != nullptr && torch_->has_sole_object());
+  }
 
   Format format() const override { return base_->format(); }
   const std::string& path() const override { return base_->path(); }
@@ -46,7 +52,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
     base_->read_piece(tensor_index, piece_index, range, out);
   }
   Value read_value(std::size_t value_index) const override {
-    return base_->read_value(value_index);
+    return is_empty_dict_ ? Value(Value::Dict{}) : base_->read_value(value_index);
   }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     return base_->piece_storage(tensor_index, piece_index);
@@ -63,6 +69,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
   const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, if it is one
   std::vector<std::optional<torch_zip::ShardPlace>> places_;
   CheckpointContents contents_;
+  bool is_empty_dict_ = false;
 };
 
 }  // namespace tessera::formats::torch_checkpointing

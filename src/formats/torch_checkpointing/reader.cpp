@@ -68,6 +68,9 @@ class Opener {
     const std::string path = join_path(path_, source.name);
     if (source.form == "TorchSerialization") {
       file.reader = torch_zip::read_torch_zip(open_kept(fs_, path), as_dict_);
+      if (is_empty(file.reader->contents())) {
+        file.reader = PlacedFile::of_empty_dict(std::move(file.reader));
+      }
       file.is_sole = file.reader->has_sole_object();
       if (item != nullptr) file.reader = checked(std::move(file.reader), *item, file);
     } else if (source.form == "SafetensorsSerialization" && item != nullptr) {
@@ -78,6 +81,10 @@ class Opener {
                             "'" + printable(source.form, 60) + "'");
     }
     return file;
+  }
+
+  static bool is_empty(const CheckpointContents& contents) {
+    return contents.tensors.empty() && contents.values.empty() && contents.aliases.empty();
   }
 
   /// Returns what the metadata says of a tensor of a rank's file; null if it says nothing. Checks

@@ -178,8 +178,6 @@ std::optional<std::string> form_of_directory(const std::vector<std::string>& nam
       Form{"zero_pp_rank_#_mp_rank_#_model_states.pt", "DeepSpeed ZeRO, files of each rank"},
       Form{"mp_rank_#_model_states.pt", "DeepSpeed, files of each rank"},
       Form{"model_optim_rng.pt", "one place of Megatron-LM in model parallelism"},
-      Form{"mp_rank_#", "Megatron-LM, a folder for each place in model parallelism"},
-      Form{"mp_rank_#_#", "Megatron-LM, a folder for each place in model parallelism"},
   };
   for (const Form& form : kForms) {
     const auto is_such = [&](const std::string& name) { return is_name_like(name, form.pattern); };

@@ -8,13 +8,13 @@
 
 #include "base/checked_math.h"
 #include "base/digest.h"
+#include "base/size_text.h"
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 #include "formats/torch_zip/module_parts.h"
 #include "formats/torch_zip/strided_read.h"
 #include "formats/torch_zip/tensor_parser.h"
-#include "tessera/base/size_text.h"
 
 namespace tessera::formats::torch_zip {
 namespace {

@@ -1,11 +1,10 @@
-#include "tessera/runtime/state/sync_buffers.h"
+#include "tessera/runtime/state/module_state_dict.h"
 
 #include <torch/types.h>
 
 #include <set>
 
 #include "runtime/dist/sync_states.h"
-#include "tessera/runtime/state/module_state_dict.h"
 
 namespace tessera {
 

@@ -246,6 +246,16 @@ def test_zero_to_fp32_finds_the_same_weights_but_for_frozen_ones_of_stage_1(zero
             assert torch.equal(found[name], tensor.to(found[name].dtype)), (path.name, name)
 
 
+def test_folders_of_megatrons_ranks_hold_what_its_models_held(tmp_path):
+    """Shows F3. As for the fixtures, with the package installed here."""
+    subprocess.run([sys.executable, "-B", MAKE / "write_megatron.py"], check=True, timeout=600,
+                   env=os.environ | {"TESSERA_FIXTURES": str(tmp_path)})
+    folders = sorted(path for path in (tmp_path / "megatron" / "valid").iterdir() if path.is_dir())
+    assert len(folders) >= 7
+    for path in folders:
+        assert_same_state(listing(path), expectation(path))
+
+
 def test_universal_checkpoints_of_the_live_package(zero, tmp_path):
     """Shows F2. What ds_to_universal makes of stages 1 to 3; it exchanges elements if the run shuffled its parameters."""
     for path in zero:

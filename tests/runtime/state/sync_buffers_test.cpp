@@ -1,4 +1,4 @@
-#include "tessera/runtime/state/sync_buffers.h"
+#include "tessera/runtime/state/module_state_dict.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

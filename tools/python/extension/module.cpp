@@ -1,12 +1,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
+#include "base/size_text.h"
 #include "bind_jobs.h"
 #include "bind_reader.h"
 #include "errors.h"
 #include "python_value.h"
 #include "tessera/base/parallel.h"
-#include "tessera/base/size_text.h"
 #include "tessera/reshard/executor.h"
 
 // The extension under the package's Python code (src/tessera); src/tessera/_core.pyi has its types.

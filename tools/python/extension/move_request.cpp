@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "object_store/files.h"
+#include "reshard/journaled_options.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
-#include "tessera/reshard/journaled_options.h"
 
 namespace tessera::python {
 namespace {
