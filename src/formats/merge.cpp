@@ -230,9 +230,10 @@ class MergedReader final : public CheckpointReader {
     const std::string start = outer.name + ".";
     auto inner = std::ranges::lower_bound(chosen_, start, {}, &Named::name);
     if (inner == chosen_.end() || !inner->name.starts_with(start)) return nullptr;
-    const KeyPath path = path_of(outer);
+    KeyPath path = path_of(outer);
+    if (path.empty()) path.emplace_back(outer.name);
     for (; inner != chosen_.end() && inner->name.starts_with(start); ++inner) {
-      if (path.empty() || inner->origin.source == outer.origin.source) continue;
+      if (inner->origin.source == outer.origin.source) continue;
       const KeyPath other = path_of(*inner);
       if (other.size() > path.size() && std::equal(path.begin(), path.end(), other.begin())) {
         return &*inner;

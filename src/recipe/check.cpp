@@ -145,7 +145,9 @@ class Proof {
       found = "values that become one, such as " + printable(merged->entry.name);
     }
     const auto groups = std::ranges::find_if(made.values, [](const ValueTarget& value) {
-      return value.entry.name.find("param_groups") != std::string::npos;
+      const std::string& name = value.entry.name;
+      return name.find("param_groups") != std::string::npos &&
+             (name.ends_with("param_groups") || name.ends_with(".params"));
     });
     if (groups != made.values.end() && joins_parameters(made)) {
       found += (found.empty() ? "" : ", and ") +
@@ -156,7 +158,7 @@ class Proof {
     report_.notes.push_back({.severity = Finding::Severity::note,
                              .rule = "values",
                              .where = {.path = rules_.path},
-                             .expected = "equal ones, which only the move compares",
+                             .expected = "a comparison of values, which only the move makes",
                              .found = found});
   }
 

@@ -228,7 +228,8 @@ void ElementReader::ScratchPool::give_back(std::unique_ptr<ByteBuffer> buffer) {
   free_.push_back(std::move(buffer));
 }
 
-ElementReader::ElementReader(const formats::TensorSource& source) : source_(source) {
+ElementReader::ElementReader(const formats::TensorSource& source, std::string path)
+    : source_(source), path_(std::move(path)) {
   for (const formats::TensorEntry& tensor : source.contents().tensors) {
     const bool is_whole =
         !tensor.pieces.empty() && numel_of(tensor.pieces.front().region) == tensor.meta.numel();
@@ -424,7 +425,7 @@ void ElementReader::require_finite(const Work& work, const CastLosses& losses) c
   if (losses.num_too_large == 0) return;
   using tessera::detail::float_to_text;
   const std::string& fqn = source_.contents().tensors[work.tensor].meta.fqn;
-  throw Error::expected(ErrorKind::mismatch, {.fqn = fqn}, "add",
+  throw Error::expected(ErrorKind::mismatch, {.path = path_, .fqn = fqn}, "add",
                         "sums up to " + float_to_text(largest_finite(work.dtype)) +
                             ", the largest number of " + std::string(dtype_name(work.dtype)),
                         std::to_string(losses.num_too_large) + " larger, up to " +

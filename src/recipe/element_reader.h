@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/byte_buffer.h"
@@ -47,7 +48,8 @@ class ElementReader {
  public:
   static constexpr std::uint64_t kScratchNbytes = std::uint64_t{4} << 20;
 
-  explicit ElementReader(const formats::TensorSource& source);
+  /// Errors name `path`.
+  ElementReader(const formats::TensorSource& source, std::string path);
 
   /// One share of a read. Several threads can read the shares at the same time. The elements of a
   /// share are near one another in the source.
@@ -98,6 +100,7 @@ class ElementReader {
   };
 
   const formats::TensorSource& source_;
+  const std::string path_;
   /// Parallel to the source's tensors; null for a tensor whose first piece is all of it.
   std::vector<std::unique_ptr<reshard::PieceIndex>> pieces_;
   mutable ScratchPool pool_;

@@ -157,7 +157,7 @@ class TransformedReader final : public formats::DerivedReader {
         recipe_path_(rules.path),
         made_(transform(rules, base().contents(), whole_tensors_of(base().contents()), prefix,
                         NewNames::collect)),
-        elements_(base()),
+        elements_(base(), base().path()),
         groups_(base().contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
     require_whole_sources(made_, base().contents(), base().path());

@@ -8,8 +8,8 @@
 namespace tessera::reshard {
 
 /// For formats that hold replicas: places each tensor `per_rank.<rank>.<name>` on its rank alone,
-/// and the tensor `<name>` on the other ranks. Leaves both unchanged if one of them is cut or is not
-/// on that rank, or if `<name>` is on no other rank. Requires: the plan is sorted.
+/// and the tensor `<name>` on the other ranks. Leaves both unchanged if one of them is cut or is
+/// not on that rank, or if `<name>` is on no other rank. Requires: the plan is sorted.
 void place_own_entries(Plan& plan);
 
 /// Returns the entries `per_rank.<rank>.<name>` that a format with replicas stores under this name,

@@ -41,10 +41,10 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
 void note_separate_own_entries(const CheckpointContents& destination, PlanReport& report) {
   const std::vector<std::string> names = find_separate_own_entries(destination);
   if (names.empty()) return;
-  report.note("ranks", names.front(),
-              "a rank of this number, and an entry of all ranks that this one replaces there",
-              "none; all ranks get " + counted(names.size(), "such entry", "such entries") +
-                  " under this name");
+  const std::string others =
+      names.size() == 1 ? "" : " (and " + std::to_string(names.size() - 1) + " more)";
+  report.note("ranks", names.front(), "its rank, and the entry that it replaces there",
+              "not both in the destination; it is stored under this name for all ranks" + others);
 }
 
 /// Notes flat units of the source of which parameters are moved, but which the destination does not

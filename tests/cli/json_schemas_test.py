@@ -48,7 +48,9 @@ def faults(value, schema, definitions, where="document"):
         attempts = [faults(value, each, definitions, where) for each in schema["anyOf"]]
         return [] if not all(attempts) else [f"{where}: fits none of: {attempts}"]
     found = []
-    if "type" in schema and not TYPES[schema["type"]](value):
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if types and not any(TYPES[each](value) for each in types):
         return [f"{where}: expected {schema['type']}, found {value!r}"]
     if "const" in schema and value != schema["const"]:
         found.append(f"{where}: expected {schema['const']!r}, found {value!r}")

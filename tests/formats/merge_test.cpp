@@ -382,7 +382,9 @@ MemoryCheckpoint nested(const char* path, std::vector<std::pair<KeyPath, bool>> 
 TEST(MergeTest, AnEmptyDictBecomesTheDictOfAnotherSource) {
   for (const bool is_first : {true, false}) {
     std::vector<std::pair<std::string, MemoryCheckpoint>> sources;
-    sources.emplace_back("", nested("empty", {{{"s"}, true}}));
+    MemoryCheckpoint empty("empty", 1);
+    empty.add_value("s", Value::Dict{});  // a key of the outermost dict needs no path
+    sources.emplace_back("", std::move(empty));
     sources.emplace_back("", nested("full", {{{"s", std::int64_t{0}}, false}}));
     if (!is_first) std::swap(sources[0], sources[1]);
     const auto [reader, collisions] = merged(std::move(sources));

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Key = Union[str, int, tuple[int]]
 Path = tuple[Any, ...]
 
+MAX_DEPTH = 200  # of nested dicts; Python's own recursion allows about 300
+
 
 class JobState:
     """The entries of a state dict by flattened name: the keys of its path joined by dots, as in DCP."""
@@ -54,17 +56,40 @@ class JobState:
             return state
         if isinstance(value, Mapping) and value:
             return self._visit_dict(path, value)
-        if isinstance(value, (list, tuple)) and any(has_entries(item, self._tensor_type) for item in value):
+        if isinstance(value, (list, tuple)) and self._has_entries(path, value):
             items = [self._visit((*path, (i,)), item) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         self.values[self._name(path)] = value
         return value
 
+    def _has_entries(self, path: Path, items: list[Any] | tuple[Any, ...]) -> bool:
+        try:
+            return any(has_entries(item, self._tensor_type) for item in items)
+        except RecursionError:
+            raise self._too_deep(path) from None
+
+    def _too_deep(self, path: Path) -> Error:
+        name = self._spell(path[:3])
+        return Error(f"{name}: value: expected dicts and lists nested at most {MAX_DEPTH} deep, found deeper ones, or one that "
+                     "contains itself", kind="invalid_argument", tensor=name)
+
     def _visit_dict(self, path: Path, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+        if len(path) > MAX_DEPTH:
+            raise self._too_deep(path)
         return {key: self._visit((*path, key), value) for key, value in mapping.items()}
 
+    def _spell(self, path: Path) -> str:
+        try:
+            name = _core.spell_path(list(path))
+            name.encode()
+            return name
+        except (TypeError, UnicodeError, RuntimeError) as error:
+            keys = ".".join(repr(key) for key in path)
+            raise Error(f"{keys}: name: expected keys that are numbers, or text that UTF-8 can hold, found others",
+                        kind="invalid_argument") from error
+
     def _name(self, path: Path) -> str:
-        name = _core.spell_path(list(path))
+        name = self._spell(path)
         if name in self.paths:
             raise Error(f"{name}: name: expected one entry of this name, found two", kind="invalid_argument", tensor=name)
         self.paths[name] = path
@@ -85,6 +110,10 @@ class JobState:
         """Returns the boxes of each tensor that this rank holds, also under the second names of tied tensors."""
         return {**{name: tensor.local for name, tensor in self.tensors.items()},
                 **{alias: self.tensors[name].local for alias, name in self.aliases.items()}}
+
+    def local_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns what this rank holds of each tensor, without the second names of tied tensors."""
+        return [(name, local) for name, tensor in self.tensors.items() for _, local in tensor.local]
 
     def replace(self, values: dict[str, Any]) -> None:
         """Replaces the values of these names in `root`."""

@@ -53,6 +53,23 @@ def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
+def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Raises Error if two contiguous tensors partly share memory: what is loaded last would change the other one.
+
+    Tensors with gaps, such as columns of a matrix, may lie between each other's elements. They are not looked at.
+    """
+    spans = sorted((str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+                   for name, tensor in tensors if tensor.numel() and tensor.is_contiguous())
+    last = ("", 0, 0, "")  # the one that reaches furthest
+    for span in spans:
+        device, begin, end, name = span
+        if device == last[0] and begin < last[2] and (begin, end) != last[1:3]:
+            raise Error(f"{name}: tensor to load into: expected memory of its own, found a part of that of {last[3]}",
+                        kind="invalid_argument", tensor=name)
+        if device != last[0] or end > last[2]:
+            last = span
+
+
 def _dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -68,6 +85,8 @@ def _refuse(name: str, expected: str, found: str) -> Error:
 def _check_plain(name: str, tensor: torch.Tensor) -> None:
     import torch
 
+    if tensor.is_nested:
+        raise _refuse(name, "a tensor with one shape", "a nested one")
     if tensor.layout is not torch.strided:
         raise _refuse(name, "a dense tensor", f"one of layout {tensor.layout}")
     if tensor.is_quantized:

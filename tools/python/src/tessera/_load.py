@@ -10,7 +10,7 @@ from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, path_bytes
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_at, put_back
-from ._job_tensors import in_host_memory, is_in_host_memory
+from ._job_tensors import in_host_memory, is_in_host_memory, require_apart
 from ._progress import Progress, progress_function
 from ._ranks import Ranks
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
@@ -96,6 +96,7 @@ class _Load:
         self.path = os.fsdecode(self.encoded)
         self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
         self.state = JobState(state_dict, self.ranks)
+        require_apart(self.state.local_tensors())
         try:
             self._plan(_untied(describe_job(self.state)), set(self.state.values))
         except Exception as error:
