@@ -196,7 +196,7 @@ TEST(FlatLayoutTest, RefusesWhatDoesNotAddUp) {
   odd_state.add({"optim.state.layers.0._flat_param.exp_avg", DType::float32, {12}},
                 bytes_of(counting(12)));
   EXPECT_THAT(message_for([](auto&) {}, std::move(odd_state)),
-              HasSubstr("expected [14] or [], found [12]"));
+              HasSubstr("expected shape [14] or [], found [12]"));
 }
 
 std::vector<FlatVectorLayout> read(const std::string& json) {
