@@ -21,7 +21,7 @@ using test::SmallTrainer;
 constexpr int kWorldSize = 2;
 // Shards of 80 KB are compressed, in two chunks; the rest is not.
 constexpr int kWidth = 200;
-constexpr formats::NativeWriteOptions kNative{
+const formats::NativeWriteOptions kNative{
     .compression = formats::NativeWriteOptions::Compression::zstd, .chunk_nbytes = 64 << 10};
 constexpr std::uintmax_t kSignatureNbytes = 8;
 constexpr const char* kFiles[] = {"index.h5", "rank-00000.h5", "rank-00001.h5"};
