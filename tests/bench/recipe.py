@@ -1,4 +1,4 @@
-"""Moving 1.3 GB with a recipe, against `cp` with sync; proving a recipe on 100,000 names."""
+"""Moving with a recipe, against `cp` with sync: 1.3 GB of Llama, and all names of DeepSeek-V3; proving a recipe on 100,000 names."""
 
 import json
 import shutil
@@ -22,6 +22,26 @@ def llama(num_layers: int) -> dict[str, list[int]]:
               "lm_head.weight": [VOCABULARY, HIDDEN]}
     for layer in range(num_layers):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def deepseek_v3(num_layers: int) -> dict[str, list[int]]:
+    """Returns all names of DeepSeek-V3 (61 layers, 256 experts), with shapes that are a 64th or less of the real ones."""
+    hidden, dense, expert = 112, 288, 32
+    attention = {"q_a_proj": [24, hidden], "q_b_proj": [384, 24], "kv_a_proj_with_mqa": [9, hidden], "kv_b_proj": [512, 8],
+                 "o_proj": [hidden, 256], "q_a_layernorm": [24], "kv_a_layernorm": [8]}
+    shapes = {"model.embed_tokens.weight": [2020, hidden], "model.norm.weight": [hidden], "lm_head.weight": [2020, hidden]}
+    for layer in range(num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}{norm}.weight": [hidden] for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {f"{prefix}self_attn.{name}.weight": shape for name, shape in attention.items()}
+        mlps = {"mlp.": dense}
+        if layer >= 3:
+            shapes |= {f"{prefix}mlp.gate.weight": [256, hidden], f"{prefix}mlp.gate.e_score_correction_bias": [256]}
+            mlps = {"mlp.shared_experts.": expert} | {f"mlp.experts.{number}.": expert for number in range(256)}
+        for mlp, size in mlps.items():
+            shapes |= {f"{prefix}{mlp}{part}_proj.weight": [hidden, size] if part == "down" else [size, hidden]
+                       for part in ("gate", "up", "down")}
     return shapes
 
 
@@ -72,6 +92,14 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
         move("ckpt-reshard, hf-to-megatron-llama", "--recipe", RECIPES / "hf-to-megatron-llama.json"),
         move("ckpt-reshard, hf-to-torchtitan-llama", "--recipe", RECIPES / "hf-to-torchtitan-llama.json"),
         move("ckpt-reshard, all tensors transposed", "--recipe", turned),
+    ], rounds=2 if quick else 7)
+    shutil.rmtree(source)
+    num_layers = 4 if quick else 61
+    write_model(source, deepseek_v3(num_layers))
+    (source / "config.json").write_text(json.dumps({"num_hidden_layers": num_layers}))
+    results += compare(f"DeepSeek-V3 in small, {len(deepseek_v3(num_layers)):,} names", [
+        Contender("cp and sync", copy, prepare=remove(moved)),
+        move("ckpt-reshard, hf-to-megatron-deepseek-v3", "--recipe", RECIPES / "hf-to-megatron-deepseek-v3.json"),
     ], rounds=2 if quick else 7)
     shutil.rmtree(source)
     many, num_layers = folder / "many", 110 if quick else 11_111
