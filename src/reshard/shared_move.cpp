@@ -170,13 +170,13 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
     for (int step = 1; step < worker.num_shares; ++step) {
       const int share = (worker.share + step) % worker.num_shares;
       if (!move.work().is_begun()) break;  // another worker has finished the move
-      if (move.work().is_complete(share) || !move.work().try_lock_share(share)) continue;
       try {
+        if (move.work().is_complete(share) || !move.work().try_lock_share(share)) continue;
         const auto taken = move.write(worker, share, ShareOptions::Beginning::refused, options);
         if (taken) outcome.shares.push_back(*taken);
       } catch (const Error& error) {
         // Another worker has locked the share, or finished the move, in between.
-        if (error.kind() != ErrorKind::already_exists) throw;
+        if (error.kind() != ErrorKind::already_exists && move.work().is_begun()) throw;
       }
     }
   }

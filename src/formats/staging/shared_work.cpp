@@ -285,7 +285,13 @@ void SharedWork::mark_complete(int share) {
     fs_.remove_all(path);  // of a process that died as it wrote the file
     write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
   }
-  fs_.sync_directory(path_);
+  try {
+    fs_.sync_directory(path_);
+  } catch (const Error&) {
+    // If this was the last share, another worker may have seen it complete, finished the work, and
+    // removed the folder.
+    if (mode_of_name(path_)) throw;
+  }
 }
 
 JournalContents SharedWork::all_blocks() const {
