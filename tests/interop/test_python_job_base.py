@@ -161,6 +161,7 @@ def save_on_two_ranks(folder):
     tessera._save.SaveSteps._compare = compare
     dist.barrier()
     assert not (folder / "4").exists() and not (folder / "4.partial").exists()
+    dist.barrier()
     # The ranks disagree about the base.
     with pytest.raises(tessera.Error, match="arguments"):
         tessera.save(state, folder / "4", base=folder / str(rank + 1))

@@ -79,7 +79,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_complete_checkpoints_only(t
     assert all(torch.equal(found["model"][f"w{i}"], torch.full((ROWS, 1024), float(fill + i))) for i in range(3))
     tessera.save(state(fill + 1), tmp_path / f"step-{fill + 1}", keep_last=2)  # over what was left behind
     assert tessera.latest_valid(tmp_path).path.endswith(f"step-{fill + 1}")
-    assert sorted(os.listdir(tmp_path)) == [f"step-{fill}", f"step-{fill + 1}"]
+    assert set(os.listdir(tmp_path)) == {f"step-{fill}", f"step-{fill + 1}"}
 
 
 def save_beyond_the_limit(root):
