@@ -459,7 +459,7 @@ bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
   }
 }
 
-/// Reports codes without scales. Nobody could read them once config.json tells of numbers alone.
+/// Reports codes without scales. Without quantization_config, no program would read them as codes.
 void find_codes_without_scales(const CheckpointReader& reader, const QuantizedTensors& quantized,
                                const QuantizationConfig& config, const NameSelection& only,
                                std::vector<Finding>& problems) {

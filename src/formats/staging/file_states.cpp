@@ -24,7 +24,7 @@ FileStates file_states_at(const FileSystem& fs, const std::string& path) {
   const auto add = [&](const std::string& file) {
     struct stat status {};
     if (::lstat(file.c_str(), &status) == 0) {
-      // A new or removed hard link counts as a change of the file, but is none of its bytes.
+      // A new or removed hard link changes the ctime of a file, but not its bytes.
       states[file] = {status.st_ino, status.st_size,
                       status.st_nlink > 1 ? status.st_mtim : status.st_ctim};
     } else if (errno != ENOENT && errno != ENOTDIR) {
