@@ -17,10 +17,6 @@ namespace {
 
 constexpr std::size_t kMaxWaitingParts = 8;
 
-FileSystem& local() {
-  return FileSystem::posix();
-}
-
 }  // namespace
 
 /// Writes a staged file.
@@ -44,7 +40,8 @@ class Spool::File final : public WritableFile {
 };
 
 Spool::Spool(std::string folder, SpoolOptions options)
-    : folder_(std::move(folder)),
+    : ForwardingFileSystem(FileSystem::posix()),
+      folder_(std::move(folder)),
       options_(std::move(options)),
       path_(join_path(folder_, last_component(options_.url))),
       parent_url_(directory_of(options_.url)),
@@ -247,42 +244,26 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   forget(options_.url);
 }
 
-std::optional<FileKind> Spool::kind_of(const std::string& path) const {
-  return local().kind_of(path);
-}
 std::unique_ptr<ReadableFile> Spool::open(const std::string& path) const {
-  return is_url(path) ? object_store::files().open(path) : local().open(path);
+  return is_url(path) ? object_store::files().open(path) : ForwardingFileSystem::open(path);
 }
 std::unique_ptr<WritableFile> Spool::create(const std::string& path) {
-  auto file = local().create(path);
+  auto file = ForwardingFileSystem::create(path);
   if (!is_staged(path)) return file;
   file->close();
   return std::make_unique<File>(*this, spooled(path));
 }
 std::unique_ptr<WritableFile> Spool::open_for_update(const std::string& path) {
-  auto file = local().open_for_update(path);
+  auto file = ForwardingFileSystem::open_for_update(path);
   if (!is_staged(path)) return file;
   file->close();
   return std::make_unique<File>(*this, spooled(path));
 }
-void Spool::make_directory(const std::string& path) {
-  local().make_directory(path);
-}
-std::vector<std::string> Spool::list_directory(const std::string& path) const {
-  return local().list_directory(path);
-}
-std::string Spool::resolve_links(const std::string& path) const {
-  return local().resolve_links(path);
-}
 
 void Spool::rename(const std::string& from, const std::string& to) {
-  if (!is_staged(from) || is_staged(to)) return local().rename(from, to);
+  if (!is_staged(from) || is_staged(to)) return ForwardingFileSystem::rename(from, to);
   publish(from, to);
-  local().remove_all(from);
-}
-
-void Spool::exchange(const std::string& a, const std::string& b) {
-  local().exchange(a, b);
+  ForwardingFileSystem::remove_all(from);
 }
 
 void Spool::remove_all(const std::string& path) {
@@ -292,11 +273,7 @@ void Spool::remove_all(const std::string& path) {
       return entry.first == path || entry.first.starts_with(path + "/");
     });
   }
-  local().remove_all(path);
-}
-
-void Spool::sync_directory(const std::string& path) {
-  local().sync_directory(path);
+  ForwardingFileSystem::remove_all(path);
 }
 
 }  // namespace tessera::object_store

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/forwarding_file_system.h"
 #include "object_store/s3_uploads.h"
 #include "object_store/spooled_file.h"
 #include "object_store/stored_objects.h"
@@ -51,7 +52,7 @@ struct LeftOnServer {
 ///
 /// If the process dies before that, the server keeps parts, which `resumes` takes over:
 /// a part that is there with the same MD5 is not sent again. Thread-safe like a FileSystem.
-class Spool final : public FileSystem {
+class Spool final : public ForwardingFileSystem {
  public:
   /// Makes `folder` if it is missing. Throws: Error(already_exists) if an interrupted run has left
   /// uploads and the options neither resume nor discard them; Error(io).
@@ -66,17 +67,11 @@ class Spool final : public FileSystem {
   /// Ends the uploads, and leaves what the server has to a run that resumes.
   LeftOnServer keep();
 
-  std::optional<FileKind> kind_of(const std::string& path) const override;
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
   std::unique_ptr<WritableFile> create(const std::string& path) override;
   std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
-  void make_directory(const std::string& path) override;
-  std::vector<std::string> list_directory(const std::string& path) const override;
-  std::string resolve_links(const std::string& path) const override;
   void rename(const std::string& from, const std::string& to) override;
-  void exchange(const std::string& a, const std::string& b) override;
   void remove_all(const std::string& path) override;
-  void sync_directory(const std::string& path) override;
 
  private:
   class File;

@@ -20,46 +20,22 @@ std::set<std::string> RecordingFileSystem::made() const {
   return made_;
 }
 
-std::optional<FileKind> RecordingFileSystem::kind_of(const std::string& path) const {
-  return fs_.kind_of(path);
-}
-std::unique_ptr<ReadableFile> RecordingFileSystem::open(const std::string& path) const {
-  return fs_.open(path);
-}
 std::unique_ptr<WritableFile> RecordingFileSystem::create(const std::string& path) {
-  auto file = fs_.create(path);
+  auto file = ForwardingFileSystem::create(path);
   const std::scoped_lock lock(mutex_);
   made_.insert(path);
   return file;
 }
-std::unique_ptr<WritableFile> RecordingFileSystem::open_for_update(const std::string& path) {
-  return fs_.open_for_update(path);
-}
-void RecordingFileSystem::make_directory(const std::string& path) {
-  fs_.make_directory(path);
-}
-std::vector<std::string> RecordingFileSystem::list_directory(const std::string& path) const {
-  return fs_.list_directory(path);
-}
-std::string RecordingFileSystem::resolve_links(const std::string& path) const {
-  return fs_.resolve_links(path);
-}
 void RecordingFileSystem::rename(const std::string& from, const std::string& to) {
-  fs_.rename(from, to);
+  ForwardingFileSystem::rename(from, to);
   const std::scoped_lock lock(mutex_);
   if (made_.erase(from) > 0) made_.insert(to);
 }
-void RecordingFileSystem::exchange(const std::string& a, const std::string& b) {
-  fs_.exchange(a, b);
-}
 void RecordingFileSystem::remove_all(const std::string& path) {
-  fs_.remove_all(path);
+  ForwardingFileSystem::remove_all(path);
   const std::scoped_lock lock(mutex_);
   std::erase_if(
       made_, [&](const std::string& made) { return made == path || made.starts_with(path + "/"); });
-}
-void RecordingFileSystem::sync_directory(const std::string& path) {
-  fs_.sync_directory(path);
 }
 
 StoreSave::~StoreSave() {

@@ -1,14 +1,12 @@
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "base/forwarding_file_system.h"
 #include "object_store/stored_objects.h"
 #include "tessera/base/file_system.h"
 
@@ -16,27 +14,18 @@ namespace tessera::reshard {
 
 /// A file system that remembers which files were made through it. Thread-safe like the one that it
 /// wraps, which must outlive it.
-class RecordingFileSystem final : public FileSystem {
+class RecordingFileSystem final : public ForwardingFileSystem {
  public:
-  explicit RecordingFileSystem(FileSystem& fs) : fs_(fs) {}
+  using ForwardingFileSystem::ForwardingFileSystem;
 
   /// Returns the paths of the files that were made, by the names that they have now.
   std::set<std::string> made() const;
 
-  std::optional<FileKind> kind_of(const std::string& path) const override;
-  std::unique_ptr<ReadableFile> open(const std::string& path) const override;
   std::unique_ptr<WritableFile> create(const std::string& path) override;
-  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
-  void make_directory(const std::string& path) override;
-  std::vector<std::string> list_directory(const std::string& path) const override;
-  std::string resolve_links(const std::string& path) const override;
   void rename(const std::string& from, const std::string& to) override;
-  void exchange(const std::string& a, const std::string& b) override;
   void remove_all(const std::string& path) override;
-  void sync_directory(const std::string& path) override;
 
  private:
-  FileSystem& fs_;
   mutable std::mutex mutex_;
   std::set<std::string> made_;
 };

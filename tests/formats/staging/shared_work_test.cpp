@@ -2,10 +2,9 @@
 
 #include <gmock/gmock.h>
 
-#include <memory>
 #include <string>
-#include <vector>
 
+#include "base/forwarding_file_system.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -14,39 +13,16 @@ namespace tessera::formats {
 namespace {
 
 /// The local file system. Before it syncs the folder `vanishing`, another process removes it.
-class VanishingFolder final : public FileSystem {
+class VanishingFolder final : public ForwardingFileSystem {
  public:
+  VanishingFolder() : ForwardingFileSystem(FileSystem::posix()) {}
+
   std::string vanishing;
 
-  std::optional<FileKind> kind_of(const std::string& path) const override {
-    return base_.kind_of(path);
-  }
-  std::unique_ptr<ReadableFile> open(const std::string& path) const override {
-    return base_.open(path);
-  }
-  std::unique_ptr<WritableFile> create(const std::string& path) override {
-    return base_.create(path);
-  }
-  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override {
-    return base_.open_for_update(path);
-  }
-  void make_directory(const std::string& path) override { base_.make_directory(path); }
-  std::vector<std::string> list_directory(const std::string& path) const override {
-    return base_.list_directory(path);
-  }
-  std::string resolve_links(const std::string& path) const override {
-    return base_.resolve_links(path);
-  }
-  void rename(const std::string& from, const std::string& to) override { base_.rename(from, to); }
-  void exchange(const std::string& a, const std::string& b) override { base_.exchange(a, b); }
-  void remove_all(const std::string& path) override { base_.remove_all(path); }
   void sync_directory(const std::string& path) override {
-    if (path == vanishing) base_.remove_all(path);
-    base_.sync_directory(path);
+    if (path == vanishing) remove_all(path);
+    ForwardingFileSystem::sync_directory(path);
   }
-
- private:
-  FileSystem& base_ = FileSystem::posix();
 };
 
 TEST(SharedWorkTest, AnotherWorkerMayFinishAsSoonAsTheLastShareIsComplete) {
