@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
@@ -20,6 +21,8 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::notes_of;
+using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -33,25 +36,6 @@ constexpr const char* kFixtures[] = {"zero1",      "zero1_bf16", "zero2_bf16", "
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_checkpoint(FileSystem::posix(), path);
-}
-
-/// Returns `flat[0:35] on 0, …` for the pieces of a tensor.
-std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
-  std::string text;
-  for (const Piece& piece : reader.contents().find_tensor(fqn)->pieces) {
-    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
-            std::to_string(piece.rank);
-  }
-  return text;
-}
-
-std::vector<std::string> notes_of(const CheckpointReader& reader) {
-  std::vector<std::string> notes;
-  for (const Finding& finding : reader.contents().opening_findings) {
-    EXPECT_EQ(finding.severity, Finding::Severity::note);
-    notes.push_back(finding.rule + ": " + finding.found);
-  }
-  return notes;
 }
 
 // Shows F2.

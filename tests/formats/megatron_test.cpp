@@ -12,6 +12,7 @@
 #include "formats/megatron/layer_names.h"
 #include "formats/megatron/model_parts.h"
 #include "formats/megatron/rank_folders.h"
+#include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
@@ -26,6 +27,8 @@ namespace {
 using megatron::Cut;
 using megatron::cut_of;
 using test::expect_holds;
+using test::notes_of;
+using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -44,27 +47,6 @@ constexpr const char* kFixtures[] = {"tp2",
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_checkpoint(FileSystem::posix(), path);
-}
-
-/// Returns `[0:4, 0:8] on 0, …` for the pieces of a tensor.
-std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
-  const TensorEntry* const tensor = reader.contents().find_tensor(fqn);
-  if (tensor == nullptr) return "none";
-  std::string text;
-  for (const Piece& piece : tensor->pieces) {
-    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
-            std::to_string(piece.rank);
-  }
-  return text;
-}
-
-std::vector<std::string> notes_of(const CheckpointReader& reader) {
-  std::vector<std::string> notes;
-  for (const Finding& finding : reader.contents().opening_findings) {
-    EXPECT_EQ(finding.severity, Finding::Severity::note);
-    notes.push_back(finding.rule + ": " + finding.found);
-  }
-  return notes;
 }
 
 // Shows F3.

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "formats/rank_files/file_names.h"
+#include "support/contents_text.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
@@ -23,6 +24,7 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::pieces_of;
 using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
@@ -33,16 +35,6 @@ constexpr const char* kFixtures[] = {"fsdp1", "fsdp1_sharded_tensor", "fsdp2", "
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_checkpoint(FileSystem::posix(), path);
-}
-
-/// Returns `[0:4, 0:6] on 0, …` for the pieces of a tensor.
-std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
-  std::string text;
-  for (const Piece& piece : reader.contents().find_tensor(fqn)->pieces) {
-    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
-            std::to_string(piece.rank);
-  }
-  return text;
 }
 
 /// A copy of the fixture `fsdp2` of three ranks, to damage it.

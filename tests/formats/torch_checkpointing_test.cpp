@@ -11,6 +11,7 @@
 #include <string>
 
 #include "formats/torch_checkpointing/files.h"
+#include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/temporary_directory.h"
@@ -22,6 +23,7 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::pieces_of;
 using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
@@ -32,16 +34,6 @@ constexpr const char* kFixtures[] = {"fsdp2", "fsdp2_hybrid", "fsdp2_tp_other_fo
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_checkpoint(FileSystem::posix(), path);
-}
-
-/// Returns `[0:4, 0:6] on 0, …` for the pieces of a tensor.
-std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
-  std::string text;
-  for (const Piece& piece : reader.contents().find_tensor(fqn)->pieces) {
-    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
-            std::to_string(piece.rank);
-  }
-  return text;
 }
 
 /// A copy of a fixture, to damage it.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/memory_checkpoint.h"
@@ -22,6 +23,7 @@ namespace {
 using formats::CheckpointReader;
 using formats::DeviceMeshOptions;
 using formats::Format;
+using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 
@@ -29,16 +31,6 @@ const std::string kValid = std::string(TESSERA_FIXTURES) + "/rank_files/valid/";
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return formats::open_checkpoint(FileSystem::posix(), path);
-}
-
-/// Returns `[0:4, 0:6] on 0, …` for the pieces of a tensor.
-std::string pieces_of(const CheckpointReader& reader, const std::string& fqn) {
-  std::string text;
-  for (const formats::Piece& piece : reader.contents().find_tensor(fqn)->pieces) {
-    text += (text.empty() ? "" : ", ") + region_to_string(piece.region) + " on " +
-            std::to_string(piece.rank);
-  }
-  return text;
 }
 
 class RankFilesMoveTest : public testing::Test {

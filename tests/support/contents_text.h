@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::test {
+
+/// Returns the pieces of a tensor as text: `[0:4, 0:6] on 0, [4:8, 0:6] on 1`, or `none` if there
+/// is no tensor of that name.
+std::string pieces_of(const formats::CheckpointReader& reader, const std::string& fqn);
+
+/// Returns what was found on opening, as `rule: found`. Fails the test if a finding is no note.
+std::vector<std::string> notes_of(const formats::CheckpointReader& reader);
+
+}  // namespace tessera::test
