@@ -11,8 +11,8 @@
 
 namespace tessera::reshard {
 
-/// The options that a plan depends on, as the user gave them. A journal records them, so that an
-/// error of `--resume` can name the option that has changed.
+/// The options that a plan depends on, as the user gave them. The journal records them. If a run
+/// that resumes has other options, its error names the option that has changed.
 struct JournaledOptions {
   int world_size = 0;                          // 0: not given
   std::string strategy{};                      // empty: not given

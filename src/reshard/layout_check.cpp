@@ -15,7 +15,8 @@ using formats::TensorEntry;
 
 namespace {
 
-/// Returns nullptr if the checkpoint has no tensor of that name, also not under an alias.
+/// Returns the tensor with this name, or the tensor whose alias has this name; nullptr if there is
+/// neither.
 const TensorEntry* find_named(const CheckpointContents& checkpoint, const std::string& name) {
   const TensorEntry* found = checkpoint.find_tensor(name);
   if (found != nullptr) return found;

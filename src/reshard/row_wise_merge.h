@@ -15,17 +15,17 @@ namespace tessera::reshard {
 
 /// Rows of merged state that one block of the destination needs.
 struct MergedRows {
-  const TensorCopy& copy;   // its merged_widths are the weights
-  std::size_t piece_index;  // of the destination tensor
-  Region region;            // of that piece, in the merged rows
-  FlatRange window;         // the elements of the region
-  DType dtype;              // of the destination
+  const TensorCopy& copy;   // its merged_widths are the weights of the mean
+  std::size_t piece_index;  // which piece of the destination tensor
+  Region region;            // the rows of that piece, counted in the merged tensor
+  FlatRange window;         // which elements of `region` the block has
+  DType dtype;              // of the destination tensor
 };
 
 /// The memory that merge_rows uses. Both buffers must outlive the call.
 struct MergeBuffers {
   tessera::detail::ByteBuffer& shard_rows;  // the rows of one column shard
-  tessera::detail::ByteBuffer& scratch;     // for a Gatherer
+  tessera::detail::ByteBuffer& scratch;     // for the reads from `source`
 };
 
 /// Fills `out` with the mean of the column shards' rows, weighted by the widths of the shards.

@@ -16,9 +16,9 @@
 
 namespace tessera::reshard {
 
-/// Plans the tensors of a move, one by one: checks a tensor in the source, gives it its dtype, form
-/// and pieces, and finds the source pieces of each piece. Adds the tensor to the plan, or reports
-/// why it cannot be moved.
+/// Plans the tensors of a move, one by one: checks a tensor in the source, sets its dtype, shape
+/// and pieces at the destination, and finds the source pieces of each piece. Adds the tensor to the
+/// plan, or reports why it cannot be moved.
 ///
 /// Keeps views of the constructor's arguments, which must outlive it. Life cycle: `plan_tensor` for
 /// each moved tensor, always in the same order, because ranks take turns as writers of replicas;

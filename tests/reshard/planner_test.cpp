@@ -186,7 +186,7 @@ TEST(PlannerTest, LayoutsExcludeEachOther) {
   EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("the format holds whole tensors"));
   options.like = std::make_shared<const CheckpointContents>(adamw());
   EXPECT_THAT(error_of(adamw(), options).what(),
-              HasSubstr("table plan with another checkpoint's layout"));
+              HasSubstr("another checkpoint's layout, or a world size"));
 }
 
 // Shows E14.
