@@ -17,16 +17,16 @@ struct DiffOptions {
   /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,
   /// elements must be equal bit for bit.
   std::optional<double> rtol{};
-  /// See `rtol`.
+  /// The absolute tolerance in the formula at `rtol`.
   std::optional<double> atol{};
 
   /// What to do with two tensors of different dtypes: report the dtypes, or compare the elements as
   /// numbers.
   enum class DTypes { must_agree, any } dtypes = DTypes::must_agree;
 
-  std::vector<Rename> renames{};  // from A's names to B's; the first that fits is used
+  std::vector<Rename> renames{};  // change A's names into B's; the first that matches is used
   NameSelection names{};          // names in B of the tensors and values to compare
-  ScanOptions scan{};             // how tensors are read
+  ScanOptions scan{};             // threads and memory for reading
 };
 
 /// How many elements of a tensor differ, and the first of them.
@@ -49,21 +49,21 @@ struct Difference {
     extra,    // only in B
     shape,
     dtype,
-    elements,  // of a tensor
-    value,     // anything but a tensor
+    elements,  // the elements of a tensor differ
+    value,     // the values differ
     type,      // a tensor on one side, a value on the other
     refused,   // values that are not compared: one holds objects of classes, which are never read
   };
   Kind kind;
   std::string name;
-  std::string a{};  // content as text; empty if absent, or for kind `elements`
+  std::string a{};  // A's content as text; empty if A lacks the name, or for kind `elements`
   std::string b{};
   std::optional<ElementDifferences> elements{};  // only for kind `elements`
 };
 
 /// How two checkpoints differ.
 struct DiffReport {
-  std::vector<Difference> differences{};  // by name
+  std::vector<Difference> differences{};  // sorted by name
   /// Names that are an alias in one checkpoint and a tensor in the other. This alone is not a
   /// difference: the contents were compared.
   std::vector<std::string> untied{};

@@ -13,8 +13,8 @@
 namespace tessera::inspect {
 namespace {
 
-/// Returns the part of each selected tensor: the largest tensor goes first, to the part with the
-/// fewest bytes.
+/// Returns the number of the part for each selected tensor. Gives out the tensors from the largest
+/// to the smallest, each to the part with the fewest bytes so far.
 std::map<std::size_t, int> parts_of_tensors(const formats::CheckpointContents& contents,
                                             const Selection& selection, int num_parts) {
   const auto nbytes_of_tensor = [&](std::size_t t) { return contents.tensors[t].meta.nbytes(); };

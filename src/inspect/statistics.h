@@ -16,7 +16,7 @@ namespace tessera::inspect {
 /// infinities. Complex numbers count by magnitude, bool as 0 and 1; a float4_e2m1fn_x2 element is
 /// two numbers. A plain value type.
 struct Statistics {
-  std::int64_t numel = 0;  // numbers seen
+  std::int64_t numel = 0;  // all numbers, also NaNs and infinities
   std::int64_t num_zeros = 0;
   std::int64_t num_nan = 0;
   std::int64_t num_positive_inf = 0;

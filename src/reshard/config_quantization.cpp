@@ -35,8 +35,8 @@ class ConfigCopy {
     if (depth > JsonText::kMaxDepth || !json_.take('{')) return false;
     if (json_.take('}')) return true;
     bool has_kept = false;
-    std::size_t previous_end =
-        json_.position();  // end of the last member that stays, or of the `{`
+    // End of the last member that stays, or of the `{`.
+    std::size_t previous_end = json_.position();
     do {
       const auto key = json_.take_string();
       if (!key || !json_.take(':')) return false;

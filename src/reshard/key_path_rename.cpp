@@ -67,8 +67,8 @@ void replace_keys(const KeyPath& path, std::size_t end, const std::string& text,
 struct Container {
   struct Item;
   bool is_list = false;
-  std::map<std::string, Item, std::less<>>
-      items{};  // dicts and lists inside this one, by the text of their key
+  // Dicts and lists inside this one, by the text of their key.
+  std::map<std::string, Item, std::less<>> items{};
 };
 
 struct Container::Item {

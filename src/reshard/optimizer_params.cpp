@@ -333,8 +333,8 @@ class NamedParamsReader final : public formats::DerivedReader {
       TensorEntry& tensor = contents_.tensors[i];
       unflatten(tensor);
       if (rename(tensor.meta.fqn, tensor.key_path)) {
-        tensor.kind =
-            formats::StateKind::plain;  // so that classify_state finds the kind by the new name
+        // So that classify_state finds the kind by the new name.
+        tensor.kind = formats::StateKind::plain;
         tensor.parameter.clear();
       }
       renamed.emplace_back(std::move(tensor), i);

@@ -90,8 +90,8 @@ class ParameterNames {
     }
   }
 
-  std::unordered_map<std::string_view, std::vector<Named>>
-      by_name_;  // the parameters of a name are sorted by fqn
+  // The parameters of a name are sorted by fqn.
+  std::unordered_map<std::string_view, std::vector<Named>> by_name_;
 };
 
 struct StateName {

@@ -12,8 +12,8 @@ namespace {
 
 using Unit = formats::ShareWriter::Unit;
 
-constexpr std::uint64_t kShiftPerMille =
-    20;  // how far an end of a share may move, in 1/1000 of the share
+// How far an end of a share may move, in 1/1000 of the share.
+constexpr std::uint64_t kShiftPerMille = 20;
 
 /// Consecutive blocks of one file.
 struct Extent {

@@ -9,10 +9,10 @@
 
 namespace tessera::inspect {
 
-/// Something in an archive that an honest writer does not write.
+/// A contradiction in an archive, which normal writers never produce.
 struct ArchiveFault {
   std::string member{};
-  std::uint64_t offset = 0;  // in the file
+  std::uint64_t offset = 0;  // position in the file
   std::string expected{};
   std::string found{};
   bool is_looked_at = true;  // false: the member's bytes cannot be scanned
@@ -20,10 +20,10 @@ struct ArchiveFault {
 
 /// A member of a zip archive.
 struct ZipEntry {
-  std::string name{};  // as the directory has it
-  ByteRange data{};    // in the file, compressed if `is_deflated`
+  std::string name{};  // as in the central directory
+  ByteRange data{};    // where its bytes are in the file; compressed if `is_deflated`
   bool is_deflated = false;
-  std::uint32_t crc = 0;  // 0: none
+  std::uint32_t crc = 0;  // 0: not known
 };
 
 struct ZipListing {
