@@ -333,7 +333,7 @@ class NamedParamsReader final : public formats::DerivedReader {
       TensorEntry& tensor = contents_.tensors[i];
       unflatten(tensor);
       if (rename(tensor.meta.fqn, tensor.key_path)) {
-        // So that classify_state finds the kind by the new name.
+        // Plain, so that classify_state finds the kind by the new name.
         tensor.kind = formats::StateKind::plain;
         tensor.parameter.clear();
       }

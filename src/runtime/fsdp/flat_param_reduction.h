@@ -21,7 +21,7 @@ namespace tessera::fsdp {
 /// after `zero_grad` uses it again, because fresh pages cost time (see SpareMemory).
 class FlatParamReduction {
  public:
-  /// `contents` and `storage` must outlive this.
+  /// `contents` and `storage` must outlive this object.
   FlatParamReduction(const FlatParamContents& contents, const FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
@@ -35,7 +35,8 @@ class FlatParamReduction {
   /// division.
   double predivide_factor() const;
 
-  /// Starts the average of `unsharded_grad`, after the compute stream's present work. Collective.
+  /// Starts to average `unsharded_grad` over the ranks, after the work that the compute stream has
+  /// now. Collective.
   void start(at::Tensor unsharded_grad);
   bool is_in_flight() const { return unsharded_grad_.defined(); }
   /// Adds the average to `sharded_grad`; later operators wait for it. Does nothing if no average is

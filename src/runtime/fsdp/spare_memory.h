@@ -13,7 +13,8 @@ class SpareMemory {
  public:
   /// Gives memory to a tensor that has none.
   void allocate(const at::Tensor& tensor);
-  /// Takes the memory of `tensor`. Requires: no other tensor will use that memory.
+  /// Takes the memory of `tensor` and keeps it for the next `allocate`. Requires: no other tensor
+  /// will use that memory.
   void free(const at::Tensor& tensor);
   void release();
 

@@ -145,8 +145,8 @@ void WholeParameters::hide() {
   }
 }
 
-/// Copies what was written to whole parameters and gradients into this rank's shards. Returns a
-/// parameter whose shape was changed, if there is one.
+/// Copies what was written to whole parameters and gradients into this rank's shards. Returns the
+/// index of a parameter whose shape was changed, if there is one.
 std::optional<std::size_t> WholeParameters::write_back_all() {
   const UnshardParamsOptions& options = scope_->options;
   WholeTensors parameters{scope_->flat, {}};

@@ -11,7 +11,7 @@ namespace tessera {
 /// The states of the default generators of the CPU and of the devices that tensors are on.
 class RngStates {
  public:
-  RngStates() = default;  // of no generators
+  RngStates() = default;  // holds no generator's state
   static RngStates of_devices(const std::vector<at::Tensor>& tensors);
 
   /// Sets the generators to these states, and returns their previous states.
