@@ -57,7 +57,7 @@ class FlatParamReduction {
   const FlatParamStorage& storage_;
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
   std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
-  at::Tensor unsharded_grad_;               // in flight
+  at::Tensor unsharded_grad_;               // the gradient in flight; undefined if none is
   at::Tensor sharded_grad_in_flight_;
   dist::Pending pending_;
   bool is_all_reducing_ = false;  // whether the all-reduce of a hybrid strategy has started

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMaxLines = 1000;
 
-/// Returns what a name of a checkpoint belongs to, such as the model.
+/// Returns in words what a name of a checkpoint belongs to: `the model`.
 std::string_view owner_of(const std::string& fqn) {
   if (fqn.starts_with("model.")) return "the model";
   if (fqn.starts_with("optim.")) return "the optimizer";
