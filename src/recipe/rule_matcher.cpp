@@ -96,7 +96,8 @@ bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const 
   return is_complete;
 }
 
-/// Returns the name that a template has in an instance.
+/// Returns the name that a name template has in one application of the rule, with the numbers
+/// `stacked` for the captures that it stacks.
 std::string RuleMatcher::name_of(std::size_t rule, std::size_t stream, const Instance& instance,
                                  const std::vector<std::int64_t>& stacked) const {
   const std::vector<std::string>& shared = shared_[rule];

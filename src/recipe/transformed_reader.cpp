@@ -44,7 +44,7 @@ void require_no_problems(const std::vector<Finding>& problems, const std::string
                        std::to_string(problems.size()) + " problems:", list);
 }
 
-/// Throws if a tensor that is needed has holes or overlaps.
+/// Throws if the pieces of a source tensor that the recipe needs have holes or overlaps.
 void require_whole_sources(const Transformation& transformation, const CheckpointContents& source,
                            const std::string& path) {
   std::set<std::uint32_t> needed;
@@ -63,7 +63,8 @@ void require_whole_sources(const Transformation& transformation, const Checkpoin
   }
 }
 
-/// Renames parameters in the lists of an optimizer: values such as `optim.param_groups.0.params`.
+/// Renames parameters in the lists of parameters that an optimizer saves: values such as
+/// `optim.param_groups.0.params`.
 class GroupNames {
  public:
   GroupNames(const CheckpointContents& contents, const Transformation& transformation,
@@ -142,7 +143,8 @@ class GroupNames {
   std::optional<StateNames> names_;
 };
 
-/// Two tensors that must be equal before a target may be read. This is checked once.
+/// Two tensors that must be equal, because the recipe merges them into a target. Checked once,
+/// before the target is first read.
 struct Condition {
   std::size_t rule;
   IndexedBlocks tensor;
@@ -179,7 +181,7 @@ class TransformedReader final : public formats::DerivedReader {
   formats::MissingData find_missing_data() const override;
 
  private:
-  /// The elements of one piece.
+  /// The blocks that a piece's elements come from.
   struct Elements {
     IndexedBlocks blocks;
     bool is_permuted;
@@ -196,12 +198,12 @@ class TransformedReader final : public formats::DerivedReader {
   void check(const Condition& condition, std::size_t tensor_index) const;
 
   std::string recipe_path_;
-  Transformation made_;          // the elements of its targets move to pieces_
-  std::vector<Finding> losses_;  // until take_rest()
+  Transformation made_;          // without the elements of its targets, which are in pieces_
+  std::vector<Finding> losses_;  // empty after take_rest()
   ElementReader elements_;
   GroupNames groups_;
   CheckpointContents contents_;
-  std::vector<std::vector<Elements>> pieces_;  // parallel to contents_.tensors and their pieces
+  std::vector<std::vector<Elements>> pieces_;             // by tensor and piece of contents_
   mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
   mutable TileCache tiles_;
 };
@@ -299,7 +301,7 @@ std::vector<std::vector<std::string>> TransformedReader::dict_orders() const {
   return orders;
 }
 
-/// Compares elements in bounded memory.
+/// Throws if the two tensors of a condition differ. Uses bounded memory.
 void TransformedReader::check(const Condition& condition, std::size_t tensor_index) const {
   constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
   const BlockTensor& tensor = condition.tensor.tensor();

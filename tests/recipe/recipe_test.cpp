@@ -823,7 +823,7 @@ TEST(RecipeTest, APaddingBeyond64BitsIsAProblemOfTheCheck) {
           R"({"from": "w", "to": "w", "ops": [{"pad": {"dim": 0, "from": 5, "to": 5000000000000000000}}]})"),
       source.contents(), {});
   ASSERT_EQ(report.problems.size(), 1U);
-  EXPECT_EQ(report.problems[0].expected, "a tensor whose bytes can be counted in 63 bits");
+  EXPECT_EQ(report.problems[0].expected, "a tensor of fewer than 2^63 bytes");
 }
 
 TEST(RecipeTest, ATiedPairInOneTensorIsNoted) {
@@ -859,10 +859,11 @@ TEST(RecipeTest, AdditionsThatTheDTypeCannotHoldAreRefused) {
         [&] {
           applied(source(dtype, {1, 2}), plus);
         },
-        test::ThrowsError(ErrorKind::mismatch,
-                          "expected a floating-point tensor to whose dtype sums can be rounded, "
-                          "found " +
-                              std::string(dtype_name(dtype))));
+        test::ThrowsError(
+            ErrorKind::mismatch,
+            "expected a floating-point tensor of a dtype to which sums can be rounded, "
+            "found " +
+                std::string(dtype_name(dtype))));
   }
 }
 
