@@ -169,7 +169,8 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
               "Compare with MANIFEST, the output of an earlier run (lines or JSON), and print the "
               "differences. - reads standard input")
       .option("--part", "I/N", options.part,
-              "Print only part I (from 0) of N; other processes print the others")
+              "Print only part I of N (I from 0 to N-1). Other processes print the other parts, "
+              "and --join joins them")
       .option("--join", "MANIFEST", options.joined_paths,
               "Join the outputs of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON");

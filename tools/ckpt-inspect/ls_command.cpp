@@ -143,7 +143,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
   add_source_arguments(command, options.source);
   command
       .flag("--values", options.values,
-            "Also list values, that is all that is not a tensor: steps, hyperparameters")
+            "Also list values (everything that is not a tensor), such as steps and hyperparameters")
       .flag("--sha256", options.sha256,
             "Add the SHA-256 of each tensor's bytes in row-major order. It is the same in every "
             "format and sharding")

@@ -235,7 +235,8 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
   command.argument("PATH", options.path, kPathHelp)
       .argument("TENSOR", options.name, "The name of a tensor or a value, or a glob")
       .arguments("TENSOR...", options.more_names, "More names or globs")
-      .option("--bins", "N", options.num_bins, "Most bins in the histogram (default: {})")
+      .option("--bins", "N", options.num_bins,
+              "Largest number of bins in the histogram (default: {})")
       .flag("--json", options.json, "Print JSON")
       .option("--flat-layout", "FILE", options.flat_layout_path,
               "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");

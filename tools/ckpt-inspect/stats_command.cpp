@@ -185,9 +185,10 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
   command
       .option("--depth", "N", options.depth, "Group tensors by the first N levels of their names")
       .option("--part", "I/N", options.part,
-              "Compute only part I (from 0) of N, for --join; other processes compute the others")
+              "Compute only part I of N (I from 0 to N-1). Other processes compute the other "
+              "parts, and --join joins them")
       .option("--join", "FILE", options.joined_paths,
-              "Join what --part printed, of all parts, and read no elements. Repeatable")
+              "Join the outputs of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON, with exact numbers");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);

@@ -152,7 +152,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
   command.option("--depth", "N", options.depth, "Number of levels to show (default: all)")
       .flag("--all", options.all, "Show equal layers one by one")
       .flag("--values", options.values,
-            "Show values (all that is not a tensor) one by one, instead of their number")
+            "Show values (everything that is not a tensor) one by one, not only their number")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);

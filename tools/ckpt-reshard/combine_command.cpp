@@ -238,7 +238,8 @@ void add_terms(Command& command, CombineCommandOptions& options) {
       .option("--subtract", "SRC", options.subtracted,
               "The same as --linear -1=SRC, after all others. Repeatable")
       .option("--lora", "ADAPTER[=SCALE]", options.adapters,
-              "Add a LoRA adapter, a folder that PEFT wrote, SCALE times (default: 1). Repeatable")
+              "Add a LoRA adapter (a folder that PEFT wrote), multiplied by SCALE (default: 1). "
+              "Repeatable")
       .flag("--average", options.averages, "Write the mean of all SRC")
       .option("--ema", "DECAY", options.ema_decay,
               "Write the exponential moving average of all SRC, oldest first: "

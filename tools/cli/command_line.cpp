@@ -298,7 +298,7 @@ void CommandLine::add_common_options() {
   if (std::exchange(has_common_options_, true)) return;
   for (const auto& command : commands_) {
     command->option("--endpoint", "URL", endpoint_,
-                    "The S3 that s3:// paths name, such as http://localhost:9000 (default: "
+                    "Server for s3:// paths, such as http://localhost:9000 (default: "
                     "AWS_ENDPOINT_URL, or else AWS)");
     command->choice(
         "--color", {"auto", "always", "never"},
