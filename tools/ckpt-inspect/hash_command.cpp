@@ -43,7 +43,7 @@ Manifest read_manifest(const std::string& path) {
   return inspect::parse_manifest(read_text(path, kMaxManifestNbytes, check_begin), path);
 }
 
-// Returns the entries of the expected manifest that the patterns select.
+// Reads the manifest of --check, and returns its entries that the patterns select.
 Manifest read_expected(const HashOptions& options) {
   Manifest expected = read_manifest(options.manifest_path);
   if (expected.part) {
@@ -145,7 +145,7 @@ Manifest compute(const HashOptions& options, const formats::CheckpointReader& re
   return manifest;
 }
 
-// Joins the outputs of all parts.
+// Joins the manifests of all parts into one.
 Manifest join(const HashOptions& options, const formats::CheckpointReader& reader,
               const inspect::Selection& selection) {
   std::vector<inspect::PartOfManifest> parts;

@@ -13,7 +13,7 @@ namespace {
 
 using formats::CheckpointReader;
 
-// A line of the list: a tensor under its own name or an alias's.
+// A line of the list: a tensor under its own name or under an alias.
 struct Row {
   std::string_view name;
   std::size_t tensor;

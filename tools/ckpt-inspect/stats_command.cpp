@@ -24,7 +24,7 @@ constexpr const char* kHelpCommand = "ckpt-inspect stats --help";
 
 struct Group {
   std::int64_t num_tensors = 0;
-  std::int64_t num_codes = 0;  // of these tensors, those whose elements are codes
+  std::int64_t num_codes = 0;  // how many of these tensors have codes as elements
   Statistics statistics;
 };
 
@@ -139,7 +139,7 @@ std::vector<Statistics> join(const StatsOptions& options, const formats::Checkpo
   return inspect::join_statistics(parts, reader.contents(), selection);
 }
 
-// Prints the statistics of one part of the tensors, for --join.
+// Prints the statistics of one part of the tensors as JSON, which --join reads.
 void print_part(const StatsOptions& options, const formats::CheckpointReader& reader,
                 const inspect::Selection& selection, Terminal& terminal) {
   const PartOfWork part = parse_part("--part", options.part, kHelpCommand);

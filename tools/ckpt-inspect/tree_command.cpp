@@ -84,7 +84,8 @@ class TreePrinter {
     for (const TreeNode& child : node.children) add(child, depth + 1, num_alike);
   }
 
-  // `num_alike`: the values that share the line, because they or their groups are folded.
+  // `num_alike`: how many values share the line, because they or their groups are folded (equal
+  // layers in one line).
   void add_value(const TreeNode& node, const std::string& label, std::int64_t num_alike) {
     if (num_alike > 1) {
       table_.add_row({{label},

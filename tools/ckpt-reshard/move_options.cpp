@@ -45,14 +45,15 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
-/// Returns the count that an option gives; 0 if the option is not given.
+/// Returns the number that was given for an option; 0 if the option is not given. Throws if it is
+/// below 1.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
   if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
   return number;
 }
 
-/// Adds the options that say how a move runs; what it writes does not depend on them.
+/// Adds the options that say how a move runs. They do not change what it writes.
 void add_run_options(Command& command, MoveOptions& options) {
   command
       .size_option("--memory", "SIZE", options.memory_nbytes,
@@ -138,7 +139,8 @@ void add_move_options(Command& command, MoveOptions& options) {
           "What --cast does with numbers that are too large for DTYPE: fail, take its largest "
           "number, or make them infinite (default: refuse)")
       .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
-                   "Maximum size of one file, such as 5GB. Safetensors format only")
+                   "Largest size of one file, such as 5GB; a larger tensor gets a file of its own. "
+                   "Safetensors format only")
       .option(
           "--device-mesh", "TYPE:NAMES", options.device_mesh,
           "Device type and axis names of the trainer's mesh, to write into each rank's file, such "

@@ -25,7 +25,8 @@ using reshard::Plan;
 
 constexpr int kJsonSchema = 1;
 constexpr std::size_t kMaxFindingsShown = 100;
-constexpr std::size_t kMaxUnderflowsShown = 10;  // they are common, and harmless to most models
+// Few, because most models have such numbers and are not harmed.
+constexpr std::size_t kMaxUnderflowsShown = 10;
 constexpr std::size_t kMaxSharesShown = 20;
 
 std::string contents_line(const MoveOptions& options, const Plan& plan) {
@@ -108,8 +109,8 @@ std::string names_in_words(const std::vector<std::string>& names) {
   return text;
 }
 
-/// Prints one line about the extra files that are carried, one for each edit, and one about what is
-/// left.
+/// Prints one line about the extra files that are copied, one for each edited file, and one about
+/// the files that are left out.
 void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal) {
   std::vector<std::string> carried;
   std::uint64_t nbytes = 0;
@@ -185,7 +186,7 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
   return {};
 }
 
-/// Prints one line about what the formats change.
+/// Prints one line about what the move changes because of the formats.
 void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Terminal& terminal) {
   std::string line;
   for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);
@@ -193,7 +194,7 @@ void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Termi
   terminal.print("changed: " + line + " (docs/formats/what-each-holds.md)\n");
 }
 
-/// The first name of each kind that the options leave out; empty if there is none.
+/// The first tensor, value and alias that options leave out; empty if there is none.
 struct FirstLeftOut {
   std::string tensor{};
   std::string value{};
@@ -207,7 +208,7 @@ FirstLeftOut first_left_out(const MoveOptions& options,
   wanted.only = NameSelection(options.only);
   if (options.drop_optimizer) wanted.optimizer = reshard::OptimizerSelection::leave_out;
   const reshard::MovedSelection moved(contents, wanted);
-  std::set<std::string_view> targets;  // tensors that are moved under the name of an alias
+  std::set<std::string_view> targets;  // tensors of which an alias is moved
   FirstLeftOut first;
   const auto take = [](std::string& name, const std::string& candidate) {
     if (name.empty() || candidate < name) name = candidate;
@@ -249,7 +250,7 @@ void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
   terminal.print("left out by " + by + ": " + what + "\n");
 }
 
-/// Prints one line about what the cast leaves as it is.
+/// Prints one line about the tensors that the cast does not change.
 void print_uncast(const reshard::UncastTensors& uncast, Terminal& terminal) {
   if (uncast.count == 0) return;
   terminal.print("not cast: " + counted(uncast.count, "tensor") + " (" + printable(uncast.first) +
@@ -290,7 +291,8 @@ void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& 
   json.end_array().end_object();
 }
 
-/// Prints what the reader found in the source when it opened it; notes have said it before.
+/// Prints to standard output what the reader found in the source when it opened it, which notes on
+/// standard error say too.
 void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
   for (const Finding& finding : reader.contents().opening_findings) {
     terminal.print("source: " + finding_line(finding) + "\n");
@@ -382,7 +384,7 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   print_rounded_to_zero(outcome, terminal);
 }
 
-/// Prints what a worker has written, and which parts are missing.
+/// Prints what this worker has written, and which parts are not complete yet.
 void print_shares(const MoveOptions& options, const Outcome& outcome, Terminal& terminal) {
   const std::string number = std::to_string(outcome.num_shares);
   const auto say = [&](const std::string& what) {

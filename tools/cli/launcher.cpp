@@ -9,14 +9,14 @@
 namespace tessera::cli {
 namespace {
 
-/// The variables of one launcher. A launcher counts only if it sets all of them.
+/// The environment variables that one launcher sets. It is recognised only if all of them are set.
 struct LauncherVariables {
   const char* index;
-  const char* count;  // null: there is none
-  const char* first;  // the smallest index; null: 0
+  const char* count;  // null: the launcher has no such variable
+  const char* first;  // variable with the smallest index; null: indices begin at 0
 };
 
-// A job array comes before the tasks of one of its jobs, because a job of one task sets both.
+// Slurm's job array is before Slurm's tasks, because a job of an array sets the variables of both.
 constexpr LauncherVariables kLaunchers[] = {
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr},
     {"PMI_RANK", "PMI_SIZE", nullptr},
@@ -38,7 +38,8 @@ std::optional<int> number_in(const char* variable) {
   return number;
 }
 
-/// Whether several tasks of one array job run: then the array's index is not unique.
+/// Returns whether a job of the array has several tasks. Then several processes have the same array
+/// index.
 bool has_several_tasks() {
   return number_in("SLURM_NTASKS").value_or(1) > 1;
 }
