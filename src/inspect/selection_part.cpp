@@ -57,7 +57,7 @@ void NamesOfParts::note(const std::string& name, const std::string& path) {
   const auto found = path_of_.find(name);
   if (found == path_of_.end()) {
     refuse("names of the checkpoint", "a name that it does not have",
-           "is the part of another checkpoint?");
+           "is this part from another checkpoint?");
   }
   if (!found->second.empty()) {
     refuse("each name in one part", "the name in " + printable(found->second) + ", too",

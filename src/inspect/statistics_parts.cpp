@@ -50,7 +50,7 @@ class Entry {
       throw Error::expected(
           ErrorKind::mismatch, {.path = path_, .fqn = meta.fqn}, "numel",
           std::to_string(meta.numel() * numbers_per_element(meta.dtype)) + " of the checkpoint",
-          std::to_string(result.numel), "is the part of another checkpoint?");
+          std::to_string(result.numel), "is this part from another checkpoint?");
     }
     result.num_zeros = count("zeros");
     result.num_nan = count("nan");

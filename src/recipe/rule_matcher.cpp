@@ -68,7 +68,8 @@ void RuleMatcher::add(std::size_t input, Match match) {
   const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
   if (is_new) return;
   report_(rule_name(rule), *inputs_[input].name,
-          "other captures than those of " + *inputs_[known->second].name, "the same captures");
+          "captures that differ from those of " + *inputs_[known->second].name,
+          "the same captures");
 }
 
 std::vector<Instance> RuleMatcher::take_complete(std::size_t rule) {
@@ -89,7 +90,7 @@ bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const 
     for (const auto& [stacked, input] : all) {
       if (instance.streams[s].contains(stacked)) continue;
       report_(rule_name(rules_.rules[rule]), name_of(rule, s, instance, stacked),
-              "a tensor, as there is " + *inputs_[input].name, "none");
+              "a tensor of this name, because there is " + *inputs_[input].name, "none");
       is_complete = false;
     }
   }

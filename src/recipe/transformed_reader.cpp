@@ -133,7 +133,7 @@ class GroupNames {
     const auto [known, is_new] = groups.emplace(name, group);
     if (is_new || known->second == group) return;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "param_groups",
-                          "parameters that become one tensor to be in one parameter group",
+                          "parameters that become one tensor in one parameter group",
                           "them in two groups");
   }
 
@@ -318,14 +318,15 @@ void TransformedReader::check(const Condition& condition, std::size_t tensor_ind
     elements_.read(condition.expected, window, expected);
     if (found == expected) continue;
     const auto differs = std::ranges::mismatch(found, expected).in1 - found.begin();
-    throw Error::expected(
-        ErrorKind::mismatch, {.path = path(), .fqn = contents_.tensors[tensor_index].meta.fqn},
-        "rule " + std::to_string(condition.rule),
-        condition.expected.tensor().blocks.front().source == kConstant
-            ? "the recipe's value in all of the padding, which is left out"
-            : "equal elements in the tensors that become one",
-        "another one at element " + std::to_string(at + differs / static_cast<std::int64_t>(size)) +
-            " of " + std::to_string(numel));
+    throw Error::expected(ErrorKind::mismatch,
+                          {.path = path(), .fqn = contents_.tensors[tensor_index].meta.fqn},
+                          "rule " + std::to_string(condition.rule),
+                          condition.expected.tensor().blocks.front().source == kConstant
+                              ? "the recipe's padding value in all elements that are left out"
+                              : "equal elements in the tensors that become one",
+                          "a different one at element " +
+                              std::to_string(at + differs / static_cast<std::int64_t>(size)) +
+                              " of " + std::to_string(numel));
   }
 }
 

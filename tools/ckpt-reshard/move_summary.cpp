@@ -177,7 +177,7 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
                    "tensors or dicts lose their attributes") +
              in_brackets(counted_change.names);
     case Change::value_types:
-      return words("value becomes one of a plainer type", "values become ones of plainer types") +
+      return words("value gets a plainer type", "values get plainer types") +
              in_brackets(counted_change.names);
     case Change::tensor_steps:
       return words("step of the optimizer becomes a float32 tensor",

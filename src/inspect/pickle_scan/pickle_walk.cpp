@@ -116,8 +116,8 @@ class Walk {
     WalkedGlobal& global = walk_.globals[used.number];
     global.escapes = true;
     if (is_wrapper_class(global)) {
-      reach_limit("NumpyArrayWrapper to be called",
-                  "it used as a value; raw arrays may follow that the scan does not see");
+      reach_limit("a call of NumpyArrayWrapper",
+                  "another use of it; raw arrays may follow that the scan does not see");
     }
   }
   void drop() { consume(pop()); }

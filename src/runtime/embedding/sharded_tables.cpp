@@ -38,7 +38,7 @@ void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
                             "a rule for every table", "none for this table",
-                            "make the plan anew with plan_tables, or add a rule");
+                            "make a new plan with plan_tables, or add a rule");
     }
     if (const auto problem = problem_of(rule->second, world_size)) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name},
@@ -411,7 +411,7 @@ class LookupNode final : public torch::autograd::Node {
     if (!inputs_) {
       throw Error::expected(
           ErrorKind::invalid_argument, {}, "backward of an embedding collection",
-          "one backward for each forward", "a second one",
+          "one backward for each forward", "a second backward",
           "the first one has updated the tables; retain_graph does not work here");
     }
     const auto inputs = std::exchange(inputs_, nullptr);
