@@ -32,7 +32,7 @@ struct Bags {
 struct PooledGradient {
   const float* data;
   std::int64_t stride;  // elements from one sample to the next
-  float scale = 1;      // each row's gradient is multiplied by it
+  float scale = 1;      // factor of each row's gradient
 };
 
 }  // namespace tessera::embedding

@@ -47,8 +47,8 @@ class TouchedRows {
     std::span<const std::uint32_t> offsets;
     std::span<const Occurrence> occurrences;  // sorted by row, then in batch order
     std::span<const HotRow> hot_rows;         // ascending by `index`
-    std::int64_t num_blocks = 0;              // of all its hot rows together
-    std::int64_t num_samples = 0;             // of the batch
+    std::int64_t num_blocks = 0;              // number of blocks of all its hot rows
+    std::int64_t num_samples = 0;             // samples of the batch
     Columns columns{};                        // columns of the table's bags in the pooled output
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }

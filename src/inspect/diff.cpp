@@ -25,7 +25,7 @@ constexpr std::int64_t kBlockNumel = 8192;
 // A tensor, alias or value of a checkpoint.
 struct Entry {
   enum class Kind { tensor, alias, value } kind;
-  std::size_t index;  // of the tensor (for an alias, of its target) or of the value
+  std::size_t index;  // index of the tensor (for an alias, of its target) or of the value
 };
 
 using Entries = std::map<std::string, Entry>;

@@ -33,7 +33,7 @@ struct DiffOptions {
 struct ElementDifferences {
   std::int64_t numel = 0;
   std::int64_t num_different = 0;
-  Shape first_index{};  // of the first differing element in row-major order, per dimension
+  Shape first_index{};  // index of the first differing element in row-major order
   std::string first_a{};
   std::string first_b{};
   std::int64_t num_nan_on_one_side = 0;

@@ -40,7 +40,7 @@ struct Manifest {
     int num_parts;
     friend bool operator==(const Part&, const Part&) = default;
   };
-  std::vector<Entry> entries{};  // by name (byte order), no name twice
+  std::vector<Entry> entries{};  // sorted by name (byte order), no name twice
   std::vector<Entry> files{};    // extra files beside the checkpoint; sorted as `entries`
   std::optional<Part> part{};    // nothing: the manifest has all names
 

@@ -13,7 +13,7 @@ namespace tessera::inspect {
 /// The statistics that one of several processes has printed for its part of the tensors: for each
 /// tensor its `name` and the members of `exact_statistics`, as JSON.
 struct PartOfStatistics {
-  std::string path;  // of the file with the document
+  std::string path;  // path of the file with the document
   Value document;    // an object with the list `stats`
 };
 

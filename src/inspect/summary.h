@@ -53,8 +53,8 @@ struct TreeNode {
   std::string label;
   std::int64_t num_repeats = 1;  // number of siblings that this node stands for
   std::size_t index = 0;  // of the entry in the contents (of the first sibling); unused for a group
-  Totals totals;          // of all siblings together
-  std::vector<TreeNode> children;  // of the first sibling; numbers are sorted as numbers
+  Totals totals;          // sums over all siblings
+  std::vector<TreeNode> children;  // children of the first sibling; numbers are sorted as numbers
 };
 
 /// Which numbered siblings are merged into one node, such as `[0:32]`: siblings with the same names

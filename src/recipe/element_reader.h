@@ -38,7 +38,7 @@ class IndexedBlocks {
   std::size_t first_in(std::int64_t begin) const;
 
   BlockTensor tensor_;             // its blocks are sorted by their first element
-  std::vector<FlatRange> bounds_;  // by block: from its first element to its last
+  std::vector<FlatRange> bounds_;  // one per block: from its first element to its last
   std::int64_t longest_ = 0;
 };
 

@@ -140,7 +140,7 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
                      const std::vector<RenamedEntry>& entries, const std::string& path,
                      std::vector<Finding>& notes) {
   if (source.aliases.empty()) return;
-  std::unordered_map<std::string_view, std::string_view> tensor_of;  // by new name
+  std::unordered_map<std::string_view, std::string_view> tensor_of;  // old tensor, by new name
   for (const Target& target : made.targets) {
     tensor_of.emplace(target.entry.meta.fqn, target.entry.meta.fqn);
   }
@@ -183,7 +183,7 @@ bool is_text(const formats::Key& key) {
 /// Adds a note about dict keys and list positions that become text.
 void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>& entries,
                     const std::string& path, std::vector<Finding>& notes) {
-  std::unordered_map<std::string_view, const KeyPath*> paths;  // by new name
+  std::unordered_map<std::string_view, const KeyPath*> paths;  // key paths, by new name
   for (const Target& target : made.targets) {
     paths.emplace(target.entry.meta.fqn, &target.entry.key_path);
   }

@@ -95,7 +95,7 @@ class NameTemplate {
   std::string text_;
   Parts parts_;
   std::vector<std::string> captures_;
-  std::vector<std::size_t> slots_;  // by part: for a capture, its index in captures_
+  std::vector<std::size_t> slots_;  // one per part: for a capture, its index in captures_
 };
 
 }  // namespace tessera::recipe

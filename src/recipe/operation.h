@@ -120,8 +120,9 @@ Operation inverse_of(const Operation& operation);
 /// The tensors of one name template of a rule. If the rule stacks captures, there is one tensor for
 /// each combination of their numbers.
 struct Stream {
-  std::vector<std::string> captures{};                         // sorted
-  std::map<std::vector<std::int64_t>, BlockTensor> tensors{};  // by the numbers of `captures`
+  std::vector<std::string> captures{};  // sorted
+  /// The key is the numbers of `captures`.
+  std::map<std::vector<std::int64_t>, BlockTensor> tensors{};
 };
 
 /// Two tensors whose elements must be equal, because the recipe merges them into one.

@@ -26,7 +26,7 @@ struct Instance {
 struct Match {
   std::size_t rule;
   std::size_t stream;
-  std::vector<std::string> captured;  // by capture of the template
+  std::vector<std::string> captured;  // one per capture of the template
 };
 
 /// Takes a problem with a rule: name of the rule, tensor, what was expected, what was found.
@@ -66,8 +66,8 @@ class RuleMatcher {
   const std::string& prefix_;
   const std::vector<Input>& inputs_;
   ReportProblem report_;
-  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
-  std::vector<std::vector<std::string>> shared_;                         // by rule
+  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // one map per rule
+  std::vector<std::vector<std::string>> shared_;                         // one list per rule
 };
 
 }  // namespace tessera::recipe

@@ -17,7 +17,7 @@ namespace tessera::recipe {
 
 /// A rule of a recipe, with all expressions evaluated to numbers.
 struct Rule {
-  std::size_t number = 0;            // from 1
+  std::size_t number = 0;            // position in the recipe, from 1
   std::vector<NameTemplate> from{};  // all with the same captures
   std::vector<NameTemplate> to{};    // all with the same captures; empty: the rule drops its inputs
   std::vector<Operation> operations{};

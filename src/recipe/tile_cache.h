@@ -47,7 +47,7 @@ class TileCache {
     std::mutex mutex;  // guards the members below
     std::condition_variable is_full;
     int num_filled = 0;
-    std::exception_ptr error;  // of the first share that failed
+    std::exception_ptr error;  // error of the first share that failed
   };
 
   std::shared_ptr<Tile> find(std::size_t tensor, std::size_t piece, std::int64_t number,

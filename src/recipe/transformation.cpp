@@ -232,7 +232,7 @@ std::optional<std::vector<Made>> Transformer::make(
   for (std::size_t s = 0; s < streams.size(); ++s) {
     const std::vector<std::string>& unstacked = streams[s].captures;
     for (auto& [numbers, tensor] : streams[s].tensors) {
-      std::vector<std::string> digits;  // by capture in `unstacked`
+      std::vector<std::string> digits;  // one per capture in `unstacked`
       for (const std::int64_t number : numbers) digits.push_back(std::to_string(number));
       const auto value_of = [&](const std::string& capture) -> const std::string& {
         const auto place = std::ranges::lower_bound(shared, capture);

@@ -39,9 +39,9 @@ struct Transformation {
   std::vector<ValueTarget> values;
   std::vector<TargetRequirement> requirements;
   std::vector<formats::Finding> problems;
-  std::vector<RuleUse> uses;  // by rule
+  std::vector<RuleUse> uses;  // one per rule
   std::vector<std::string> dropped;
-  std::uint64_t num_dropped_elements = 0;  // of dropped tensors, slices and paddings
+  std::uint64_t num_dropped_elements = 0;  // elements of dropped tensors, slices and paddings
   /// By old name; only tensors whose names change.
   std::unordered_map<std::string, std::vector<std::string>> new_names;
   /// For each parameter, by its index in the source: the names of the parameters made from it; no

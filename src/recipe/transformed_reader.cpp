@@ -203,7 +203,8 @@ class TransformedReader final : public formats::DerivedReader {
   ElementReader elements_;
   GroupNames groups_;
   CheckpointContents contents_;
-  std::vector<std::vector<Elements>> pieces_;             // by tensor and piece of contents_
+  // For each tensor of contents_ and each of its pieces.
+  std::vector<std::vector<Elements>> pieces_;
   mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
   mutable TileCache tiles_;
 };

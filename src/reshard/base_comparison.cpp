@@ -80,7 +80,7 @@ class ComparingWriter final : public formats::CheckpointWriter {
   const CheckpointContents& contents_;
   const BaseCheckpoint& base_;
   const std::vector<PiecePair> pairs_;
-  const std::unique_ptr<std::atomic<bool>[]> differs_;  // of the pair with the same index
+  const std::unique_ptr<std::atomic<bool>[]> differs_;  // one per pair: whether the pieces differ
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ enum class Part {
 /// A member of a configuration that names a dtype.
 struct NamedDType {
   std::string path;        // `text_config.torch_dtype`
-  std::string_view value;  // in the text: `"float32"`
+  std::string_view value;  // the part of the text that is the value: `"float32"`
   Part part;
 };
 
@@ -163,7 +163,7 @@ ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast) {
       left.add(member.path, printable(member.value, kMaxShown));
       continue;
     }
-    edit.text.append(unchanged, member.value.data() + 1);  // with the quote
+    edit.text.append(unchanged, member.value.data() + 1);  // up to and including the quote
     edit.text += dtype_name(cast.to);
     unchanged = member.value.data() + member.value.size() - 1;
     edited.add(member.path,

@@ -18,7 +18,7 @@ struct CastDTypes {
 struct ConfigEdit {
   std::string text{};     // the edited configuration; empty: it stays as it is
   std::string what{};     // the edits: `text_config.torch_dtype: float32 to bfloat16`; empty: none
-  std::string left{};     // what keeps its value: `text_config.dtype: "auto"`; empty: none
+  std::string left{};     // members that keep another value: `text_config.dtype: "auto"`
   std::string why_not{};  // the configuration cannot be read: `a byte order mark`; else empty
 };
 

@@ -17,8 +17,8 @@ void execute_blocks(const Plan& plan, const formats::TensorSource& source,
 /// come from the old file, and others from the new one.
 void require_unchanged(const FileStates& before, const FileStates& after);
 
-/// Reads and returns the values that a plan moves. If `create` has a journal, adds to it what a run
-/// must have in common with this move to resume it.
+/// Reads and returns the values that a plan moves. If `create` has a journal, adds to it everything
+/// that must be equal so that a later run can resume this move.
 std::vector<Value> prepare_move(const Plan& plan, const formats::CheckpointReader& reader,
                                 formats::CreateOptions& create);
 

@@ -36,8 +36,8 @@ constexpr std::uint64_t kCodecNbytes = std::uint64_t{4} << 20;
 
 /// The buffers of one thread for one block.
 struct Workspace {
-  ByteBuffer block;   // in the destination's dtype
-  ByteBuffer uncast;  // in the source's dtype, if it differs
+  ByteBuffer block;   // elements in the destination's dtype
+  ByteBuffer uncast;  // elements in the source's dtype, if it differs
   ByteBuffer window;  // source bytes that one read brings for several contiguous runs
   ByteBuffer merge;   // rows of one column shard, for a merge of row-wise state
 };
@@ -96,7 +96,7 @@ class Execution {
         static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
     try {
       std::int64_t num_tasks = 0;
-      std::vector<std::int64_t> first_tasks;  // by range
+      std::vector<std::int64_t> first_tasks;  // one per range: number of its first task
       for (const BlockRange& range : ranges) {
         first_tasks.push_back(num_tasks);
         num_tasks += range.num_blocks();

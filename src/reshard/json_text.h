@@ -11,7 +11,7 @@ namespace tessera::reshard {
 /// other bytes. Also accepts words that Python writes and JSON does not have, such as `Infinity`.
 class JsonText {
  public:
-  static constexpr int kMaxDepth = 64;  // of objects and lists
+  static constexpr int kMaxDepth = 64;  // most levels of nested objects and lists
 
   explicit JsonText(std::string_view text) : text_(text) {}
 

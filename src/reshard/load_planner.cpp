@@ -255,7 +255,7 @@ class LoadPlanner {
 
   /// Returns whether every piece of a table has exactly the columns of one column shard.
   static bool is_cut_by_columns(const TensorEntry& table, const std::vector<std::int64_t>& widths) {
-    std::map<std::int64_t, std::int64_t> width_at;  // by column offset
+    std::map<std::int64_t, std::int64_t> width_at;  // number of columns, by column offset
     std::int64_t offset = 0;
     for (const std::int64_t width : widths) {
       width_at.emplace(offset, width);
@@ -310,13 +310,14 @@ class LoadPlanner {
   const CheckpointContents& wanted_;
   const int rank_;
   const LoadPlanOptions& options_;
-  const std::vector<StateRole> roles_;                  // parallel to the source's tensors
+  const std::vector<StateRole> roles_;                  // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // only if the dtype of a tensor differs
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::set<std::string_view> wanted_names_;
-  std::multimap<std::string_view, std::string_view> tied_names_;    // by the tensor's own name
-  std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name they get
+  // Second names of tensors; the key is the own name.
+  std::multimap<std::string_view, std::string_view> tied_names_;
+  std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name after the renames
 };
 
 }  // namespace

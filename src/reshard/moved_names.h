@@ -33,7 +33,7 @@ class MovedSelection {
 struct MovedTensor {
   std::size_t source_tensor = 0;
   std::string source_name;         // of the tensor, or of an alias that becomes a tensor
-  bool has_torchrec_name = false;  // at the destination
+  bool has_torchrec_name = false;  // its name at the destination is one of torchrec's
   std::string name;
   formats::KeyPath key_path{};
 };

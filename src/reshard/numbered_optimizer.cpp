@@ -33,7 +33,7 @@ bool is_number(std::string_view text) {
 /// The text between two dots of a name, and the key of the path that contains it.
 struct Component {
   std::string_view text;
-  std::size_t begin;  // in the name
+  std::size_t begin;  // position in the name
   std::size_t key;
   std::size_t begin_in_key;
   bool is_position;  // the key is a position in a list

@@ -16,8 +16,8 @@ namespace tessera::reshard {
 
 /// A number of a parameter within a name: `0` of `optim.state.0.exp_avg`.
 struct NumberPlace {
-  std::size_t begin;         // in the name
-  std::size_t end;           // in the name
+  std::size_t begin;         // where the number begins in the name
+  std::size_t end;           // where the number ends in the name
   std::size_t key;           // index of the key in the path that has the number
   std::size_t begin_in_key;  // position of the number in that key, if it is a string
 
@@ -36,12 +36,12 @@ formats::KeyPath path_with_name(formats::KeyPath path, const NumberPlace& place,
 
 /// An optimizer whose state has numbers instead of names of parameters, as torch.optim writes it.
 struct NumberedOptimizer {
-  std::string root;  // what names have before `state` and `param_groups`: `optim.`
+  std::string root;  // part of the names before `state` and `param_groups`: `optim.`
   std::vector<std::vector<std::string>> groups;       // numbers, in the optimizer's order
   std::vector<std::vector<std::string>> param_names;  // as PyTorch stores them; empty: not stored
   std::vector<std::size_t> values;                    // indices of the values that list numbers
-  std::map<std::string, Shape> shapes;                // of pointwise state, by number
-  std::set<std::string> flat;  // numbers whose pointwise state is flat (Flat state, below)
+  std::map<std::string, Shape> shapes;  // shapes of pointwise state, by the parameter's number
+  std::set<std::string> flat;           // numbers whose pointwise state is flat (Flat state, below)
 
   std::size_t num_params() const;
 };

@@ -376,12 +376,12 @@ class NamedParamsReader final : public formats::DerivedReader {
   }
 
   std::string root_;
-  std::map<std::string, std::string> names_;  // by number
-  std::map<std::string, Shape> shapes_;       // of parameters, by number
+  std::map<std::string, std::string> names_;  // names of parameters, by number
+  std::map<std::string, Shape> shapes_;       // shapes of parameters, by number
   CheckpointContents contents_;
-  std::vector<std::size_t> tensors_;     // parallel to contents_.tensors: index in the source
-  std::vector<std::size_t> values_;      // parallel to contents_.values: index in the source
-  std::set<std::size_t> params_values_;  // in the source: values that list numbers
+  std::vector<std::size_t> tensors_;     // one per tensor of contents_: its index in the source
+  std::vector<std::size_t> values_;      // one per value of contents_: its index in the source
+  std::set<std::size_t> params_values_;  // indices of the source's values that list numbers
 };
 
 // Comparison of the names with the tensors of the checkpoint

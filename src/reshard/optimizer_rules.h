@@ -73,7 +73,7 @@ class OptimizerEntries {
   bool contain(std::string_view name) const;
 
  private:
-  std::set<std::string_view> roots_;  // what names have before `state` and `param_groups`: `optim.`
+  std::set<std::string_view> roots_;  // parts of names before `state` and `param_groups`: `optim.`
   std::set<std::string_view> by_role_;
 };
 

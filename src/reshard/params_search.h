@@ -12,7 +12,7 @@
 // its state.
 namespace tessera::reshard {
 
-/// A parameter that has a number.
+/// A parameter that an optimizer knows only by a number, with the shape of its state.
 struct NumberedParam {
   std::string number;
   std::optional<Shape> shape;  // none: the number has no state with this shape

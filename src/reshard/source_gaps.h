@@ -17,7 +17,7 @@ namespace tessera::reshard {
 /// A tensor of the source without its missing pieces.
 struct PresentPieces {
   formats::TensorEntry tensor;         // without the missing pieces
-  std::vector<std::uint32_t> numbers;  // of its pieces in the source
+  std::vector<std::uint32_t> numbers;  // the pieces' numbers in the source
   bool are_enough;                     // whether they hold every element
 
   /// Replaces the piece numbers in `copy`, which count only the present pieces, by numbers that

@@ -51,11 +51,11 @@ class TensorPlanner {
   const DestinationLayout& layout_;
   Plan& plan_;
   PlanReport& report_;
-  const std::vector<StateRole> roles_;                  // parallel to the source's tensors
+  const std::vector<StateRole> roles_;                  // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // the source's; only for a cast
   LayoutCheck layout_check_;
   const RowWiseMergePlanner merge_planner_;
-  const bool holds_replicas_;  // of the destination's format
+  const bool holds_replicas_;  // the destination's format stores replicas
   WriterBalance balance_;
 };
 

@@ -142,7 +142,7 @@ bool has_torchrec_name(std::string_view fqn) {
 }
 
 std::vector<StateName> canonical_names(const CheckpointContents& contents) {
-  std::map<std::string_view, TableState> tables;  // by the weight's key
+  std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const auto key = parse_fused_state_key(contents.tensors[i].meta.fqn);
     if (key) tables[key->weight].emplace(key->name, i);
@@ -160,7 +160,7 @@ std::vector<StateName> canonical_names(const CheckpointContents& contents) {
 }
 
 std::vector<StateName> torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
-  std::map<std::string_view, TableState> tables;  // by the weight's key
+  std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const std::string_view fqn = contents.tensors[i].meta.fqn;
     const std::size_t dot = fqn.rfind('.');

@@ -27,8 +27,8 @@ struct BlocksOfShare {
 /// The blocks of one piece, which follow each other.
 struct PieceExtent {
   std::int64_t num_blocks = 0;
-  std::uint64_t block_nbytes = 0;  // of all blocks except the last one
-  std::uint64_t nbytes = 0;        // of all blocks
+  std::uint64_t block_nbytes = 0;  // bytes of each block except the last one
+  std::uint64_t nbytes = 0;        // bytes of all blocks
   std::size_t file = 0;  // number of the file with this piece; pieces of one file follow each other
 };
 

@@ -113,7 +113,8 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
     } else {
       cells.push_back({counted(tensor.meta.nbytes(), "byte")});
       cells.push_back({rounded_size(tensor.meta.nbytes())});
-      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});  // on a narrow terminal
+      // On a narrow terminal, this column replaces the two columns before it.
+      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});
       cells.push_back({are_all_whole ? "" : counted(tensor.pieces.size(), "piece"), Style::faint});
     }
     table.add_row(cells);

@@ -32,16 +32,16 @@ struct MoveOptions {
   std::string mesh_path;
   std::string like_path;  // path of the checkpoint whose pieces DST gets; empty: not given
   std::string units_path;
-  std::string flat_layout_path;      // of the source, for verbs that read one checkpoint
+  std::string flat_layout_path;      // for the source; only verbs that read one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   std::string compress = "none";
   std::string base;  // path of the checkpoint to share files with; empty: not given
   std::vector<std::string> only;
-  std::string only_option = "--only";  // for messages: the options whose patterns are in `only`
+  std::string only_option = "--only";  // name of the options that set `only`, for messages
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // applied to names that no rename matches
-  std::vector<std::string> source_prefixes;      // of a merge
-  formats::MergePreference preference = formats::MergePreference::none;  // of a merge
+  std::vector<std::string> source_prefixes;      // only of a merge
+  formats::MergePreference preference = formats::MergePreference::none;  // only of a merge
   std::string combination;  // of `combine`: the formula; empty: none
   bool drop_optimizer = false;
   std::string optimizer_params;  // a file or `auto`; empty: not given
@@ -93,7 +93,7 @@ struct OptionFiles {
   std::string units;
   std::string flat_layout;
   reshard::OptimizerParams optimizer_params;
-  std::string recipe;  // with the source's config.json
+  std::string recipe;  // text of the recipe and of the source's config.json
 };
 
 // The next two functions convert the options for the core. Throws: UsageError that names the

@@ -123,7 +123,7 @@ void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal)
                    names_in_words(carried) + "\n");
   }
   for (const auto& edit : files.edits) terminal.print(edit.name + ": " + edit.what + "\n");
-  std::map<std::string, std::vector<std::string>> left;  // by reason
+  std::map<std::string, std::vector<std::string>> left;  // names of files, by reason
   for (const auto& [name, why] : files.left) left[why].push_back(name);
   std::string line;
   for (const auto& [why, names] : left) {

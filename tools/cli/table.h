@@ -72,7 +72,7 @@ class Table {
   std::vector<Alternates> alternates_;
   std::string texts_;
   std::vector<StoredCell> cells_;
-  std::vector<std::size_t> row_ends_;  // by row: the number of cells up to its end
+  std::vector<std::size_t> row_ends_;  // one per row: the number of cells up to its end
 };
 
 }  // namespace tessera::cli

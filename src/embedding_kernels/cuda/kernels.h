@@ -42,7 +42,7 @@ class TouchedRows {
     const std::uint32_t*
         first_blocks;  // [ids + 1], first block of each hot row; last: number of blocks
     const Occurrence* occurrences;      // [ids]
-    const std::uint32_t* num_rows;      // one number: the rows of all tables
+    const std::uint32_t* num_rows;      // one number: how many rows all tables have together
     const std::uint32_t* table_begins;  // [tables + 1], index of each table's first row
     std::int64_t num_ids;
     int row_bits;

@@ -16,7 +16,7 @@
 namespace tessera::inspect {
 namespace {
 
-constexpr int kMaxDepth = 6;  // of archives within archives
+constexpr int kMaxDepth = 6;  // most levels of archives within archives
 constexpr std::size_t kHeadNbytes = 520;
 constexpr std::size_t kMaxPicklesInARow = 10'000;
 constexpr std::uint64_t kLeastBudgetNbytes = std::uint64_t{1} << 30;

@@ -46,7 +46,7 @@ Words words_of(std::string_view text) {
 
 /// The name tables, ready to be searched. [Note: Name tables]
 struct Tables {
-  std::unordered_map<std::string, Verdict> harmless;  // by `module.name`
+  std::unordered_map<std::string, Verdict> harmless;  // the key is `module.name`
   Words dangerous = words_of(dangerous_modules());    // modules, which include their submodules
   Words standard = words_of(standard_modules());
   Words powerful_modules = words_of(inspect::powerful_modules());

@@ -30,7 +30,7 @@ struct WalkedGlobal {
 
 /// The first place at which a loader would stop with an error.
 struct PickleBreak {
-  std::uint64_t offset = 0;  // in the file
+  std::uint64_t offset = 0;  // position in the file
   std::string expected{};
   std::string found{};
 };

@@ -224,7 +224,7 @@ class AtenTableBackward final : public TableBackward {
 
   std::vector<TableTensors> tables_;
   double scale_;
-  std::vector<Occurrences> occurrences_;  // by table
+  std::vector<Occurrences> occurrences_;  // one per table
 };
 
 class AtenTableKernels final : public TableKernels {

@@ -66,8 +66,8 @@ class DeviceInput final : public Input {
   // By sending rank and output of this rank.
   std::vector<std::vector<std::int64_t>> num_ids_of_output_;
   at::Tensor sent_, received_;
-  at::Tensor positions_;  // of all ids that are sent, if weight gradients are wanted
-  at::Tensor lengths_;    // of the whole batch, on the device
+  at::Tensor positions_;  // positions in the batch of all sent ids, if weight gradients are wanted
+  at::Tensor lengths_;    // lengths of the whole batch, on the device
   dist::Pending pending_;
   std::optional<c10::Event> arrived_;
   bool has_advanced_ = false;

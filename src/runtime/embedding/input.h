@@ -113,7 +113,7 @@ class Input {
   bool returns_weight_gradients_ = false;
   TableBatch batch_;
   std::exception_ptr failure_;              // thrown again by later calls
-  std::vector<std::int64_t> batch_sizes_;   // by rank
+  std::vector<std::int64_t> batch_sizes_;   // number of samples of each rank
   std::vector<std::int64_t> num_sent_;      // ids sent to each rank
   std::vector<std::int64_t> num_received_;  // ids received from each rank
   LocalBags bags_;

@@ -23,7 +23,7 @@ struct LocalTable {
   TableRule rule;
   std::vector<Shard> layout;     // the shards of all ranks
   Box region;                    // this rank's part of the table; no rows if it holds nothing
-  std::int64_t num_columns = 0;  // of the whole table
+  std::int64_t num_columns = 0;  // columns of the whole table
   at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
   at::Device device =
@@ -47,8 +47,9 @@ struct PooledColumns {
 /// Bags whose rows are on the device. For a cached table, the ids are slots of its cache.
 struct ResidentBags {
   LocalBags bags;
-  std::vector<std::vector<std::int64_t>> slots;  // by cached table
-  std::vector<std::uint64_t> generations;  // by cached table: RowCache::generation at the fetch
+  std::vector<std::vector<std::int64_t>> slots;  // one list per cached table
+  /// One per cached table: RowCache::generation at the fetch.
+  std::vector<std::uint64_t> generations;
 };
 
 /// Looks up several tables together. The forward pools rows. The backward computes gradients of

@@ -109,7 +109,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   TablePlan plan_;
   dist::Mesh mesh_;
   std::optional<FusedOptimizer> optimizer_;
-  at::Device device_;                   // of all tables
+  at::Device device_;                   // the device of all tables
   std::shared_ptr<dist::Group> world_;  // all ranks; a connection for lookups only
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
   // Null on the CPU. Batches have a connection of their own: on a device the messages of one
@@ -121,8 +121,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // the shards that each rank looks up
   std::shared_ptr<const Assignments> replicated_;  // the data_parallel tables, as for one rank
-  std::vector<PooledColumns> pooled_columns_;      // by rank
-  std::vector<RankBlocks> blocks_;  // by rank, one block per item of its pooled columns
+  std::vector<PooledColumns> pooled_columns_;      // one per rank
+  std::vector<RankBlocks> blocks_;  // one per rank, with one block per item of its pooled columns
   bool covers_output_ = false;  // each output column is written, so the output needs no zeros first
   bool has_means_ = false;
   std::uint64_t static_fingerprint_ = 0;  // hash of all that never changes

@@ -23,7 +23,7 @@ struct TableBatch {
     std::int64_t first_bag = 0;  // index of its first bag in `lengths`
     bool is_missing = false;     // the batch lacks the feature: all bags are empty
   };
-  std::vector<Slice> slices;  // by output, as TableSet::outputs
+  std::vector<Slice> slices;  // one per item of TableSet::outputs
 
   bool is_on_host() const { return ids.is_cpu(); }
   /// Returns how many ids a sample's bag has. Requires: the batch is on the host.

@@ -171,8 +171,8 @@ class CollectiveSchedule {
   PhaseKey key_;
   List* list_ = nullptr;  // list of the open phase; null between phases
   bool is_following_ = false;
-  std::vector<State> state_;       // by entry
-  std::vector<bool> is_needed_;    // by entry: whether this rank needed it
+  std::vector<State> state_;       // one per entry
+  std::vector<bool> is_needed_;    // one per entry: whether this rank needed it
   std::size_t cursor_ = 0;         // number of entries that have run
   std::size_t needs_cursor_ = 0;   // position after the last entry that this rank needed
   std::vector<std::size_t> held_;  // positions of reductions that are held back

@@ -72,7 +72,7 @@ class FlatParamGradients {
   /// A flat gradient of some of the parameters.
   struct FlatGradient {
     at::Tensor flat;        // [padded numel], predivided; undefined if no gradients
-    std::vector<bool> has;  // by parameter; if false, its elements are not initialised
+    std::vector<bool> has;  // one per parameter; if false, its elements are not initialised
     void clear();
   };
   void clear_taken();
@@ -85,7 +85,7 @@ class FlatParamGradients {
   FlatGradient taken_;     // of this pass, plus the kept ones of `unsynced_`; not reduced yet
   FlatGradient unsynced_;  // of earlier passes under NoSyncScope
   FlatParamReduction reduction_;
-  std::vector<bool> was_reduced_;  // in this pass
+  std::vector<bool> was_reduced_;  // one per parameter: its gradient was reduced in this pass
   // The `.grad` that `put_aside` has kept in this pass, by parameter; an undefined tensor if
   // `.grad` was undefined.
   std::vector<std::optional<at::Tensor>> put_aside_;

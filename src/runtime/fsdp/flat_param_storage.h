@@ -73,8 +73,8 @@ class FlatParamStorage {
   at::Device compute_device_;
   at::Tensor sharded_flat_param_;
   at::Tensor unsharded_flat_param_;        // without memory while sharded
-  std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
-  std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
+  std::vector<at::Tensor> sharded_views_;  // views of sharded_flat_param_, one per parameter
+  std::vector<at::Tensor> full_views_;     // views of unsharded_flat_param_, with the touch key
   // Version counters of the parameters at show_full or forget_writes.
   std::vector<std::uint32_t> versions_;
   // Both registrations use the address of a storage as key, so they are destroyed before the

@@ -104,7 +104,8 @@ class Pass final : public HandleEvents,
   struct Gathered {
     std::size_t handle;
     LastUse last_use;
-    std::size_t position = 0;  // of its all-gather in the order of collectives, if prefetched
+    /// Position of its all-gather in the order of collectives, if prefetched.
+    std::size_t position = 0;
     std::uint64_t last_operator = 0;
   };
 
@@ -151,13 +152,13 @@ class Pass final : public HandleEvents,
   std::size_t index_of(const FlatParamHandle& handle) const;
 
   mutable std::recursive_mutex mutex_;
-  std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // in the order of the module tree
+  std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // sorted as in the module tree
   std::vector<Place> places_;
   std::weak_ptr<torch::nn::Module> root_;
   MixedPrecision input_precision_;
   std::vector<std::shared_ptr<registry::PassMember>> members_;
   struct Meeting {
-    std::string fqn;  // of the module
+    std::string fqn;  // name of the module
     std::shared_ptr<const registry::MeetingPoint> point;
   };
   /// Modules with their own collectives; their numbers follow those of the handles.

@@ -25,8 +25,8 @@ class SpareMemory {
 
 /// The spare memory of one pass.
 struct PassMemory {
-  SpareMemory parameters;  // of unsharded flat parameters
-  SpareMemory gradients;   // of unsharded gradients
+  SpareMemory parameters;  // memory of unsharded flat parameters
+  SpareMemory gradients;   // memory of unsharded gradients
   void release() {
     parameters.release();
     gradients.release();

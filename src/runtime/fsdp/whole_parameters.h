@@ -36,9 +36,10 @@ class WholeParameters {
   struct Scope {
     UnshardParamsOptions options;
     int depth = 1;
-    at::Tensor flat;             // [padded numel], own dtype; undefined if not shown here
-    at::Tensor flat_grad;        // whole gradients; undefined without with_grads
-    std::vector<bool> has_grad;  // by parameter: whether any rank of the shard group has a gradient
+    at::Tensor flat;       // [padded numel], own dtype; undefined if not shown here
+    at::Tensor flat_grad;  // whole gradients; undefined without with_grads
+    /// One per parameter: whether any rank of the shard group has a gradient.
+    std::vector<bool> has_grad;
     std::vector<at::Tensor> sharded_grads;  // each parameter's `.grad` before `show`
   };
   bool shows_on_this_rank() const;

@@ -27,7 +27,7 @@ void add_unexpected(const StateDict::Item& item, LoadReport& report) {
 std::string line_of(const formats::Finding& finding, const LoadSides& sides) {
   if (finding.rule != "unexpected") return formats::finding_to_string(finding);
   const std::string_view to = sides.to.empty() ? owner_of(finding.where.fqn) : sides.to;
-  const bool is_named = finding.found.starts_with("parameter ");  // in a list
+  const bool is_named = finding.found.starts_with("parameter ");  // a parameter in a list of names
   return Error(ErrorKind::mismatch, finding.where,
                "unexpected: " + std::string(sides.from) + " has " + finding.found +
                    (is_named ? ", but " : " of this name, but ") + std::string(to) + " does not")

@@ -109,8 +109,8 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
 
 /// The names of tensors that the problems call missing or unexpected.
 struct UnmatchedNames {
-  std::set<std::string> missing;                 // of the model
-  std::set<std::string> unexpected;              // of the model and the optimizer
+  std::set<std::string> missing;                 // names of the model
+  std::set<std::string> unexpected;              // names of the model and the optimizer
   std::map<std::string, NamesOfShape> by_shape;  // names that a rename may match
 };
 

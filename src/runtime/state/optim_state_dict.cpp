@@ -271,7 +271,7 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
 
   std::set<std::string> filled;
   for (const StateDict::Item& item : wanted) {
-    if (!catalogue.tensors.contains(item.fqn)) continue;  // not in the state dict
+    if (!catalogue.tensors.contains(item.fqn)) continue;  // the state dict does not have it
     const auto& own = std::get<StateTensor>(item.entry);
     const auto it = found.find(item.fqn);
     if (from_first != nullptr) {

@@ -24,7 +24,8 @@ class ParameterKeys {
 
  private:
   StateDict state_dict_;
-  std::unordered_map<std::string, std::string> keys_;  // by name in the module tree
+  // Keys in the state dict, by name in the module tree.
+  std::unordered_map<std::string, std::string> keys_;
 };
 
 /// Throws Error(invalid_argument) with the name of a parameter that the optimizer has twice, in one

@@ -119,8 +119,8 @@ unsigned checked_steps(const LRScheduler& scheduler, const Value& state) {
 
 // --- ReduceLROnPlateau
 
-constexpr const char* kModes[] = {"min", "max"};           // by Plateau::SchedulerMode
-constexpr const char* kThresholdModes[] = {"rel", "abs"};  // by Plateau::ThresholdMode
+constexpr const char* kModes[] = {"min", "max"};           // indexed by Plateau::SchedulerMode
+constexpr const char* kThresholdModes[] = {"rel", "abs"};  // indexed by Plateau::ThresholdMode
 
 template <class Enum>
 Enum parse(const char* const (&names)[2], const Value& value) {

@@ -23,9 +23,9 @@ using state::ValueTree;
 struct TrainState::Impl::SaveMessage {
   std::string digest;       // layout_digest of the tensors
   std::string directory;    // path of the staging directory, set by rank 0
-  std::string values;       // as JSON, see values_to_json
+  std::string values;       // this rank's values as JSON, see values_to_json
   std::string value_names;  // names of the values, with policies
-  // The last component of its path, because directories may differ between hosts.
+  // The last component of the checkpoint's path, because directories may differ between hosts.
   std::string checkpoint;
   std::string format;  // of the checkpoint
   std::string base;    // the last component of its path; empty: none

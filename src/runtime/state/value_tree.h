@@ -37,7 +37,9 @@ class ValueTree {
 
   /// Returns the value at a path: a leaf, or the dict or list of all leaves below the path.
   std::optional<Value> find(const formats::KeyPath& path) const;
-  const std::map<std::string, Leaf>& leaves() const { return leaves_; }  // by key
+  const std::map<std::string, Leaf>& leaves() const {
+    return leaves_;
+  }  // the key is the whole name
 
  private:
   std::map<std::string, Leaf> leaves_;
