@@ -11,7 +11,7 @@
 
 namespace tessera::inspect {
 
-/// What counts as a difference, and which names to compare.
+/// Options of a comparison: tolerances, and the names to compare.
 struct DiffOptions {
   /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`; NaN equals NaN, and an
   /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,

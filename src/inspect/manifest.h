@@ -26,7 +26,7 @@ namespace tessera::inspect {
 /// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
 /// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
 /// same if only extra files change. A part of a manifest ends with `part I/N: DIGEST` instead of
-/// `whole: DIGEST`. So nobody takes a part for a whole manifest.
+/// `whole: DIGEST`. So a part cannot be mistaken for a whole manifest.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {

@@ -45,7 +45,7 @@ std::size_t tensor_of(const formats::CheckpointContents& contents, const formats
 
 /// A node of the tree of names, which are split at their dots.
 struct TreeNode {
-  /// What the node is: a group with children, or an entry of the contents.
+  /// A group has children; the other kinds are entries of the contents.
   enum class Kind { group, tensor, alias, value } kind = Kind::group;
 
   /// The components of the name below the parent node. A group with a single child is merged with

@@ -51,7 +51,7 @@ class EqualSources {
 };
 
 /// Applies rules to the names and shapes of a checkpoint, applies the inverse to the result, and
-/// reports what is lost or wrong.
+/// reports losses and problems.
 class Proof {
  public:
   Proof(const Rules& rules, const CheckpointContents& contents, const std::string& prefix)

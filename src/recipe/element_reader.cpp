@@ -238,7 +238,7 @@ ElementReader::ElementReader(const formats::TensorSource& source, std::string pa
   }
 }
 
-/// One call of `read`: what is read, and where it goes.
+/// One call of `read`: the source tensor, and the buffer to fill.
 struct ElementReader::Work {
   std::size_t tensor;  // index in the source, or kConstant
   double added;

@@ -10,7 +10,7 @@
 
 namespace tessera::recipe {
 
-/// What a capture stands for in a name.
+/// The kind of text that a capture matches in a name.
 enum class CaptureKind {
   number,        // `{L}`, `{L:0..61}`: a decimal number; its name begins with a capital letter
   text,          // `{name}`: one or more characters, no dot

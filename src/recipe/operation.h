@@ -131,14 +131,14 @@ struct Requirement {
   BlockTensor expected;
 };
 
-/// What a tensor is: a parameter, or optimizer state of a parameter. Some operations treat them
+/// The kind of a tensor: a parameter, or optimizer state of a parameter. Some operations treat them
 /// differently.
 enum class Subject {
   parameter,
   pointwise_state,  // `add` does not change it, and it is padded with zeros
 };
 
-/// What `apply` found besides the new tensors.
+/// Results of `apply` besides the new tensors.
 struct Applied {
   std::vector<Requirement> requirements{};
   std::int64_t num_dropped = 0;  // elements that slices and unpads of any value drop

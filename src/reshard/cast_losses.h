@@ -35,8 +35,8 @@ class CastLossesByTensor {
   std::size_t first_too_large_ = 0;
 };
 
-/// Says what a cast stores for numbers that are too large, by the user's choice. For `refuse` the
-/// result has no effect, because the move fails.
+/// Converts the user's choice for numbers that are too large to the choice of the cast functions.
+/// For `refuse` the result has no effect, because the move fails.
 TooLarge too_large_by(OnOverflow on_overflow);
 
 /// Returns the error for a tensor whose cast to `to` is refused. `fqn` is its name in the source.

@@ -35,7 +35,7 @@ struct JournaledOptions {
   OnOverflow on_overflow = OnOverflow::refuse;                           // of the cast
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // for fused optimizers of tables
   bool drop_optimizer = false;                                 // leave out optimizer state
-  bool allow_missing = false;  // leave out what is incomplete or missing
+  bool allow_missing = false;  // leave out incomplete and missing entries
   bool allow_lossy = false;    // merge state that is stored per column shard
   bool as_is = false;          // take one part of a checkpoint as it is
 };

@@ -11,7 +11,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// Which names of the source are moved, and what they are called at the destination.
+// Decides which names of the source are moved, and which names they get at the destination.
 namespace tessera::reshard {
 
 /// The names of a source that are moved: the names that PlanOptions::only selects, except optimizer
@@ -54,9 +54,9 @@ struct MovedNames {
   std::set<formats::KeyPath> text_keys;
 };
 
-/// Lists what is moved. An alias becomes a tensor if the format has no aliases. If some aliases are
-/// moved but their tensor is not, the first of them becomes a tensor, and the others become aliases
-/// of this tensor.
+/// Returns all entries that are moved. An alias becomes a tensor if the format has no aliases. If
+/// some aliases are moved but their tensor is not, the first of them becomes a tensor, and the
+/// others become aliases of this tensor.
 MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection);
 

@@ -78,8 +78,8 @@ struct Groups {
   std::map<std::uint64_t, std::size_t> names{};  // `param_groups.<g>.param_names`
 };
 
-/// Finds the `param_groups` of all optimizers. The key of the map is what stands before them:
-/// `optim.`
+/// Finds the `param_groups` of all optimizers. The key of the map is the part of the names before
+/// `param_groups`: `optim.`
 std::map<std::string, Groups> find_groups(const CheckpointReader& reader) {
   std::map<std::string, Groups> found;
   const auto& values = reader.contents().values;

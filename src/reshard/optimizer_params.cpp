@@ -142,9 +142,9 @@ std::optional<std::vector<ParamCandidate>> in_dict_order(
   return std::nullopt;
 }
 
-/// Returns the length of the prefix that all names share and that is not part of a model's names:
-/// what is above the optimizer, then a key such as `model.`. For the root `run.optim.` and names
-/// such as `run.model.up`, the prefix is `run.model.`.
+/// Returns the length of the prefix that all names share and that is not part of a model's names.
+/// For the optimizer's root `run.optim.` and names such as `run.model.up`, the prefix is
+/// `run.model.`: the keys that lead to the optimizer, then a key such as `model.`.
 std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string>& names) {
   constexpr std::string_view kKeys[] = {"model.", "state_dict.", "model_state_dict.",
                                         "module_state_dict."};

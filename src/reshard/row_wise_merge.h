@@ -13,7 +13,7 @@
 // row_wise_merge_plan.h decides when rows are merged.
 namespace tessera::reshard {
 
-/// Rows of merged state that one block of the destination needs.
+/// The rows of merged state that one block of the destination consists of.
 struct MergedRows {
   const TensorCopy& copy;   // its merged_widths are the weights of the mean
   std::size_t piece_index;  // which piece of the destination tensor
@@ -29,10 +29,10 @@ struct MergeBuffers {
 };
 
 /// Fills `out` with the mean of the column shards' rows, weighted by the widths of the shards.
-/// Reads the rows from `source`, and computes in double precision. Returns what the cast to the
-/// destination's dtype did to the numbers. Thread-safe if each thread has its own buffers. Units:
-/// `out` has the bytes of the window's elements. Requires: `copy.merged_widths` is not empty.
-/// Throws: what `source` throws.
+/// Reads the rows from `source`, and computes in double precision. Returns how many numbers the
+/// cast to the destination's dtype found too large or made zero. Thread-safe if each thread has its
+/// own buffers. Units: `out` has the bytes of the window's elements. Requires: `copy.merged_widths`
+/// is not empty. Throws: what `source` throws.
 CastLosses merge_rows(const formats::TensorSource& source, const MergedRows& rows,
                       MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out);
 

@@ -42,8 +42,8 @@ class RowWiseMergePlanner {
       : source_(source), options_(options), layout_(layout), report_(report) {}
 
   /// If `moved` is row-wise state of a table whose column shards change, sets the kind and the
-  /// shape of `entry`, and what `copy` merges and repeats. Returns whether the state can be moved;
-  /// if not, reports why.
+  /// shape of `entry`, and in `copy` how rows are merged and repeated. Returns whether the state
+  /// can be moved; if not, reports why.
   bool plan(const MovedTensor& moved, const StateRole& role, formats::TensorEntry& entry,
             TensorCopy& copy) const;
 

@@ -10,8 +10,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// Decides what a move does about gaps of the source: data whose files are missing, and values of a
-// kind that is never read. find_gaps (planner.h) finds the gaps.
+// Handles gaps of the source (data whose files are missing, and values of a kind that is never
+// read): leaves them out or reports them. find_gaps (planner.h) finds the gaps.
 namespace tessera::reshard {
 
 /// A tensor of the source without its missing pieces.

@@ -88,7 +88,7 @@ std::vector<std::uint64_t> share_ends(const std::vector<PieceExtent>& pieces, in
   return ends;
 }
 
-/// Gives each block to the share in which the block's middle lies.
+/// Divides the bytes evenly, and gives each block to the share that contains the block's middle.
 std::vector<BlocksOfShare> divide_evenly(const std::vector<PieceExtent>& pieces, int num_shares) {
   const std::vector<std::uint64_t> ends = share_ends(pieces, num_shares);
   std::vector<BlocksOfShare> shares(static_cast<std::size_t>(num_shares));

@@ -80,7 +80,7 @@ void write_numbers(JsonOutput& json, const Numbers& numbers) {
   json.end_object().end_object();
 }
 
-// Writes what the head of the page shows about one checkpoint.
+// Writes the data about one checkpoint for the head of the page.
 void write_source(JsonOutput& json, const CheckpointReader& reader,
                   const inspect::Selection& selection) {
   const inspect::Totals& totals = selection.totals;

@@ -186,7 +186,7 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
   return {};
 }
 
-/// Prints one line about what the move changes because of the formats.
+/// Prints one line about the changes that the formats make necessary.
 void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Terminal& terminal) {
   std::string line;
   for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);
@@ -230,7 +230,8 @@ FirstLeftOut first_left_out(const MoveOptions& options,
   return first;
 }
 
-/// Prints one line about what the options leave out: how many of each kind, and the first of them.
+/// Prints one line about the entries that options leave out: the number and the first name of each
+/// kind.
 void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
                     const formats::CheckpointContents& contents, Terminal& terminal) {
   if (left == reshard::LeftOut{}) return;
@@ -291,8 +292,8 @@ void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& 
   json.end_array().end_object();
 }
 
-/// Prints to standard output what the reader found in the source when it opened it, which notes on
-/// standard error say too.
+/// Prints the findings of the reader about the source to standard output. Notes on standard error
+/// have them too.
 void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
   for (const Finding& finding : reader.contents().opening_findings) {
     terminal.print("source: " + finding_line(finding) + "\n");

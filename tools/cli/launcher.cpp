@@ -9,7 +9,8 @@
 namespace tessera::cli {
 namespace {
 
-/// The environment variables that one launcher sets. It is recognised only if all of them are set.
+/// The environment variables that one launcher sets. A launcher is recognised only if all its
+/// variables are set.
 struct LauncherVariables {
   const char* index;
   const char* count;  // null: the launcher has no such variable

@@ -14,7 +14,7 @@ namespace tessera::inspect {
 /// Presents a range of a file as a file. The whole file must outlive the FileSlice. Thread-safe.
 class FileSlice final : public ReadableFile {
  public:
-  /// Requires: `range` lies within the file.
+  /// Requires: `range` is within the file.
   FileSlice(const ReadableFile& file, ByteRange range) : file_(&file), range_(range) {}
 
   const std::string& path() const override { return file_->path(); }

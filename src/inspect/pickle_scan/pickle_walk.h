@@ -41,7 +41,7 @@ struct WalkLimits {
   std::size_t max_name_nbytes = 4096;
 };
 
-/// What one pickle would import and call.
+/// The result of a walk: the names that one pickle would import and call.
 struct PickleWalk {
   std::vector<WalkedGlobal> globals{};  // in the order in which they are imported
   std::optional<PickleBreak> first_break{};

@@ -13,7 +13,7 @@
 
 namespace tessera::inspect {
 
-/// What a walk knows about a value on the stack.
+/// A value on the stack of a walk, as far as the walk knows it.
 struct Slot {
   enum class Kind : std::uint8_t {
     unset,  // only in the memo: this key has no value
@@ -79,7 +79,7 @@ std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
 /// global, adds the first two to `pairs`.
 Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs);
 
-/// What is known about a NumPy dtype.
+/// A NumPy dtype, as far as the walk knows it.
 struct ArrayDType {
   std::optional<std::uint64_t> itemsize{};
   bool is_flexible = false;  // the itemsize is in the dtype's state

@@ -35,10 +35,10 @@ struct ZipListing {
 /// beginning, one after the other. [Note: Lenient zip]
 ///
 /// Readers disagree about damaged archives: which directory counts, whether the local header must
-/// agree, whether a checksum or a flag matters. A scanner that is as strict as one reader misses
-/// what another one loads. So every directory that any reader could take is listed, and each
-/// contradiction is a fault.
-/// Cost: bounded by the number of members. Throws: Error(io).
+/// agree, whether a checksum or a flag matters. A scanner that is as strict as one reader would
+/// miss members that another reader loads. So the members of every directory that any reader could
+/// use are listed, and each contradiction is a fault. Cost: bounded by the number of members.
+/// Throws: Error(io).
 ZipListing list_zip_entries(const ReadableFile& file);
 
 }  // namespace tessera::inspect

@@ -11,7 +11,7 @@ namespace tessera::dist {
 /// a buffer as large as the result, and its reduce-scatter is an all-reduce of a copy, which sends
 /// twice as much. Inputs and outputs must not be touched before `wait`. If nobody waits for a
 /// collective, it continues in the background, and its tensors stay alive until the backend is
-/// destroyed. If a rank dies in the middle of a message, the others notice it only at the time-out.
+/// destroyed. If a rank ends in the middle of a message, the others notice it only at the time-out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

@@ -16,7 +16,7 @@ namespace tessera::embedding {
 at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
                              const ShardOptions& options);
 
-/// Says in messages what memory was wanted for.
+/// The purpose of memory, for messages.
 struct TableMemory {
   std::string table;
   std::string what = "a table and its optimizer state";

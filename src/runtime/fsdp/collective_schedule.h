@@ -69,8 +69,8 @@ struct PrefetchRule {
 /// removed.
 ///
 /// A rank cannot join a meeting on behalf of others: a meeting ends when all ranks have reached its
-/// module. If the list leads some ranks to a meeting that others are not ready for, all ranks drop
-/// the list from the meeting on, and agree on the rest anew.
+/// module. If the list leads some ranks to a meeting that others are not ready for, all ranks
+/// remove the rest of the list, from the meeting on, and agree on new collectives.
 ///
 /// This class has the list and this rank's position in it, and returns the collectives to run next.
 /// CollectiveRunner runs them. Not thread-safe.
@@ -151,7 +151,7 @@ class CollectiveSchedule {
   std::vector<bool> needed() const;
 
  private:
-  enum class State : std::uint8_t { due, ahead, joined };  // what this rank did with an entry
+  enum class State : std::uint8_t { due, ahead, joined };  // how this rank ran an entry of the list
   struct Entry {
     Collective what;
     int num_idle_phases = 0;

@@ -50,9 +50,9 @@ class HandleEvents {
 /// change, because module and optimizer hold them. Holds its parameters weakly, because they own
 /// the handle. Not thread-safe: Pass calls it under a lock.
 ///
-/// This class composes one class per job: FlatParamContents says what is in the flat parameter,
-/// FlatParamStorage has its memory, FlatParamGather the all-gather, FlatParamGradients the
-/// gradients, WholeParameters what unshard_params shows.
+/// This class combines five classes, one per job: FlatParamContents lists the parameters in the
+/// flat parameter, FlatParamStorage has the memory, FlatParamGather runs the all-gather,
+/// FlatParamGradients averages gradients, WholeParameters is for unshard_params.
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
@@ -81,7 +81,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Throws: Error(invalid_argument) naming a parameter that is no longer in the module tree.
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
 
-  /// Returns the parameter, or an undefined tensor if it is dead.
+  /// Returns the parameter, or an undefined tensor if it was destroyed.
   at::Tensor parameter(std::size_t index) const { return contents_.parameter(index); }
   /// Returns the index of a parameter of this handle.
   std::size_t index_of(const at::Tensor& parameter) const { return contents_.index_of(parameter); }

@@ -36,7 +36,7 @@ class FlatParamStorage {
   /// cast, or on another device than the shard.
   bool has_own_full_buffer() const { return !full_views_.empty(); }
 
-  // --- what parameters show
+  // --- views that parameters are
   /// Makes each parameter a view of its elements in the shard. Skips destroyed parameters.
   void show_shards();
   /// `on`: a pass sees every use of a parameter. `off`: only if parameters have a buffer of their

@@ -298,8 +298,8 @@ void Pass::open(PassKind kind) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
-  // Casts run on the stream `pre_unshard` and read what the optimizer wrote on the compute stream.
-  // So they wait for it. All-gathers wait for the casts.
+  // Casts run on the stream `pre_unshard` and read the parameters that the optimizer wrote on the
+  // compute stream. So `pre_unshard` waits for the compute stream. All-gathers wait for the casts.
   streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
   ++number_;

@@ -21,7 +21,7 @@ class RngStates {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Sets generators to the given states. Its end restores the previous states.
+/// Sets generators to the given states. The destructor restores the previous states.
 class RngScope {
  public:
   explicit RngScope(const RngStates& states) : before_(states.exchange()) {}

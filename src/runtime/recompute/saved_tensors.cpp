@@ -60,8 +60,8 @@ const bool is_installed = [] {
   return true;
 }();
 
-/// One call of `recompute`: what is needed to call the function again, and the tensors that the
-/// second call has saved. The Notes in the autograd graph keep it alive.
+/// One call of `recompute`: everything that a second call of the function needs, and the tensors
+/// that the second call has saved. The Notes in the autograd graph keep it alive.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(detail::RecomputeBody body, const std::vector<at::Tensor>& inputs, RngStates rng_states)

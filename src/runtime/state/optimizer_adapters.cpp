@@ -26,7 +26,7 @@ struct PythonField {
   bool is_required;  // a load refuses any other value, because libtorch does not support it
 };
 
-// --- what each optimizer has
+// --- state and fields of each optimizer
 
 template <class Visit>
 void visit_fields(optim::SGDOptions& options, Visit&& visit) {

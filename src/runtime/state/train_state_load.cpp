@@ -86,7 +86,8 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
                           const std::vector<reshard::Rename>& renames) {
   const std::string prefix = std::string(kOptimizerName) + ".";
   const std::string groups = prefix + "param_groups";
-  std::map<std::string, std::set<bool>> is_selected;  // key: what must be loaded whole
+  // Key: name of the state that must be loaded whole.
+  std::map<std::string, std::set<bool>> is_selected;
   for (const StateDict::Item& item : of_optimizer) {
     const std::string& parameter = std::get<StateTensor>(item.entry).parameter;
     is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));
@@ -270,8 +271,8 @@ LiveState TrainState::Impl::Load::want() {
   return live;
 }
 
-/// Adds to the list of what to load the values of the checkpoint that this TrainState has. (`check`
-/// reports missing values.)
+/// Adds the values that this TrainState has to the list of entries to load. (`check` reports values
+/// that the checkpoint lacks.)
 void TrainState::Impl::Load::want_values() {
   for (const formats::ValueEntry& value : reader_->contents().values) {
     const std::string name = renamed(value.name, options_.renames);
@@ -343,7 +344,7 @@ void TrainState::Impl::Load::check_fits(const std::string& name, const Stateful&
   }
 }
 
-/// Reports what prevents a value from being loaded.
+/// Reports the problems that prevent the load of a value.
 void TrainState::Impl::Load::check(const NamedValue& value) {
   if (!is_wanted(value.name)) return;
   if (const auto found = tree_.find({value.name})) {
