@@ -60,7 +60,7 @@ void NamesOfParts::note(const std::string& name, const std::string& path) {
            "is this part from another checkpoint?");
   }
   if (!found->second.empty()) {
-    refuse("each name in one part", "the name in " + printable(found->second) + ", too",
+    refuse("each name in one part", "this name in " + printable(found->second) + ", too",
            "is one part given twice?");
   }
   found->second = path;
@@ -70,7 +70,7 @@ void NamesOfParts::require_all() const {
   for (const auto& [name, path] : path_of_) {
     if (!path.empty()) continue;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, std::string(parts_),
-                          "each name in one part", "the name in none", "is a part missing?");
+                          "each name in one part", "this name in no part", "is a part missing?");
   }
 }
 

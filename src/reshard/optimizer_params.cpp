@@ -431,7 +431,7 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
       refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
              "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
                  numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
-             "one of shape " + shape_to_string(parameters[i]->meta.shape),
+             "a parameter of shape " + shape_to_string(parameters[i]->meta.shape),
              "is the order of the names the optimizer's order?");
     }
   }

@@ -384,7 +384,7 @@ TEST(OptimizerParamsTest, AParameterOfAnotherShapeIsRefused) {
       ThrowsError(
           ErrorKind::mismatch,
           "names.json: up.weight: names of parameters: expected a parameter of shape [5, 3] "
-          "for number 0, because its exp_avg has this shape, found one of shape [4, 3]"));
+          "for number 0, because its exp_avg has this shape, found a parameter of shape [4, 3]"));
 }
 
 TEST(OptimizerParamsTest, ANameThatIsNoTensorIsRefusedWhereOthersAre) {

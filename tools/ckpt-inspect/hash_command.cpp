@@ -48,7 +48,7 @@ Manifest read_expected(const HashOptions& options) {
   Manifest expected = read_manifest(options.manifest_path);
   if (expected.part) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = options.manifest_path}, "manifest",
-                          "one of all names", "part " + in_words(*expected.part),
+                          "a manifest of all names", "part " + in_words(*expected.part),
                           "join all parts first, with --join");
   }
   const NameSelection names(options.source.patterns);

@@ -346,7 +346,7 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
 const formats::MeshSource& meshes_of(const CheckpointReader& reader) {
   if (const auto* meshes = dynamic_cast<const formats::MeshSource*>(&reader)) return *meshes;
   throw Error::expected(ErrorKind::unsupported, {.path = reader.path()}, "mesh of ranks",
-                        "a checkpoint that says it, as files of DTensors do",
+                        "a checkpoint that records a mesh, as files of DTensors do",
                         format_in_words(reader) + ", which has pieces and ranks only");
 }
 

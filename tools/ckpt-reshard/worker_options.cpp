@@ -35,7 +35,8 @@ PartOfWork launched_part(const std::string& workers) {
   }
   if (is_auto && launched->num_processes == 0) {
     refuse_option("--workers",
-                  "a number, because no variable beside " + launched->index_variable + " tells it",
+                  "a number, because the launcher that sets " + launched->index_variable +
+                      " does not give the number of workers",
                   "auto");
   }
   const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
