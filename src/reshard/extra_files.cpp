@@ -112,7 +112,7 @@ bool describes_codes(std::string_view name) {
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
-/// Decides for each name whether the file is copied, left out or refused.
+/// Decides for each extra file whether it is copied, left out or refused.
 class Sorter {
  public:
   Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,

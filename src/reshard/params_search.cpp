@@ -222,7 +222,7 @@ class OrderedSearch {
   std::span<const ParamCandidate> candidates_;
   const std::string& path_;
   std::size_t num_params_;
-  std::vector<Layer> layers_;  // by the number of candidates looked at
+  std::vector<Layer> layers_;  // one per number of candidates considered
 };
 
 }  // namespace

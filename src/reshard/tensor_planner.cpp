@@ -164,8 +164,8 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
   }
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
   if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
-  std::ranges::stable_sort(
-      entry.pieces, {}, &Piece::region);  // the order in which writers that sort pieces expect them
+  std::ranges::stable_sort(entry.pieces, {},
+                           &Piece::region);  // writers that sort pieces use this order
 }
 
 }  // namespace tessera::reshard

@@ -370,10 +370,11 @@ TEST(OptimizerParamsTest, AListOfAnotherLengthOrWithANameTwiceIsRefused) {
                           "'optim.param_groups' have (2 + 2), found 1"));
   EXPECT_THAT([&] { two_groups().named(list(R"(["a", "b", "c", "d", "e"])")); },
               ThrowsError(ErrorKind::mismatch, "found 5"));
-  EXPECT_THAT([&] { two_groups().named(list(R"(["a", "b", "c", "b"])")); },
-              ThrowsError(ErrorKind::mismatch,
-                          "names.json: b: names of parameters: expected each name once, found it "
-                          "at positions 1 and 3"));
+  EXPECT_THAT(
+      [&] { two_groups().named(list(R"(["a", "b", "c", "b"])")); },
+      ThrowsError(ErrorKind::mismatch,
+                  "names.json: b: names of parameters: expected each name once, found this name "
+                  "at positions 1 and 3"));
 }
 
 TEST(OptimizerParamsTest, AParameterOfAnotherShapeIsRefused) {
