@@ -224,8 +224,8 @@ void RankSave::finish() {
       finish_file();
     }
   } else if (state_->store) {
-    state_->store->finish(
-        state_->directory);  // the destructor of `staging` removes the local files
+    // The destructor of `staging` removes the local files.
+    state_->store->finish(state_->directory);
   } else {
     staging->commit();
   }

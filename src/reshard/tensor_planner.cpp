@@ -164,8 +164,8 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
   }
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
   if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
-  std::ranges::stable_sort(entry.pieces, {},
-                           &Piece::region);  // writers that sort pieces use this order
+  // Writers that sort pieces use this order.
+  std::ranges::stable_sort(entry.pieces, {}, &Piece::region);
 }
 
 }  // namespace tessera::reshard

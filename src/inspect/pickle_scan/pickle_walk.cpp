@@ -731,8 +731,8 @@ class Walk {
   std::vector<Slot> stack_;
   std::vector<SlotPair> pairs_;
   Memo memo_;
-  std::map<std::pair<std::string, std::string>, std::size_t>
-      index_of_;                  // index in walk_.globals, by module and name
+  // Index in walk_.globals, by module and name.
+  std::map<std::pair<std::string, std::string>, std::size_t> index_of_;
   std::vector<RawArray> arrays_;  // what each dict says about a raw array
   std::vector<ArrayDType> dtypes_;
   bool may_have_arrays_ = false;  // the pickle names joblib's wrapper of raw arrays

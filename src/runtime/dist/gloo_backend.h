@@ -18,7 +18,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options) override;
-  /// Sums in the tensors' dtype, always in the same order.
+  /// Sums the ranks' elements in the tensors' dtype, always in the same order.
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
 

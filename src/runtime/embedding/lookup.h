@@ -26,8 +26,8 @@ struct LocalTable {
   std::int64_t num_columns = 0;  // columns of the whole table
   at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
-  at::Device device =
-      at::kCPU;      // where the lookup runs; without a cache, weight and state are there too
+  /// Where the lookup runs. Without a cache, weight and state are there too.
+  at::Device device = at::kCPU;
   FusedState state;  // only of a table with a fused optimizer
   /// Ranks that hold columns of the same rows, including this one, in order of columns.
   std::vector<int> column_peers;

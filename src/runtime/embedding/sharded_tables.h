@@ -22,8 +22,8 @@ struct Inputs {
   std::weak_ptr<const ShardedTables> tables;  // the tables that look the batch up
   bool is_used = false;                       // whether the batch has been looked up
   std::unique_ptr<Input> sharded;
-  std::unique_ptr<Input>
-      replicated;         // for data_parallel tables, which look up only this rank's batch
+  /// For data_parallel tables, which look up only this rank's batch.
+  std::unique_ptr<Input> replicated;
   ResidentBags resident;  // the bags of `sharded`, after the lookup
   at::Tensor weights;     // sample weights of the batch, float32, with autograd history
 

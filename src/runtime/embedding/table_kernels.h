@@ -98,7 +98,7 @@ std::unique_ptr<TableKernels> cpu_table_kernels();
 std::unique_ptr<TableKernels> aten_table_kernels();
 
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
-/// Sets the kernels of a type of device. Thread-safe.
+/// Sets the function that makes the kernels for a type of device. Thread-safe.
 void register_table_kernels(at::DeviceType type, MakeTableKernels make);
 /// Returns the kernels that are registered for the device's type. If none are registered, returns
 /// Tessera's own on the CPU, and ATen's elsewhere. Thread-safe.

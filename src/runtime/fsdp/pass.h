@@ -184,8 +184,8 @@ class Pass final : public HandleEvents,
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;
   std::vector<ParameterUse> forward_order_;
-  std::vector<std::vector<bool>>
-      is_visited_;                  // by handle and parameter; while forward_order_ is recorded
+  /// By handle and parameter; while forward_order_ is recorded.
+  std::vector<std::vector<bool>> is_visited_;
   std::vector<Gathered> gathered_;  // handles that are not sharded now
   FlatParamHandle* last_touched_ = nullptr;
   std::uint64_t operator_of_last_touch_ = 0;

@@ -84,8 +84,8 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
-    at::TensorOptions
-        tensor_options{};       // dtype and device of its parameters when replicate was called
+    // Dtype and device of its parameters when replicate was called.
+    at::TensorOptions tensor_options{};
     std::size_t num_ready = 0;  // gradients that are ready in this backward
     Tensor flat;                // [numel + flags]
     dist::Pending pending;

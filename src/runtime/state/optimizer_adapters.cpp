@@ -188,8 +188,8 @@ class AdapterOf final : public OptimizerAdapter {
   bool makes_state_at_once() const override { return makes_state_at_once_; }
 
   Value::Dict fields(const optim::OptimizerOptions& options) const override {
-    auto own = static_cast<const Options&>(
-        options);  // a copy, because visit_fields needs a non-const object
+    // A copy, because visit_fields needs a non-const object.
+    auto own = static_cast<const Options&>(options);
     Value::Dict fields;
     visit_fields(own, [&](const std::string& field_name, const auto& field) {
       fields.emplace_back(field_name, to_value(field));
