@@ -69,7 +69,7 @@ struct DiffReport {
   std::vector<std::string> untied{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
-  std::uint64_t nbytes_compared = 0;  // element bytes of A
+  std::uint64_t nbytes_compared = 0;  // of the elements in A
 };
 
 /// Compares the contents of two checkpoints, whatever their formats and shardings: names, shapes,

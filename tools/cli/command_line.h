@@ -41,7 +41,7 @@ class Command {
     std::string placeholder;  // `N`; empty for a flag
     std::string help;
     std::function<void(const std::string&)> set;  // throws std::invalid_argument
-    std::vector<std::string> choices{};           // for completion
+    std::vector<std::string> choices{};           // offered by completion
 
     std::string with_placeholder() const;  // `--depth N`
   };

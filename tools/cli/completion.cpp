@@ -110,7 +110,7 @@ std::string zsh_quoted(std::string_view text) {
 
 /// Returns an option for `_arguments`: `*--to[Format of DST]:FORMAT:(native dcp)`.
 std::string zsh_option(const std::string& name, std::string_view help, const std::string& value) {
-  // Because a bracket ends the explanation.
+  // A bracket would end the explanation.
   const std::string explanation = with_backslashes(help, "[]\\");
   return "        " + zsh_quoted("*" + name + "[" + explanation + "]" + value) + " \\\n";
 }

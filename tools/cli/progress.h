@@ -60,7 +60,7 @@ class Progress {
   const Clock::time_point start_;
   std::atomic<std::uint64_t> done_nbytes_ = 0;
   std::atomic<std::uint64_t> kept_nbytes_ = 0;
-  std::atomic<std::int64_t> next_ns_;  // next time to print, since start_
+  std::atomic<std::int64_t> next_ns_;  // when to print next, after start_
   std::mutex mutex_;
 };
 
