@@ -200,12 +200,12 @@ void enter_dicts(const std::vector<RenamedPath*>& paths) {
     const auto end = renamed->path.begin() + static_cast<std::ptrdiff_t>(*renamed->made) + 1;
     made.emplace_back(formats::spell(KeyPath(renamed->path.begin(), end)).size(), renamed);
   }
-  // A made key can only lead into a container with a shorter name. By the order of lengths, that
-  // container is in the tree already.
   for (const auto& [length, renamed] : made) {
     tree.add(KeyPath(renamed->path.begin(),
                      renamed->path.begin() + static_cast<std::ptrdiff_t>(*renamed->made) + 1));
   }
+  // Shortest names first: a made key can only lead into a container with a shorter name, which is
+  // then in the tree already.
   std::ranges::stable_sort(made, {}, [](const auto& each) { return each.first; });
   for (const auto& [length, renamed] : made) {
     tree.enter(*renamed);

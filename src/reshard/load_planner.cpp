@@ -315,7 +315,7 @@ class LoadPlanner {
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::set<std::string_view> wanted_names_;
-  // Second names of tensors; the key is the own name.
+  // The other names of tied tensors, by the name under which the tensor is stored.
   std::multimap<std::string_view, std::string_view> tied_names_;
   std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name after the renames
 };

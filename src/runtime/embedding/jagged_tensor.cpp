@@ -13,8 +13,7 @@ namespace {
 
 using at::Tensor;
 
-/// Returns the name of a bag for messages: `bag 3`, or `feature 'a', sample 3` for a
-/// KeyedJaggedTensor.
+/// Names bags in messages: `bag 3`, or `feature 'a', sample 3` for a KeyedJaggedTensor.
 struct BagNames {
   std::span<const std::string> keys;
   std::int64_t batch_size = 0;
