@@ -106,7 +106,7 @@ FormatChange change_of(Simplification::Kind kind) {
   return {};
 }
 
-/// Returns the names in the source of the entries that are moved.
+/// Returns the names that the moved entries have in the source.
 std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& source,
                                   const MovedSelection& selection) {
   std::set<std::string> moved;

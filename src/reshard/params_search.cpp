@@ -145,8 +145,8 @@ class OrderedSearch {
            "none left for number " + in_words(*next));
   }
 
-  /// Calls `visit(next state, group)` for each use of candidate `i`: for the next parameter of
-  /// `group`, or for none (then `group` is kNone).
+  /// Calls `visit(next state, group)` for each way to use candidate `i`: as the next parameter of
+  /// `group`, or not at all (then `group` is kNone).
   template <class Visit>
   void for_each_step(std::size_t i, const State& state, const Visit& visit) const {
     std::size_t num_done = 0;

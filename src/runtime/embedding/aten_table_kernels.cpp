@@ -95,7 +95,7 @@ Tensor cut(const Tensor& tensor, const FeatureBags& bags, std::size_t feature) {
   return tensor.narrow(0, begin_of(bags, feature), num_ids_of(bags, feature));
 }
 
-/// Returns the sample of each id of a feature. Shape: `[ids]`.
+/// Returns the index of the sample to which each id of a feature belongs. Shape: `[ids]`.
 Tensor samples_of(const FeatureBags& bags, std::size_t feature) {
   const auto first_bag = static_cast<std::int64_t>(feature) * bags.num_samples;
   const Tensor ends = bags.offsets.narrow(0, first_bag + 1, bags.num_samples);

@@ -36,11 +36,11 @@ class FlatParamStorage {
   /// cast, or on another device than the shard.
   bool has_own_full_buffer() const { return !full_views_.empty(); }
 
-  // --- views that parameters are
+  // --- the tensors of which parameters are views
   /// Makes each parameter a view of its elements in the shard. Skips destroyed parameters.
   void show_shards();
-  /// `on`: a pass sees every use of a parameter. `off`: only if parameters have a buffer of their
-  /// own.
+  /// `on`: a pass sees every use of a parameter. `off`: it sees uses only if parameters have a
+  /// buffer of their own.
   enum class Tracing { off, on };
   /// Gives parameters their full shapes for a pass. Requires: `check_parameters` has passed.
   void show_full(Tracing tracing);

@@ -153,7 +153,7 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
 /// restores the meta tensors.
 void materialize(const ModulePtr& module, const std::string& fqn,
                  const FullyShardOptions& options) {
-  // The tensor in the module, and its state on the meta device.
+  // The tensors that got memory, each with a copy from before, on the meta device.
   std::vector<std::pair<at::Tensor, at::Tensor>> given;
   const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta()) return;

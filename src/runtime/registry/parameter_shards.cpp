@@ -41,7 +41,7 @@ class Shards {
     ParameterShard shard;
   };
   std::mutex mutex_;
-  // No new tensor gets a key's address while the entry has its WeakTensor.
+  // The WeakTensor in an entry keeps the key's address from being used for a new tensor.
   std::unordered_map<const at::TensorImpl*, Entry> shards_;
   std::size_t prune_at_ = 0;
 };

@@ -163,7 +163,7 @@ class SavePlan {
 
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
-  /// Returns by name of a tensor the indices of its boxes that this rank writes, ascending.
+  /// Returns the indices of the boxes that this rank writes, ascending, by name of the tensor.
   std::map<std::string, std::vector<std::uint32_t>> boxes_read() const {
     std::map<std::string, std::vector<std::uint32_t>> read;
     for (std::size_t t = 0; t < plan_.copies.size(); ++t) {
