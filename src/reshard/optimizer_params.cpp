@@ -189,8 +189,8 @@ void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer&
     if (std::ranges::any_of(candidates, has_numel)) continue;
     refuse(ErrorKind::mismatch, {.path = reader.path(), .fqn = optimizer.root + "state." + number},
            "a tensor with the " + std::to_string(numel) + " elements of this flat state",
-           "none: it is of a flat parameter of FSDP1 (use_orig_params=False), or the model is not "
-           "here",
+           "none: the state is of a flat parameter of FSDP1 (use_orig_params=False), or the "
+           "checkpoint has no model",
            "save the optimizer with FSDP.optim_state_dict(), and the model beside it");
   }
 }

@@ -57,9 +57,9 @@ std::optional<LaunchedProcess> find_launched_process() {
     *index -= number_in(launcher.first).value_or(0);
     if (count && (*index < 0 || *index >= *count)) {
       throw UsageError(std::string(launcher.index) + ": expected a number from " +
-                           std::to_string(number_in(launcher.first).value_or(0)) + " on, one of " +
-                           launcher.count + " (" + std::to_string(*count) +
-                           ") numbers in a row, found '" + std::getenv(launcher.index) + "'" +
+                           std::to_string(number_in(launcher.first).value_or(0)) + " on (" +
+                           launcher.count + ": " + std::to_string(*count) + " numbers), found '" +
+                           std::getenv(launcher.index) + "'" +
                            (is_array ? " (a job array needs steps of 1)" : ""),
                        "ckpt-reshard --help");
     }

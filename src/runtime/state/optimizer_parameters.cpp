@@ -140,7 +140,7 @@ std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
             ErrorKind::unsupported, {.fqn = each.module_fqn},
             "parameter of the optimizer in the model's state dict",
             shape_to_string(shape) + ", as in the model", shape_to_string(entry->shape),
-            "does a state dict hook change its shape? the optimizer's state keeps the old one");
+            "does a state dict hook change its shape? the optimizer's state keeps the old shape");
       }
       parameters.push_back({group, each.tensor, keys.of(each.module_fqn), *entry});
     }

@@ -75,8 +75,8 @@ KeyPath key_path_of(const PythonPath& path) {
 DType dtype_of(const std::string& name, const std::string& fqn) {
   const auto dtype = parse_dtype(name);
   if (!dtype) {
-    throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "dtype", "one that Tessera has",
-                          name);
+    throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "dtype",
+                          "a dtype that Tessera supports", name);
   }
   return *dtype;
 }
