@@ -78,7 +78,7 @@ class ExpressionReader {
     if (!value_of_) return 1;
     if (right <= 0 || left < 0 || left % right != 0) {
       throw Error::expected(ErrorKind::mismatch, {.path = path_}, expression_.where,
-                            "a whole quotient in '" + printable(text_) + "'",
+                            "a whole number as the result of '" + printable(text_) + "'",
                             std::to_string(left) + " / " + std::to_string(right));
     }
     return left / right;

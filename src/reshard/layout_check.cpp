@@ -78,7 +78,7 @@ void LayoutCheck::note_unused_rules() {
   for (const MeshLayout::Rule& rule : options_.mesh->rules) {
     if (used_rules_.contains(&rule)) continue;
     report_.note_at({.path = options_.mesh->path}, "rule for '" + printable(rule.names) + "'",
-                    "a moved tensor of which this is the first rule that matches", "none");
+                    "a moved tensor whose first matching rule is this one", "none");
   }
 }
 

@@ -498,7 +498,7 @@ TEST(RecipeTest, VariablesComeFromTheConfigOrTheUser) {
   EXPECT_THAT(message_of([&] {
                 sizes_with({.variables = {{"m", 5}}});
               }),
-              HasSubstr("a whole quotient in 'm / 2', found 5 / 2"));
+              HasSubstr("a whole number as the result of 'm / 2', found 5 / 2"));
   EXPECT_THAT(message_of([&] {
                 sizes_with({.variables = {{"x", 5}}});
               }),

@@ -168,8 +168,8 @@ TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
   EXPECT_THAT(plan.problems, IsEmpty());
   EXPECT_THAT(
       lines_of(plan.notes),
-      ElementsAre("mesh.json: rule for 'model.up.bias': expected a moved tensor of which this is "
-                  "the first rule that matches, found none"));
+      ElementsAre("mesh.json: rule for 'model.up.bias': expected a moved tensor whose first "
+                  "matching rule is this one, found none"));
 }
 
 TEST(PlannerTest, LayoutsExcludeEachOther) {

@@ -119,9 +119,9 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   // Weights such as 0.1, 0.2 and -0.3 add up to 0, but rounding leaves a small number.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
-    refuse(
-        "--normalize", "weights whose sum is not 0",
-        sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which is 0 but for rounding");
+    refuse("--normalize", "weights whose sum is not 0",
+           sum == 0.0 ? "0"
+                      : tessera::detail::float_to_text(sum) + ", which is 0 apart from rounding");
   }
   formula.divisor = sum;
   return formula;

@@ -54,7 +54,8 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   std::filesystem::current_path(command->directory, error);
   if (error) {
     throw Error::expected(ErrorKind::not_found, {.path = work.path()}, "workers",
-                          "the folder in which they ran, " + printable(command->directory), "none",
+                          "the folder in which the workers ran, " + printable(command->directory),
+                          "none",
                           "run any of them again with --resume, which finishes complete work");
   }
   return run_command_line(command->arguments, folder, terminal);

@@ -225,7 +225,7 @@ void Reducer::check_tree(Module& module) const {
   for (const Parameter& parameter : parameters_) {
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined() || !in_tree.contains(tensor.unsafeGetTensorImpl())) {
-      fail(parameter.fqn, "no parameter of this name, or another one");
+      fail(parameter.fqn, "no parameter of this name, or a new tensor under it");
     }
   }
 }
