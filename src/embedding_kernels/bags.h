@@ -17,11 +17,12 @@ struct TableView {
 
 /// The ids of one batch, in the order of a KeyedJaggedTensor: by feature, then by sample.
 struct Bags {
-  std::span<const int> table_of_feature;            // one table's features need not be adjacent
-  std::span<const std::int64_t> column_of_feature;  // feature's first column of pooled output
+  std::span<const int> table_of_feature;  // table of each feature, in any order
+  /// First column of each feature in the pooled output.
+  std::span<const std::int64_t> column_of_feature;
   std::int64_t batch;
-  std::span<const std::int64_t> ids;      // each a row of its feature's table
-  std::span<const std::int64_t> offsets;  // [features * batch + 1], into ids
+  std::span<const std::int64_t> ids;      // rows of the feature's table
+  std::span<const std::int64_t> offsets;  // [features * batch + 1]: where each bag begins in ids
   std::span<const float> weights;         // one per id; if empty, each weight is 1
 
   std::int64_t num_features() const { return static_cast<std::int64_t>(table_of_feature.size()); }
@@ -31,7 +32,7 @@ struct Bags {
 struct PooledGradient {
   const float* data;
   std::int64_t stride;  // elements from one sample to the next
-  float scale = 1;      // each row's gradient is multiplied by it
+  float scale = 1;      // factor of each row's gradient
 };
 
 }  // namespace tessera::embedding

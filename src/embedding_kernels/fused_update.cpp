@@ -22,8 +22,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// For each occurrence (an id in the batch that names a row): the gradient of its bag, and its
-/// weight.
+/// Gives sum_rows, for each occurrence (a position in the batch whose id is the row), the gradient
+/// of its bag and its weight.
 struct BagGradients {
   const float* data;
   std::int64_t stride;
@@ -48,7 +48,7 @@ struct BagGradients {
   float weight(std::int64_t i) const { return occurrences[i].weight; }
 };
 
-/// The sums of the blocks of one hot row, see [Note: Order of sums].
+/// Gives sum_rows the block sums of one hot row, see [Note: Order of sums].
 struct BlockSums {
   const float* data;
   std::int64_t dim;
@@ -62,7 +62,8 @@ void sum_block(const TableGradient& table, std::int64_t begin, std::int64_t end,
   sum_rows(BagGradients(table), begin, end, table.dim, out);
 }
 
-// Not inline: a call costs little, but a copy in each kind of update would compile slowly.
+// Writes the sum of a row's gradients to `g`. Not inline: a call costs little, and a copy in each
+// kind of update would compile slowly.
 HWY_NOINLINE void sum_row(const TableGradient& table, const BagGradients& bags, std::int64_t index,
                           float* g) {
   const std::int64_t begin = table.touched.begin_of(index);
@@ -99,7 +100,7 @@ HWY_NOINLINE void finish_gradient(const GradientRule& rule, const T* w, float* g
   });
 }
 
-/// Finds the weights of a touched row, and prefetches a later row of the same range.
+/// Gives an update the weights of a touched row, and prefetches a later row of the same range.
 template <class T>
 struct UpdatedRows {
   T* weights;
@@ -224,7 +225,8 @@ GradientRule gradient_rule(const FusedOptimizer& optimizer, const PooledGradient
       optimizer);
 }
 
-/// The gradients of several tables. `sum_hot_rows` sums the blocks of their hot rows.
+/// The gradients of several tables' touched rows. `sum_hot_rows` computes the block sums of their
+/// hot rows ([Note: Order of sums]).
 class SummedGradients {
  public:
   void add(const TouchedRows::OfTable& touched, std::int64_t dim, const PooledGradient& gradient) {
@@ -246,7 +248,7 @@ class SummedGradients {
  private:
   struct Block {
     std::size_t table;
-    std::int64_t begin;  // the block's first occurrence
+    std::int64_t begin;  // index of the block's first occurrence
     std::int64_t end;
     float* sum;
   };
@@ -288,8 +290,8 @@ void SummedGradients::sum_hot_rows(int num_threads) {
   });
 }
 
-/// Cuts the occurrences, which are sorted by row, into tasks of `kTaskOccurrences`. Returns the
-/// rows whose first occurrence is in task number `task`.
+/// The occurrences, sorted by row, are divided into tasks of `kTaskOccurrences`. Returns the rows
+/// whose first occurrence is in task number `task`.
 RowRange rows_of_task(const TouchedRows::OfTable& touched, std::int64_t task) {
   const auto index_of = [&](std::int64_t occurrence) {
     const auto begins = touched.offsets.first(touched.rows.size());
@@ -300,12 +302,12 @@ RowRange rows_of_task(const TouchedRows::OfTable& touched, std::int64_t task) {
 }
 
 /// A copy of the gradient of one table's bags, without the columns of other tables. The copy is
-/// faster to read: the rows of the original may be pages apart, so that they share few cache sets
-/// and each row needs a TLB entry.
+/// faster to read. Rows of the original may be pages apart; then they compete for a few cache sets,
+/// and each needs a TLB entry.
 class GradientWithoutGaps {
  public:
-  /// Returns `table`, or a copy of it without gaps if the caller reads so many occurrences that the
-  /// copy saves time.
+  /// Returns `table` itself. If the caller reads so many occurrences that a copy saves time,
+  /// returns it with a copy of the gradient without gaps.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
     constexpr std::int64_t kUsesThatPay = 4;  // reads per copied element
     const TouchedRows::Columns& columns = table.touched.columns;
@@ -331,7 +333,7 @@ class GradientWithoutGaps {
   TableGradient table_{};
 };
 
-// Threads begin with different tables if there are enough tables. A thread that has finished a
+// If there are enough tables, each thread begins with another table. A thread that has finished a
 // table helps with the others.
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
@@ -343,7 +345,7 @@ void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   std::vector<std::atomic<std::int64_t>> next(num_tables);
   const std::int64_t num_workers =
       std::min<std::int64_t>(num_threads, std::reduce(num_tasks.begin(), num_tasks.end()));
-  // Threads per table, if there are more threads than tables.
+  // How many threads begin with the same table, if there are more threads than tables.
   const std::int64_t num_sharers =
       ceil_div(num_workers, std::max<std::int64_t>(static_cast<std::int64_t>(num_tables), 1));
   parallel_for(num_workers, num_threads, {}, [&](std::int64_t worker) {

@@ -9,8 +9,8 @@
 
 namespace tessera::embedding {
 
-/// A view of one table's optimizer state, float32. Members that the optimizer (see
-/// fused_optimizer.h) does not have are null.
+/// A view of one table's optimizer state, float32. State that the optimizer (see fused_optimizer.h)
+/// does not have is null.
 struct OptimizerState {
   float* sum = nullptr;             // Adagrad: [rows, dim]
   float* row_sum = nullptr;         // RowWiseAdagrad: [rows]
@@ -20,7 +20,7 @@ struct OptimizerState {
   std::int64_t step = 0;            // Adam, RowWiseAdam: number of this update, from 1
 };
 
-/// One table and how it is updated.
+/// A table to update, with its optimizer and state.
 struct TableUpdate {
   int table;  // the table's index in `touched`
   TableView view;
@@ -41,24 +41,25 @@ struct TableUpdate {
 void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
                   const PooledGradient& gradient, int num_threads);
 
-/// Returns whether `optimizer` needs the g of all columns of a row. If so, a table that is cut by
-/// columns is updated in two halves; between them the ranks add up their `squares`.
+/// Returns whether the update of a row needs the gradients of all its columns. If so, a table that
+/// is cut by columns is updated in two steps, `row_gradients` and `apply_row_gradients`. Between
+/// them the ranks add up their `squares`.
 bool is_row_wise(const FusedOptimizer& optimizer);
 
-/// First half: writes the g of each touched row, and the sum of g^2 over the local columns. Shape:
-/// `gradients` is `[touched rows, dim]`, `squares` is `[touched rows]`.
+/// First step: writes g of each touched row, and the sum of g^2 over the columns that this process
+/// holds. Shape: `gradients` is `[touched rows, dim]`, `squares` is `[touched rows]`.
 void row_gradients(const TableUpdate& update, const TouchedRows& touched,
                    const PooledGradient& gradient, float* gradients, float* squares,
                    int num_threads);
 
-/// Second half: updates each touched row by its g. `squares`: for each touched row, the sum of g^2
-/// over all its `row_width` columns, including the columns of other ranks.
+/// Second step: updates each touched row by its g. `squares`: for each touched row, the sum of g^2
+/// over all its `row_width` columns, including those of other ranks.
 void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,
                          int num_threads);
 
-/// Adds scale * (sum of weight * gradient of the bag) of each touched row to that row of `out`: the
-/// gradient of a table without fused optimizer. Shape: `out` is `[rows, dim]`, float32.
+/// Computes the gradient of a table without fused optimizer: adds scale * (sum of weight * gradient
+/// of the bag) of each touched row to that row of `out`. Shape: `out` is `[rows, dim]`, float32.
 void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
                         const PooledGradient& gradient, float* out, int num_threads);
 

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// The rows and weights of a block's ids.
+/// Gives sum_rows the rows and weights of the ids in a block.
 template <class T>
 struct NamedRows {
   const T* weights;

@@ -6,7 +6,8 @@
 
 namespace tessera::embedding {
 
-/// The data that the gradients of one table's touched rows are computed from.
+/// The inputs from which the gradients of one table's touched rows (rows that the batch looks up)
+/// are computed.
 struct TableGradient {
   TouchedRows::OfTable touched;
   std::int64_t dim;
@@ -15,7 +16,7 @@ struct TableGradient {
   const float* block_sums;        // the sums of the blocks of hot rows, [blocks, dim]
 };
 
-/// How the sum of a row's gradients becomes g, see [Note: Update of a row].
+/// How g in [Note: Update of a row] is computed from the sum of a row's gradients.
 struct GradientRule {
   float scale = 1;
   float max_gradient = 0;

@@ -1,5 +1,5 @@
-// Operations on rows, with the SIMD vectors of one instruction set. highway includes this file once
-// per set, so the include guard is highway's and not `#pragma once`.
+// Operations on rows, for the SIMD instruction sets of highway. highway compiles this file once per
+// set, so it has highway's include guard instead of `#pragma once`.
 #if defined(TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_
 #undef TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_
@@ -21,8 +21,8 @@ namespace tessera::embedding::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The columns at the end of a row that do not fill a SIMD vector are done in fours, then one by
-// one.
+// Columns at the end of a row that do not fill a whole SIMD vector are handled four at a time, then
+// one by one.
 using Vectors = hn::ScalableTag<float>;
 using Fours = hn::CappedTag<float, 4>;
 using Ones = hn::CappedTag<float, 1>;
@@ -32,7 +32,7 @@ constexpr std::int64_t num_lanes(D d) {
   return static_cast<std::int64_t>(hn::Lanes(d));
 }
 
-// ---- Elements: read as float32, rounded to nearest when written, ties to even.
+// ---- Elements: converted to float32 when read; rounded to nearest, ties to even, when written.
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float* elements) {
@@ -61,14 +61,15 @@ HWY_INLINE void store(D /*d*/, hn::Vec<D> v, BFloat16* elements) {
   const auto kept = hn::ShiftRight<16>(whole);
   const auto is_odd = hn::And(kept, hn::Set(bits, 1U));
   const auto rounded = hn::ShiftRight<16>(hn::Add(whole, hn::Add(hn::Set(bits, 0x7FFFU), is_odd)));
-  const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));  // rounding could turn a NaN into inf
+  // Because rounding could turn a NaN into an infinity.
+  const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));
   const auto codes = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(v)), quiet_nan, rounded);
   hn::StoreU(hn::DemoteTo(stored, hn::BitCast(code, codes)), stored,
              reinterpret_cast<std::uint16_t*>(elements));
 }
 
-// On processors without float16 instructions, highway's conversion lacks infinities and rounds
-// towards zero. Tessera's slow conversion is used instead.
+// Without float16 instructions, highway's conversion has no infinities and rounds towards zero. So
+// other processors use Tessera's own conversion, which is slower.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
 
 template <class D>
@@ -105,7 +106,7 @@ HWY_INLINE void store(D d, hn::Vec<D> v, Float16* elements) {
 
 #endif
 
-// ---- Memory: access to rows is random, so each row is prefetched some rows before its use.
+// ---- Memory: rows are read in random order, so each row is prefetched some rows before its use.
 
 constexpr std::int64_t kCacheLineNbytes = 64;
 constexpr std::int64_t kPrefetchNbytes = 4096;  // prefetch about this far ahead

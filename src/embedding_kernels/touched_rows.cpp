@@ -15,10 +15,11 @@ namespace {
 
 constexpr int kRowShift = 32;  // an entry is `row << kRowShift | place`
 constexpr std::uint64_t kPlaceMask = 0xFFFFFFFFU;
-constexpr int kMaxDigitBits = 11;            // so that the counts of a digit fit into L1 cache
-constexpr std::size_t kMinRadixNumel = 512;  // below this, comparison sort is faster
+constexpr int kMaxDigitBits = 11;  // so that the counters of one pass fit into the L1 cache
+constexpr std::size_t kMinRadixNumel = 512;  // for fewer entries, comparison sort is faster
 
-/// Grows a vector, never shrinks it, so that later batches do not initialise its memory again.
+/// Makes a vector at least this long. Never shrinks it, so that later batches do not initialise its
+/// memory again.
 template <class T>
 void grow(std::vector<T>& vector, std::size_t numel) {
   if (vector.size() < numel) vector.resize(numel);
@@ -115,7 +116,8 @@ void TouchedRows::group(std::span<const std::uint64_t> sorted, const Scratch& sc
   for (std::size_t i = 0; i < sorted.size(); ++i) {
     const std::uint64_t row = sorted[i] >> kRowShift;
     table.occurrences[i] = scratch.in_batch_order[sorted[i] & kPlaceMask];
-    // The row is always written, and kept only if it is new: this avoids an unpredictable branch.
+    // Writes the row in any case, and counts it only if it is new. This avoids an unpredictable
+    // branch.
     table.rows[num_rows] = static_cast<std::int64_t>(row);
     table.offsets[num_rows] = static_cast<std::uint32_t>(i);
     num_rows += row != previous ? 1 : 0;

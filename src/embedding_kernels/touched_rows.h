@@ -8,8 +8,8 @@
 
 namespace tessera::embedding {
 
-/// Which rows of each table a batch looks up (touched rows), and the occurrences of each row: the
-/// ids in the batch that name it. A backward reads this.
+/// The rows of each table that a batch looks up (touched rows) and, for each row, its occurrences:
+/// the positions in the batch whose id is this row. A backward reads this.
 ///
 /// [Note: Order of sums] The gradient of a row is the sum of weight * gradient of the bag over its
 /// occurrences, in batch order: by feature, then sample, then place in the bag. A row with more
@@ -26,7 +26,7 @@ class TouchedRows {
 
   struct Occurrence {
     std::uint32_t sample;
-    std::uint32_t column;  // first column of its feature in the pooled output
+    std::uint32_t column;  // first column of the id's feature in the pooled output
     float weight;
   };
   /// A half-open range of columns.
@@ -36,19 +36,20 @@ class TouchedRows {
     std::int64_t numel() const { return end - begin; }
   };
   struct HotRow {
-    std::int64_t index;        // into the table's touched rows
-    std::int64_t first_block;  // into the table's blocks
+    std::int64_t index;        // which of the table's touched rows
+    std::int64_t first_block;  // index of its first block in the blocks of the table
   };
 
   /// The touched rows of one table, `rows.size()` of them.
   struct OfTable {
-    std::span<const std::int64_t> rows;       // ascending, each once
-    std::span<const std::uint32_t> offsets;   // [rows + 1], into occurrences
+    std::span<const std::int64_t> rows;  // ascending, each once
+    /// [rows + 1]: row i has the occurrences [offsets[i], offsets[i + 1]).
+    std::span<const std::uint32_t> offsets;
     std::span<const Occurrence> occurrences;  // sorted by row, then in batch order
     std::span<const HotRow> hot_rows;         // ascending by `index`
-    std::int64_t num_blocks = 0;              // of all its hot rows together
-    std::int64_t num_samples = 0;             // of the batch
-    Columns columns{};                        // of the table's bags in the pooled output
+    std::int64_t num_blocks = 0;              // number of blocks of all its hot rows
+    std::int64_t num_samples = 0;             // samples of the batch
+    Columns columns{};                        // columns of the table's bags in the pooled output
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
     std::int64_t num_occurrences() const { return static_cast<std::int64_t>(occurrences.size()); }
@@ -75,15 +76,15 @@ class TouchedRows {
     std::vector<std::uint32_t> offsets{};
     std::vector<Occurrence> occurrences{};
     std::vector<HotRow> hot_rows{};
-    // Used lengths of the vectors above, which never shrink.
+    // How many elements of the vectors above are used. The vectors themselves never shrink.
     std::size_t num_rows = 0;
     std::size_t num_occurrences = 0;
     std::int64_t num_blocks = 0;
     std::int64_t num_samples = 0;
     Columns columns{};
   };
-  /// Memory of one thread. An entry has a row in its upper half and a place in the table's ids in
-  /// its lower half. Entries that are sorted as numbers are in the order of sums.
+  /// Memory of one thread. An entry has a row number in its upper 32 bits and a position in the
+  /// table's ids in its lower 32 bits. Sorted as numbers, entries are in the order of sums.
   struct Scratch {
     std::vector<std::uint64_t> entries{};
     std::vector<std::uint64_t> sorted{};

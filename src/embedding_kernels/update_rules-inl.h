@@ -14,9 +14,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-// A rule has `prefetch(row, dim)` for the optimizer state, and `update(w, g, row, dim,
-// mean_square)`. `w` points to the weights of row number `row`. Only row-wise rules use
-// `mean_square`.
+// An update rule is a class with `prefetch(row, dim)`, which prefetches optimizer state, and
+// `update(w, g, row, dim, mean_square)`, which updates the weights `w` of row number `row`. Only
+// row-wise rules use `mean_square`.
 
 /// w -= factor * g
 template <class T>
@@ -118,13 +118,13 @@ struct AdamFactors {
         correction2(static_cast<float>(1 / (1 - std::pow(adam.beta2, static_cast<double>(step))))) {
   }
 
-  /// Returns the new m of some columns.
+  /// Returns the new average of gradients, m, of some columns.
   template <class D>
   HWY_INLINE hn::Vec<D> next_average(D d, hn::Vec<D> m, hn::Vec<D> g) const {
     return hn::MulAdd(hn::Set(d, beta1), m, hn::Mul(hn::Set(d, rest1), g));
   }
 
-  /// Returns the new w of some columns. `root` is sqrt(v / (1 - beta2^t)) + eps.
+  /// Returns the new weights of some columns. `root` is sqrt(v / (1 - beta2^t)) + eps.
   template <class D>
   HWY_INLINE hn::Vec<D> next_weight(D d, hn::Vec<D> w, hn::Vec<D> m, hn::Vec<D> root) const {
     const auto scaled = hn::Div(hn::Mul(m, hn::Set(d, correction1)), root);

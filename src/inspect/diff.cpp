@@ -22,10 +22,10 @@ namespace {
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 constexpr std::int64_t kBlockNumel = 8192;
 
-// What one name of a checkpoint stands for.
+// A tensor, alias or value of a checkpoint.
 struct Entry {
   enum class Kind { tensor, alias, value } kind;
-  std::size_t index;  // of the tensor (for an alias, of its target) or of the value
+  std::size_t index;  // index of the tensor (for an alias, of its target) or of the value
 };
 
 using Entries = std::map<std::string, Entry>;
@@ -37,7 +37,7 @@ void add_entry(Entries& entries, const std::string& name, Entry entry, const Dif
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
   throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "rename",
-                        "one entry of that name in A after renaming", "two");
+                        "one entry of A with this name after the renames", "two");
 }
 
 Entries entries_of(const formats::CheckpointContents& contents, const DiffOptions& options,
@@ -74,13 +74,14 @@ void check_renames(const formats::CheckpointContents& contents,
   }
 }
 
-/// A value, or why it is not read: it holds objects of classes, which Tessera never reads.
+/// A value, or the reason why Tessera did not read it: it contains objects of classes, which
+/// Tessera never loads.
 struct ReadValue {
   std::optional<Value> value;
   std::string why_not;
 };
 
-/// Returns a value, or why Tessera never reads it. Throws: as `read_value`, except
+/// Returns a value, or the reason why Tessera never reads it. Throws: as `read_value`, except
 /// Error(unsupported).
 ReadValue read_if_supported(const formats::CheckpointReader& reader, std::size_t index) {
   try {
@@ -116,9 +117,9 @@ struct Comparison {
 
 enum class ReadValues { yes, no };
 
-/// Whether two values count as equal. Compares them bit for bit if there is no tolerance. With a
-/// tolerance, 0.0 equals -0.0, and all NaNs are equal; but other numbers must be equal, because
-/// tolerances are for elements only.
+/// Returns whether two values count as equal. Without tolerances, they must be equal bit for bit.
+/// With a tolerance, 0.0 also equals -0.0, and NaNs equal each other. Other numbers must still be
+/// equal, because tolerances apply only to elements of tensors.
 bool are_equal(const Value& a, const Value& b, const DiffOptions& options) {
   const bool is_bitwise = !options.rtol && !options.atol;
   return is_bitwise ? tessera::detail::have_equal_bits(a, b) : a == b;
@@ -182,7 +183,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
     if (meta_a.shape != meta_b.shape) add(Kind::shape, name, &in_a, &in_b);
     if (is_dtype_wrong) add(Kind::dtype, name, &in_a, &in_b);
     if (meta_a.shape != meta_b.shape || is_dtype_wrong) continue;
-    // Compares two tensors once, even if they are tied under several names on both sides.
+    // If tied tensors have several names in both checkpoints, compares each pair only once.
     if (!paired.emplace(in_a.index, in_b.index).second) continue;
     result.pairs.push_back({name, in_a.index, in_b.index});
     result.report.nbytes_compared += meta_a.nbytes();
@@ -196,7 +197,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
 // The differences in one window (range of elements) of a tensor.
 struct WindowDifferences {
   std::int64_t num_different = 0;
-  std::int64_t first = -1;  // element of the tensor
+  std::int64_t first = -1;  // index of the first differing element in the tensor; -1: none
   std::string first_a;
   std::string first_b;
   std::int64_t num_nan_on_one_side = 0;
@@ -214,7 +215,8 @@ double abs_difference(double a, double b) {
   return a == b ? 0.0 : std::fabs(a - b);  // equal infinities do not differ
 }
 
-// Returns |a - b|. Subtracts 64-bit integers as integers, because float64 would round them first.
+// Returns |a - b|. Subtracts before the conversion to float64, because float64 would round 64-bit
+// integers.
 template <class Integer>
 double integer_difference(Integer a, Integer b) {
   const auto larger = static_cast<std::uint64_t>(std::max(a, b));
@@ -287,12 +289,14 @@ class BlockComparison {
     }
   }
 
-  // Compares a complex element as two numbers, and the two numbers of a float4 byte likewise.
+  // Compares elements as numbers. A complex element counts as two numbers, and so does a byte of
+  // float4.
   void compare_numbers(std::int64_t begin, std::span<const std::byte> a,
                        std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
     const std::size_t per_element = decode(dtype_a_, a, count, numbers_a_);
     const std::size_t per_element_b = decode(dtype_b_, b, count, numbers_b_);
-    if (per_element != per_element_b) {  // a complex and a real tensor: compare as complex
+    // One tensor is complex, the other is real: compare both as complex.
+    if (per_element != per_element_b) {
       widen(per_element < per_element_b ? numbers_a_ : numbers_b_, count);
     }
     const std::size_t num_per_element = std::max(per_element, per_element_b);
@@ -312,7 +316,7 @@ class BlockComparison {
         }
         const double number_difference = abs_difference(x, y);
         difference = std::max(difference, number_difference);
-        // An infinity is near only to itself.
+        // A tolerance does not apply to infinities: an infinity equals only itself.
         const bool is_near = std::isinf(x) || std::isinf(y)
                                  ? x == y
                                  : number_difference <= atol_ + rtol_ * std::fabs(y);

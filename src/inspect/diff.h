@@ -11,29 +11,29 @@
 
 namespace tessera::inspect {
 
-/// What counts as a difference, and which names to compare.
+/// Options of a comparison: tolerances, and the names to compare.
 struct DiffOptions {
   /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`; NaN equals NaN, and an
   /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,
   /// elements must be equal bit for bit.
   std::optional<double> rtol{};
-  /// See `rtol`.
+  /// The absolute tolerance in the formula at `rtol`.
   std::optional<double> atol{};
 
   /// What to do with two tensors of different dtypes: report the dtypes, or compare the elements as
   /// numbers.
   enum class DTypes { must_agree, any } dtypes = DTypes::must_agree;
 
-  std::vector<Rename> renames{};  // from A's names to B's; the first that fits is used
+  std::vector<Rename> renames{};  // change A's names into B's; the first that matches is used
   NameSelection names{};          // names in B of the tensors and values to compare
-  ScanOptions scan{};             // how tensors are read
+  ScanOptions scan{};             // threads and memory for reading
 };
 
 /// How many elements of a tensor differ, and the first of them.
 struct ElementDifferences {
   std::int64_t numel = 0;
   std::int64_t num_different = 0;
-  Shape first_index{};  // of the first differing element in row-major order, per dimension
+  Shape first_index{};  // index of the first differing element in row-major order
   std::string first_a{};
   std::string first_b{};
   std::int64_t num_nan_on_one_side = 0;
@@ -49,27 +49,27 @@ struct Difference {
     extra,    // only in B
     shape,
     dtype,
-    elements,  // of a tensor
-    value,     // anything but a tensor
+    elements,  // the elements of a tensor differ
+    value,     // the values differ
     type,      // a tensor on one side, a value on the other
     refused,   // values that are not compared: one holds objects of classes, which are never read
   };
   Kind kind;
   std::string name;
-  std::string a{};  // content as text; empty if absent, or for kind `elements`
+  std::string a{};  // A's content as text; empty if A lacks the name, or for kind `elements`
   std::string b{};
   std::optional<ElementDifferences> elements{};  // only for kind `elements`
 };
 
 /// How two checkpoints differ.
 struct DiffReport {
-  std::vector<Difference> differences{};  // by name
+  std::vector<Difference> differences{};  // sorted by name
   /// Names that are an alias in one checkpoint and a tensor in the other. This alone is not a
   /// difference: the contents were compared.
   std::vector<std::string> untied{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
-  std::uint64_t nbytes_compared = 0;  // element bytes of A
+  std::uint64_t nbytes_compared = 0;  // of the elements in A
 };
 
 /// Compares the contents of two checkpoints, whatever their formats and shardings: names, shapes,

@@ -38,7 +38,7 @@ void decode_float4(std::span<const std::byte> bytes, std::span<Number> out) {
   }
 }
 
-// Returns the numbers of the 256 codes of an 8-bit dtype.
+// Returns the number for each of the 256 possible bytes of an 8-bit dtype.
 template <DType dtype>
 const std::array<float, 256>& byte_table() {
   static const std::array<float, 256> table = [] {
@@ -75,7 +75,8 @@ std::string shortest(Real value) {
   return std::string(text.data(), end);
 }
 
-// Returns how many decimal digits distinguish all values of a small float.
+// Returns how many decimal digits a text needs so that all values of a small float dtype have
+// different texts.
 int significant_digits(DType dtype) {
   switch (dtype) {
     case DType::float16:
@@ -231,7 +232,8 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double real = numbers[i].real();
       const double imaginary = numbers[i].imag();
-      // hypot returns infinity for an infinity with a NaN; here the result is NaN.
+      // If one part is NaN, the result is NaN. std::hypot would return infinity if the other part
+      // is infinite.
       out[i] = std::isnan(real) || std::isnan(imaginary) ? std::numeric_limits<double>::quiet_NaN()
                                                          : std::hypot(real, imaginary);
     }

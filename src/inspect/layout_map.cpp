@@ -118,7 +118,8 @@ std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor) 
   if (pattern.cut == LayoutPattern::Cut::dimension) {
     return pattern.dim == 0 ? TableSharding::row_wise : TableSharding::column_wise;
   }
-  // With one row per shard, a box of columns is also a range in row-major order.
+  // If a shard has only one row, its box is also a range in row-major order, so the cut may be
+  // `flat`.
   const bool is_cut_both_ways =
       (pattern.cut == LayoutPattern::Cut::boxes || pattern.cut == LayoutPattern::Cut::flat) &&
       is_grid(tensor);

@@ -15,11 +15,11 @@ namespace tessera::inspect {
 struct LayoutPattern {
   enum class Cut {
     empty,       // the tensor has no elements
-    whole,       // one region, the whole tensor
-    dimension,   // slabs along one dimension (`dim`)
-    flat,        // ranges in row-major order
+    whole,       // each piece is the whole tensor
+    dimension,   // each piece is a range of one dimension (`dim`), and whole in the others
+    flat,        // each piece is a range of the elements in row-major order
     boxes,       // anything else
-    incomplete,  // elements are missing, or in two different regions
+    incomplete,  // elements are in no piece, or in two different regions
   } cut = Cut::empty;
   std::size_t dim = 0;
   std::int64_t num_shards = 0;    // different regions that are not empty
@@ -31,19 +31,21 @@ struct LayoutPattern {
 /// Returns how the pieces of a tensor cut it.
 LayoutPattern layout_pattern(const formats::TensorEntry& tensor);
 
-/// Returns `whole`, `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`: the cut, the shards, the replicas.
+/// Returns the pattern in words: the cut, then `/ shards` and `× replicas`. Examples: `whole`,
+/// `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`.
 std::string layout_pattern_to_string(const LayoutPattern& pattern);
 
 /// Returns the sharding type of an embedding table's weight, derived from its pieces: row_wise,
-/// column_wise, grid, or data_parallel for several whole copies. Nothing for other tensors, and for
-/// a single whole copy, which may come from table_wise or from data_parallel.
+/// column_wise, grid, or data_parallel for several whole copies. Returns nothing for other tensors,
+/// and for a single whole copy, which may come from table_wise or from data_parallel.
 std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor);
 
 /// Returns how many elements of the tensor each rank holds. Shape: `[world_size]`.
 std::vector<std::int64_t> numel_by_rank(const formats::TensorEntry& tensor, int world_size);
 
-/// Draws each share as one character: `·` for none, `▁` to `█` for the largest. If there are more
-/// than `max_width` shares, a character shows the largest of several shares.
+/// Draws a bar chart in one line, with a character for each share (such as a rank's elements): `·`
+/// for 0, `▁` to `█` for the largest. If there are more than `max_width` shares, a character shows
+/// the largest of several shares.
 std::string draw_shares(std::span<const std::int64_t> shares, std::size_t max_width);
 
 /// Returns how many shares a character of `draw_shares` shows. Requires: `max_width > 0`.

@@ -35,8 +35,8 @@ bool is_digest(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Returns a name in one line, as manifests write it. Escapes backslashes too, so that different
-// names stay different.
+// Returns a name as manifests write it, in one line. Escapes control bytes and, so that different
+// names stay different, backslashes.
 std::string escape(std::string_view name) {
   std::string doubled;
   for (const char c : name) doubled.append(c == '\\' ? 2 : 1, c);
@@ -125,7 +125,7 @@ class ManifestParser {
     return finish();
   }
 
-  /// Checks that a manifest can begin with the first line, which may be incomplete.
+  /// Throws if no manifest can begin with the first line of `text`. The line may be incomplete.
   void check_begin(std::string_view text) {
     if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
     if (text.starts_with(kPartLabel)) return;
@@ -150,7 +150,8 @@ class ManifestParser {
 
  private:
   void parse_line(std::string_view line, const std::string& where) {
-    if (line.find('\r') != std::string_view::npos) {  // in a name, a return is escaped
+    // Names have carriage returns only in escaped form.
+    if (line.find('\r') != std::string_view::npos) {
       throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
                             "a line that ends with LF or CRLF", "only carriage returns",
                             "did another program change the line endings?");
@@ -202,7 +203,8 @@ class ManifestParser {
     return text.substr(0, text.find('\n'));
   }
 
-  /// Names have no unescaped carriage return: a return at the end of a line is from an editor.
+  /// Removes a carriage return at the end of a line, which an editor may have added. Names have
+  /// carriage returns only in escaped form.
   static std::string_view without_return(std::string_view line) {
     if (line.ends_with('\r')) line.remove_suffix(1);
     return line;
@@ -346,7 +348,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
 
 std::vector<Manifest::Entry> digest_files(const FileSystem& fs, const std::string& directory,
                                           const std::vector<std::string>& names) {
-  constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;  // at a time
+  constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;  // bytes of one read
   std::vector<Manifest::Entry> entries;
   std::vector<std::byte> room;
   for (const std::string& name : names) {

@@ -13,7 +13,7 @@
 
 namespace tessera::inspect {
 
-/// The digests of a checkpoint's contents, by name. Equal contents give equal manifests, whatever
+/// The digests of a checkpoint's contents, by name. Equal contents give equal manifests in every
 /// format and sharding. A plain value type.
 ///
 ///     tensor   the digest that `compute_content_digests` returns
@@ -26,7 +26,7 @@ namespace tessera::inspect {
 /// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
 /// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
 /// same if only extra files change. A part of a manifest ends with `part I/N: DIGEST` instead of
-/// `whole: DIGEST`. So a part and the whole manifest can be told apart.
+/// `whole: DIGEST`. So a part cannot be mistaken for a whole manifest.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {
@@ -40,11 +40,11 @@ struct Manifest {
     int num_parts;
     friend bool operator==(const Part&, const Part&) = default;
   };
-  std::vector<Entry> entries{};  // by name (byte order), no name twice
+  std::vector<Entry> entries{};  // sorted by name (byte order), no name twice
   std::vector<Entry> files{};    // extra files beside the checkpoint; sorted as `entries`
-  std::optional<Part> part{};    // nothing: all names
+  std::optional<Part> part{};    // nothing: the manifest has all names
 
-  /// Returns the digest of all entries, which is in the last line of the text.
+  /// Returns the digest of all entries, which is in the last line of `to_text`.
   std::string whole_digest() const;
   /// Returns the text that parse_manifest reads.
   std::string to_text() const;
@@ -58,17 +58,18 @@ struct Manifest {
 Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,
                           const ScanOptions& options);
 
-/// Returns how many bytes of elements compute_manifest reads: the total that its progress reaches.
+/// Returns how many bytes of elements compute_manifest reads. This is the total for its progress.
 std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
                               const Selection& selection);
 
 /// Reads a manifest as text, or the JSON of `ckpt-inspect hash --json`. Lines may be in any order
-/// and end with LF or CRLF. The digest of the whole is required and must match, because a truncated
-/// manifest could otherwise look complete. Throws: Error(corruption) naming `path` and the line.
+/// and end with LF or CRLF. The line `whole:` (or `part I/N:`) is required, and its digest must
+/// match the entries. Otherwise a truncated manifest could look complete. Throws: Error(corruption)
+/// naming `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
-/// Checks from the first bytes of a text whether it can be a manifest, before all of it is read.
-/// Throws: as parse_manifest.
+/// Throws as parse_manifest does if a text that begins with `begin` cannot be a manifest. So a
+/// wrong file is refused before all of it is read.
 void check_manifest_begin(std::string_view begin, const std::string& path);
 
 /// A name whose digests differ between two manifests.
@@ -76,13 +77,13 @@ struct ManifestDifference {
   /// In what way the digests differ.
   enum class Kind {
     changed,
-    missing,  // expected, but not found
-    extra,    // found, but not expected
+    missing,  // in the expected manifest, but not in the found one
+    extra,    // in the found manifest, but not in the expected one
   } kind;
   std::string name;
-  std::string expected{};  // digests; empty if absent
+  std::string expected{};  // digest; empty if the name is not there
   std::string found{};
-  bool is_file = false;  // an extra file
+  bool is_file = false;  // the name is that of an extra file
   friend bool operator==(const ManifestDifference&, const ManifestDifference&) = default;
 };
 

@@ -9,7 +9,8 @@
 
 namespace tessera::inspect {
 
-/// A manifest of some of the names, and the path where it was read.
+/// A manifest that one of several processes computed for its part of the names, and the path of its
+/// file.
 struct PartOfManifest {
   std::string path;
   Manifest manifest;

@@ -33,14 +33,14 @@ inline void throw_if_stopped(const ScanOptions& options) {
   if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
 }
 
-/// Runs work over subjects (tensors, pairs of tensors) of very different sizes. Each subject is cut
-/// into windows of `window_numel` elements; threads take windows in turn. A subject's state is
-/// opened for its first window and closed after its last, so few states are open at a time. Results
-/// are folded in window order, so few results are kept and the outcome does not depend on the
-/// threads. Allocates nothing in proportion to the sizes, because a file states these and they may
-/// be false. `numels[i]` is the size of subject i; `open(i)` returns a unique_ptr to its state;
-/// `work(state, window, partial)` computes the result of one window; `fold(i, partial)` adds this
-/// result; calls for one subject never overlap. An empty subject is opened too, because `open`
+/// Runs work over subjects (tensors, pairs of tensors) of very different sizes, in several threads.
+/// `numels[i]` is the size of subject i. Each subject is cut into windows of `window_numel`
+/// elements. For a subject, calls `open(i)`, which returns a unique_ptr to the subject's state; for
+/// each window `work(state, window, partial)`, which computes the window's result; and `fold(i,
+/// partial)`, which adds this result. Calls of `fold` for one subject never overlap and are in
+/// window order, so the outcome does not depend on the threads. The state is destroyed after the
+/// last window, so few states exist at a time. Allocates no memory in proportion to `numels`,
+/// because a damaged file may state wrong sizes. An empty subject is opened too, because `open`
 /// checks the subject.
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
@@ -49,18 +49,19 @@ void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
   struct Subject {
     std::mutex mutex;
     std::unique_ptr<State> state;
-    std::map<std::int64_t, Partial> early;  // results that arrived before their turn
+    /// Results of windows whose predecessors are not folded yet.
+    std::map<std::int64_t, Partial> early;
     std::int64_t num_folded = 0;
   };
   std::vector<Subject> subjects(numels.size());
-  std::vector<std::int64_t> ends;  // of each subject's windows, cumulative
+  std::vector<std::int64_t> ends;  // number of windows up to and including each subject
   std::int64_t num_windows = 0;
   for (std::size_t s = 0; s < numels.size(); ++s) {
     if (numels[s] == 0) open(s);
     const auto end = checked_add(num_windows, ceil_div(numels[s], window_numel));
     if (!end) {
       throw Error(ErrorKind::unsupported, {},
-                  "too many elements: expected fewer than 2^63 reads, found more");
+                  "too many elements: expected fewer than 2^63 windows to read, found more");
     }
     ends.push_back(num_windows = *end);
   }

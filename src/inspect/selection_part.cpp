@@ -13,8 +13,8 @@
 namespace tessera::inspect {
 namespace {
 
-/// Returns the part of each selected tensor: the largest tensor goes first, to the part with the
-/// fewest bytes.
+/// Returns the number of the part for each selected tensor. Gives out the tensors from the largest
+/// to the smallest, each to the part with the fewest bytes so far.
 std::map<std::size_t, int> parts_of_tensors(const formats::CheckpointContents& contents,
                                             const Selection& selection, int num_parts) {
   const auto nbytes_of_tensor = [&](std::size_t t) { return contents.tensors[t].meta.nbytes(); };
@@ -57,10 +57,10 @@ void NamesOfParts::note(const std::string& name, const std::string& path) {
   const auto found = path_of_.find(name);
   if (found == path_of_.end()) {
     refuse("names of the checkpoint", "a name that it does not have",
-           "is the part of another checkpoint?");
+           "is this part from another checkpoint?");
   }
   if (!found->second.empty()) {
-    refuse("each name in one part", "the name in " + printable(found->second) + ", too",
+    refuse("each name in one part", "this name in " + printable(found->second) + ", too",
            "is one part given twice?");
   }
   found->second = path;
@@ -70,7 +70,7 @@ void NamesOfParts::require_all() const {
   for (const auto& [name, path] : path_of_) {
     if (!path.empty()) continue;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, std::string(parts_),
-                          "each name in one part", "the name in none", "is a part missing?");
+                          "each name in one part", "this name in no part", "is a part missing?");
   }
 }
 

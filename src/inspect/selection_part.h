@@ -9,19 +9,19 @@
 
 namespace tessera::inspect {
 
-/// Returns part `index` of `num_parts` of a selection, so that several processes can share the
-/// work. Each name is in one part. Tensors are divided by their bytes; an alias is in the part of
-/// its tensor; values are in part 0. Requires: `0 <= index < num_parts`.
+/// Divides a selection into `num_parts` parts, one for each of several processes, and returns part
+/// `index`. Each name is in exactly one part. Tensors are divided by their bytes; an alias is in
+/// the part of its tensor; values are in part 0. Requires: `0 <= index < num_parts`.
 Selection part_of_selection(const formats::CheckpointContents& contents, const Selection& selection,
                             int index, int num_parts);
 
-/// Checks that the results of several processes, joined, have each name of a checkpoint once.
+/// Checks that the results of several processes together have each selected name exactly once.
 class NamesOfParts {
  public:
-  /// `parts` says what is joined, for messages, such as `parts of a manifest`.
+  /// `parts` names the results in messages: `parts of a manifest`.
   explicit NamesOfParts(std::string_view parts) : parts_(parts) {}
 
-  /// Adds a name that one of the parts must have.
+  /// Adds a name that exactly one of the parts must have.
   void expect(const std::string& name) { path_of_[name]; }
   /// Notes that the part at `path` has the name. Throws: Error(mismatch) if another part has it,
   /// or if no part should.
@@ -31,7 +31,8 @@ class NamesOfParts {
 
  private:
   std::string_view parts_;
-  std::map<std::string, std::string> path_of_;  // of the part with the name; empty: none yet
+  // Name to path of the part that has it; empty: no part yet.
+  std::map<std::string, std::string> path_of_;
 };
 
 }  // namespace tessera::inspect

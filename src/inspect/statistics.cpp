@@ -16,8 +16,8 @@ namespace tessera::inspect {
 namespace {
 
 // [Note: Lanes] Loops over a block compute this many partial results side by side and combine them
-// at the end. A compiler does not reorder floating-point sums, but turns such lanes into vector
-// registers; and the order of additions is the same on every machine.
+// at the end. A compiler must not reorder floating-point sums, but it can compute separate partial
+// results in one vector register. The order of additions is the same on every machine.
 constexpr std::size_t kLanes = 16;
 
 template <class Real>
@@ -119,7 +119,8 @@ bool any_not_finite(const double* numbers, std::size_t count) {
   return any != 0;
 }
 
-// Moves the finite numbers to the front and counts the others. Returns how many are finite.
+// Moves the finite numbers to the front, and counts NaNs and infinities in `block`. Returns how
+// many numbers are finite.
 template <class Real>
 std::size_t take_out_not_finite(Real* numbers, std::size_t count, Statistics& block) {
   std::size_t kept = 0;
@@ -151,7 +152,8 @@ Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
   if (count == 0) return block;
   const BlockSums<Real> sums = sum_block(numbers, count);
   block.num_zeros = sums.num_zeros;
-  // Adding zero turns -0 into 0, because it has no meaning which of the two zeros comes first.
+  // Adding zero turns -0 into 0. Otherwise the sign would depend on which of the two zeros was
+  // found first.
   block.min = exact_number(static_cast<double>(sums.min) + 0.0, dtype);
   block.max = exact_number(static_cast<double>(sums.max) + 0.0, dtype);
   block.sum = std::isfinite(sums.sum) ? static_cast<long double>(sums.sum)
@@ -250,7 +252,8 @@ void StatisticsAccumulator::add(std::span<const std::byte> bytes) {
 
 namespace {
 
-// The number of elements per partial result.
+// The number of elements of one partial result. Results are merged in order, so they do not depend
+// on the threads.
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 static_assert(kWindowNumel % StatisticsAccumulator::kBlockNumel == 0);
 
@@ -320,7 +323,7 @@ Histogram empty_histogram(const Statistics& statistics, int max_num_bins) {
 // Adds the finite numbers to the counts of the histogram's bins.
 void count_numbers(std::span<const double> numbers, const Histogram& histogram,
                    std::span<std::int64_t> counts) {
-  // Half of the range, because the difference itself may overflow.
+  // Computes with half of the range, because `end - begin` may be infinite.
   const double half_range = histogram.end / 2 - histogram.begin / 2;
   const auto num_bins = static_cast<double>(counts.size());
   for (const double x : numbers) {

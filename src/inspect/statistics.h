@@ -16,7 +16,7 @@ namespace tessera::inspect {
 /// infinities. Complex numbers count by magnitude, bool as 0 and 1; a float4_e2m1fn_x2 element is
 /// two numbers. A plain value type.
 struct Statistics {
-  std::int64_t numel = 0;  // numbers seen
+  std::int64_t numel = 0;  // all numbers, also NaNs and infinities
   std::int64_t num_zeros = 0;
   std::int64_t num_nan = 0;
   std::int64_t num_positive_inf = 0;
@@ -24,7 +24,7 @@ struct Statistics {
   std::optional<Number> min{};  // exact; nothing if no number is finite
   std::optional<Number> max{};
   long double sum = 0;                     // exact for integers while the sum fits 64 bits
-  long double squared_deviations_sum = 0;  // of (x - mean)^2
+  long double squared_deviations_sum = 0;  // sum of (x - mean)^2
 
   std::int64_t num_finite() const { return numel - num_nan - num_positive_inf - num_negative_inf; }
   /// Returns nothing if no number is finite.

@@ -50,7 +50,7 @@ class Entry {
       throw Error::expected(
           ErrorKind::mismatch, {.path = path_, .fqn = meta.fqn}, "numel",
           std::to_string(meta.numel() * numbers_per_element(meta.dtype)) + " of the checkpoint",
-          std::to_string(result.numel), "is the part of another checkpoint?");
+          std::to_string(result.numel), "is this part from another checkpoint?");
     }
     result.num_zeros = count("zeros");
     result.num_nan = count("nan");
@@ -140,7 +140,7 @@ std::vector<Statistics> join_statistics(const std::vector<PartOfStatistics>& par
                                         const formats::CheckpointContents& contents,
                                         const Selection& selection) {
   NamesOfParts names("parts of statistics");
-  std::map<std::string_view, std::size_t> place_of;  // in the selection
+  std::map<std::string_view, std::size_t> place_of;  // index in the selection
   for (std::size_t i = 0; i < selection.tensors.size(); ++i) {
     const std::string& fqn = contents.tensors[selection.tensors[i]].meta.fqn;
     names.expect(fqn);

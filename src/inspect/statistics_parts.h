@@ -10,21 +10,21 @@
 
 namespace tessera::inspect {
 
-/// Statistics of some of a checkpoint's tensors, as one of several processes prints them: the JSON
-/// of `exact_statistics` for each tensor, with its `name`.
+/// The statistics that one of several processes has printed for its part of the tensors: for each
+/// tensor its `name` and the members of `exact_statistics`, as JSON.
 struct PartOfStatistics {
-  std::string path;  // where the document was read
+  std::string path;  // path of the file with the document
   Value document;    // an object with the list `stats`
 };
 
-/// Returns the members of the JSON object from which `join_statistics` makes the same statistics
-/// again, bit for bit: sums are hexadecimal floating-point text, as of C's `%La`.
+/// Returns statistics as members of a JSON object. `join_statistics` reads them back bit for bit,
+/// because sums are written as hexadecimal floating-point text, as by C's `%La`.
 Value::Dict exact_statistics(const Statistics& statistics);
 
-/// Returns the statistics of each selected tensor, in the order of the selection, out of the
-/// documents of all parts. Reads no elements. Throws: Error(corruption) naming file and member for
-/// a document of another kind; Error(mismatch) naming the first tensor that no part has, that two
-/// parts have, or that is not selected.
+/// Reads the statistics of each selected tensor from the documents of all parts, and returns them
+/// in the order of the selection. Throws: Error(corruption) with file and member if a document has
+/// no statistics; Error(mismatch) with the first tensor that no part has, that two parts have, or
+/// that is not selected.
 std::vector<Statistics> join_statistics(const std::vector<PartOfStatistics>& parts,
                                         const formats::CheckpointContents& contents,
                                         const Selection& selection);

@@ -21,14 +21,15 @@ Totals totals_of(const formats::TensorEntry& tensor) {
   return totals;
 }
 
-// A node of the tree with its children by name.
+// A node of the tree of names: an entry (`leaf`), children by the next component of the name, or
+// both.
 struct Trie {
   std::optional<TreeNode> leaf;
   std::map<std::string_view, Trie> children;
 };
 
-// The depth of trees is limited, because they are walked recursively. The last label of a deeper
-// name keeps its dots.
+// Trees are at most this deep, because functions walk them recursively. The rest of a deeper name
+// becomes one label with dots.
 constexpr int kMaxDepth = 2000;
 
 void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
@@ -44,8 +45,8 @@ void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t 
   node->leaf = TreeNode{kind, {}, 1, index, totals, {}};
 }
 
-// Returns a component of a name as a number; nothing unless it is an integer from 0 as Python
-// writes it.
+// Returns the number that a component of a name spells: `12`. Returns nothing for any other text,
+// such as `-1` or `07`.
 std::optional<std::int64_t> as_number(std::string_view label) {
   std::int64_t number = 0;
   const auto parsed = std::from_chars(label.data(), label.data() + label.size(), number);
@@ -87,8 +88,9 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
   return true;
 }
 
-// Merges equal siblings with consecutive numbers. Single children were merged into their parents
-// before (`0.weight`), so the number of a label is the part before its first dot.
+// Merges siblings with consecutive numbers and equal content, such as layers, into one node. A
+// label may have more than its number (`0.weight`), because single children are merged into their
+// parents before. The number is the part before the first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
                            std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {
@@ -122,7 +124,8 @@ std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
   return folded;
 }
 
-// Converts a trie node to tree nodes: its leaf, its group, or both.
+// Converts a trie node to tree nodes: one for its entry, one for the group of its children, or
+// both.
 std::vector<TreeNode> build(const formats::CheckpointContents& contents, const Trie& trie,
                             std::string_view label, Folding folding) {
   std::vector<TreeNode> nodes;

@@ -10,8 +10,8 @@
 
 namespace tessera::inspect {
 
-/// Sums over names. `numel` and `nbytes` count each tensor once, without replicas and aliases;
-/// `num_pieces` includes replicas.
+/// Sums over several names. `numel` and `nbytes` count each tensor once, without replicas and
+/// aliases; `num_pieces` includes replicas.
 struct Totals {
   std::int64_t num_tensors = 0;
   std::int64_t num_aliases = 0;
@@ -34,8 +34,8 @@ struct Selection {
   bool empty() const { return tensors.empty() && values.empty() && aliases.empty(); }
 };
 
-/// Returns the names that the patterns select. Throws: Error(invalid_argument) naming the first
-/// pattern that matches nothing, with the most similar name, or if the patterns select no name.
+/// Returns the names that the patterns select. Throws: Error(invalid_argument) if a pattern matches
+/// nothing (the error suggests the most similar name), or if the patterns select no name.
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 
@@ -45,16 +45,16 @@ std::size_t tensor_of(const formats::CheckpointContents& contents, const formats
 
 /// A node of the tree of names, which are split at their dots.
 struct TreeNode {
-  /// What the node is: a group with children, or an entry of the contents.
+  /// A group has children; the other kinds are entries of the contents.
   enum class Kind { group, tensor, alias, value } kind = Kind::group;
 
   /// The components of the name below the parent node. A group with a single child is merged with
   /// this child: `a.b`. `[0:32]` stands for the equal siblings 0 to 31.
   std::string label;
-  std::int64_t num_repeats = 1;    // number of siblings that this node stands for
-  std::size_t index = 0;           // in the contents; of the first sibling; unused for a group
-  Totals totals;                   // of all siblings together
-  std::vector<TreeNode> children;  // of the first sibling; numbers are sorted as numbers
+  std::int64_t num_repeats = 1;  // number of siblings that this node stands for
+  std::size_t index = 0;  // of the entry in the contents (of the first sibling); unused for a group
+  Totals totals;          // sums over all siblings
+  std::vector<TreeNode> children;  // children of the first sibling; numbers are sorted as numbers
 };
 
 /// Which numbered siblings are merged into one node, such as `[0:32]`: siblings with the same names

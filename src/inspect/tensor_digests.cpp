@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::int64_t kMaxBlockNbytes = std::int64_t{4} << 20;
 
-// `begin(meta)` returns a hash that has digested what goes before a tensor's bytes.
+// Returns the digest of each tensor. `begin(meta)` returns a hash to which the tensor's bytes are
+// added; it may have digested a text before them.
 template <class Begin>
 std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
                                         std::span<const std::size_t> tensor_indices,
@@ -19,8 +20,8 @@ std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
   std::vector<std::string> digests(tensor_indices.size());
   const auto block_nbytes =
       static_cast<std::uint64_t>(detail::numel_per_read(options, 2, 1, 4096, kMaxBlockNbytes));
-  // One tensor is one task, since its digest cannot be computed from digests of blocks. The largest
-  // tensors come first, so that no thread has a large tensor at the end.
+  // One tensor is one task, because its digest cannot be computed from digests of blocks. Threads
+  // begin with the largest tensors, so that they end at about the same time.
   std::vector<std::size_t> order(tensor_indices.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   const auto nbytes_of = [&](std::size_t i) {

@@ -51,7 +51,7 @@ TensorReader::TensorReader(const formats::CheckpointReader& reader, std::size_t 
     const auto range = as_flat_range(region, meta_.shape);
     const bool is_first =
         range ? dense_seen.insert(*range).second : boxes_seen.insert(std::get<Box>(region)).second;
-    if (!is_first) continue;  // a replica
+    if (!is_first) continue;  // a replica of a piece that is known already
     sources_.push_back({p, extent_of(region, meta_.shape), range.has_value(),
                         CopyRuns(meta_.shape, region, whole)});
   }
@@ -70,7 +70,7 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
                 out.size() == static_cast<std::uint64_t>(window.numel()) * size);
   tessera::detail::ByteBuffer scratch_buffer;
   std::vector<CopyRuns::Run> runs;
-  // The first source that may overlap the window.
+  // Index of the first piece that may overlap the window.
   auto next = static_cast<std::size_t>(
       std::upper_bound(reached_.begin(), reached_.end(), window.begin) - reached_.begin());
   for (; next < sources_.size() && sources_[next].extent.begin < window.end; ++next) {
@@ -88,8 +88,8 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
     runs.clear();
     source.runs.for_each_in(window, [&](const CopyRuns::Run& run) { runs.push_back(run); });
     if (runs.empty()) continue;
-    // Tensor and piece are both in row-major order, so the window's elements are in one range of
-    // the piece.
+    // The elements of the window that a piece holds are in one range of the piece, because the
+    // elements of both are in row-major order.
     const FlatRange needed{runs.front().source_begin, runs.back().source_begin + runs.back().numel};
     const auto scratch = scratch_buffer.take(static_cast<std::size_t>(needed.numel()) * size);
     reader_.read_piece(tensor_index_, source.piece_index, needed, scratch);

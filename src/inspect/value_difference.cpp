@@ -9,7 +9,7 @@ namespace {
 
 using AreEqual = std::function<bool(const Value& a, const Value& b)>;
 
-/// Two values, and where in the outermost values they are: `['lr'][0]`.
+/// Two values inside the compared values, and the path that leads to them: `['lr'][0]`.
 struct Place {
   std::string path;
   const Value* a;
@@ -22,8 +22,8 @@ const std::vector<Value>* items_of(const Value& value) {
   return nullptr;
 }
 
-/// Goes one level down, to the first two values that differ. Returns false if the values themselves
-/// are the difference.
+/// Moves `place` one level down, to the first two items that differ. Returns false if there are no
+/// such items, because the values themselves differ.
 bool step_down(Place& place, const AreEqual& are_equal) {
   if (place.a->storage().index() != place.b->storage().index()) return false;
   if (const auto* items = items_of(*place.a)) {
@@ -62,7 +62,8 @@ std::size_t size_of(const Value& value) {
   return dict == nullptr ? 0 : dict->size();
 }
 
-/// Says what distinguishes two values that print alike.
+/// Returns for each of two values that print alike a text that shows the difference, such as the
+/// bits of a NaN.
 std::pair<std::string, std::string> detail_in_words(const Value& a, const Value& b) {
   if (const auto* number = a.get_if<double>(); number != nullptr && b.is<double>()) {
     const auto bits = [](double value) {

@@ -71,7 +71,7 @@ void check_numel(const BlockTensor& tensor) {
   throw ShapeProblem("fewer than 2^63 elements", shape_to_string(tensor.shape));
 }
 
-/// Returns the part of a block with `[begin, end)` along a dimension.
+/// Returns the part of a block with the positions `[begin, end)` of a dimension.
 Block narrowed(const Block& block, std::size_t dim, std::int64_t begin, std::int64_t end) {
   Block part = block;
   part.offset += (begin - block.box.offsets[dim]) * block.strides[dim];
@@ -80,8 +80,9 @@ Block narrowed(const Block& block, std::size_t dim, std::int64_t begin, std::int
   return part;
 }
 
-/// Merges dimensions `dim` and `dim + 1` of a block into one. `inner`: the tensor's size of `dim +
-/// 1`. Cuts the block into rows along `dim` if the result is not one block.
+/// Merges the dimensions `dim` and `dim + 1` of a block into one, and appends the result to `out`.
+/// `inner`: the tensor's size of dimension `dim + 1`. If the result is not one block, appends one
+/// block for each position of `dim`.
 void merge_two(Block block, std::size_t dim, std::int64_t inner, std::vector<Block>& out) {
   const std::int64_t outer_size = block.box.sizes[dim];
   const std::int64_t inner_size = block.box.sizes[dim + 1];
@@ -106,8 +107,8 @@ void merge_two(Block block, std::size_t dim, std::int64_t inner, std::vector<Blo
   check_num_blocks(out.size());
 }
 
-/// Appends the blocks that a block becomes if its dimension `dim` is replaced by several of
-/// `sizes`.
+/// Replaces the dimension `dim` of a block by several dimensions of the given sizes. Appends the
+/// resulting blocks to `out`.
 void unflatten_block(const Block& block, std::size_t dim, std::span<const std::int64_t> sizes,
                      std::vector<Block>& out) {
   const std::int64_t begin = block.box.offsets[dim];
@@ -260,7 +261,7 @@ BlockTensor unflatten(BlockTensor tensor, std::size_t dim, std::span<const std::
 }
 
 BlockTensor flatten(BlockTensor tensor, std::size_t dim, std::size_t num_dims) {
-  if (num_dims == 0) {  // a new dimension of size 1
+  if (num_dims == 0) {  // no dimensions to merge: adds one of size 1
     const std::int64_t one = 1;
     const std::int64_t zero = 0;
     tensor.shape = replaced(tensor.shape, dim, 0, std::span(&one, 1));
@@ -292,8 +293,9 @@ BlockTensor reshape(BlockTensor tensor, const Shape& shape) {
                        shape_to_string(shape));
   }
   if (*numel == 0) return {tensor.dtype, shape, {}};
-  // Repeats: takes from both shapes the fewest next dimensions that have the same product.
-  std::size_t at = 0;  // the next dimension of `tensor`; those before it are done
+  // Goes through both shapes together. In each step, takes from both the fewest dimensions that
+  // have the same product.
+  std::size_t at = 0;  // next dimension of `tensor`; earlier ones have their final form
   for (std::size_t next = 0; next < shape.size() || at < tensor.shape.size();) {
     std::size_t old_count = 0;
     std::size_t new_count = 0;

@@ -20,16 +20,16 @@
 
 namespace tessera::recipe {
 
-/// The source of a block that has one constant in all its elements.
+/// The `source` of a block whose elements are all the same constant.
 inline constexpr std::uint32_t kConstant = std::numeric_limits<std::uint32_t>::max();
 
 /// See [Note: Blocks]. Units: elements. Strides are not negative.
 struct Block {
-  Box box;                   // of the tensor that has the block; never empty
+  Box box;                   // which box of the tensor this block is; never empty
   std::uint32_t source = 0;  // index of a tensor of the source, or kConstant
   std::int64_t offset = 0;
-  Shape strides{};   // one for each dimension of the box; unused where the box has size 1
-  double added = 0;  // to every element of the source; of a constant, its value
+  Shape strides{};   // by dimension of the box; without meaning if its size is 1
+  double added = 0;  // added to each element of the source; for kConstant, the value itself
 };
 
 /// A tensor as blocks that cover it once. A tensor without elements has no blocks.
@@ -39,7 +39,7 @@ struct BlockTensor {
   std::vector<Block> blocks{};
 };
 
-/// What an operation cannot do with a tensor.
+/// Thrown if an operation does not fit a tensor, with what was expected and what was found.
 struct ShapeProblem : std::runtime_error {
   ShapeProblem(std::string expected_text, std::string found_text)
       : std::runtime_error(expected_text + "; " + found_text),
@@ -49,10 +49,10 @@ struct ShapeProblem : std::runtime_error {
   std::string found;
 };
 
-/// The most blocks of one tensor. A reshape of a transposed tensor can need many.
+/// The maximum number of blocks of one tensor. A reshape of a transposed tensor can need many.
 inline constexpr std::size_t kMaxBlocks = std::size_t{1} << 18;
 
-/// Returns the tensor that is all of tensor `source`.
+/// Returns a tensor that equals the whole source tensor number `source`.
 BlockTensor whole_tensor_of(std::uint32_t source, DType dtype, const Shape& shape);
 
 /// Returns the tensor of this shape that has `value` in all elements.
@@ -60,33 +60,34 @@ BlockTensor constant_tensor(DType dtype, const Shape& shape, double value);
 
 // The operations. Requires: dimensions exist, unless said otherwise. Throws: ShapeProblem.
 
-/// Returns `dim` counted from the front; one below 0 counts from the back.
+/// Returns `dim`; if it is negative, it counts from the last dimension (-1), as in PyTorch.
 std::size_t dim_of(std::int64_t dim, std::size_t num_dims);
 
 /// Cuts a tensor along a dimension into slices of these sizes. Requires: sizes add up to its size.
 std::vector<BlockTensor> cut(const BlockTensor& tensor, std::size_t dim,
                              std::span<const std::int64_t> sizes);
-/// Cuts a tensor into slices of size 1 along a dimension, which the slices no longer have.
+/// Cuts a tensor into slices of size 1 along a dimension, and removes this dimension from them.
 std::vector<BlockTensor> cut_slices(const BlockTensor& tensor, std::size_t dim);
 /// Concatenates tensors along a dimension. Requires: at least one.
 BlockTensor concat(std::vector<BlockTensor> tensors, std::size_t dim);
 /// Stacks tensors of one shape along a new dimension `dim`, which may come after all others.
 /// Requires: at least one.
 BlockTensor stack(std::vector<BlockTensor> tensors, std::size_t dim);
-/// Dimension `d` of the result is dimension `order[d]` of the tensor. Requires: a permutation.
+/// Permutes dimensions: dimension `d` of the result is dimension `order[d]` of the tensor.
+/// Requires: `order` is a permutation.
 BlockTensor permute(BlockTensor tensor, std::span<const std::size_t> order);
 /// Replaces a dimension by several. Requires: sizes of 0 or more, whose product is its size.
 BlockTensor unflatten(BlockTensor tensor, std::size_t dim, std::span<const std::int64_t> sizes);
-/// Replaces `num_dims` dimensions from `dim` on by one.
+/// Replaces the `num_dims` dimensions from `dim` on by one dimension.
 BlockTensor flatten(BlockTensor tensor, std::size_t dim, std::size_t num_dims);
-/// Gives a tensor another shape of as many elements, as torch.reshape does.
+/// Gives a tensor another shape with the same number of elements, as torch.reshape does.
 BlockTensor reshape(BlockTensor tensor, const Shape& shape);
 
-/// Whether the tensor is all of one tensor of the source, of this shape, unchanged.
+/// Returns whether the tensor equals the whole source tensor number `source`, which has this shape.
 bool is_whole(const BlockTensor& tensor, std::uint32_t source, const Shape& shape);
 
-/// Whether two tensors have the same elements for any elements of the source. False also if the
-/// same elements are cut into different blocks.
+/// Returns whether two tensors are equal whatever the elements of the source are. Also returns
+/// false if they are equal but cut into different blocks.
 bool have_same_blocks(const BlockTensor& a, const BlockTensor& b);
 
 }  // namespace tessera::recipe

@@ -24,8 +24,8 @@ Finding finding(const Rules& rules, std::string rule, std::string fqn, std::stri
           .found = std::move(found)};
 }
 
-/// Groups of source tensors that must be equal, because the recipe merges them. `find` returns the
-/// first tensor of a group.
+/// Groups source tensors that must be equal, because the recipe merges them into one. `find`
+/// returns the first tensor of a tensor's group.
 class EqualSources {
  public:
   explicit EqualSources(const Transformation& made) {
@@ -51,7 +51,7 @@ class EqualSources {
 };
 
 /// Applies rules to the names and shapes of a checkpoint, applies the inverse to the result, and
-/// reports what is lost or wrong.
+/// reports losses and problems.
 class Proof {
  public:
   Proof(const Rules& rules, const CheckpointContents& contents, const std::string& prefix)
@@ -83,7 +83,8 @@ class Proof {
     }
   }
 
-  /// Checks that blocks cover a target once, and counts what they take of the source.
+  /// Checks that the blocks of a target cover it once, and counts the elements that they take from
+  /// the source.
   void check_target(const Target& target) {
     ++(target.rule == 0 ? report_.num_kept : report_.num_targets);
     std::vector<Region> boxes;
@@ -104,8 +105,8 @@ class Proof {
     }
   }
 
-  /// Counts placed and merged elements. Adds a note for each source tensor with elements that have
-  /// no place.
+  /// Counts the source elements that are in targets or merged with others. Adds a note for each
+  /// source tensor with elements that are in no target.
   void check_placed(const Transformation& made) {
     const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
     std::set<std::uint32_t> merged;
@@ -126,7 +127,7 @@ class Proof {
            .rule = "dropped",
            .where = {.path = rules_.path, .fqn = meta.fqn},
            .expected = "all " + std::to_string(meta.numel()) + " elements",
-           .found = std::to_string(placed_[i]) + "; the recipe drops the others"});
+           .found = std::to_string(placed_[i]) + " elements; the recipe drops the others"});
     }
     if (is_exact_) return;
     report_.notes.push_back({.severity = Finding::Severity::note,
@@ -136,7 +137,8 @@ class Proof {
                              .found = "additions, which round: the last bits may change"});
   }
 
-  /// Notes what a move compares and this proof does not, because it reads no value.
+  /// Adds a note about values that a move will compare. This proof cannot, because it reads no
+  /// values.
   void note_unread(const Transformation& made) {
     std::string found;
     const auto merged = std::ranges::find_if(
@@ -162,7 +164,7 @@ class Proof {
                              .found = found});
   }
 
-  /// Whether several parameters with optimizer state become one.
+  /// Returns whether several parameters with optimizer state become one.
   static bool joins_parameters(const Transformation& made) {
     std::set<std::string_view> seen;
     return std::ranges::any_of(made.targets_of, [&](const auto& each) {
@@ -197,8 +199,8 @@ class Proof {
     std::vector<BlockTensor> elements;
     elements.reserve(made.targets.size());
     for (Target& target : made.targets) elements.push_back(std::move(target.tensor));
-    // An optional rule may have matched nothing, and a rule may have matched only values. Then the
-    // inverse rule has no tensors to match.
+    // Makes the inverse rules optional: if a rule has matched nothing, or only values, its inverse
+    // has no tensors to match.
     for (Rule& rule : back.rules) rule.is_optional = true;
     const Transformation again =
         transform(back, report_.targets, std::move(elements), prefix_, NewNames::leave_out);
@@ -246,7 +248,7 @@ class Proof {
         problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor", "none"));
         continue;
       }
-      if (placed_[i] < meta.numel()) {  // what is dropped does not come back
+      if (placed_[i] < meta.numel()) {  // the recipe drops elements, which do not come back
         if (found->tensor.shape == meta.shape) continue;
       }
       BlockTensor tensor = found->tensor;
@@ -265,7 +267,7 @@ class Proof {
   const CheckpointContents& contents_;
   const std::string& prefix_;
   RecipeReport report_;
-  std::vector<std::int64_t> placed_;  // elements, by tensor of the source
+  std::vector<std::int64_t> placed_;  // number of elements, by tensor of the source
   bool is_exact_ = true;
 };
 

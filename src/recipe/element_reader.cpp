@@ -40,7 +40,7 @@ FlatRange bounds_of(const Block& block, std::span<const std::int64_t> strides) {
   return {begin, last + 1};
 }
 
-/// Counts through all positions of a box of some sizes; the last dimension varies fastest.
+/// Steps through all positions of a box with given sizes. The last dimension varies fastest.
 class Odometer {
  public:
   explicit Odometer(Shape sizes) : sizes_(std::move(sizes)), at_(sizes_.size()) {}
@@ -58,7 +58,7 @@ class Odometer {
   Shape at_;
 };
 
-/// Two dimensions of elements at equal strides. Units: bytes.
+/// A 2-d array of elements to copy, with its strides in source and target. Units: bytes.
 struct Plane {
   std::int64_t rows;
   std::int64_t columns;
@@ -66,9 +66,9 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
-/// Transposes a square of elements, with as many rows and columns as elements fit into 8 bytes.
-/// Swaps parts of 8-byte words, larger and larger ones, instead of single elements. Strides are in
-/// bytes.
+/// Transposes a square of elements. Its number of rows and columns is that of the elements in 8
+/// bytes. Works on 8-byte words and swaps parts of them, first single elements, then larger parts.
+/// Strides are in bytes.
 template <std::size_t kItemsize>
 void transpose_square(const std::byte* from, std::int64_t column_from, std::byte* to,
                       std::int64_t row_to) {
@@ -94,8 +94,9 @@ void transpose_square(const std::byte* from, std::int64_t column_from, std::byte
   }
 }
 
-/// Transposes: rows are contiguous in the source, columns in the target. Copies through a local
-/// tile, so that each cache line is read and written once, even if strides are powers of two.
+/// Copies a plane whose rows are contiguous in the source and whose columns are contiguous in the
+/// target. Goes through a small tile, so that each cache line is read and written once, even if
+/// strides are powers of two.
 template <std::size_t kItemsize>
 void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
@@ -134,7 +135,7 @@ void transpose_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   }
 }
 
-/// Copies in tiles that fit into the cache. Either side may have the larger strides.
+/// Copies a plane in tiles that fit into the cache.
 template <std::size_t kItemsize>
 void copy_plane(const Plane& plane, const std::byte* from, std::byte* to) {
   constexpr auto kStep = static_cast<std::int64_t>(kItemsize);
@@ -175,8 +176,8 @@ void copy_plane(const Plane& plane, std::uint64_t itemsize, const std::byte* fro
   }
 }
 
-/// Adds a number to elements, in float64, and rounds once. Returns the finite elements whose sum is
-/// too large for the dtype.
+/// Adds a number to each element, in float64, and rounds once. Returns how many finite elements
+/// have a sum that is too large for the dtype.
 CastLosses add_to(std::span<std::byte> elements, DType dtype, double added) {
   CastLosses losses;
   constexpr std::size_t kAtOnce = 4096;
@@ -237,9 +238,9 @@ ElementReader::ElementReader(const formats::TensorSource& source, std::string pa
   }
 }
 
-/// One read of a window.
+/// One call of `read`: the source tensor, and the buffer to fill.
 struct ElementReader::Work {
-  std::size_t tensor;  // of the source, or kConstant
+  std::size_t tensor;  // index in the source, or kConstant
   double added;
   DType dtype;
   std::uint64_t itemsize;
@@ -270,8 +271,8 @@ void ElementReader::read(const IndexedBlocks& indexed, FlatRange window, std::sp
   pool_.give_back(std::move(scratch));
 }
 
-/// Leaves out dimensions of size 1. Joins a dimension with the next one if both together have one
-/// constant stride, in the source and in the window.
+/// Makes a copy have fewer dimensions: removes dimensions of size 1, and joins a dimension with the
+/// next one if together they have one constant stride in the source and in the window.
 void ElementReader::simplify(Copy& copy) {
   Copy simple{{}, {}, {}, copy.source_offset, copy.target_offset};
   for (std::size_t d = 0; d < copy.sizes.size(); ++d) {
@@ -290,7 +291,7 @@ void ElementReader::simplify(Copy& copy) {
   copy = std::move(simple);
 }
 
-/// Narrows a copy to one of its shares. Cuts the dimension with the largest stride in the source.
+/// Reduces a copy to one of its shares, along the dimension with the largest stride in the source.
 /// Returns whether the share has elements.
 bool ElementReader::narrow(Copy& copy, Share share) {
   if (share.count == 1) return true;
@@ -310,10 +311,10 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(
       order, [&](std::size_t a, std::size_t b) { return copy.from[a] > copy.from[b]; });
-  // The dimensions with the smallest strides in the source are read at once.
+  // Finds the dimensions with the smallest strides in the source, which are read together.
   std::size_t first = order.size();
   std::int64_t span = 1;
-  std::int64_t chunk = 1;  // positions of the next larger dimension that are read at once
+  std::int64_t chunk = 1;  // how many positions of the next dimension are read together
   const auto limit = static_cast<std::int64_t>(kScratchNbytes / work.itemsize);
   for (; first > 0; --first) {
     const std::size_t d = order[first - 1];
@@ -359,8 +360,8 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
   } while (odometer.next());
 }
 
-/// Reads elements that are near one another in the source. Dimensions are sorted by their strides
-/// in the source.
+/// Reads elements that are near one another in the source, in one read. The dimensions of `inner`
+/// are sorted by their strides in the source.
 void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   std::int64_t span = 1;
   for (std::size_t d = 0; d < inner.sizes.size(); ++d) {
@@ -379,7 +380,8 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
   if (work.added != 0 && add_to(elements, work.dtype, work.added).num_too_large > 0) {
-    check_sums(work, inner);  // it may be an element in a gap
+    // The number that is too large may be in a gap, where nothing needs it.
+    check_sums(work, inner);
   }
   // The column dimension has the smallest stride in the target. Of the others, the row dimension
   // has the smallest stride in the source.
@@ -433,8 +435,8 @@ void ElementReader::require_finite(const Work& work, const CastLosses& losses) c
                         "cast the source to a dtype with a larger range first");
 }
 
-/// Adds again, to one element after the other, and throws if a sum is too large for the dtype.
-/// Leaves out elements of the source that no element of the window takes.
+/// Repeats the addition for those elements of the source that the window takes, one by one, and
+/// throws if a sum is too large for the dtype.
 void ElementReader::check_sums(const Work& work, const Copy& inner) const {
   CastLosses losses;
   std::vector<std::byte> element(work.itemsize);
@@ -449,7 +451,7 @@ void ElementReader::check_sums(const Work& work, const Copy& inner) const {
 
 void ElementReader::fill(const Work& work, const Copy& copy) const {
   const auto element = bytes_of_number(work.added, work.dtype);
-  TESSERA_CHECK(element.has_value());  // checked when the recipe was applied
+  TESSERA_CHECK(element.has_value());  // checked before, when the recipe was applied
   Odometer odometer(copy.sizes);
   do {
     const std::int64_t at = copy.target_offset + flat_index(odometer.at(), copy.to);
@@ -483,7 +485,7 @@ bool ElementReader::is_permuted(const BlockTensor& tensor) {
 
 std::optional<std::vector<std::byte>> bytes_of_number(double number, DType dtype) {
   std::vector<std::byte> bytes(itemsize(dtype));
-  if (dtype == DType::float8_e8m0fnu) return std::nullopt;  // it has no zero
+  if (dtype == DType::float8_e8m0fnu) return std::nullopt;  // this dtype has no zero
   if (number == 0 && !std::signbit(number)) return bytes;
   if (is_floating_point(dtype)) {
     if (!can_cast(DType::float64, dtype)) return std::nullopt;

@@ -17,7 +17,8 @@
 
 namespace tessera::recipe {
 
-/// The blocks of a tensor, sorted so that the blocks in a window of the tensor are found quickly.
+/// The blocks of a tensor, sorted so that those with elements in a window (range of elements) are
+/// found quickly.
 class IndexedBlocks {
  public:
   explicit IndexedBlocks(BlockTensor tensor);
@@ -36,8 +37,8 @@ class IndexedBlocks {
  private:
   std::size_t first_in(std::int64_t begin) const;
 
-  BlockTensor tensor_;             // blocks by their first element
-  std::vector<FlatRange> bounds_;  // parallel: from a block's first element to its last
+  BlockTensor tensor_;             // its blocks are sorted by their first element
+  std::vector<FlatRange> bounds_;  // one per block: from its first element to its last
   std::int64_t longest_ = 0;
 };
 
@@ -48,11 +49,11 @@ class ElementReader {
  public:
   static constexpr std::uint64_t kScratchNbytes = std::uint64_t{4} << 20;
 
-  /// Errors name `path`.
+  /// `path` is for errors.
   ElementReader(const formats::TensorSource& source, std::string path);
 
-  /// One share of a read. Several threads can read the shares at the same time. The elements of a
-  /// share are near one another in the source.
+  /// One share of a read. Several threads can each read one share. The elements of a share are near
+  /// one another in the source.
   struct Share {
     int number = 0;
     int count = 1;
@@ -65,12 +66,12 @@ class ElementReader {
     read(tensor, window, out, {});
   }
 
-  /// Whether the tensor's elements are in another order than the source's, so that a window of it
-  /// needs elements from all over the source.
+  /// Returns whether the tensor's elements are in another order than the source's, as after a
+  /// transpose. Then a window of the tensor needs elements from all over the source.
   static bool is_permuted(const BlockTensor& tensor);
 
  private:
-  /// Elements at constant strides, in the source and in the window of a read.
+  /// A copy of elements that have constant strides both in the source and in the window.
   struct Copy {
     Shape sizes;
     Shape from;  // strides in the source
@@ -101,12 +102,13 @@ class ElementReader {
 
   const formats::TensorSource& source_;
   const std::string path_;
-  /// Parallel to the source's tensors; null for a tensor whose first piece is all of it.
+  /// By tensor of the source; null for a tensor whose first piece is the whole tensor.
   std::vector<std::unique_ptr<reshard::PieceIndex>> pieces_;
   mutable ScratchPool pool_;
 };
 
-/// Returns the bytes of a number in a dtype, or nothing if the dtype does not have the number.
+/// Returns the bytes of a number in a dtype; nothing if the dtype cannot represent the number
+/// exactly.
 std::optional<std::vector<std::byte>> bytes_of_number(double number, DType dtype);
 
 }  // namespace tessera::recipe

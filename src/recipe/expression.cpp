@@ -78,7 +78,7 @@ class ExpressionReader {
     if (!value_of_) return 1;
     if (right <= 0 || left < 0 || left % right != 0) {
       throw Error::expected(ErrorKind::mismatch, {.path = path_}, expression_.where,
-                            "a whole quotient in '" + printable(text_) + "'",
+                            "a whole number as the result of '" + printable(text_) + "'",
                             std::to_string(left) + " / " + std::to_string(right));
     }
     return left / right;
@@ -103,7 +103,7 @@ class ExpressionReader {
   void skip_spaces() {
     while (at_ < text_.size() && text_[at_] == ' ') ++at_;
   }
-  /// Takes the next character if it is one of `wanted`; else returns 0.
+  /// If the next character is one of `wanted`, moves past it and returns it; else returns 0.
   char next_of(std::string_view wanted) {
     skip_spaces();
     if (at_ == text_.size() || wanted.find(text_[at_]) == std::string_view::npos) return 0;
@@ -145,9 +145,10 @@ Variables::Variables(std::string path, std::map<std::string, VariableRule> rules
     if (rules_.contains(name)) continue;
     std::string names;
     for (const auto& [known, rule] : rules_) names += (names.empty() ? "" : ", ") + known;
-    throw Error::expected(ErrorKind::invalid_argument, {.path = path_}, "variable",
-                          names.empty() ? "none, as the recipe has none" : "one of " + names,
-                          "'" + printable(name) + "'");
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.path = path_}, "variable",
+        names.empty() ? "no variable, because the recipe has none" : "one of " + names,
+        "'" + printable(name) + "'");
   }
 }
 

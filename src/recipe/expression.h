@@ -13,15 +13,15 @@
 
 namespace tessera::recipe {
 
-/// A number of a recipe, as text: `128`, `kv_heads`, `hidden / heads`, `(q + 2) * d`.
+/// The text of a number in a recipe: `128`, `kv_heads`, `hidden / heads`, `(q + 2) * d`.
 struct Expression {
   std::string text;
-  std::string where;  // in the recipe, for errors: `rule 3, split.sizes`
+  std::string where;  // place in the recipe, for errors: `rule 3, split.sizes`
 };
 
 /// Where a variable of a recipe gets its value from.
 struct VariableRule {
-  std::vector<std::string> config_keys{};  // of config.json; the first that exists; with dots
+  std::vector<std::string> config_keys{};  // keys of config.json, with dots; the first that exists
   std::optional<Expression> expression{};  // if config.json has none of the keys
 };
 
@@ -49,8 +49,8 @@ class Variables {
   std::string config_path_;
 };
 
-/// Returns the names in an expression. Throws: Error(corruption) naming `path` if the text is not
-/// an expression.
+/// Returns the names of variables in an expression. Throws: Error(corruption) naming `path` if the
+/// text is not an expression.
 std::set<std::string> check_expression(const Expression& expression, const std::string& path);
 
 }  // namespace tessera::recipe

@@ -14,7 +14,8 @@ namespace {
 using formats::CheckpointContents;
 using formats::TensorEntry;
 
-/// Whether the contents may have optimizer state. If not, the names of parameters need no index.
+/// Returns whether the contents may have optimizer state. If not, no index of the parameters' names
+/// is made.
 bool may_have_optimizer(const CheckpointContents& contents) {
   const auto is_of_one = [](const std::string& name) {
     return reshard::behind_state(name) || name.find("param_groups") != std::string::npos;

@@ -15,11 +15,11 @@ namespace tessera::recipe {
 struct Input {
   const std::string* name;
   const formats::KeyPath* key_path;
-  std::size_t tensor;  // of the contents
+  std::size_t tensor;  // index in the contents; for an alias, that of its tensor
   bool is_alias = false;
 };
 
-/// A tensor of an optimizer, with the parts of its name.
+/// A tensor of optimizer state, with the parts of its name.
 struct State {
   std::size_t tensor;
   std::size_t parameter;
@@ -27,8 +27,8 @@ struct State {
   formats::StateKind kind;
 };
 
-/// The tensors and aliases of a checkpoint that rules may name, and the optimizer state that
-/// follows them. Keeps references to `contents`.
+/// The tensors and aliases of a checkpoint that rules may name, and for each parameter its
+/// optimizer state. Keeps references to `contents`.
 class Inputs {
  public:
   explicit Inputs(const formats::CheckpointContents& contents);
@@ -38,13 +38,13 @@ class Inputs {
   /// Returns the state of a parameter.
   const std::vector<State>& states_of(std::size_t parameter) const;
   const StateNames& state_names() const { return *state_names_; }
-  /// Whether the checkpoint may have optimizer state.
+  /// Returns whether the checkpoint may have optimizer state.
   bool has_optimizer() const { return has_optimizer_; }
 
  private:
   std::vector<Input> inputs_;
-  std::unordered_map<std::size_t, std::vector<State>>
-      states_;  // by the tensor that is the parameter
+  // By index of the parameter.
+  std::unordered_map<std::size_t, std::vector<State>> states_;
   std::optional<StateNames> state_names_;
   bool has_optimizer_;
 };

@@ -23,14 +23,14 @@ using formats::Simplification;
 using formats::TensorEntry;
 using formats::ValueEntry;
 
-/// An entry of the source that is not dropped, under one of its new names.
+/// An entry of the source that the recipe keeps, with its old name and one of its new names.
 struct RenamedEntry {
   std::string_view old_name;
   const KeyPath* old_path;
   std::string_view new_name;
 };
 
-/// Returns all that is not dropped, sorted by the old names.
+/// Returns all entries that the recipe keeps, sorted by their old names.
 std::vector<RenamedEntry> list_renamed(const Transformation& made,
                                        const CheckpointContents& source) {
   const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
@@ -99,11 +99,11 @@ void note_dropped(const Transformation& made, const CheckpointContents& source,
     add(counted(num_elements, "element") + " of slices and paddings");
   }
   if (found.empty()) return;
-  notes.push_back(note("recipe", path, "a place for all that the source has",
+  notes.push_back(note("recipe", path, "rules that keep all entries and elements of the source",
                        found + " left out by its rules"));
 }
 
-/// Notes tensors to which numbers are added.
+/// Adds a note about tensors to which the recipe adds a number.
 void note_additions(const Transformation& made, const std::string& path,
                     std::vector<Finding>& notes) {
   std::set<std::string_view> names;
@@ -122,7 +122,8 @@ void note_additions(const Transformation& made, const std::string& path,
 /// A tensor of the source, and the name of a target.
 using Placed = std::pair<std::uint32_t, std::string_view>;
 
-/// Returns how many elements of each source tensor are in each target; an element counts each time.
+/// Returns how many elements of each source tensor are in each target. An element that is there
+/// several times counts several times.
 std::map<Placed, std::int64_t> count_placed(const Transformation& made) {
   std::map<Placed, std::int64_t> num_placed;
   for (const Target& target : made.targets) {
@@ -134,12 +135,12 @@ std::map<Placed, std::int64_t> count_placed(const Transformation& made) {
   return num_placed;
 }
 
-/// Notes tied tensors of which the recipe makes two copies.
+/// Adds a note about tied tensors that become two separate tensors.
 void note_split_ties(const Transformation& made, const CheckpointContents& source,
                      const std::vector<RenamedEntry>& entries, const std::string& path,
                      std::vector<Finding>& notes) {
   if (source.aliases.empty()) return;
-  std::unordered_map<std::string_view, std::string_view> tensor_of;  // by new name
+  std::unordered_map<std::string_view, std::string_view> tensor_of;  // old tensor, by new name
   for (const Target& target : made.targets) {
     tensor_of.emplace(target.entry.meta.fqn, target.entry.meta.fqn);
   }
@@ -161,7 +162,7 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
     if (own.empty() || others.empty()) continue;
     const TensorEntry& tensor = *source.find_tensor(alias.target);
     const auto index = static_cast<std::uint32_t>(&tensor - source.tensors.data());
-    std::int64_t placed = 0;  // elements in the tensors with both names
+    std::int64_t placed = 0;  // elements that both new tensors have
     for (const std::string_view each : own) {
       const auto found = num_placed.find({index, each});
       if (found != num_placed.end()) placed += found->second;
@@ -179,10 +180,10 @@ bool is_text(const formats::Key& key) {
   return std::holds_alternative<std::string>(key);
 }
 
-/// Notes keys and places in lists that become text, each once.
+/// Adds a note about dict keys and list positions that become text.
 void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>& entries,
                     const std::string& path, std::vector<Finding>& notes) {
-  std::unordered_map<std::string_view, const KeyPath*> paths;  // by new name
+  std::unordered_map<std::string_view, const KeyPath*> paths;  // key paths, by new name
   for (const Target& target : made.targets) {
     paths.emplace(target.entry.meta.fqn, &target.entry.key_path);
   }
@@ -210,7 +211,7 @@ void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>&
       counted_names({changed.begin(), changed.end()}, "that becomes text", "that become text")));
 }
 
-/// Shortens `common` to the components with which `name` begins, too.
+/// Shortens `common` to the beginning, in whole components, that it shares with `name`.
 void keep_common(std::string_view name, std::string& common) {
   while (!common.empty() && name != common &&
          !(name.starts_with(common) && name[common.size()] == '.')) {

@@ -6,18 +6,19 @@
 #include "recipe/transformation.h"
 #include "tessera/formats/checkpoint.h"
 
-// Finds what a recipe changes besides names and shapes, so that a program can tell its user.
+// Finds what a recipe loses or changes besides names and shapes, so that a program can report it.
 namespace tessera::recipe {
 
-/// Returns notes about what rules and slices drop, about additions, about tied tensors that are
-/// tied no longer, and about keys that become text. `path` is that of the source. Requires: the
-/// targets still have their elements.
+/// Returns notes about entries and elements that the recipe drops, numbers that it adds, tied
+/// tensors that become separate, and keys that become text. `path` is the source's path. Requires:
+/// the targets still have their elements.
 std::vector<formats::Finding> find_losses(const Transformation& made,
                                           const formats::CheckpointContents& source,
                                           const std::string& path);
 
-/// Returns what the source's reader made simpler, under the names that the recipe gives. A
-/// container gets the common beginning of its entries' new names. Leaves out what is dropped.
+/// Returns the source's simplifications (what its reader has simplified) with the names that the
+/// recipe gives. A dict or list gets the beginning that the new names of its entries have in
+/// common. Leaves out entries that the recipe drops.
 std::vector<formats::Simplification> renamed_simplifications(
     const Transformation& made, const formats::CheckpointContents& source);
 

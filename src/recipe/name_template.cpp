@@ -32,8 +32,8 @@ std::optional<std::int64_t> number_of(std::string_view digits) {
   return number;
 }
 
-/// Returns the number of digits of the decimal number that `text` begins with; 0 if it begins with
-/// none, or with one of more than kMaxDigits digits.
+/// Returns the number of digits of the decimal number at the beginning of `text`; 0 if there is no
+/// number or it has more than kMaxDigits digits.
 std::size_t digits_of_number(std::string_view text) {
   std::size_t n = 0;
   while (n < text.size() && is_digit(text[n])) ++n;
@@ -55,7 +55,7 @@ std::vector<std::string> words_of(std::string_view text) {
   return words;
 }
 
-/// Reads the kind after the colon: `*`, or words.
+/// Reads the part of a capture after the colon: `*`, or words such as `q|k|v`.
 std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& capture) {
   capture.has_kind = true;
   if (text == "*") {
@@ -79,7 +79,8 @@ std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& 
 constexpr const char* kCaptures =
     "a capture such as {L}, {L+4}, {L:0..61}, {name}, {x:*} or {p:q|k|v}";
 
-/// Returns a number that is spelled with digits or as a variable, or nothing.
+/// Returns the number that `text` spells with digits or as a variable; nothing if it spells
+/// neither.
 std::optional<std::int64_t> number_or_variable(std::string_view text,
                                                const NameTemplate::ValueOf& value_of) {
   if (text.empty() || !std::ranges::all_of(text, is_word_char)) return std::nullopt;
@@ -90,7 +91,7 @@ std::optional<std::int64_t> number_or_variable(std::string_view text,
   return number;
 }
 
-/// Reads what follows the name of a number: `+4`, `:0..61`, both, or nothing.
+/// Reads the text after the name of a number capture: `+4`, `:0..61`, both, or nothing.
 std::optional<NameTemplate::Problem> parse_number(std::string_view text,
                                                   const NameTemplate::ValueOf& value_of,
                                                   Capture& capture) {
@@ -116,7 +117,7 @@ std::optional<NameTemplate::Problem> parse_number(std::string_view text,
   return std::nullopt;
 }
 
-/// Reads what is between braces.
+/// Reads the text between braces as a capture.
 std::variant<Capture, NameTemplate::Problem> parse_capture(std::string_view text,
                                                            const NameTemplate::ValueOf& value_of) {
   std::size_t end = 0;
@@ -272,7 +273,7 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
   return std::nullopt;
 }
 
-/// Matches one name. Remembers what has failed, so that no state is tried twice.
+/// Matches one name with a template. Remembers failed attempts, so that none is tried twice.
 class NameTemplate::Matcher {
  public:
   Matcher(const NameTemplate& form, std::string_view name) : form_(form), name_(name) {

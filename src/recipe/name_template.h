@@ -10,7 +10,7 @@
 
 namespace tessera::recipe {
 
-/// What a capture stands for in a name.
+/// The kind of text that a capture matches in a name.
 enum class CaptureKind {
   number,        // `{L}`, `{L:0..61}`: a decimal number; its name begins with a capital letter
   text,          // `{name}`: one or more characters, no dot
@@ -18,20 +18,20 @@ enum class CaptureKind {
   alternatives,  // `{p:q|k|v}`: one of the words
 };
 
-/// Numbers from `begin` on, before `end`.
+/// The numbers in [begin, end).
 struct NumberRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   friend bool operator==(const NumberRange&, const NumberRange&) = default;
 };
 
-/// A capture as a name template spells it.
+/// A capture (a placeholder in braces) as a name template spells it.
 struct Capture {
   std::string name;
   CaptureKind kind = CaptureKind::number;
   std::int64_t added = 0;              // `{L+4}`: the name has the number plus 4
   std::optional<NumberRange> range{};  // `{L:0..61}`: the values that a number may have
-  std::vector<std::string> words{};    // of alternatives
+  std::vector<std::string> words{};    // the words of `{p:q|k|v}`
   bool has_kind = false;  // false: spelled as `{p}` or `{L}`, without its words or its range
   friend bool operator==(const Capture&, const Capture&) = default;
 };
@@ -39,21 +39,21 @@ struct Capture {
 /// A name with captures: `model.layers.{L}.mlp.{p:gate|up}_proj.weight`. Matches names, and makes
 /// names out of the captures' values. Immutable; thread-safe.
 ///
-/// The value of a number is its digits (without what the template adds), the value of alternatives
-/// is the position of the word, the value of a text is the text.
+/// All values of captures are texts: for a number its digits (before the template adds, as in
+/// `{L+4}`), for alternatives the index of the word, for a text the text itself.
 class NameTemplate {
  public:
-  /// A broken rule of a template, in words.
+  /// Why a text is not a valid template.
   struct Problem {
     std::string expected;
     std::string found;
   };
   using Parts = std::vector<std::variant<std::string, Capture>>;
-  /// Returns the value of a variable. May throw.
+  /// A function that returns the value of a variable. May throw.
   using ValueOf = std::function<std::int64_t(std::string_view variable)>;
 
-  /// Parses `text`. Returns the problem if it is no template. `value_of` is for `{L+layers}` and
-  /// `{L:0..layers}`; without it, variables are a problem.
+  /// Parses `text`, and returns the template or the problem. `value_of` gives the values of
+  /// variables in `{L+layers}` and `{L:0..layers}`; without it, variables are a problem.
   static std::variant<NameTemplate, Problem> parse(std::string_view text,
                                                    const ValueOf& value_of = {});
 
@@ -66,21 +66,22 @@ class NameTemplate {
   /// several times, returns the first spelling that says the kind (`{p:gate|up}`, not `{p}`).
   const Capture* find(std::string_view name) const;
 
-  /// Returns a template in which `{name}` has this kind. Requires: `captures()` has it.
+  /// Returns this template, but the capture with the name of `of` has the kind of `of`. Requires:
+  /// the template has this capture.
   NameTemplate with_kind(const Capture& of) const;
-  /// Returns a template in which the alternatives of `name` are replaced by one of its words.
+  /// Returns this template, but the capture `name` is replaced by its word number `word`.
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
-  /// Returns the problem if some name can be read in two ways: if nothing separates two captures,
-  /// or if a capture that is no number occurs twice.
+  /// Returns a problem if a name could match in two ways: nothing separates two captures, or a
+  /// capture that is not a number occurs twice.
   std::optional<Problem> ambiguity() const;
 
-  /// Returns the values of the captures, parallel to `captures()`, or nothing if `name` has another
-  /// form. A text takes as few characters as possible.
-  /// Cost: O(parts * name^2), and O(name) if there is no text in the template.
+  /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
+  /// capture takes as few characters as possible. Cost: O(parts * name^2), and O(name) if there is
+  /// no text in the template.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
-  /// Returns the name for the values of captures.
+  /// Returns the name that the template has with these values of the captures.
   std::string format(const std::function<const std::string&(const std::string&)>& value_of) const;
 
   /// The longest name that `match` accepts.
@@ -94,7 +95,7 @@ class NameTemplate {
   std::string text_;
   Parts parts_;
   std::vector<std::string> captures_;
-  std::vector<std::size_t> slots_;  // parallel to parts_: of captures, the place in captures_
+  std::vector<std::size_t> slots_;  // one per part: for a capture, its index in captures_
 };
 
 }  // namespace tessera::recipe

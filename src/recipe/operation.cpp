@@ -22,7 +22,7 @@ std::string sizes_in_words(std::span<const std::int64_t> sizes) {
   return shape_to_string(sizes);
 }
 
-/// Returns the sum of sizes. Throws for one below 0.
+/// Returns the sum of sizes. Throws if a size is below 0.
 std::int64_t sum_of(std::span<const std::int64_t> sizes) {
   std::int64_t sum = 0;
   for (const std::int64_t size : sizes) {
@@ -33,7 +33,8 @@ std::int64_t sum_of(std::span<const std::int64_t> sizes) {
   return sum;
 }
 
-/// Returns the sizes of the parts of a dimension: `sizes`, or equal ones.
+/// Returns the sizes of the parts of a dimension: `sizes`; if that is empty, `num_parts` equal
+/// sizes.
 std::vector<std::int64_t> part_sizes(const std::vector<std::int64_t>& sizes, std::size_t num_parts,
                                      std::int64_t size) {
   if (!sizes.empty()) {
@@ -48,8 +49,8 @@ std::vector<std::int64_t> part_sizes(const std::vector<std::int64_t>& sizes, std
   return std::vector<std::int64_t>(num_parts, size / count);
 }
 
-/// Throws unless the parts have the sizes that a concat states. The inverse split relies on these
-/// sizes.
+/// Throws if the parts of a concat do not have the sizes that the recipe states, because the
+/// inverse (a split) uses the stated sizes.
 void check_part_sizes(const std::vector<std::int64_t>& sizes,
                       const std::vector<std::int64_t>& found) {
   if (!sizes.empty()) {
@@ -60,7 +61,7 @@ void check_part_sizes(const std::vector<std::int64_t>& sizes,
   throw ShapeProblem("parts of equal size, or a member \"sizes\"", sizes_in_words(found));
 }
 
-/// Returns sizes with -1 replaced, so that their product is `numel`.
+/// Returns `sizes` with -1 replaced by the size that makes their product `numel`.
 Shape resolved(const std::vector<std::int64_t>& sizes, std::int64_t numel) {
   Shape shape;
   std::optional<std::size_t> open;
@@ -157,7 +158,7 @@ BlockTensor concat_one(std::vector<BlockTensor> parts, const Concat& op) {
   return concat(std::move(parts), d);
 }
 
-/// Throws unless `groups` is 1 or more and divides all sizes.
+/// Throws if `groups` is below 1 or does not divide all sizes.
 void check_groups(std::int64_t groups, std::span<const std::int64_t> sizes) {
   const bool divides = groups > 0 && std::ranges::all_of(sizes, [&](std::int64_t size) {
                          return size % groups == 0;
@@ -190,9 +191,9 @@ std::vector<BlockTensor> split_groups(BlockTensor tensor, const SplitGrouped& op
   return parts;
 }
 
-// Operations on streams
+// Operations on streams (a stream: the tensors of one name template of a rule)
 
-/// Replaces each tensor.
+/// Replaces each tensor by the result of `function`.
 void map_tensors(std::vector<Stream>& streams,
                  const std::function<BlockTensor(BlockTensor)>& function) {
   for (Stream& stream : streams) {
@@ -200,7 +201,8 @@ void map_tensors(std::vector<Stream>& streams,
   }
 }
 
-/// Joins all streams into one: `function` makes one tensor of the tensors with equal captures.
+/// Joins all streams into one. `function` makes one tensor from the tensors, one of each stream,
+/// that have the same captured numbers.
 void join_streams(std::vector<Stream>& streams,
                   const std::function<BlockTensor(std::vector<BlockTensor>)>& function) {
   Stream joined{streams.front().captures, {}};
@@ -220,10 +222,11 @@ void join_streams(std::vector<Stream>& streams,
   streams = {std::move(joined)};
 }
 
-/// Splits one stream into `num_parts` streams: `function` makes several tensors of each.
+/// Splits one stream into `num_parts` streams. `function` makes `num_parts` tensors from each
+/// tensor.
 void fork_stream(std::vector<Stream>& streams, std::size_t num_parts,
                  const std::function<std::vector<BlockTensor>(BlockTensor)>& function) {
-  TESSERA_CHECK(streams.size() == 1);  // the parser counted them
+  TESSERA_CHECK(streams.size() == 1);  // the parser has checked their number
   std::vector<Stream> forked(num_parts, Stream{streams.front().captures, {}});
   for (auto& [key, tensor] : streams.front().tensors) {
     std::vector<BlockTensor> parts = function(std::move(tensor));
@@ -235,12 +238,13 @@ void fork_stream(std::vector<Stream>& streams, std::size_t num_parts,
 
 Stream stacked(Stream stream, const Stack& op) {
   const auto place = std::ranges::find(stream.captures, op.capture) - stream.captures.begin();
-  TESSERA_CHECK(place < std::ssize(stream.captures));  // the parser checked it
+  TESSERA_CHECK(place <
+                std::ssize(stream.captures));  // the parser has checked that the capture exists
   std::map<std::vector<std::int64_t>, std::vector<BlockTensor>> groups;
   for (auto& [key, tensor] : stream.tensors) {
     std::vector<std::int64_t> rest = key;
     rest.erase(rest.begin() + place);
-    std::vector<BlockTensor>& group = groups[rest];  // sorted by the capture, as keys are
+    std::vector<BlockTensor>& group = groups[rest];  // sorted by the captured number, as `keys` is
     if (key[static_cast<std::size_t>(place)] != std::ssize(group)) {
       throw ShapeProblem("{" + op.capture + "} from 0 without a gap",
                          std::to_string(key[static_cast<std::size_t>(place)]) + " in place of " +
@@ -283,7 +287,7 @@ Stream unstacked(Stream stream, const Unstack& op) {
   return result;
 }
 
-// Operations that lose or invent elements
+// Operations that remove or add elements
 
 BlockTensor sliced(const BlockTensor& tensor, const Slice& op, Applied& applied) {
   const std::size_t d = dim_of(op.dim, tensor.shape.size());
@@ -314,7 +318,7 @@ BlockTensor padded(BlockTensor tensor, const Pad& op, Subject subject) {
   shape[d] = op.to;
   const auto numel = checked_numel(shape);
   if (!numel || !checked_mul(*numel, static_cast<std::int64_t>(itemsize(tensor.dtype)))) {
-    throw ShapeProblem("a tensor whose bytes can be counted in 63 bits", shape_to_string(shape));
+    throw ShapeProblem("a tensor of fewer than 2^63 bytes", shape_to_string(shape));
   }
   shape[d] = op.to - op.from;
   const bool is_zero = op.filling.is_any || subject == Subject::pointwise_state;
@@ -360,7 +364,7 @@ BlockTensor added_to(BlockTensor tensor, const Add& op, Subject subject) {
   if (subject == Subject::pointwise_state) return tensor;
   if (!is_floating_point(tensor.dtype) || !can_cast(tensor.dtype, DType::float64) ||
       !can_cast(DType::float64, tensor.dtype)) {
-    throw ShapeProblem("a floating-point tensor to whose dtype sums can be rounded",
+    throw ShapeProblem("a floating-point tensor of a dtype to which sums can be rounded",
                        std::string(dtype_name(tensor.dtype)));
   }
   for (Block& block : tensor.blocks) block.added += op.value;

@@ -12,7 +12,7 @@
 
 namespace tessera::recipe {
 
-/// Concatenates several tensors along `dim`. Without `sizes`, all have the same size.
+/// Concatenates several tensors along `dim`. Without `sizes`, all must have the same size.
 struct Concat {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -23,9 +23,10 @@ struct Split {
   std::vector<std::int64_t> sizes{};
   std::size_t num_parts = 0;
 };
-/// Concatenates within each of `groups` equal groups of `dim`: group 0 of each tensor, then group 1
-/// of each tensor, … as grouped-query attention stores Q, K and V. `sizes`: of the tensors that are
-/// concatenated, over all groups.
+/// Concatenates several tensors group by group. Each tensor is divided along `dim` into `groups`
+/// equal groups. The result has group 0 of each tensor, then group 1 of each tensor, and so on, as
+/// Q, K and V are stored for grouped-query attention. `sizes`: the whole size of each tensor along
+/// `dim`.
 struct ConcatGrouped {
   std::int64_t dim = 0;
   std::int64_t groups = 1;
@@ -38,7 +39,7 @@ struct SplitGrouped {
   std::vector<std::int64_t> sizes{};
   std::size_t num_parts = 0;
 };
-/// Stacks the tensors of all values of a capture (0, 1, …) along a new dimension.
+/// Stacks tensors along a new dimension: one for each value 0, 1, … of a capture.
 struct Stack {
   std::string capture;
   std::int64_t dim = 0;
@@ -47,12 +48,13 @@ struct Unstack {
   std::string capture;
   std::int64_t dim = 0;
 };
-/// Gives a tensor other sizes: `to`, in the inverse `from`. One size may be -1: it is computed.
+/// Gives a tensor the shape `to`; the inverse gives it the shape `from`. One size may be -1, which
+/// is computed.
 struct Reshape {
   std::vector<std::int64_t> from{};
   std::vector<std::int64_t> to{};
 };
-/// Replaces a dimension by several dimensions. One size may be -1: it is computed.
+/// Replaces a dimension by several dimensions. One size may be -1, which is computed.
 struct Unflatten {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -61,7 +63,7 @@ struct Flatten {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
 };
-/// Dimension `d` of the result is dimension `order[d]`.
+/// Permutes dimensions: dimension `d` of the result is dimension `order[d]` of the tensor.
 struct Permute {
   std::vector<std::int64_t> order{};
 };
@@ -69,16 +71,16 @@ struct Transpose {
   std::int64_t first = 0;
   std::int64_t second = 1;
 };
-/// Elements `[begin, end)` along `dim`. The others are dropped, so it cannot be undone.
+/// Keeps the positions `[begin, end)` of `dim` and drops the others. So it has no inverse.
 struct Slice {
   std::int64_t dim = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
-/// The elements after the first `from` along `dim`: those that Pad adds and Unpad removes.
+/// The value of padding: of the elements that Pad adds at the end of a dimension and Unpad removes.
 struct Filling {
   double value = 0;
-  bool is_any = false;  // if so, Pad writes 0, and Unpad accepts any value
+  bool is_any = false;  // Pad writes 0; Unpad removes any value
 };
 struct Pad {
   std::int64_t dim = 0;
@@ -86,14 +88,14 @@ struct Pad {
   std::int64_t to = 0;
   Filling filling{};
 };
-/// The inverse of Pad: `to` elements along `dim` become `from`.
+/// The inverse of Pad: reduces `dim` from `to` positions to `from`.
 struct Unpad {
   std::int64_t dim = 0;
   std::int64_t from = 0;
   std::int64_t to = 0;
   Filling filling{};
 };
-/// Makes several equal tensors of one.
+/// Makes several equal tensors from one.
 struct Duplicate {
   std::size_t num_parts = 0;
 };
@@ -109,34 +111,37 @@ using Operation =
     std::variant<Concat, Split, ConcatGrouped, SplitGrouped, Stack, Unstack, Reshape, Unflatten,
                  Flatten, Permute, Transpose, Slice, Pad, Unpad, Duplicate, MergeEqual, Add>;
 
-/// Returns the word of an operation in a recipe: `split_grouped`.
+/// Returns the name of an operation in a recipe: `split_grouped`.
 std::string_view operation_name(const Operation& operation);
 
 /// Returns the operation that undoes this one. Throws: ShapeProblem for a slice.
 Operation inverse_of(const Operation& operation);
 
-/// The tensors of one name template of a rule, by the values of the captures that are stacked.
+/// The tensors of one name template of a rule. If the rule stacks captures, there is one tensor for
+/// each combination of their numbers.
 struct Stream {
-  std::vector<std::string> captures{};                         // sorted
-  std::map<std::vector<std::int64_t>, BlockTensor> tensors{};  // by values, parallel to captures
+  std::vector<std::string> captures{};  // sorted
+  /// The key is the numbers of `captures`.
+  std::map<std::vector<std::int64_t>, BlockTensor> tensors{};
 };
 
-/// Two tensors whose elements must be equal, or the recipe would lose something.
+/// Two tensors whose elements must be equal, because the recipe merges them into one.
 struct Requirement {
   BlockTensor tensor;
   BlockTensor expected;
 };
 
-/// Whether a tensor is a parameter or state of one. Some operations treat them differently.
+/// The kind of a tensor: a parameter, or optimizer state of a parameter. Some operations treat them
+/// differently.
 enum class Subject {
   parameter,
   pointwise_state,  // `add` does not change it, and it is padded with zeros
 };
 
-/// What `apply` found besides the new tensors.
+/// Results of `apply` besides the new tensors.
 struct Applied {
   std::vector<Requirement> requirements{};
-  std::int64_t num_dropped = 0;  // elements of slices, and of paddings of any value
+  std::int64_t num_dropped = 0;  // elements that slices and unpads of any value drop
 };
 
 /// Applies an operation to the streams of a rule. Throws: ShapeProblem.

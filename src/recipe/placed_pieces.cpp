@@ -11,7 +11,8 @@ namespace {
 using formats::Piece;
 using formats::TensorEntry;
 
-/// Returns the rank that holds all elements, or nothing if there are several.
+/// Returns the rank that holds all source elements of a tensor; nothing if they are on several
+/// ranks.
 std::optional<int> only_rank(const BlockTensor& tensor, const formats::CheckpointContents& source) {
   std::optional<int> rank;
   for (const Block& block : tensor.blocks) {
@@ -22,20 +23,21 @@ std::optional<int> only_rank(const BlockTensor& tensor, const formats::Checkpoin
     for (const Piece& piece : pieces) {
       if (rank && *rank != piece.rank) return std::nullopt;
       rank = piece.rank;
-      if (is_whole) break;  // the others are replicas
+      if (is_whole) break;  // all other pieces are replicas
     }
   }
   return rank.value_or(0);
 }
 
-/// The box of a source tensor that a block takes, and which source dimension each dimension of the
-/// block follows.
+/// The box of a source tensor whose elements a block has, and for each dimension of the block the
+/// dimension of the source that it follows.
 struct BoxOfSource {
-  Box box;                              // in the source tensor
-  std::vector<std::size_t> source_dim;  // by dimension of the block; unused if its size is 1
+  Box box;  // a box of the source tensor
+  // By dimension of the block; without meaning if its size is 1.
+  std::vector<std::size_t> source_dim;
 };
 
-/// Returns nothing if the block is no box of the source.
+/// Returns the box of the source that a block has; nothing if its elements are not a box there.
 std::optional<BoxOfSource> box_of_source(const Block& block, const Shape& shape) {
   const Shape strides = row_major_strides(shape);
   BoxOfSource result{{Shape(shape.size()), Shape(shape.size(), 1)},
@@ -62,7 +64,8 @@ std::optional<BoxOfSource> box_of_source(const Block& block, const Shape& shape)
   return result;
 }
 
-/// Returns the part `box` of a block as a piece. Its elements count from the corner of the part.
+/// Returns the part `box` of a block as a piece for `rank`. The coordinates of its elements begin
+/// at the corner of the part.
 PlacedPiece piece_of(const BlockTensor& tensor, const Block& block, Box box, int rank) {
   Block part = block;
   for (std::size_t d = 0; d < box.sizes.size(); ++d) {

@@ -54,7 +54,7 @@ class RecipeJson {
     if (text == nullptr) refuse(expected, value_to_string(value));
     return *text;
   }
-  /// Returns the items of a list. A value that is no list counts as a list of one item.
+  /// Returns the items of a list. A value that is not a list counts as a list with one item.
   std::vector<Value> items(const Value& value, std::size_t max_items,
                            std::size_t min_items = 0) const {
     const auto* list = value.get_if<Value::List>();
@@ -71,8 +71,8 @@ class RecipeJson {
   std::string where_;
 };
 
-/// Evaluates the numbers of a rule with the variables. Returns 1 for each if only the form is
-/// checked.
+/// Returns the value of an expression in a rule. If only the form of the recipe is checked, returns
+/// 1 for every expression.
 using Evaluate = std::function<std::int64_t(const Expression&)>;
 
 Expression expression_of(const RecipeJson& json, const Value& value) {
@@ -226,7 +226,8 @@ class OperationParser {
     json.object(value, {"from", "to"});
     const Value* from = value.find("from");
     const Value* to = value.find("to");
-    if (from == nullptr || to == nullptr) json.refuse("members \"from\" and \"to\"", "one or none");
+    if (from == nullptr || to == nullptr)
+      json.refuse("members \"from\" and \"to\"", "at most one of them");
     return Reshape{numbers(json.at("from"), *from), numbers(json.at("to"), *to)};
   }
   template <class Op>
@@ -264,7 +265,7 @@ class OperationParser {
 
   RecipeJson json_;
   const Evaluate& evaluate_;
-  std::size_t num_streams_;  // before the next operation
+  std::size_t num_streams_;  // number of streams before the next operation
   std::size_t num_to_;
 };
 
@@ -301,7 +302,8 @@ std::set<std::string> captures_of(const std::vector<NameTemplate>& names) {
   return captures;
 }
 
-/// Whether captures of the same name can be in one rule.
+/// Returns whether two captures of the same name can be in one rule: they have the same kind,
+/// number of words and range.
 bool are_of_one_kind(const Capture& a, const Capture& b) {
   return a.kind == b.kind && a.words.size() == b.words.size() && a.range == b.range;
 }
@@ -312,7 +314,7 @@ bool are_of_one_kind(const Capture& a, const Capture& b) {
               "two kinds");
 }
 
-/// Checks that a capture has this kind, and as many words as `kind`, wherever the name has it.
+/// Checks that each capture in `name` with the name of `kind` has its kind and number of words.
 void require_kind(const RecipeJson& json, const NameTemplate& name, const Capture& kind) {
   for (const auto& part : name.parts()) {
     const auto* capture = std::get_if<Capture>(&part);
@@ -321,8 +323,9 @@ void require_kind(const RecipeJson& json, const NameTemplate& name, const Captur
   }
 }
 
-/// Gives captures without a kind, such as `{p}`, the kind that they have elsewhere in the rule. If
-/// only one side has a capture of alternatives, replaces each name by one name for each word.
+/// Gives captures that are spelled without a kind, such as `{p}`, the kind that the rule gives
+/// elsewhere (`{p:gate|up}`). If only one side has a capture with words, replaces each name on that
+/// side by one name for each word.
 void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
                       const std::vector<NameTemplate>& other) {
   for (const std::string& capture : captures_of(side)) {
@@ -382,8 +385,8 @@ void check_names(const RecipeJson& json, const Rule& rule) {
   }
 }
 
-/// Checks the captures that are on one side only. They must be numbers. The operations must stack
-/// each one of `from` once, and unstack each one of `to` once.
+/// Checks the captures that only one side has. They must be numbers. The operations must stack each
+/// capture that only `from` has once, and unstack each capture that only `to` has once.
 void check_stacks(const RecipeJson& json, const Rule& rule) {
   std::set<std::string> live(rule.from.front().captures().begin(),
                              rule.from.front().captures().end());
@@ -524,10 +527,11 @@ std::string without_comments(std::string_view text) {
       end = std::min(result.find('\n', i), result.size());
     } else if (result[i + 1] == '*') {
       const std::size_t close = result.find("*/", i + 2);
-      if (close == std::string::npos) return result;  // the JSON parser refuses the '/'
+      if (close == std::string::npos)
+        return result;  // no comment: the JSON parser will refuse the '/'
       end = close + 2;
     } else {
-      continue;  // the JSON parser refuses the '/'
+      continue;  // no comment: the JSON parser will refuse the '/'
     }
     for (; i < end; ++i) {
       if (result[i] != '\n') result[i] = ' ';
@@ -621,7 +625,7 @@ Rules rules_of(const Recipe& recipe, const RecipeOptions& options) {
 Rules inverse_of(const Rules& rules) {
   Rules back{.path = rules.path, .rules = {}, .rest = rules.rest};
   for (const Rule& rule : rules.rules) {
-    if (rule.drops()) continue;  // the inverse has nothing to make these tensors of
+    if (rule.drops()) continue;  // the inverse cannot make dropped tensors
     Rule inverse{rule.number, rule.to, rule.from, {}, rule.is_optional};
     for (auto op = rule.operations.rbegin(); op != rule.operations.rend(); ++op) {
       try {

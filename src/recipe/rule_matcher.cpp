@@ -68,7 +68,8 @@ void RuleMatcher::add(std::size_t input, Match match) {
   const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
   if (is_new) return;
   report_(rule_name(rule), *inputs_[input].name,
-          "other captures than those of " + *inputs_[known->second].name, "the same captures");
+          "captures that differ from those of " + *inputs_[known->second].name,
+          "the same captures");
 }
 
 std::vector<Instance> RuleMatcher::take_complete(std::size_t rule) {
@@ -89,14 +90,15 @@ bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const 
     for (const auto& [stacked, input] : all) {
       if (instance.streams[s].contains(stacked)) continue;
       report_(rule_name(rules_.rules[rule]), name_of(rule, s, instance, stacked),
-              "a tensor, as there is " + *inputs_[input].name, "none");
+              "a tensor of this name, because there is " + *inputs_[input].name, "none");
       is_complete = false;
     }
   }
   return is_complete;
 }
 
-/// Returns the name that a template has in an instance.
+/// Returns the name that a name template has in one application of the rule, with the numbers
+/// `stacked` for the captures that it stacks.
 std::string RuleMatcher::name_of(std::size_t rule, std::size_t stream, const Instance& instance,
                                  const std::vector<std::int64_t>& stacked) const {
   const std::vector<std::string>& shared = shared_[rule];

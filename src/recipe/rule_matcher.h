@@ -13,31 +13,33 @@
 
 namespace tessera::recipe {
 
-/// The inputs of one application of a rule: for `layers.{L}.…`, those of one layer. `streams` has,
-/// for each name template of the rule, the inputs by the values of the captures that are stacked.
+/// The inputs of one application of a rule. For a rule with `layers.{L}.…`, these are the tensors
+/// of one layer. `streams` has, for each name template of `from`, its inputs by the numbers of the
+/// captures that the rule stacks.
 struct Instance {
-  std::vector<std::string> captured;  // values of the shared captures
+  std::vector<std::string> captured;  // values of the captures that both sides have
   std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
 };
 
-/// A rule that matches a name: which of its name templates, and the captures' values.
+/// The result of matching a name: the rule, its name template that matches, and the values of the
+/// captures.
 struct Match {
   std::size_t rule;
   std::size_t stream;
-  std::vector<std::string> captured;  // parallel to the captures of the template
+  std::vector<std::string> captured;  // one per capture of the template
 };
 
-/// Reports a broken rule: the rule, the tensor, what was expected, what was found.
+/// Takes a problem with a rule: name of the rule, tensor, what was expected, what was found.
 using ReportProblem = std::function<void(std::string rule, const std::string& fqn,
                                          std::string expected, std::string found)>;
 
-/// Returns what messages call a rule.
+/// Returns the name of a rule for messages: `rule 3`.
 inline std::string rule_name(const Rule& rule) {
   return "rule " + std::to_string(rule.number);
 }
 
-/// Finds the rule for each input, and the inputs that a rule takes together. Keeps references to
-/// its arguments.
+/// Finds the rule for each input, and groups the inputs by applications of a rule. Keeps references
+/// to its arguments.
 class RuleMatcher {
  public:
   RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,
@@ -64,8 +66,8 @@ class RuleMatcher {
   const std::string& prefix_;
   const std::vector<Input>& inputs_;
   ReportProblem report_;
-  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // by rule
-  std::vector<std::vector<std::string>> shared_;                         // by rule
+  std::vector<std::map<std::vector<std::string>, Instance>> instances_;  // one map per rule
+  std::vector<std::vector<std::string>> shared_;                         // one list per rule
 };
 
 }  // namespace tessera::recipe

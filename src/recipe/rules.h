@@ -15,32 +15,32 @@
 
 namespace tessera::recipe {
 
-/// A rule whose numbers are known.
+/// A rule of a recipe, with all expressions evaluated to numbers.
 struct Rule {
-  std::size_t number = 0;            // from 1
+  std::size_t number = 0;            // position in the recipe, from 1
   std::vector<NameTemplate> from{};  // all with the same captures
-  std::vector<NameTemplate> to{};    // all with the same captures; empty: a rule that drops
+  std::vector<NameTemplate> to{};    // all with the same captures; empty: the rule drops its inputs
   std::vector<Operation> operations{};
-  bool is_optional = false;  // may match nothing
+  bool is_optional = false;  // no error if it matches nothing
 
   bool drops() const { return to.empty(); }
-  /// Returns the captures that both sides have, sorted. The rule applies once for each of their
-  /// values.
+  /// Returns the captures that both sides have, sorted. The rule is applied once for each
+  /// combination of their values.
   std::vector<std::string> shared_captures() const;
 };
 
 /// What happens to tensors that no rule names.
 enum class Rest { refuse, keep };
 
-/// A recipe whose numbers are known, in one direction.
+/// The rules of a recipe or of its inverse, with all expressions evaluated to numbers.
 struct Rules {
   std::string path;
   std::vector<Rule> rules{};
   Rest rest = Rest::refuse;
-  Wrappers wrappers{};  // left out of all names before rules apply; none in the inverse
+  Wrappers wrappers{};  // removed from all names before rules are applied; none in the inverse
 };
 
-/// What a recipe's file says.
+/// The content of a recipe's file.
 struct Recipe::Parsed {
   std::string text;
   std::string path;
@@ -50,7 +50,7 @@ struct Recipe::Parsed {
   Value::List rules{};
 };
 
-/// Gives the files of this folder access to the parsed content of a Recipe.
+/// Gives the code in src/recipe access to the parsed content of a Recipe.
 class RecipeAccess {
  public:
   static const Recipe::Parsed& parsed(const Recipe& recipe) { return *recipe.parsed_; }
@@ -62,7 +62,7 @@ class RecipeAccess {
 /// Throws: Error(mismatch) naming the rule.
 Rules rules_of(const Recipe& recipe, const RecipeOptions& options);
 
-/// Returns the rules of the inverse. Throws: Error(mismatch) naming the rule that has none.
+/// Returns the rules of the inverse. Throws: Error(mismatch) naming a rule that has no inverse.
 Rules inverse_of(const Rules& rules);
 
 /// Returns `text` with comments (`// …` and `/* … */`) replaced by spaces.

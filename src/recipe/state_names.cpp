@@ -10,7 +10,7 @@ namespace {
 
 using formats::KeyPath;
 
-/// Returns how many bytes of a name are before each of its suffixes of whole components.
+/// Returns the positions in a name at which a component begins: 0, and after each dot.
 std::vector<std::size_t> suffix_begins(std::string_view name) {
   std::vector<std::size_t> begins{0};
   for (std::size_t dot = name.find('.'); dot != std::string_view::npos;
@@ -20,7 +20,7 @@ std::vector<std::size_t> suffix_begins(std::string_view name) {
   return begins;
 }
 
-/// Returns what follows `state.` or `param_groups.` in a name; nothing if the name has neither.
+/// Returns the rest of a name after `state.` or `param_groups.`; nothing if the name has neither.
 std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
   if (const auto rest = reshard::behind_state(name)) return rest;
   constexpr std::string_view kGroups = "param_groups";
@@ -29,8 +29,8 @@ std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
   return name.substr(root->size() + kGroups.size() + 1);
 }
 
-/// Returns the name of the state, with its dot, if it comes before the parameter: `exp_avg.` of
-/// `exp_avg.layers.0.weight`. Empty if it does not.
+/// Returns the name of the state with its dot, if it is before the parameter's name: `exp_avg.` of
+/// `exp_avg.layers.0.weight`. Returns an empty text if it is not.
 std::string_view leading_key(std::string_view fqn, std::string_view rest) {
   if (!reshard::behind_state(fqn)) return {};
   const auto leading = reshard::parse_leading_state_key(rest);

@@ -12,62 +12,65 @@
 
 namespace tessera::recipe {
 
-/// The parts of a name that an optimizer gave: `optim.state.layers.0.weight.exp_avg`, or
+/// The parts of the name of optimizer state: `optim.state.layers.0.weight.exp_avg`, or
 /// `optimizer.state.exp_avg.layers.0.weight`.
 struct StateName {
-  std::string root;                // `optim.state.`, or `optimizer.state.exp_avg.`
-  std::string parameter;           // `layers.0.weight`, as the optimizer calls it
-  std::size_t removed_nbytes = 0;  // length of what the optimizer leaves out, such as `model.`
-  std::string rest;                // `.exp_avg`, or empty
+  std::string root;       // `optim.state.`, or `optimizer.state.exp_avg.`
+  std::string parameter;  // the parameter's name in it: `layers.0.weight`
+  /// Bytes of the parameter's name that are left out, such as `model.`.
+  std::size_t removed_nbytes = 0;
+  std::string rest;  // `.exp_avg`, or empty
 
-  /// Returns what the optimizer calls the state: `exp_avg`.
+  /// Returns the name of the state itself: `exp_avg`.
   std::string_view state() const;
 };
 
-/// Finds the parameter in the name of an optimizer's entry: `optim.state.<name>.<key>`,
+/// Finds the parameter in the name of optimizer state: `optim.state.<name>.<key>`,
 /// `optim.param_groups.<name>.<key>` or `optimizer.state.<key>.<name>`. Keeps views of the names in
 /// `contents`.
 class StateNames {
  public:
-  /// `parameters` are the indices of tensors that may be parameters.
+  /// `parameters`: indices of the tensors that may be parameters.
   StateNames(const formats::CheckpointContents& contents,
              const std::vector<std::size_t>& parameters);
 
-  /// Splits the name of state of this parameter. Returns nothing if the name does not contain the
-  /// parameter's name.
+  /// Splits the name `fqn` of state of this parameter into its parts. Returns nothing if the name
+  /// does not contain the parameter's name.
   std::optional<StateName> split(std::string_view fqn, std::size_t parameter) const;
 
-  /// A name that an optimizer gave, and the tensor that is its parameter.
+  /// The parts of a name of optimizer state, and the index of its parameter.
   struct Found {
     StateName name;
     std::size_t parameter;
   };
-  /// Splits the name of a value below a `state` or a `param_groups`. Returns nothing if it names no
-  /// parameter.
+  /// Splits the name of a value below `state` or `param_groups` into its parts. Returns nothing if
+  /// it contains no parameter's name.
   std::optional<Found> find(std::string_view name) const;
 
-  /// Returns the parameter that an optimizer calls `name`, with the part of its name that `name`
-  /// lacks.
+  /// Returns the parameter whose name in an optimizer is `name`, which may lack first components
+  /// such as `model.`.
   std::optional<Found> find_parameter(std::string_view name) const;
 
  private:
   const formats::CheckpointContents& contents_;
   std::unordered_map<std::string_view, std::vector<std::size_t>> by_suffix_;
-  std::unordered_map<std::size_t, std::vector<std::string_view>> names_;  // a tensor's own, aliases
+  // Names of a tensor: its own, its aliases.
+  std::unordered_map<std::size_t, std::vector<std::string_view>> names_;
 };
 
-/// Returns what an optimizer calls the parameter `fqn`, if it called `old_fqn` `name.parameter`.
+/// Returns the name of the parameter `fqn` in an optimizer, in which the parameter `old_fqn` has
+/// the name `name.parameter`: leaves out the same first components.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 
-/// Returns the key path for `new_name`. Keeps the outer string keys of `path` that `new_name` also
-/// begins with; the rest of `new_name` becomes one last key. Returns an empty path if `path` does
-/// not spell `old_name`.
+/// Returns the key path for `new_name`. Its first keys are those string keys of `path` that
+/// `new_name` begins with; the rest of `new_name` becomes one last key. Returns an empty path if
+/// `path` does not spell `old_name`.
 formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
                                   const std::string& new_name);
 
-/// Returns the key path of an entry of optimizer state whose parameter is now called
-/// `new_parameter`. Returns an empty path if `path` does not have the parameter where `name` says.
+/// Returns the key path of optimizer state after its parameter was renamed to `new_parameter`.
+/// Returns an empty path if `path` does not spell the parts of `name`.
 formats::KeyPath path_of_state(const formats::KeyPath& path, const StateName& name,
                                const std::string& new_parameter);
 

@@ -35,7 +35,7 @@ std::shared_ptr<TileCache::Tile> TileCache::find(std::size_t tensor, std::size_t
     tiles_.splice(tiles_.begin(), tiles_, found);
     return tiles_.front();
   }
-  // Drops old tiles before the new tile gets memory, so that it can reuse their buffers.
+  // Removes old tiles first, so that the new tile can use their memory.
   while (nbytes_ + nbytes > kMaxNbytes && !tiles_.empty()) {
     nbytes_ -= tiles_.back()->nbytes;
     if (tiles_.back().use_count() == 1) free_.push_back(std::move(tiles_.back()->buffer));

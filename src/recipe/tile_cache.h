@@ -17,17 +17,17 @@
 
 namespace tessera::recipe {
 
-/// Keeps the tiles of permuted tensors that were used last. A tile is a range of a tensor's
-/// elements that is larger than a window. A window of a permuted tensor needs elements from all
-/// over the source, so a whole tile is made at once, for the windows that follow. Threads that need
-/// the same tile fill it together. Thread-safe.
+/// Keeps the last used tiles of permuted (transposed) tensors. A tile is a range of a tensor's
+/// elements that contains many windows. A window of a permuted tensor needs elements from all over
+/// the source. So the first window makes the whole tile, and the following windows are copied from
+/// it. Threads that need the same tile fill it together. Thread-safe.
 class TileCache {
  public:
   static constexpr std::uint64_t kTileNbytes = std::uint64_t{32} << 20;
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;
-  static constexpr int kNumShares = 8;  // shares in which a tile is filled
+  static constexpr int kNumShares = 8;  // a tile is filled in this many shares, by several threads
 
-  /// Fills share number `share` (from 0, of kNumShares) of a tile. All shares together fill it.
+  /// Fills share number `share` of a tile, from 0 to kNumShares - 1.
   using Fill = std::function<void(FlatRange tile, int share, std::span<std::byte> out)>;
 
   /// Fills `out` with the elements `window` of a tensor of `numel` elements, from tiles.
@@ -47,7 +47,7 @@ class TileCache {
     std::mutex mutex;  // guards the members below
     std::condition_variable is_full;
     int num_filled = 0;
-    std::exception_ptr error;  // of the first share that failed
+    std::exception_ptr error;  // error of the first share that failed
   };
 
   std::shared_ptr<Tile> find(std::size_t tensor, std::size_t piece, std::int64_t number,
@@ -56,8 +56,9 @@ class TileCache {
   void forget(const std::shared_ptr<Tile>& tile);
 
   std::mutex mutex_;
-  std::list<std::shared_ptr<Tile>> tiles_;  // the last used first; shared with readers of a tile
-  std::vector<tessera::detail::ByteBuffer> free_;  // of tiles that nobody reads any more
+  // The last used first; readers of a tile share its ownership.
+  std::list<std::shared_ptr<Tile>> tiles_;
+  std::vector<tessera::detail::ByteBuffer> free_;  // memory of removed tiles, to be used again
   std::uint64_t nbytes_ = 0;
 };
 

@@ -23,7 +23,7 @@ using formats::Finding;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// A tensor that a rule made of an instance.
+/// A tensor that one application of a rule has made.
 struct Made {
   std::string name;
   BlockTensor tensor;
@@ -91,14 +91,14 @@ class Transformer {
                      const std::vector<std::string>& targets);
   void add_state(const Rule& rule, const State& like, const std::string& parameter,
                  BlockTensor tensor);
-  /// Returns what the optimizer of `like` calls the new parameter. It may leave out the first
-  /// components of names.
+  /// Returns the new parameter's name as an optimizer uses it: without the first components that
+  /// the optimizer of the state `like` leaves out of names.
   std::string called_by_optimizer(const State& like, const std::string& parameter) const {
     return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name,
                              rules_.wrappers);
   }
 
-  /// Returns a name without wrappers, as rules see it.
+  /// Returns a name without wrapper components (such as `_orig_mod`), which rules do not have.
   std::string bare(const std::string& name) const { return rules_.wrappers.removed_from(name); }
   formats::KeyPath bare_path(const formats::KeyPath& path, const std::string& old_name,
                              const std::string& new_name) const {
@@ -131,10 +131,10 @@ class Transformer {
   std::vector<BlockTensor> sources_;
   const std::string& prefix_;
   std::vector<std::optional<std::size_t>> rule_of_input_;
-  // By tensor: its new names; none if it is dropped.
+  // New names of each tensor, by index; no names if it is dropped.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
-  /// The targets that were made from aliases: name, and index of the alias's tensor.
+  /// The targets made from aliases: their names, each with the index of the alias's tensor.
   std::vector<std::pair<std::string, std::size_t>> alias_targets_;
   NewNames new_names_;
   Inputs inputs_;
@@ -189,8 +189,8 @@ void Transformer::apply_rule(std::size_t r) {
   }
 }
 
-/// Whether a rule names a value. Values are matched after tensors, and only by rules without
-/// operations.
+/// Returns whether a rule matches the name of a value. Only rules without operations can, and
+/// values are matched after tensors.
 bool Transformer::finds_value(std::size_t r) const {
   const Rule& rule = rules_.rules[r];
   return (rule.drops() || rule.operations.empty()) &&
@@ -200,8 +200,8 @@ bool Transformer::finds_value(std::size_t r) const {
          });
 }
 
-/// Runs the operations of a rule over the tensors that `tensor_of` gives for inputs. Reports a
-/// problem and returns nothing if they do not fit.
+/// Applies the operations of a rule to the tensors that `tensor_of` returns for its inputs. If an
+/// operation does not fit, reports a problem and returns nothing.
 std::optional<std::vector<Made>> Transformer::make(
     const Rule& rule, const Instance& instance, Subject subject,
     const std::function<BlockTensor(std::size_t)>& tensor_of) {
@@ -232,7 +232,7 @@ std::optional<std::vector<Made>> Transformer::make(
   for (std::size_t s = 0; s < streams.size(); ++s) {
     const std::vector<std::string>& unstacked = streams[s].captures;
     for (auto& [numbers, tensor] : streams[s].tensors) {
-      std::vector<std::string> digits;  // parallel to `unstacked`
+      std::vector<std::string> digits;  // one per capture in `unstacked`
       for (const std::int64_t number : numbers) digits.push_back(std::to_string(number));
       const auto value_of = [&](const std::string& capture) -> const std::string& {
         const auto place = std::ranges::lower_bound(shared, capture);
@@ -252,14 +252,14 @@ std::optional<std::vector<Made>> Transformer::make(
   return made;
 }
 
-/// Adds the tensors that a rule makes of an instance, and the optimizer state that follows them.
+/// Adds the tensors that one application of a rule makes, and their optimizer state.
 void Transformer::add_made(const Rule& rule, const Instance& instance,
                            const std::vector<std::size_t>& inputs) {
   std::optional<std::vector<Made>> made =
       make(rule, instance, Subject::parameter,
            [&](std::size_t input) { return sources_[input_of(input).tensor]; });
   if (!made) return;
-  const bool is_rename = rule.operations.empty();  // then each input becomes one target
+  const bool is_rename = rule.operations.empty();  // each input becomes one target
   TESSERA_CHECK(!is_rename || made->size() == inputs.size());
   std::vector<std::string> targets;
   for (Made& each : *made) {
@@ -286,7 +286,7 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
   if (has_tensor && !is_rename) follow_state(rule, instance, inputs, targets);
 }
 
-/// Gives the state of a parameter the parameter's new name.
+/// Adds the optimizer state of a renamed parameter, with the new name.
 void Transformer::follow_rename(const Rule& rule, std::size_t parameter,
                                 const std::string& target) {
   for (const State& state : inputs_.states_of(parameter)) {
@@ -297,8 +297,8 @@ void Transformer::follow_rename(const Rule& rule, std::size_t parameter,
 void Transformer::follow_state(const Rule& rule, const Instance& instance,
                                const std::vector<std::size_t>& inputs,
                                const std::vector<std::string>& targets) {
-  // Key: a state's name without the parameter's name (`optim.state.`, `.exp_avg`). Value: this
-  // state of each parameter.
+  // Groups the states of all parameters. The key is a state's name without the parameter's name
+  // (`optim.state.`, `.exp_avg`); the value has this state of each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
     if (input_of(input).is_alias) continue;
@@ -347,8 +347,8 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
   }
 }
 
-/// Gives each target the scalar state of the parameters that it is made of. Their scalars must be
-/// equal.
+/// Adds scalar state (such as `step`) for each target. The parameters that it is made from must
+/// have equal scalars.
 void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, const State*>& states,
                                 const std::vector<std::string>& targets) {
   const State& first = *states.begin()->second;
@@ -369,7 +369,8 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
   for (const std::string& target : targets) add_state(rule, first, target, tensor);
 }
 
-/// Adds state of a new parameter. Its name is that of `like`, with the new parameter in it.
+/// Adds optimizer state of a new parameter. Its name is that of `like`, with the new parameter's
+/// name instead of the old one's.
 void Transformer::add_state(const Rule& rule, const State& like, const std::string& parameter,
                             BlockTensor tensor) {
   const TensorEntry& old = contents_.tensors[like.tensor];
@@ -384,7 +385,7 @@ void Transformer::add_state(const Rule& rule, const State& like, const std::stri
   result_.targets.push_back(std::move(target));
 }
 
-// What no rule names
+// Tensors that no rule names
 
 void Transformer::keep_rest() {
   for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
@@ -421,7 +422,8 @@ void Transformer::keep_state(const State& state, const std::string& parameter) {
   entry.key_path = path_of_state(old.key_path, state.name, called_by_optimizer(state, parameter));
 }
 
-/// Adds a source tensor unchanged. `new_name` is `old_name` without wrappers.
+/// Adds a source tensor that no rule names, unchanged. `new_name` is `old_name` without wrapper
+/// components.
 void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
                            const formats::KeyPath& old_path, const std::string& new_name) {
   Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};
@@ -485,10 +487,11 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// If the target made from an alias still equals the target made from its tensor, makes it an
-/// alias.
+/// Restores aliases: if the target made from an alias still equals the target made from its tensor,
+/// it becomes an alias again.
 void Transformer::find_aliases() {
-  std::map<std::size_t, std::string> whole;  // tensor of the source: the target that is all of it
+  // Index of a source tensor to the target that equals the whole of it.
+  std::map<std::size_t, std::string> whole;
   std::set<std::string_view> of_aliases;
   for (const auto& [name, tensor] : alias_targets_) of_aliases.insert(name);
   for (const Target& target : result_.targets) {
@@ -527,7 +530,7 @@ void Transformer::sort_targets() {
   result_.targets = std::move(sorted);
 }
 
-/// Sorts the results, and reports names that occur twice.
+/// Sorts the result, and reports names that occur twice.
 void Transformer::finish() {
   result_.targets_of = std::move(targets_of_);
   if (!alias_targets_.empty()) find_aliases();
@@ -548,7 +551,7 @@ void Transformer::finish() {
   if (result_.problems.empty()) check_tree();
 }
 
-/// Reports new names that cannot be in one tree of dicts and lists: `d` and `d.x`.
+/// Reports new names that cannot be together in one nested dict, such as `d` and `d.x`.
 void Transformer::check_tree() {
   formats::CheckpointContents contents;
   for (const Target& target : result_.targets) contents.tensors.push_back(target.entry);

@@ -12,49 +12,49 @@
 
 namespace tessera::recipe {
 
-/// A tensor that a recipe makes, or keeps.
+/// A tensor of the result: made by a rule, or kept.
 struct Target {
   formats::TensorEntry entry;  // without pieces
   BlockTensor tensor;
-  std::size_t rule = 0;  // 0: no rule names it
+  std::size_t rule = 0;  // the rule that makes it; 0: no rule, the tensor is kept
 };
 
 /// A value under its new name.
 struct ValueTarget {
   formats::ValueEntry entry;
-  std::vector<std::size_t> sources;  // values of the source, which must be equal
+  std::vector<std::size_t> sources;  // indices of values of the source, which must be equal
 };
 
-/// Two tensors that must be equal, because the rule that makes `target` merges them.
+/// Two tensors that must be equal, because the rule that makes `target` merges them into one.
 struct TargetRequirement {
   std::string target;
   std::size_t rule = 0;
   Requirement requirement;
 };
 
-/// What rules make of a checkpoint.
+/// The result of applying rules to a checkpoint.
 struct Transformation {
   std::vector<Target> targets;  // sorted by name
   std::vector<formats::Alias> aliases;
   std::vector<ValueTarget> values;
   std::vector<TargetRequirement> requirements;
   std::vector<formats::Finding> problems;
-  std::vector<RuleUse> uses;  // parallel to the rules
+  std::vector<RuleUse> uses;  // one per rule
   std::vector<std::string> dropped;
-  std::uint64_t num_dropped_elements = 0;  // of dropped tensors, slices and paddings
-  std::unordered_map<std::string, std::vector<std::string>>
-      new_names;  // by old name; only tensors whose names change
-  /// The parameters that a parameter becomes, by its index in the source; none if it is dropped.
-  /// Empty if the checkpoint has no optimizer.
+  std::uint64_t num_dropped_elements = 0;  // elements of dropped tensors, slices and paddings
+  /// By old name; only tensors whose names change.
+  std::unordered_map<std::string, std::vector<std::string>> new_names;
+  /// For each parameter, by its index in the source: the names of the parameters made from it; no
+  /// name if it is dropped. The whole map is empty if the checkpoint has no optimizer.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of;
 };
 
-/// Whether to collect `Transformation::new_names`. A proof does not need them.
+/// Whether to fill `Transformation::new_names`, which a proof of a recipe does not need.
 enum class NewNames { collect, leave_out };
 
-/// Applies rules. `sources` has the elements of `contents.tensors`: whole tensors, or the result of
-/// another transformation. `prefix` comes before all names of the rules. Problems are in
-/// `problems`, not thrown.
+/// Applies rules to a checkpoint, and returns the result. `sources` says where the elements of
+/// `contents.tensors` come from: whole tensors, or the result of another transformation. `prefix`
+/// is added before all names of the rules. Problems are returned in `problems`, not thrown.
 Transformation transform(const Rules& rules, const formats::CheckpointContents& contents,
                          std::vector<BlockTensor> sources, const std::string& prefix,
                          NewNames new_names);

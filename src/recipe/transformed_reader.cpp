@@ -44,7 +44,7 @@ void require_no_problems(const std::vector<Finding>& problems, const std::string
                        std::to_string(problems.size()) + " problems:", list);
 }
 
-/// Throws if a tensor that is needed has holes or overlaps.
+/// Throws if the pieces of a source tensor that the recipe needs have holes or overlaps.
 void require_whole_sources(const Transformation& transformation, const CheckpointContents& source,
                            const std::string& path) {
   std::set<std::uint32_t> needed;
@@ -63,7 +63,8 @@ void require_whole_sources(const Transformation& transformation, const Checkpoin
   }
 }
 
-/// Renames parameters in the lists of an optimizer: values such as `optim.param_groups.0.params`.
+/// Renames parameters in the lists of parameters that an optimizer saves: values such as
+/// `optim.param_groups.0.params`.
 class GroupNames {
  public:
   GroupNames(const CheckpointContents& contents, const Transformation& transformation,
@@ -132,7 +133,7 @@ class GroupNames {
     const auto [known, is_new] = groups.emplace(name, group);
     if (is_new || known->second == group) return;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "param_groups",
-                          "parameters that become one tensor to be in one parameter group",
+                          "parameters that become one tensor in one parameter group",
                           "them in two groups");
   }
 
@@ -142,7 +143,8 @@ class GroupNames {
   std::optional<StateNames> names_;
 };
 
-/// Two tensors that must be equal before a target may be read. This is checked once.
+/// Two tensors that must be equal, because the recipe merges them into a target. Checked once,
+/// before the target is first read.
 struct Condition {
   std::size_t rule;
   IndexedBlocks tensor;
@@ -179,7 +181,7 @@ class TransformedReader final : public formats::DerivedReader {
   formats::MissingData find_missing_data() const override;
 
  private:
-  /// The elements of one piece.
+  /// The blocks that a piece's elements come from.
   struct Elements {
     IndexedBlocks blocks;
     bool is_permuted;
@@ -196,12 +198,13 @@ class TransformedReader final : public formats::DerivedReader {
   void check(const Condition& condition, std::size_t tensor_index) const;
 
   std::string recipe_path_;
-  Transformation made_;          // the elements of its targets move to pieces_
-  std::vector<Finding> losses_;  // until take_rest()
+  Transformation made_;          // without the elements of its targets, which are in pieces_
+  std::vector<Finding> losses_;  // empty after take_rest()
   ElementReader elements_;
   GroupNames groups_;
   CheckpointContents contents_;
-  std::vector<std::vector<Elements>> pieces_;  // parallel to contents_.tensors and their pieces
+  // For each tensor of contents_ and each of its pieces.
+  std::vector<std::vector<Elements>> pieces_;
   mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
   mutable TileCache tiles_;
 };
@@ -299,7 +302,7 @@ std::vector<std::vector<std::string>> TransformedReader::dict_orders() const {
   return orders;
 }
 
-/// Compares elements in bounded memory.
+/// Throws if the two tensors of a condition differ. Uses bounded memory.
 void TransformedReader::check(const Condition& condition, std::size_t tensor_index) const {
   constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
   const BlockTensor& tensor = condition.tensor.tensor();
@@ -316,14 +319,15 @@ void TransformedReader::check(const Condition& condition, std::size_t tensor_ind
     elements_.read(condition.expected, window, expected);
     if (found == expected) continue;
     const auto differs = std::ranges::mismatch(found, expected).in1 - found.begin();
-    throw Error::expected(
-        ErrorKind::mismatch, {.path = path(), .fqn = contents_.tensors[tensor_index].meta.fqn},
-        "rule " + std::to_string(condition.rule),
-        condition.expected.tensor().blocks.front().source == kConstant
-            ? "the recipe's value in all of the padding, which is left out"
-            : "equal elements in the tensors that become one",
-        "another one at element " + std::to_string(at + differs / static_cast<std::int64_t>(size)) +
-            " of " + std::to_string(numel));
+    throw Error::expected(ErrorKind::mismatch,
+                          {.path = path(), .fqn = contents_.tensors[tensor_index].meta.fqn},
+                          "rule " + std::to_string(condition.rule),
+                          condition.expected.tensor().blocks.front().source == kConstant
+                              ? "the recipe's padding value in all elements that are left out"
+                              : "equal elements in the tensors that become one",
+                          "a different one at element " +
+                              std::to_string(at + differs / static_cast<std::int64_t>(size)) +
+                              " of " + std::to_string(numel));
   }
 }
 

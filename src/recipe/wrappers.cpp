@@ -20,7 +20,7 @@ std::string Wrappers::stripped(std::string_view name) const {
     }
     begin = end + 1;
   }
-  // Without its last component, which was a wrapper, the name ends with a dot too many.
+  // If the last component was a wrapper, removes the dot before it.
   if (!name.ends_with('.') && result.ends_with('.')) result.pop_back();
   return result;
 }

@@ -8,19 +8,20 @@
 
 namespace tessera::recipe {
 
-/// The modules that a recipe leaves out of names: `_orig_mod`, `_checkpoint_wrapped_module`.
+/// Components of names that wrapper modules add and a recipe removes: `_orig_mod`,
+/// `_checkpoint_wrapped_module`.
 class Wrappers {
  public:
   Wrappers() = default;
-  /// Requires: each is one component of names.
+  /// Requires: each item is one component of names, without dots.
   explicit Wrappers(std::vector<std::string> components) : components_(std::move(components)) {}
 
   bool empty() const { return components_.empty(); }
-  /// Returns the name without the components that are wrappers: `_orig_mod.a.b` becomes `a.b`. A
-  /// name that consists only of wrappers stays unchanged, but one that ends with a dot becomes
+  /// Returns the name without wrapper components: `_orig_mod.a.b` becomes `a.b`. A name that has
+  /// only wrapper components stays unchanged; if it ends with a dot, as a prefix does, it becomes
   /// empty.
   std::string removed_from(std::string_view name) const;
-  /// Does the same with the keys of a path. Returns an empty path if its spelling is not `name`.
+  /// Returns the path without wrapper keys. Returns an empty path if `path` does not spell `name`.
   formats::KeyPath removed_from(const formats::KeyPath& path, const std::string& name) const;
 
  private:

@@ -21,8 +21,7 @@ using formats::PiecePair;
 
 constexpr std::int64_t kBlockNbytes = std::int64_t{1} << 20;
 
-/// Takes the pieces of a new checkpoint, and compares them with those of the base instead of
-/// writing them.
+/// Compares the pieces of a new checkpoint with the pieces of its base. Writes nothing.
 class ComparingWriter final : public formats::CheckpointWriter {
  public:
   ComparingWriter(const CheckpointContents& contents, const BaseCheckpoint& base,
@@ -42,7 +41,8 @@ class ComparingWriter final : public formats::CheckpointWriter {
     return kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
   }
 
-  /// Skips the rest of a piece that is known to differ.
+  /// Returns true, so that the block is skipped, if an earlier block of the piece differs from the
+  /// base.
   bool resume_block(PieceId piece, std::int64_t /*begin*/, std::span<std::byte> /*room*/) override {
     return differs_[number_of(piece)].load(std::memory_order_relaxed);
   }
@@ -80,7 +80,7 @@ class ComparingWriter final : public formats::CheckpointWriter {
   const CheckpointContents& contents_;
   const BaseCheckpoint& base_;
   const std::vector<PiecePair> pairs_;
-  const std::unique_ptr<std::atomic<bool>[]> differs_;  // parallel to `pairs_`
+  const std::unique_ptr<std::atomic<bool>[]> differs_;  // one per pair: whether the pieces differ
 };
 
 }  // namespace
@@ -108,7 +108,7 @@ std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source
   if (base.empty()) return 0;
   if (object_store::is_url(base)) {
     throw Error::expected(ErrorKind::unsupported, {.path = base}, "base", "a local path", "a URL",
-                          "hard links need the file system of the destination");
+                          "the new checkpoint has hard links to files of its base");
   }
   auto opened = BaseCheckpoint::open(fs, without_trailing_slashes(base), create.format);
   formats::check_base(fs, base, destination);

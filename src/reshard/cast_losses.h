@@ -12,18 +12,20 @@
 
 namespace tessera::reshard {
 
-/// Collects for each tensor of the destination what casts did to its numbers, apart from rounding.
-/// Thread-safe, except for the functions that read.
+/// Counts, for each tensor of the destination, the numbers that a cast found too large or made
+/// zero. `add` may be called from several threads; the other functions only after all calls of
+/// `add`.
 class CastLossesByTensor {
  public:
-  /// Adds what block `block` of the move found.
+  /// Adds the losses of one block. `block` is the block's number in the move.
   void add(std::size_t tensor_index, std::int64_t block, const CastLosses& losses);
 
   const std::map<std::size_t, CastLosses>& by_tensor() const { return by_tensor_; }
-  /// Returns the tensor of the first block with numbers that were too large. Requires: there is
-  /// such a block.
+  /// Returns the index of the tensor to which the first block with too large numbers belongs.
+  /// Requires: there is a block with too large numbers.
   std::size_t first_too_large() const { return first_too_large_; }
-  /// Returns the number of this block. If no block had such numbers: the largest std::int64_t.
+  /// Returns the number of the first block with too large numbers; the largest std::int64_t if
+  /// there is none.
   std::int64_t first_block_too_large() const { return first_block_; }
 
  private:
@@ -33,8 +35,8 @@ class CastLossesByTensor {
   std::size_t first_too_large_ = 0;
 };
 
-/// Returns what a cast makes of numbers that are too large. For `refuse` the result does not
-/// matter.
+/// Converts the user's choice for numbers that are too large to the choice of the cast functions.
+/// For `refuse` the result has no effect, because the move fails.
 TooLarge too_large_by(OnOverflow on_overflow);
 
 /// Returns the error for a tensor whose cast to `to` is refused. `fqn` is its name in the source.

@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr std::size_t kMaxMembersNamed = 8;
 
-/// What an object in a configuration describes.
+/// What a JSON object in a configuration describes.
 enum class Part {
   model,  // the model, or a part of it: dtypes in it are those of the tensors
   codes,  // how weights are quantized: dtypes in it are those of codes
@@ -25,11 +25,12 @@ enum class Part {
 /// A member of a configuration that names a dtype.
 struct NamedDType {
   std::string path;        // `text_config.torch_dtype`
-  std::string_view value;  // in the text: `"float32"`
+  std::string_view value;  // the part of the text that is the value: `"float32"`
   Part part;
 };
 
-/// Returns a string of JSON, given between its quotes, without its escapes.
+/// Returns the text of a JSON string with its escapes replaced: `a\/b` becomes `a/b`. `text` is the
+/// string without its quotes.
 std::string unescaped(std::string_view text) {
   if (text.find('\\') == std::string_view::npos) return std::string(text);
   try {
@@ -41,13 +42,13 @@ std::string unescaped(std::string_view text) {
   return std::string(text);
 }
 
-/// Returns the dtype that the value of a member names.
+/// Returns the dtype that a JSON value names; nothing if the value is no string or names no dtype.
 std::optional<DType> dtype_of(std::string_view value) {
   if (!value.starts_with('"')) return std::nullopt;
   return parse_dtype(unescaped(value.substr(1, value.size() - 2)));
 }
 
-/// Walks through JSON and collects the dtypes.
+/// Walks through JSON and collects the members that name a dtype.
 class ConfigScan {
  public:
   explicit ConfigScan(std::string_view text) : json_(text) {}
@@ -62,7 +63,7 @@ class ConfigScan {
   const std::vector<NamedDType>& found() const { return found_; }
 
  private:
-  /// Returns what a member of an object describes.
+  /// Returns what the member `key` of an object describes.
   static Part part_of(Part object, std::string_view key) {
     if (object == Part::codes || key == "quantization_config") return Part::codes;
     return object == Part::model && key.ends_with("_config") ? Part::model : Part::other;
@@ -98,8 +99,8 @@ class ConfigScan {
     return json_.take(']');
   }
 
-  /// Moves past a value, and collects the dtypes in it. Returns false if the text is not JSON.
-  /// `path`: where the value is.
+  /// Moves past a value, and collects the members in it that name a dtype. Returns false if the
+  /// text is not JSON. `path`: the keys that lead to the value.
   bool take_value(int depth, const std::string& path, Part part) {
     json_.skip_space();
     if (json_.is_at('{')) return take_object(depth + 1, path + '.', part);
@@ -117,7 +118,7 @@ bool is_changed(const NamedDType& member, DType before, const CastDTypes& cast) 
   return member.part == Part::model || cast.from.contains(before);
 }
 
-/// Lists the first members, and counts the others.
+/// Collects the names of members for a message: lists the first ones, and counts the others.
 class MemberList {
  public:
   void add(const std::string& path, const std::string& what) {
@@ -162,7 +163,7 @@ ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast) {
       left.add(member.path, printable(member.value, kMaxShown));
       continue;
     }
-    edit.text.append(unchanged, member.value.data() + 1);  // with the quote
+    edit.text.append(unchanged, member.value.data() + 1);  // up to and including the quote
     edit.text += dtype_name(cast.to);
     unchanged = member.value.data() + member.value.size() - 1;
     edited.add(member.path,

@@ -8,17 +8,17 @@
 
 namespace tessera::reshard {
 
-/// The dtypes of the tensors that a move casts, and the dtype that they get.
+/// A cast: the old dtypes of the tensors, and their new dtype.
 struct CastDTypes {
   std::set<DType> from;
   DType to;
 };
 
-/// What becomes of a configuration of Hugging Face (`config.json`) when its model is cast.
+/// How `config.json` of Hugging Face changes when its model is cast.
 struct ConfigEdit {
   std::string text{};     // the edited configuration; empty: it stays as it is
   std::string what{};     // the edits: `text_config.torch_dtype: float32 to bfloat16`; empty: none
-  std::string left{};     // what keeps its value: `text_config.dtype: "auto"`; empty: none
+  std::string left{};     // members that keep another value: `text_config.dtype: "auto"`
   std::string why_not{};  // the configuration cannot be read: `a byte order mark`; else empty
 };
 

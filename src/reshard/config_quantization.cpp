@@ -8,7 +8,7 @@
 namespace tessera::reshard {
 namespace {
 
-/// Walks through JSON and copies it, except for some members of objects.
+/// Copies JSON without the members that describe a quantization.
 class ConfigCopy {
  public:
   explicit ConfigCopy(std::string_view text) : json_(text) {}
@@ -30,12 +30,13 @@ class ConfigCopy {
   }
 
   /// Moves past an object. Returns false if the text is not JSON. `has_models` says whether the
-  /// object describes a model, so that members are removed.
+  /// object describes a model; only then are members removed from it.
   bool take_object(int depth, const std::string& path, bool has_models) {
     if (depth > JsonText::kMaxDepth || !json_.take('{')) return false;
     if (json_.take('}')) return true;
     bool has_kept = false;
-    std::size_t previous_end = json_.position();  // of the last member that stays, or of the `{`
+    // End of the last member that stays, or of the `{`.
+    std::size_t previous_end = json_.position();
     do {
       const auto key = json_.take_string();
       if (!key || !json_.take(':')) return false;

@@ -43,7 +43,7 @@ int wanted_world_size(const CheckpointContents& source, const PlanOptions& optio
   return wanted;
 }
 
-/// Throws if options that say where pieces go exclude each other.
+/// Throws if two options contradict each other, such as a mesh and a strategy.
 void check_options_agree(const PlanOptions& options) {
   const bool has_strategy = !options.strategy.empty();
   if (options.mesh && has_strategy) {
@@ -51,9 +51,10 @@ void check_options_agree(const PlanOptions& options) {
   }
   if (options.like &&
       (options.world_size != 0 || has_strategy || options.table_plan || options.mesh)) {
-    refuse_options("layout",
-                   "no world size, strategy, mesh or table plan with another checkpoint's layout",
-                   "at least one of them");
+    refuse_options(
+        "layout",
+        "either another checkpoint's layout, or a world size, strategy, mesh or table plan",
+        "both");
   }
 }
 
@@ -61,15 +62,15 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
   return numel_of(piece.region) == tensor.meta.numel();
 }
 
-/// Whether a name is that of optimizer state under a number: `optim.state.3.exp_avg`. A vector of
-/// such a name may be a part of a flat parameter, so it is always cut.
+/// Returns whether a name is optimizer state under a number: `optim.state.3.exp_avg`. A vector with
+/// such a name may be a part of a flat parameter (FSDP1), so it is always cut.
 bool is_numbered_state(const std::string& name) {
   const std::size_t begin = name.find("state.");
   return begin != std::string::npos && begin + 6 < name.size() && name[begin + 6] >= '0' &&
          name[begin + 6] <= '9';
 }
 
-/// Whether the source cuts tensors at all.
+/// Returns whether the source has a tensor that is cut into several pieces.
 bool has_cut_tensor(const CheckpointContents& source) {
   return std::ranges::any_of(source.tensors, [](const TensorEntry& tensor) {
     return std::ranges::any_of(tensor.pieces,
@@ -87,9 +88,9 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
     if (has_rule) {
       refuse_options(
           "format " + std::string(options.format.name()),
-          "no world size, strategy, mesh, table plan or other checkpoint's layout, as the "
-          "format holds whole tensors",
-          "at least one of them");
+          "no option that cuts tensors (world size, strategy, mesh, table plan or another "
+          "checkpoint's layout), because the format holds whole tensors",
+          "at least one");
     }
     return {parse_strategy("replicated", 1), 1};
   }
@@ -129,9 +130,9 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   }
 }
 
-/// Whether a tensor stays whole on all ranks because the source does not cut it, such as a buffer,
-/// or because ranks have different ones.
-/// A tensor of one row on one rank may be cut.
+/// Returns whether a tensor stays whole on all ranks: because the source does not cut it, as for a
+/// buffer, or because ranks have different values of it. A tensor that has one row and is on one
+/// rank may be cut.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   if (!keeps_uncut_ || tensor.meta.shape.empty() ||

@@ -13,7 +13,7 @@
 #include "tessera/layout/strategy.h"
 #include "tessera/reshard/planner.h"
 
-// Which ranks of the destination hold which regions of each tensor.
+// Decides which ranks of the destination hold which regions of each tensor.
 namespace tessera::reshard {
 
 /// The rule that lays out the destination.
@@ -27,8 +27,8 @@ struct LayoutRule {
 LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
                               const PlanOptions& options);
 
-/// Returns the name under which a table plan knows a tensor of the source; nothing if the tensor is
-/// no table. A table plan uses the names of the destination.
+/// Returns the table name of a source tensor, which table plans use; nothing if the tensor is not a
+/// table. The name is made from the tensor's name at the destination.
 std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
                                          const PlanOptions& options);
 
@@ -36,7 +36,7 @@ std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
 /// options and units, which must outlive it and not move. Immutable; thread-safe.
 class DestinationLayout {
  public:
-  /// `units` are those of choose_units.
+  /// `units` is the result of choose_units.
   DestinationLayout(const formats::CheckpointContents& source, const PlanOptions& options,
                     const LayoutRule& rule, std::span<const FlatUnit> units);
 
@@ -60,7 +60,7 @@ class DestinationLayout {
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
   const bool keeps_uncut_;  // tensors that the source does not cut stay whole on all ranks
-  /// Tensors that differ between ranks, with the names of each: they stay whole, too.
+  /// Names of tensors whose values differ between ranks. They stay whole, too.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 

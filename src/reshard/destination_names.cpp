@@ -16,7 +16,7 @@ using formats::CheckpointContents;
 using formats::TensorEntry;
 using formats::ValueEntry;
 
-/// Sorts two parallel lists by the first one's names.
+/// Sorts `entries` by name, and puts `others`, which belong to them by index, into the same order.
 template <class Entry, class Other, class NameOf>
 void sort_both(std::vector<Entry>& entries, std::vector<Other>& others, NameOf name_of) {
   const auto is_before = [&](const Entry& a, const Entry& b) { return name_of(a) < name_of(b); };

@@ -7,7 +7,8 @@
 // Makes the names of a destination valid: sorted, unique, and no alias without its tensor.
 namespace tessera::reshard {
 
-/// Sorts tensors, values and aliases by name, together with the lists that are parallel to them.
+/// Sorts tensors, values and aliases by name. Lists of the plan with one item for each of them,
+/// such as `copies`, get the same order.
 void sort_by_name(Plan& plan);
 
 /// Reports names that several entries have, and an empty name that a rename made.

@@ -14,9 +14,10 @@
 // The flat units of a move: those that cut its tensors, and those that the destination records.
 namespace tessera::reshard {
 
-/// Returns the units that a move uses, under the source's names: those of the options, else those
-/// of the source. Reports units that do not fit the source's tensors, and leaves them out. Throws:
-/// Error(invalid_argument) if the strategy needs units and there are none.
+/// Returns the flat units that a move uses, with parameter names of the source. They come from the
+/// options or, if these give none, from the source. Reports units that do not fit the source's
+/// tensors, and leaves them out. Throws: Error(invalid_argument) if the strategy needs units and
+/// there are none.
 std::vector<FlatUnit> choose_units(const formats::CheckpointContents& source,
                                    const PlanOptions& options,
                                    const std::optional<Strategy>& strategy, PlanReport& report);

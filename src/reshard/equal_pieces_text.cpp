@@ -16,7 +16,7 @@ bool is_same_piece(const PiecePair& a, const PiecePair& b) {
   return a.piece.tensor_index == b.piece.tensor_index && a.piece.piece_index == b.piece.piece_index;
 }
 
-/// Takes a number off the front of `text`, and the character after it.
+/// Removes a number from the front of `text`, and the character after it. Returns the number.
 std::size_t take_number(std::string_view& text, const std::string& path) {
   std::size_t number = 0;
   const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -34,7 +34,7 @@ std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
                                  std::span<const PiecePair> pairs,
                                  std::span<const PiecePair> equal) {
   std::string text = base.identity();
-  std::size_t next = 0;  // in `equal`
+  std::size_t next = 0;  // index in `equal`
   for (std::size_t i = 0; i < pairs.size() && next < equal.size();) {
     if (!is_same_piece(pairs[i], equal[next])) {
       ++i;

@@ -8,16 +8,16 @@
 
 namespace tessera::reshard {
 
-// What the ranks of a save tell each other about the pieces that equal those of the base.
+// The text by which a rank of a save tells the others which of its pieces equal pieces of the base.
 
-/// Returns the base's identity and the pairs in `equal`, as ranges of their numbers in `pairs`.
-/// Both lists are sorted by piece.
+/// Returns a text with the base's identity and, for each pair in `equal`, its index in `pairs`.
+/// Indices that follow each other are written as a range. Requires: both lists are sorted by piece.
 std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
                                  std::span<const formats::PiecePair> pairs,
                                  std::span<const formats::PiecePair> equal);
 
 /// Returns the pairs that the texts of all ranks name, sorted by piece. Throws: Error(mismatch)
-/// naming `path` if a rank has another base than `base`.
+/// with `path` if a rank has another base than `base`.
 std::vector<formats::PiecePair> equal_pieces_from_texts(const formats::BaseCheckpoint& base,
                                                         std::span<const formats::PiecePair> pairs,
                                                         std::span<const std::string> texts,

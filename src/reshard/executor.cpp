@@ -36,10 +36,10 @@ constexpr std::uint64_t kCodecNbytes = std::uint64_t{4} << 20;
 
 /// The buffers of one thread for one block.
 struct Workspace {
-  ByteBuffer block;   // in the destination's dtype
-  ByteBuffer uncast;  // in the source's dtype, if it differs
-  ByteBuffer window;  // source bytes of several runs
-  ByteBuffer merge;   // one column shard's rows
+  ByteBuffer block;   // elements in the destination's dtype
+  ByteBuffer uncast;  // elements in the source's dtype, if it differs
+  ByteBuffer window;  // source bytes that one read brings for several contiguous runs
+  ByteBuffer merge;   // rows of one column shard, for a merge of row-wise state
 };
 
 /// A pool that lends each running task a workspace of its own.
@@ -70,7 +70,7 @@ class Execution {
     const std::vector<PieceId> order = writer.write_order();
     pieces_.reserve(order.size());
     for (const PieceId id : order) {
-      // If the writer has other pieces under these numbers, bytes would go to wrong places.
+      // If the writer numbered its pieces differently, bytes would go to wrong places.
       TESSERA_CHECK(writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region ==
                     region_of(id));
       const std::int64_t numel = numel_of(region_of(id));
@@ -83,7 +83,7 @@ class Execution {
 
   void run() { run({{0, num_blocks_}}); }
 
-  /// Moves the blocks in ascending ranges.
+  /// Moves the blocks of `ranges`, which are ascending.
   void run(const std::vector<BlockRange>& ranges) {
     const int wanted = options_.num_threads > 0 ? options_.num_threads : default_num_threads();
     const std::uint64_t affordable = options_.memory_nbytes / thread_nbytes_;
@@ -96,7 +96,7 @@ class Execution {
         static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
     try {
       std::int64_t num_tasks = 0;
-      std::vector<std::int64_t> first_tasks;  // of the ranges
+      std::vector<std::int64_t> first_tasks;  // one per range: number of its first task
       for (const BlockRange& range : ranges) {
         first_tasks.push_back(num_tasks);
         num_tasks += range.num_blocks();
@@ -108,7 +108,7 @@ class Execution {
         try {
           move_block(block);
         } catch (...) {
-          writer_.abandon();  // other threads may wait inside the writer for this block
+          writer_.abandon();  // wakes threads that wait inside the writer for this block
           note_unmoved(block);
           throw;
         }
@@ -121,7 +121,7 @@ class Execution {
   }
 
  private:
-  /// Thrown by the first blocks with numbers that are too large; it ends the move.
+  /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
 
   struct PieceBlocks {
@@ -208,8 +208,8 @@ class Execution {
     return workspace.block.take(numel * itemsize(destination_of(id).meta.dtype));
   }
 
-  /// Returns whether to read the source even for blocks that an interrupted run wrote, to count
-  /// numbers that were too large or became zero. If the move refuses numbers that are too large,
+  /// Returns whether to read the source again for blocks that an interrupted run has written, to
+  /// count numbers that were too large or became zero. If the move refuses too large numbers,
   /// written blocks have none.
   bool counts_kept_blocks(PieceId id) const {
     const DType from = source_dtype_of(id);
@@ -223,9 +223,9 @@ class Execution {
     unmoved_blocks_.push_back(block);
   }
 
-  /// A refused block interrupts other blocks. Counts the numbers that are too large in the
-  /// interrupted blocks that come before the refused one, so that the error names the same tensor
-  /// for any order of the threads.
+  /// When one block is refused, other threads stop within their blocks. Counts the too large
+  /// numbers in the stopped blocks that come before the refused one, so that the error names the
+  /// same tensor in every run.
   void count_unmoved_blocks() {
     const auto workspace = pool_.take();
     for (const std::int64_t block : unmoved_blocks_) {
@@ -237,8 +237,7 @@ class Execution {
     }
   }
 
-  /// Throws the error for a tensor with numbers that are too large. Reads all of the tensor first,
-  /// so that the error counts all of these numbers.
+  /// Reads the whole tensor, and throws an error that counts all its numbers that are too large.
   [[noreturn]] void refuse_overflow(std::size_t tensor_index) {
     CastLosses losses;
     const auto workspace = pool_.take();
@@ -257,8 +256,8 @@ class Execution {
                          plan_.destination.tensors[tensor_index].meta.dtype, losses);
   }
 
-  /// Fills `out` with elements `window` of a destination piece, from the source. Returns what a
-  /// cast did to the numbers, apart from rounding.
+  /// Reads the elements `window` of a destination piece from the source into `out`. Returns how
+  /// many numbers a cast found too large or made zero.
   CastLosses fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const DType dtype = destination_of(id).meta.dtype;
@@ -288,7 +287,7 @@ class Execution {
   WorkspacePool pool_;
   CastLossesByTensor losses_;
   std::mutex unmoved_mutex_;
-  std::vector<std::int64_t> unmoved_blocks_;  // those that a failure ended
+  std::vector<std::int64_t> unmoved_blocks_;  // blocks that a failure interrupted
 };
 
 }  // namespace
@@ -327,7 +326,8 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
 
 namespace {
 
-/// Calls `write`. If it refuses a value of the plan, the error says how to leave the value out.
+/// Calls `write` and returns its result. If `write` refuses a value of the plan, adds to the error
+/// how the user can leave the value out.
 template <class Write>
 auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, const Write& write) {
   try {
@@ -343,7 +343,7 @@ auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, co
   }
 }
 
-/// Reads one element from each file that the plan reads, from the first piece in that file.
+/// Checks that all files that the plan needs can be read, by reading one element from each.
 void check_source_files(const Plan& plan, const CheckpointReader& reader) {
   std::set<std::string> files;
   ByteBuffer element;

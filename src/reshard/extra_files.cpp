@@ -1,4 +1,5 @@
-// Decides which extra files a move carries. Writers copy them (src/formats/staging/extra_copies.h).
+// Decides which extra files (`config.json`, a tokenizer) a move copies. Writers copy them
+// (src/formats/staging/extra_copies.h).
 #include <algorithm>
 #include <array>
 #include <map>
@@ -28,16 +29,17 @@ using formats::MergePreference;
 constexpr std::string_view kRule = "extra files";
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 
-/// The entries of all folders, by name, each with its folder.
+/// The extra entries of all folders: for each name, the folders that have it, and the entry there.
 using Found = std::map<std::string, std::vector<std::pair<std::string, ExtraEntry>>>;
 
 void add(Found& found, const std::string& directory, const std::vector<ExtraEntry>& entries) {
   for (const ExtraEntry& entry : entries) found[entry.name].emplace_back(directory, entry);
 }
 
-/// Adds the extra entries in each subfolder of `source` that holds files of the checkpoint. They
-/// are never copied (Kind::in_own_folder). Exception: if no checkpoint file is directly in
-/// `source`, entries beside the files in a direct subfolder count as entries beside the checkpoint.
+/// Adds the extra entries of each subfolder of `source` that holds files of the checkpoint. They
+/// are listed but never copied (Kind::in_own_folder). Exception: if `source` itself has no
+/// checkpoint file, the extra entries of its direct subfolders are treated as if they were in
+/// `source`.
 void add_within(const FileSystem& fs, const std::string& source, formats::Format format,
                 const std::set<std::string>& opened, Found& found) {
   const auto is_beside = [&](const std::string& path) { return directory_of(path) == source; };
@@ -73,7 +75,7 @@ Found find_in_folder(const FileSystem& fs, const std::string& folder) {
   const auto kind = fs.kind_of(folder);
   if (kind != FileKind::directory) {
     throw Error::expected(kind ? ErrorKind::invalid_argument : ErrorKind::not_found,
-                          {.path = folder}, kRule, "a folder to take them from",
+                          {.path = folder}, kRule, "a folder that contains extra files",
                           kind ? "a file" : "nothing");
   }
   Found found;
@@ -81,7 +83,7 @@ Found find_in_folder(const FileSystem& fs, const std::string& folder) {
   return found;
 }
 
-/// Returns why an entry of this kind is never carried; empty for a file.
+/// Returns why an entry of this kind is never copied; empty for a file, which may be copied.
 std::string_view why_never(ExtraEntry::Kind kind) {
   switch (kind) {
     case ExtraEntry::Kind::file:
@@ -102,15 +104,15 @@ std::string_view why_never(ExtraEntry::Kind kind) {
   return {};
 }
 
-/// Says whether a file tells that the weights are codes: as ModelOpt, GPTQ and AWQ name it. vLLM
-/// and others read it where config.json says nothing of quantization.
+/// Returns whether a file has the name under which ModelOpt, GPTQ or AWQ describe quantized
+/// weights. vLLM and others read this file if config.json does not describe a quantization.
 bool describes_codes(std::string_view name) {
   constexpr std::array<std::string_view, 3> kNames = {"hf_quant_config.json",
                                                       "quantize_config.json", "quant_config.json"};
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
-/// Decides for one move what becomes of each name.
+/// Decides for each extra file whether it is copied, left out or refused.
 class Sorter {
  public:
   Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,
@@ -173,7 +175,8 @@ class Sorter {
     });
   }
 
-  /// Notes files of which the preference takes one, because the sources hold different ones.
+  /// Adds a note about names for which the sources have different files, and of which the user's
+  /// preference chose the first or the last.
   void note_preferred() {
     if (preferred_.empty()) return;
     const bool is_last = options_.preference == MergePreference::last;
@@ -189,12 +192,11 @@ class Sorter {
   }
 
   void refuse_name(const std::string& path) {
-    result_.problems.push_back(
-        {.rule = std::string(kRule),
-         .where = {.path = path},
-         .expected = "another name, as the new checkpoint needs this one itself",
-         .found = "'" + printable(last_component(path)) + "'",
-         .remedy = {Remedy::Action::leave_extra_files}});
+    result_.problems.push_back({.rule = std::string(kRule),
+                                .where = {.path = path},
+                                .expected = "a name that no file of the new checkpoint has",
+                                .found = "'" + printable(last_component(path)) + "'",
+                                .remedy = {Remedy::Action::leave_extra_files}});
   }
 
   /// Leaves out the largest files if all files together are larger than
@@ -222,11 +224,12 @@ class Sorter {
   const formats::FormatDriver& driver_;
   const bool is_directory_;
   const ExtraFilesOptions& options_;
-  std::vector<std::string> preferred_;  // files that differ, of which a preference took one
+  std::vector<std::string> preferred_;  // names of files that differ between the sources
   ExtraFilesPlan result_;
 };
 
-/// Returns the dtypes of a plan's casts, if it changes the dtype of any tensor.
+/// Returns the old dtypes and the new dtype of the tensors that the plan casts; nothing if it casts
+/// none.
 std::optional<CastDTypes> dtypes_of_cast(const Plan& plan, const CheckpointReader& reader) {
   std::optional<CastDTypes> cast;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
@@ -256,7 +259,7 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
                            .rule = std::string(kRule),
                            .where = {.path = config->path},
                            .expected = "JSON of at most " + iec_size(kMaxConfigNbytes) +
-                                       ", to put the dtype of the cast into it",
+                                       ", so that the new dtype can be written into it",
                            .found = edit.why_not + "; it is copied unchanged"});
   }
   if (!edit.left.empty()) {
@@ -264,8 +267,9 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
         {.severity = Finding::Severity::note,
          .rule = std::string(kRule),
          .where = {.path = config->path},
-         .expected = "dtypes that the tensors had, to replace them by the new dtype",
-         .found = edit.left + "; this stays"});
+         .expected =
+             "only dtypes that tensors had before the cast, to replace each by the new dtype",
+         .found = edit.left + "; this stays unchanged"});
   }
   if (edit.what.empty()) return;
   config->text = std::move(edit.text);
@@ -273,7 +277,7 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   files.edits.push_back({config->name, std::move(edit.what)});
 }
 
-/// Removes the description of codes from the copy of `config.json`, or notes why not.
+/// Removes `quantization_config` from the copy of `config.json`, or notes why not.
 void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
   if (config == files.carried.end()) return;
@@ -286,7 +290,7 @@ void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
                            .rule = std::string(kRule),
                            .where = {.path = config->path},
                            .expected = "a JSON object of at most " + iec_size(kMaxConfigNbytes) +
-                                       ", to remove quantization_config from it",
+                                       ", so that quantization_config can be removed from it",
                            .found = "something else; it is copied unchanged"});
     return;
   }
@@ -298,7 +302,7 @@ void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
   }
 }
 
-/// Returns a problem with the number of entries and the names of the first ones.
+/// Returns the problem that extra entries are not allowed, with their number and the first names.
 Finding refused(const Found& found, const std::string& path) {
   constexpr std::size_t kMaxNamed = 20;
   std::string names;

@@ -19,7 +19,7 @@ formats::ProgressSink counting(std::atomic<std::uint64_t>& count, formats::Progr
   };
 }
 
-/// Returns the bytes of all pieces that the writer takes.
+/// Returns the bytes of all pieces that the writer writes.
 std::uint64_t nbytes_to_write(const formats::CheckpointWriter& writer) {
   std::uint64_t nbytes = 0;
   for (const auto& [tensor_index, piece_index] : writer.write_order()) {
@@ -64,7 +64,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   try {
     finish_move(plan, reader, writer, options);
   } catch (const Error& error) {
-    // A file in the way, which the user can move.
+    // A file is in the way. The user can move it and resume.
     const bool is_obstacle = error.kind() == ErrorKind::already_exists;
     const bool is_passing =
         is_obstacle || error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;

@@ -32,14 +32,15 @@ void for_each_path(const CheckpointContents& contents, const Visit& visit) {
   for (const auto& alias : contents.aliases) visit(alias.key_path);
 }
 
-/// Returns the kind of change if the last key of `path` becomes text. Under the key `state` of an
-/// optimizer, such keys are the numbers of parameters.
+/// Returns what changes if the last key of `path`, which is not a string, becomes text: an
+/// optimizer key if the key before it is `state` (then it is a parameter's number), else a dict
+/// key.
 FormatChange change_of_key(std::span<const Key> path) {
   const bool is_in_state = path.size() > 1 && path[path.size() - 2] == Key("state");
   return is_in_state ? FormatChange::optimizer_keys : FormatChange::text_keys;
 }
 
-/// Counts the keys that are not strings, each once per dict.
+/// Counts the dict keys that are not strings. A key counts once for each dict that has it.
 void count_keys(const CheckpointContents& destination, Counts& counts) {
   std::set<KeyPath> seen;
   for_each_path(destination, [&](const KeyPath& path) {
@@ -60,14 +61,15 @@ bool is_list_at_root(const CheckpointContents& destination) {
   return is_list;
 }
 
-/// Returns how many tensors of the destination repeat another tensor of the destination.
+/// Returns how many tensors of the destination are copied from a source tensor that an earlier
+/// tensor of the destination is copied from too.
 std::size_t num_repeated(const Plan& plan) {
   std::set<std::size_t> sources;
   for (const TensorCopy& copy : plan.copies) sources.insert(copy.source_tensor);
   return plan.copies.size() - sources.size();
 }
 
-/// Returns how many annotations a user may have written.
+/// Returns how many annotations of the source may be a user's own.
 std::size_t num_annotations(const CheckpointContents& source) {
   const auto is_of_user = [](const auto& annotation) {
     return !formats::is_own_annotation(annotation.first, annotation.second);
@@ -75,7 +77,7 @@ std::size_t num_annotations(const CheckpointContents& source) {
   return static_cast<std::size_t>(std::ranges::count_if(source.annotations, is_of_user));
 }
 
-/// Returns how many steps of an optimizer's state are values.
+/// Returns how many `step` entries of optimizers are values, not tensors.
 std::size_t num_number_steps(const CheckpointContents& destination) {
   const auto is_step = [](const formats::ValueEntry& value) {
     return value.name.starts_with("optim.state.") && value.name.ends_with(".step");
@@ -104,11 +106,11 @@ FormatChange change_of(Simplification::Kind kind) {
   return {};
 }
 
-/// Returns the names in the source of the entries that are moved.
+/// Returns the names that the moved entries have in the source.
 std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& source,
                                   const MovedSelection& selection) {
   std::set<std::string> moved;
-  std::set<std::string_view> tensors;  // moved under any of their names
+  std::set<std::string_view> tensors;  // names of tensors of which any name is moved
   for (const TensorCopy& copy : plan.copies) {
     tensors.insert(source.tensors[copy.source_tensor].meta.fqn);
   }
@@ -122,7 +124,7 @@ std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& so
   return moved;
 }
 
-/// Counts what the reader made simpler in the entries that are moved.
+/// Counts, in the entries that are moved, what the reader has simplified (Simplification).
 void count_simplifications(const Plan& plan, const CheckpointContents& source,
                            const MovedSelection& selection, Counts& counts, Names& names) {
   if (source.simplifications.empty()) return;

@@ -9,9 +9,10 @@
 
 namespace tessera::reshard {
 
-/// Counts what changes in the entries that a plan moves from `source` to `destination`, except what
-/// the user asked for. The list has only changes that happen, in the order of FormatChange.
-/// `renamed_keys` are paths in the source, each of a key that a rename has made text.
+/// Counts the changes that the destination's format makes to the entries that a plan moves, such as
+/// dict keys that become text. Leaves out what the user asked for, and kinds of change that do not
+/// happen. The order is that of FormatChange. `renamed_keys` are paths in the source; each leads to
+/// a key that a rename has made text.
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const formats::CheckpointContents& source,
                                                     const MovedSelection& selection,

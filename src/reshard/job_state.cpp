@@ -65,7 +65,7 @@ void set_kinds_by_name(CheckpointContents& contents) {
   }
 }
 
-/// Reads the pieces of a rank from its memory.
+/// Gives a writer the pieces of this rank, from the memory of its tensors.
 class MemorySource final : public formats::TensorSource {
  public:
   MemorySource(CheckpointContents contents, std::vector<std::vector<const std::byte*>> data)
@@ -85,7 +85,7 @@ class MemorySource final : public formats::TensorSource {
   std::vector<std::vector<const std::byte*>> data_;
 };
 
-/// Copies tensors into the memory of a rank.
+/// Copies the pieces that a move reads into the tensors of this rank.
 class MemoryWriter final : public formats::CheckpointWriter {
  public:
   MemoryWriter(CheckpointContents contents, std::vector<std::vector<std::byte*>> data)
@@ -129,7 +129,7 @@ CheckpointContents share_out(const JobState& state, const formats::FormatTraits&
   contents.world_size = state.world_size;
   std::map<std::string_view, const JobTensor*> by_name;
   for (const JobTensor& tensor : state.tensors) by_name.emplace(tensor.meta.fqn, &tensor);
-  std::vector<JobTensor> copies;  // of tied tensors
+  std::vector<JobTensor> copies;  // of tied tensors, which have several names
   if (traits.holds_aliases) {
     contents.aliases = state.aliases;
     std::ranges::sort(contents.aliases, {}, &formats::Alias::fqn);

@@ -45,7 +45,8 @@ class Explanation {
   void add_argument(const std::string& name, std::string_view text) {
     identity_[formats::kPlanExplanation + name] = text.empty() ? "none" : text;
   }
-  /// Adds an option that may change elements of equal plans, so that it is compared always.
+  /// Adds an option that may change elements even if the plan stays equal. A resume always compares
+  /// it.
   void add_content(std::string_view option, const std::string& text) {
     add(option, text);
     if (!text.empty()) identity_[std::string(option)] = text;

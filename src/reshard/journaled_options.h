@@ -11,8 +11,8 @@
 
 namespace tessera::reshard {
 
-/// The options that a plan depends on, as the user gave them. A journal records them, so that an
-/// error of `--resume` can name the option that has changed.
+/// The options that a plan depends on, as the user gave them. The journal records them. If a run
+/// that resumes has other options, its error names the option that has changed.
 struct JournaledOptions {
   int world_size = 0;                          // 0: not given
   std::string strategy{};                      // empty: not given
@@ -24,20 +24,20 @@ struct JournaledOptions {
   std::vector<std::string> as_dict{};          // classes
   std::string optimizer_params{};              // `auto`, or the content of the file
   std::string recipe{};                        // the content of the file; empty: not given
-  bool inverse = false;                        // of the recipe
+  bool inverse = false;                        // the recipe is applied backwards
   std::vector<std::string> set{};              // values of the recipe's variables
   std::vector<std::string> only{};             // globs
   std::vector<Rename> renames{};               // in the order given
-  std::vector<Rename> prefix_removals{};       // of a split: the prefixes that names lose
-  std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
+  std::vector<Rename> prefix_removals{};       // only of a split: the prefixes that names lose
+  std::vector<std::string> source_prefixes{};  // only of a merge: one per source, may be empty
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
   std::optional<DType> cast{};                                           // empty: not given
   OnOverflow on_overflow = OnOverflow::refuse;                           // of the cast
-  OptimizerNames optimizer_names = OptimizerNames::as_stored;            // of tables' fused state
-  bool drop_optimizer = false;  // leave out optimizer state
-  bool allow_missing = false;   // leave out what is incomplete or missing
-  bool allow_lossy = false;     // merge state that is stored per column shard
-  bool as_is = false;           // take one part of a checkpoint as it is
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;  // for fused optimizers of tables
+  bool drop_optimizer = false;                                 // leave out optimizer state
+  bool allow_missing = false;  // leave out incomplete and missing entries
+  bool allow_lossy = false;    // merge state that is stored per column shard
+  bool as_is = false;          // take one part of a checkpoint as it is
 };
 
 /// Returns a digest of the names, shapes and pieces of a checkpoint's tensors.

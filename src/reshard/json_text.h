@@ -7,12 +7,11 @@
 
 namespace tessera::reshard {
 
-/// Steps through the text of a JSON file, so that a part of it can be changed and the rest stays as
-/// it is, to the byte. Also accepts what Python writes although JSON does not have it, such as
-/// `Infinity`.
+/// Steps through the text of a JSON file, so that a caller can change a part of it and keep all
+/// other bytes. Also accepts words that Python writes and JSON does not have, such as `Infinity`.
 class JsonText {
  public:
-  static constexpr int kMaxDepth = 64;  // of objects and lists
+  static constexpr int kMaxDepth = 64;  // most levels of nested objects and lists
 
   explicit JsonText(std::string_view text) : text_(text) {}
 
@@ -22,19 +21,19 @@ class JsonText {
   bool is_at_end() const { return at_ == text_.size(); }
 
   void skip_space() { at_ = next_after_space(at_); }
-  /// Returns the position of the first character from `begin` on that is no white space.
+  /// Returns the position of the first character at or after `begin` that is not white space.
   std::size_t next_after_space(std::size_t begin) const {
     return std::min(text_.find_first_not_of(" \t\r\n", begin), text_.size());
   }
-  /// Skips white space, and takes `c` if it is next. Returns whether it was.
+  /// Skips white space, and moves past `c` if it is the next character. Returns whether it is.
   bool take(char c) {
     skip_space();
     if (!is_at(c)) return false;
     ++at_;
     return true;
   }
-  /// Takes a string and returns what is between its quotes, escapes included; nothing if the next
-  /// token is no string.
+  /// Moves past a string and returns its text between the quotes, with escapes unchanged; nothing
+  /// if the next token is not a string.
   std::optional<std::string_view> take_string() {
     if (!take('"')) return std::nullopt;
     const std::size_t begin = at_;
@@ -42,7 +41,7 @@ class JsonText {
     if (at_ >= text_.size()) return std::nullopt;
     return text_.substr(begin, at_++ - begin);
   }
-  /// Takes a string, a number or a word. Returns whether there is one.
+  /// Moves past a string, a number or a word. Returns whether there is one.
   bool take_scalar() {
     if (is_at('"')) return take_string().has_value();
     const std::size_t begin = at_;

@@ -33,7 +33,8 @@ bool is_integer_key(const Key& key) {
   return value.is<std::int64_t>() || value.is<Value::BigInt>();
 }
 
-/// Returns the number that Python's str() writes as `text`.
+/// Returns the integer that `text` spells; nothing for other spellings than Python's str(), such as
+/// `007`.
 std::optional<std::int64_t> parse_integer(const std::string& text) {
   std::int64_t number = 0;
   const char* const end = text.data() + text.size();
@@ -42,7 +43,8 @@ std::optional<std::int64_t> parse_integer(const std::string& text) {
   return is_whole && std::to_string(number) == text ? std::optional(number) : std::nullopt;
 }
 
-/// Adds the key `text`, in place of the keys of `path` from `result.path.size()` to `end`.
+/// Adds the key `text` to `result.path`. It replaces the keys of `path` from index
+/// `result.path.size()` to `end`.
 void replace_keys(const KeyPath& path, std::size_t end, const std::string& text,
                   RenamedPath& result) {
   const std::size_t begin = result.path.size();
@@ -65,7 +67,8 @@ void replace_keys(const KeyPath& path, std::size_t end, const std::string& text,
 struct Container {
   struct Item;
   bool is_list = false;
-  std::map<std::string, Item, std::less<>> items{};  // those that are containers, by their text
+  // Dicts and lists inside this one, by the text of their key.
+  std::map<std::string, Item, std::less<>> items{};
 };
 
 struct Container::Item {
@@ -134,7 +137,8 @@ class ContainerTree {
     return at;
   }
 
-  /// Finds the container whose text is the longest beginning of `rest`, and takes it from `rest`.
+  /// Finds the container in `at` whose key is the longest beginning of `rest` (`v` or `v.w` for
+  /// `v.w.z`), removes the key from `rest` and adds it to `passed`.
   static const Container* pass(const Container& at, std::string_view& rest, KeyPath& passed) {
     for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot > 0;
          dot = rest.rfind('.', dot - 1)) {
@@ -186,7 +190,8 @@ RenamedPath renamed_path(const KeyPath& path, const std::string& name,
 
 void enter_dicts(const std::vector<RenamedPath*>& paths) {
   ContainerTree tree;
-  std::vector<std::pair<std::size_t, RenamedPath*>> made;  // with the length of the name so far
+  // Paths with a key that a rename has made, each with the length of the name up to that key.
+  std::vector<std::pair<std::size_t, RenamedPath*>> made;
   for (RenamedPath* const renamed : paths) {
     if (!renamed->made) {
       tree.add(renamed->path);
@@ -195,11 +200,12 @@ void enter_dicts(const std::vector<RenamedPath*>& paths) {
     const auto end = renamed->path.begin() + static_cast<std::ptrdiff_t>(*renamed->made) + 1;
     made.emplace_back(formats::spell(KeyPath(renamed->path.begin(), end)).size(), renamed);
   }
-  // Containers that a made key leads into have shorter names. So they are in the tree before it.
   for (const auto& [length, renamed] : made) {
     tree.add(KeyPath(renamed->path.begin(),
                      renamed->path.begin() + static_cast<std::ptrdiff_t>(*renamed->made) + 1));
   }
+  // Shortest names first: a made key can only lead into a container with a shorter name, which is
+  // then in the tree already.
   std::ranges::stable_sort(made, {}, [](const auto& each) { return each.first; });
   for (const auto& [length, renamed] : made) {
     tree.enter(*renamed);

@@ -15,7 +15,8 @@ using formats::TensorEntry;
 
 namespace {
 
-/// Returns nullptr if the checkpoint has no tensor of that name, also not under an alias.
+/// Returns the tensor with this name, or the tensor whose alias has this name; nullptr if there is
+/// neither.
 const TensorEntry* find_named(const CheckpointContents& checkpoint, const std::string& name) {
   const TensorEntry* found = checkpoint.find_tensor(name);
   if (found != nullptr) return found;
@@ -77,7 +78,7 @@ void LayoutCheck::note_unused_rules() {
   for (const MeshLayout::Rule& rule : options_.mesh->rules) {
     if (used_rules_.contains(&rule)) continue;
     report_.note_at({.path = options_.mesh->path}, "rule for '" + printable(rule.names) + "'",
-                    "a moved tensor of which this is the first rule that matches", "none");
+                    "a moved tensor whose first matching rule is this one", "none");
   }
 }
 

@@ -11,8 +11,8 @@
 
 namespace tessera::reshard {
 
-/// Returns the shards that the tensor of a new name has in PlanOptions::like. Requires: LayoutCheck
-/// found that tensor.
+/// Returns the shards that the tensor `name` (a name of the destination) has in the checkpoint
+/// PlanOptions::like. Requires: that checkpoint has the tensor, which LayoutCheck checks.
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);
 
 /// Reports the tensors that have no layout in PlanOptions::mesh or in PlanOptions::like (another
@@ -24,8 +24,9 @@ class LayoutCheck {
               PlanReport& report)
       : source_(source), options_(options), report_(report) {}
 
-  /// Returns whether there is a layout for a tensor of the source, which is cut by its own shape.
-  /// If not, reports it at the first call for this tensor.
+  /// Returns whether the mesh or the other checkpoint says how to cut a tensor of the source. If
+  /// not, reports this at the first call for this tensor. Requires: the tensor does not follow the
+  /// layout of another one.
   bool has_layout(std::size_t source_tensor);
 
   /// Adds a note for each rule of the mesh that `has_layout` never used. Call it last.

@@ -60,11 +60,11 @@ class LoadPlanner {
   }
 
  private:
-  /// An entry of the source under one name.
+  /// An entry of the source under one of its names.
   struct SourceEntry {
     enum class Kind { tensor, alias, value } kind;
     std::string name;
-    std::size_t index;  // among the source's tensors (also of an alias) or values
+    std::size_t index;  // in the source's values, or in its tensors (of an alias: its tensor)
   };
 
   void list_wanted_names() {
@@ -90,7 +90,7 @@ class LoadPlanner {
     }
     for (const Alias& alias : source_.aliases) {
       const TensorEntry* target = source_.find_tensor(alias.target);
-      TESSERA_CHECK(target != nullptr);  // the reader checked it
+      TESSERA_CHECK(target != nullptr);  // the reader has checked that each alias has its tensor
       add_source_entry(
           {Kind::alias, alias.fqn, static_cast<std::size_t>(target - source_.tensors.data())},
           alias.fqn);
@@ -106,10 +106,10 @@ class LoadPlanner {
     const bool is_selected = options_.only.selects(name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;
-    report_.problem("rename", it->first, "one entry of that name", "a second one");
+    report_.problem("rename", it->first, "one entry of that name", "two");
   }
 
-  /// Refuses patterns and prefixes that match no name: they are probably typing errors.
+  /// Refuses patterns and prefixes that match no name, because they are probably typing errors.
   void check_patterns() const {
     const auto refuse = [](std::string_view rule, std::string_view expected,
                            const std::string& found) {
@@ -182,8 +182,8 @@ class LoadPlanner {
       } else if (!found) {
         found = entry->index;
       } else if (entry->index != *found) {
-        // The two names are stored separately. Only the first is read; different shapes mean that
-        // they are not the same tensor.
+        // The source stores both names of a tied tensor. Only the first is read. If the shapes
+        // differ, the names cannot be tied.
         const Shape& shape = source_.tensors[entry->index].meta.shape;
         if (shape != wanted.meta.shape) report_shape(std::string(name), wanted.meta.shape, shape);
       }
@@ -193,7 +193,8 @@ class LoadPlanner {
 
   bool has_kind(const TensorEntry& wanted, const TensorEntry& tensor, const StateRole& role) {
     if (wanted.kind == tensor.kind || wanted.kind == role.kind) return true;
-    // Nothing is known about opaque state. Column shards are compared with the shape.
+    // Opaque state may be anything, so it fits every kind. Column shards are compared later, with
+    // the shape.
     if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;
     if (is_row_wise(wanted.kind) && is_row_wise(role.kind)) return true;
     report_.problem("kind of state", wanted.meta.fqn, std::string(state_kind_name(wanted.kind)),
@@ -227,9 +228,10 @@ class LoadPlanner {
     return false;
   }
 
-  /// Plans state that each column shard of a table stores separately. It is copied if the column
-  /// shards are the same, and merged if one accumulator is wanted. Reports a problem and returns
-  /// false if the shapes do not fit, if the column shards differ, or if no merge is allowed.
+  /// Plans row-wise state that a table has once for each of its column shards. The state is copied
+  /// if the job has the same column shards. It is merged if the job has one accumulator. Reports a
+  /// problem and returns false if the shapes do not fit, if the column shards differ, or if a merge
+  /// is needed but not allowed.
   bool plan_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
                           const TensorEntry& table, TensorCopy& copy) {
     const auto widths = column_widths(regions_of(table), table.meta.shape);
@@ -251,9 +253,9 @@ class LoadPlanner {
     return false;
   }
 
-  /// Says whether every piece of a table has exactly the columns of one shard.
+  /// Returns whether every piece of a table has exactly the columns of one column shard.
   static bool is_cut_by_columns(const TensorEntry& table, const std::vector<std::int64_t>& widths) {
-    std::map<std::int64_t, std::int64_t> width_at;  // by column offset
+    std::map<std::int64_t, std::int64_t> width_at;  // number of columns, by column offset
     std::int64_t offset = 0;
     for (const std::int64_t width : widths) {
       width_at.emplace(offset, width);
@@ -308,13 +310,14 @@ class LoadPlanner {
   const CheckpointContents& wanted_;
   const int rank_;
   const LoadPlanOptions& options_;
-  const std::vector<StateRole> roles_;                  // parallel to the source's tensors
-  std::optional<formats::QuantizedTensors> quantized_;  // if a dtype differs
+  const std::vector<StateRole> roles_;                  // one per tensor of the source
+  std::optional<formats::QuantizedTensors> quantized_;  // only if the dtype of a tensor differs
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::set<std::string_view> wanted_names_;
-  std::multimap<std::string_view, std::string_view> tied_names_;    // by the tensor's own name
-  std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name they get
+  // The other names of tied tensors, by the name under which the tensor is stored.
+  std::multimap<std::string_view, std::string_view> tied_names_;
+  std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name after the renames
 };
 
 }  // namespace

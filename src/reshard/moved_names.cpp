@@ -18,7 +18,7 @@ using formats::CheckpointContents;
 using formats::KeyPath;
 using formats::TensorEntry;
 
-/// Other names for tensors, by index of the tensor.
+/// New names of tensors of the source, by index of the tensor.
 using StateNames = std::map<std::size_t, StateName>;
 
 CheckpointContents renamed_contents(const CheckpointContents& source,
@@ -36,7 +36,7 @@ CheckpointContents renamed_contents(const CheckpointContents& source,
   return contents;
 }
 
-/// Returns the names that PlanOptions::optimizer_names asks for.
+/// Returns the new names of optimizer state that PlanOptions::optimizer_names asks for.
 StateNames choose_state_names(const CheckpointContents& source, const PlanOptions& options) {
   if (options.optimizer_names == OptimizerNames::as_stored) return {};
   // torchrec's names contain the name of the table, so they must be made from its new name.
@@ -51,7 +51,7 @@ StateNames choose_state_names(const CheckpointContents& source, const PlanOption
   return state_names;
 }
 
-/// Builds the result of list_moved_names. Keeps views of its arguments.
+/// Builds the result of list_moved_names. Keeps references to its arguments.
 class NameLister {
  public:
   NameLister(const CheckpointContents& source, const PlanOptions& options,
@@ -67,7 +67,8 @@ class NameLister {
   void list_tensors();
   void list_aliases();
   void list_values();
-  /// Adds a tensor under one of its names in the source. Returns its place in the list.
+  /// Adds a tensor under one of its names in the source. Returns its index in
+  /// `MovedNames::tensors`.
   std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
                          const KeyPath& key_path);
   void set_key_paths();
@@ -80,8 +81,8 @@ class NameLister {
   const MovedSelection& selection_;
   const StateNames state_names_;
   MovedNames names_;
-  std::map<std::string, std::size_t> place_of_target_;  // of listed tensors, by source name
-  // Parallel to the lists of `names_`:
+  std::map<std::string, std::size_t> place_of_target_;  // index of a listed tensor, by source name
+  // Each has one path for each item of the list of this name in `names_`.
   std::vector<RenamedPath> tensor_paths_;
   std::vector<RenamedPath> alias_paths_;
   std::vector<RenamedPath> value_paths_;
@@ -115,7 +116,7 @@ void NameLister::list_aliases() {
       continue;
     }
     const TensorEntry* tensor = source_.find_tensor(alias.target);
-    TESSERA_CHECK(tensor != nullptr);  // the reader checked it
+    TESSERA_CHECK(tensor != nullptr);  // the reader has checked that each alias has its tensor
     const auto index = static_cast<std::size_t>(tensor - source_.tensors.data());
     place_of_target_.emplace(alias.target, add_tensor(index, alias.fqn, alias.key_path));
   }
@@ -201,8 +202,8 @@ LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved
   LeftOut left;
   left.tensors = source.tensors.size() - moved_tensors.size();
   left.values = count_left(source.values, &formats::ValueEntry::name);
-  // If a tensor is moved only under another of its names, its own name counts as an alias that is
-  // left out.
+  // If only an alias of a tensor is moved, the tensor's own name counts as an alias that is left
+  // out.
   const auto name_of_tensor = [](const TensorEntry& tensor) -> const std::string& {
     return tensor.meta.fqn;
   };

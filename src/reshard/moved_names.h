@@ -11,11 +11,11 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// Which names of the source are moved, and what they are called at the destination.
+// Decides which names of the source are moved, and which names they get at the destination.
 namespace tessera::reshard {
 
-/// The names of a source that are moved: those that PlanOptions::only selects, without the names of
-/// optimizers if optimizers are left out. Keeps views of both arguments, which must outlive it.
+/// The names of a source that are moved: the names that PlanOptions::only selects, except optimizer
+/// state if the move leaves it out. Keeps views of both arguments, which must outlive it.
 /// Thread-safe.
 class MovedSelection {
  public:
@@ -26,14 +26,14 @@ class MovedSelection {
 
  private:
   const NameSelection& only_;
-  std::optional<OptimizerEntries> left_out_;  // none: optimizers are moved, too
+  std::optional<OptimizerEntries> left_out_;  // none: optimizer state is moved, too
 };
 
 /// A source tensor under its name at the destination.
 struct MovedTensor {
   std::size_t source_tensor = 0;
-  std::string source_name;         // its own, or that of an alias which becomes a tensor
-  bool has_torchrec_name = false;  // at the destination
+  std::string source_name;         // of the tensor, or of an alias that becomes a tensor
+  bool has_torchrec_name = false;  // its name at the destination is one of torchrec's
   std::string name;
   formats::KeyPath key_path{};
 };
@@ -44,19 +44,19 @@ struct MovedValue {
   formats::ValueEntry entry;
 };
 
-/// All that is moved. The lists have the order of the source's lists. Tensors that were an alias in
-/// the source come last.
+/// All that is moved, in the order of the source's lists. Aliases of the source that become tensors
+/// come last in `tensors`.
 struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
   std::vector<MovedValue> values;
-  /// Paths at the source, each of a key that is not a string and that a rename makes text.
+  /// Paths at the source. Each leads to a key that is not a string and becomes text by a rename.
   std::set<formats::KeyPath> text_keys;
 };
 
-/// Lists what is moved. An alias becomes a tensor if the format has no aliases. If some aliases are
-/// moved but their tensor is not, the first of them becomes a tensor, and the others become aliases
-/// of this tensor.
+/// Returns all entries that are moved. An alias becomes a tensor if the format has no aliases. If
+/// some aliases are moved but their tensor is not, the first of them becomes a tensor, and the
+/// others become aliases of this tensor.
 MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection);
 
@@ -64,8 +64,8 @@ MovedNames list_moved_names(const formats::CheckpointContents& source, const Pla
 LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNames& moved,
                        const MovedSelection& selection);
 
-/// Refuses patterns and prefixes that match no name: they are probably typing errors.
-/// Throws: Error(invalid_argument) for the first of them.
+/// Throws Error(invalid_argument) for the first pattern or prefix that matches no name, because it
+/// is probably a typing error.
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection);
 

@@ -9,7 +9,7 @@
 namespace tessera::reshard {
 namespace {
 
-/// Returns whether a name of a tensor, a value or an alias matches.
+/// Returns whether `fits` is true for the name of any tensor, value or alias.
 template <class Fits>
 bool has_name(const formats::CheckpointContents& contents, const Fits& fits) {
   return std::ranges::any_of(contents.tensors, fits,

@@ -23,20 +23,20 @@ constexpr std::string_view kParams = "params";
 constexpr std::string_view kParamNames = "param_names";
 constexpr std::string_view kRule = "numbers of optimizer state";
 
-/// Whether a text is a number as Python writes it.
+/// Returns whether a text is a number without leading zeros, as Python writes it.
 bool is_number(std::string_view text) {
   constexpr std::size_t kMaxDigits = 18;
   return !text.empty() && text.size() <= kMaxDigits && (text == "0" || text.front() != '0') &&
          std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// A part of a name between dots, with the key that it is in.
+/// The text between two dots of a name, and the key of the path that contains it.
 struct Component {
   std::string_view text;
-  std::size_t begin;  // in the name
+  std::size_t begin;  // position in the name
   std::size_t key;
   std::size_t begin_in_key;
-  bool is_position;  // in a list
+  bool is_position;  // the key is a position in a list
 };
 
 void add_components(std::string_view text, std::size_t begin, std::size_t key,
@@ -48,7 +48,7 @@ void add_components(std::string_view text, std::size_t begin, std::size_t key,
   }
 }
 
-/// Returns nothing if the path does not spell the name.
+/// Splits a name at its dots. Returns nothing if the path does not spell the name.
 std::vector<Component> components_of(std::string_view name, const KeyPath& path) {
   std::vector<Component> components;
   if (path.empty()) {
@@ -71,14 +71,15 @@ std::vector<Component> components_of(std::string_view name, const KeyPath& path)
   return components;
 }
 
-/// The values that say which numbers an optimizer has.
+/// The values of a checkpoint that hold an optimizer's `param_groups`, as indices of values.
 struct Groups {
   std::optional<std::size_t> whole;              // `param_groups`, a list of dicts
   std::map<std::uint64_t, std::size_t> params;   // `param_groups.<g>.params`, by group
   std::map<std::uint64_t, std::size_t> names{};  // `param_groups.<g>.param_names`
 };
 
-/// Finds the groups of all optimizers, by root.
+/// Finds the `param_groups` of all optimizers. The key of the map is the part of the names before
+/// `param_groups`: `optim.`
 std::map<std::string, Groups> find_groups(const CheckpointReader& reader) {
   std::map<std::string, Groups> found;
   const auto& values = reader.contents().values;
@@ -105,7 +106,7 @@ bool has_numbers(const Value& params) {
          std::ranges::any_of(*list, [](const Value& value) { return value.is<std::int64_t>(); });
 }
 
-/// Reads the groups of one optimizer.
+/// Reads the `param_groups` of one optimizer.
 class GroupsReader {
  public:
   GroupsReader(const CheckpointReader& reader, const std::string& root, const Groups& groups)
@@ -113,7 +114,7 @@ class GroupsReader {
     optimizer_.root = root;
   }
 
-  /// Returns the optimizer; nothing if no group has a number.
+  /// Returns the optimizer; nothing if its groups hold no numbers.
   std::optional<NumberedOptimizer> read() {
     if (groups_.whole) {
       read_whole(*groups_.whole);
@@ -189,11 +190,11 @@ class GroupsReader {
   const Groups& groups_;
   NumberedOptimizer optimizer_;
   bool any_number_ = false;
-  std::size_t num_named_ = 0;                                   // groups
+  std::size_t num_named_ = 0;                                   // groups with `param_names`
   std::optional<std::pair<std::size_t, std::string>> refused_;  // first param that is no number
 };
 
-/// Calls `visit(name, place)` for every number in the name of an entry.
+/// Calls `visit(name, place)` for each number of a parameter in a name of `contents`.
 template <class Visit>
 void for_each_number(const formats::CheckpointContents& contents, const Visit& visit) {
   const auto visit_all = [&](const std::string& name, const KeyPath& path) {
@@ -204,7 +205,8 @@ void for_each_number(const formats::CheckpointContents& contents, const Visit& v
   for (const auto& alias : contents.aliases) visit_all(alias.fqn, alias.key_path);
 }
 
-/// Returns what a number must be: `one of the 3 numbers in optim.param_groups, 0 to 2`.
+/// Says in words which numbers an optimizer has: `one of the 3 numbers in optim.param_groups, 0 to
+/// 2`.
 std::string numbers_in_words(const NumberedOptimizer& optimizer) {
   std::string first, last;
   for (const auto& group : optimizer.groups) {
@@ -216,8 +218,8 @@ std::string numbers_in_words(const NumberedOptimizer& optimizer) {
          printable(optimizer.root) + std::string(kGroups) + ", " + first + " to " + last;
 }
 
-/// Checks that no number is in two groups, and that each number of the state is in a group. Finds
-/// the shapes of pointwise state.
+/// Checks that no number is in two groups, and that each number in the names of state is in a
+/// group. Sets the optimizer's `shapes` and `flat`.
 void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer) {
   std::map<std::string, std::size_t> group_of;
   for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
@@ -262,8 +264,8 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                         "none with numbers");
 }
 
-/// Keeps only the optimizers with a group that `only` selects. If `only` selects no group, keeps
-/// all of them.
+/// Removes the optimizers of whose `param_groups` nothing is selected by `only`. If `only` selects
+/// no `param_groups` at all, keeps all optimizers.
 void select(const CheckpointReader& reader, const NameSelection& only,
             std::vector<NumberedOptimizer>& optimizers) {
   std::vector<NumberedOptimizer> selected;
@@ -361,7 +363,7 @@ NumberedOptimizer find_numbered_optimizer(const CheckpointReader& reader,
 
 Value params_with_names(Value value, const std::map<std::string, std::string>& names) {
   auto* list = value.get_if<Value::List>();
-  TESSERA_CHECK(list != nullptr);  // find_numbered_optimizer has read it
+  TESSERA_CHECK(list != nullptr);  // find_numbered_optimizer has checked it
   for (Value& item : *list) {
     if (const auto* number = item.get_if<std::int64_t>()) {
       item = names.at(std::to_string(*number));

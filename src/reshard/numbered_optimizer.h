@@ -16,47 +16,48 @@ namespace tessera::reshard {
 
 /// A number of a parameter within a name: `0` of `optim.state.0.exp_avg`.
 struct NumberPlace {
-  std::size_t begin;         // in the name
-  std::size_t end;           // in the name
-  std::size_t key;           // which key of the path has the number
-  std::size_t begin_in_key;  // of a string key
+  std::size_t begin;         // where the number begins in the name
+  std::size_t end;           // where the number ends in the name
+  std::size_t key;           // index of the key in the path that has the number
+  std::size_t begin_in_key;  // position of the number in that key, if it is a string
 
   std::string_view root(std::string_view name) const;    // `optim.`
   std::string_view number(std::string_view name) const;  // `0`
   std::string_view entry(std::string_view name) const;   // `exp_avg`; empty if nothing follows
 };
 
-/// Returns the place of each number that follows a component `state` of a name. A position in a
-/// list does not count.
+/// Returns the place of each number that follows `state` in a name, as in `optim.state.0.exp_avg`.
+/// A position in a list does not count.
 std::vector<NumberPlace> number_places(std::string_view name, const formats::KeyPath& path);
 
-/// Returns the path with `name` in place of the number.
+/// Returns `path` with `name` instead of the number at `place`.
 formats::KeyPath path_with_name(formats::KeyPath path, const NumberPlace& place,
                                 const std::string& name);
 
-/// An optimizer that numbers its parameters.
+/// An optimizer whose state has numbers instead of names of parameters, as torch.optim writes it.
 struct NumberedOptimizer {
-  std::string root;  // what names have before `state` and `param_groups`: `optim.`
+  std::string root;  // part of the names before `state` and `param_groups`: `optim.`
   std::vector<std::vector<std::string>> groups;       // numbers, in the optimizer's order
   std::vector<std::vector<std::string>> param_names;  // as PyTorch stores them; empty: not stored
   std::vector<std::size_t> values;                    // indices of the values that list numbers
-  std::map<std::string, Shape> shapes;                // of pointwise state, by number
-  std::set<std::string> flat;                         // numbers whose pointwise state is flat
+  std::map<std::string, Shape> shapes;  // shapes of pointwise state, by the parameter's number
+  std::set<std::string> flat;           // numbers whose pointwise state is flat (Flat state, below)
 
   std::size_t num_params() const;
 };
 
-/// Whether a tensor of pointwise state is a vector of its parameter's elements, of which each rank
-/// has a range, as FSDP1 keeps it. [Note: Flat state]
+/// [Note: Flat state] FSDP1 keeps pointwise state as a vector of the parameter's elements, of which
+/// each rank has a range. Returns whether a tensor is such a vector.
 bool is_flat_state(const formats::TensorEntry& tensor);
 
-/// Returns the one optimizer that has numbers in its `param_groups`. Of several, takes the one
-/// whose `param_groups` are selected by `only`. Throws: Error(mismatch) if there is none or
-/// several, or if state and groups contradict each other; what `read_value` throws.
+/// Returns the one optimizer that has numbers in its `param_groups`. If there are several, `only`
+/// must select the `param_groups` of one. Throws: Error(mismatch) if there is none, if several
+/// remain, or if state and groups contradict each other; what `read_value` throws.
 NumberedOptimizer find_numbered_optimizer(const formats::CheckpointReader& reader,
                                           const NameSelection& only);
 
-/// Returns the value of `param_groups`, or of `params` of one group, with names for numbers.
+/// Returns `value` with names instead of numbers. `value` is `param_groups`, or `params` of one
+/// group.
 Value params_with_names(Value value, const std::map<std::string, std::string>& names);
 
 }  // namespace tessera::reshard

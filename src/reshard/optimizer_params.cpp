@@ -32,7 +32,7 @@ constexpr std::uint64_t kMaxListNbytes = std::uint64_t{64} << 20;
 /// The names of the parameters, all groups one after another, and where they are from.
 struct ParamNames {
   std::vector<std::string> names;
-  std::string path;  // for errors
+  std::string path;  // of the file or checkpoint that has the names, for errors
 };
 
 [[noreturn]] void refuse(ErrorKind kind, const ErrorWhere& where, std::string_view expected,
@@ -41,7 +41,7 @@ struct ParamNames {
 }
 
 std::vector<std::string> parse_list(const OptimizerParams& params) {
-  // One level more than a list of names has, so that errors can name an item that is a list.
+  // Reads one level more than a list of names has. Then an error can show an item that is a list.
   constexpr int kMaxDepth = 2;
   const Value json =
       parse_json(params.names, params.path, {.max_depth = kMaxDepth, .max_nbytes = kMaxListNbytes});
@@ -79,7 +79,7 @@ void check_list(const ParamNames& given, const NumberedOptimizer& optimizer) {
     const auto [known, is_new] = seen.emplace(given.names[i], i);
     if (is_new) continue;
     refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]}, "each name once",
-           "it at positions " + std::to_string(known->second) + " and " + std::to_string(i));
+           "this name at positions " + std::to_string(known->second) + " and " + std::to_string(i));
   }
 }
 
@@ -90,7 +90,8 @@ bool is_buffer_of_norm(std::string_view name) {
   return std::ranges::find(kBuffers, name.substr(name.rfind('.') + 1)) != std::end(kBuffers);
 }
 
-/// Returns the tensors and aliases that may be parameters, by name, with the tensors they mean.
+/// Returns the tensors that may be parameters, by name. A tensor with aliases is there under each
+/// name.
 std::map<std::string, const TensorEntry*> find_candidates(const CheckpointContents& contents) {
   const OptimizerEntries of_optimizers(contents);
   std::map<std::string, const TensorEntry*> found;
@@ -115,8 +116,8 @@ std::vector<std::string> components(const std::string& name) {
   return parts;
 }
 
-/// Whether a program may have sorted the names, so that their order says nothing. Tessera's own
-/// writers sort. In a model, a weight comes before its bias, so its names are not sorted.
+/// Returns whether a program may have sorted the names, as Tessera's writers do. Sorted names do
+/// not tell the model's order, in which a weight comes before its bias.
 bool is_sorted(const std::vector<std::string>& names) {
   return std::ranges::is_sorted(names) || std::ranges::is_sorted(names, {}, components);
 }
@@ -142,8 +143,8 @@ std::optional<std::vector<ParamCandidate>> in_dict_order(
 }
 
 /// Returns the length of the prefix that all names share and that is not part of a model's names.
-/// For root `run.optim.` and names such as `run.model.up`, this is `run.model.`: what is above the
-/// optimizer, then a key such as `model.`.
+/// For the optimizer's root `run.optim.` and names such as `run.model.up`, the prefix is
+/// `run.model.`: the keys that lead to the optimizer, then a key such as `model.`.
 std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string>& names) {
   constexpr std::string_view kKeys[] = {"model.", "state_dict.", "model_state_dict.",
                                         "module_state_dict."};
@@ -164,7 +165,8 @@ std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string
   return above.size();
 }
 
-/// Returns the candidates that `only` selects; all, if these are too few.
+/// Returns the candidates that `only` selects. If they are fewer than the optimizer's parameters,
+/// returns all candidates.
 std::map<std::string, const TensorEntry*> selected_candidates(const CheckpointContents& contents,
                                                               const NameSelection& only,
                                                               std::size_t num_params) {
@@ -174,8 +176,8 @@ std::map<std::string, const TensorEntry*> selected_candidates(const CheckpointCo
   return selected.size() < num_params ? candidates : selected;
 }
 
-/// Throws if the state of a number is a vector that no parameter of the checkpoint can have: that
-/// of a flat parameter of FSDP1, which several parameters are in.
+/// Throws if the state of a number has more or fewer elements than every tensor of the checkpoint.
+/// Such state is of a flat parameter of FSDP1, which contains several parameters.
 void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer& optimizer) {
   if (optimizer.flat.empty()) return;
   const auto candidates = find_candidates(reader.contents());
@@ -187,8 +189,8 @@ void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer&
     if (std::ranges::any_of(candidates, has_numel)) continue;
     refuse(ErrorKind::mismatch, {.path = reader.path(), .fqn = optimizer.root + "state." + number},
            "a tensor with the " + std::to_string(numel) + " elements of this flat state",
-           "none: it is of a flat parameter of FSDP1 (use_orig_params=False), or the model is not "
-           "here",
+           "none: the state is of a flat parameter of FSDP1 (use_orig_params=False), or the "
+           "checkpoint has no model",
            "save the optimizer with FSDP.optim_state_dict(), and the model beside it");
   }
 }
@@ -225,9 +227,9 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
   return found;
 }
 
-// The checkpoint under the names
+// The checkpoint with names instead of numbers
 
-/// Shows a checkpoint with names where one optimizer has numbers.
+/// Reads a checkpoint, and shows names of parameters where one optimizer has numbers.
 class NamedParamsReader final : public formats::DerivedReader {
  public:
   NamedParamsReader(std::unique_ptr<CheckpointReader> source, const NumberedOptimizer& optimizer,
@@ -304,7 +306,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     return false;
   }
 
-  /// Returns a name with its number replaced. Does this for names that come without their paths.
+  /// Returns a name with its number replaced. For names that come without their key paths.
   std::string renamed_text(const std::string& name) const {
     const std::string front = root_ + "state.";
     if (!name.starts_with(front)) return name;
@@ -313,7 +315,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     return param == names_.end() ? name : front + param->second + name.substr(end);
   }
 
-  /// Gives flat state the shape of its parameter. The ranges of the ranks stay as they are.
+  /// Gives flat state the shape of its parameter. Each rank keeps its range of the elements.
   void unflatten(TensorEntry& tensor) const {
     if (!is_flat_state(tensor)) return;
     for (const NumberPlace& place : number_places(tensor.meta.fqn, tensor.key_path)) {
@@ -331,7 +333,8 @@ class NamedParamsReader final : public formats::DerivedReader {
       TensorEntry& tensor = contents_.tensors[i];
       unflatten(tensor);
       if (rename(tensor.meta.fqn, tensor.key_path)) {
-        tensor.kind = formats::StateKind::plain;  // so that the new name says what it is
+        // Plain, so that classify_state finds the kind by the new name.
+        tensor.kind = formats::StateKind::plain;
         tensor.parameter.clear();
       }
       renamed.emplace_back(std::move(tensor), i);
@@ -373,21 +376,22 @@ class NamedParamsReader final : public formats::DerivedReader {
   }
 
   std::string root_;
-  std::map<std::string, std::string> names_;  // by number
-  std::map<std::string, Shape> shapes_;       // of parameters, by number
+  std::map<std::string, std::string> names_;  // names of parameters, by number
+  std::map<std::string, Shape> shapes_;       // shapes of parameters, by number
   CheckpointContents contents_;
-  std::vector<std::size_t> tensors_;     // parallel to contents_.tensors: index in the source
-  std::vector<std::size_t> values_;      // parallel to contents_.values: index in the source
-  std::set<std::size_t> params_values_;  // in the source: values that list numbers
+  std::vector<std::size_t> tensors_;     // one per tensor of contents_: its index in the source
+  std::vector<std::size_t> values_;      // one per value of contents_: its index in the source
+  std::set<std::size_t> params_values_;  // indices of the source's values that list numbers
 };
 
-// Names against the tensors of the checkpoint
+// Comparison of the names with the tensors of the checkpoint
 
-/// Returns the tensor that classify_state takes for the parameter of each name; nullptr for none.
+/// Returns for each name the tensor that classify_state finds as its parameter; nullptr if it finds
+/// none.
 std::vector<const TensorEntry*> find_parameters(const CheckpointContents& contents,
                                                 const std::string& root,
                                                 const std::vector<std::string>& names) {
-  CheckpointContents probe;  // all tensors, and a step for each name
+  CheckpointContents probe;  // all tensors, and an entry `state.<name>.step` for each name
   probe.aliases = contents.aliases;
   const OptimizerEntries of_optimizers(contents);
   for (const TensorEntry& tensor : contents.tensors) {
@@ -411,7 +415,7 @@ std::vector<const TensorEntry*> find_parameters(const CheckpointContents& conten
   return found;
 }
 
-/// Checks that a parameter has the shape of its pointwise state.
+/// Checks that each parameter has the shape of its pointwise state.
 void check_shapes(const CheckpointContents& contents, const std::string& root,
                   const ParamNames& given, const std::vector<std::string>& numbers,
                   const std::vector<const TensorEntry*>& parameters) {
@@ -427,14 +431,15 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
       refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
              "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
                  numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
-             "one of shape " + shape_to_string(parameters[i]->meta.shape),
+             "a parameter of shape " + shape_to_string(parameters[i]->meta.shape),
              "is the order of the names the optimizer's order?");
     }
   }
 }
 
-/// Checks the names against the tensors of the checkpoint, and adds the shapes of parameters to
-/// `shapes`, by number. Returns a note if the checkpoint has no tensor that could be meant.
+/// Checks that the names are tensors of the checkpoint with the right shapes. Adds these shapes to
+/// `shapes`, by number. Returns a note if the checkpoint has none of the parameters, so that
+/// nothing can be checked.
 std::optional<Finding> check_names(const CheckpointReader& reader,
                                    const NumberedOptimizer& optimizer, const ParamNames& given,
                                    std::map<std::string, Shape>& shapes) {

@@ -31,8 +31,8 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Finds parameters by the name that an optimizer uses: the parameter's key, with or without its
-/// first components (`model.`, `app.model.`).
+/// Finds parameters by the name that an optimizer uses. This is the parameter's key, perhaps
+/// without its first components (`model.`, `app.model.`).
 class ParameterNames {
  public:
   explicit ParameterNames(const CheckpointContents& contents) {
@@ -49,8 +49,9 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
   }
 
-  /// If several parameters have this name, returns the one whose key has the most first components
-  /// in common with `state`: merged checkpoints may have parameters of the same name.
+  /// Returns the index of the parameter with this name; nothing if there is none. If merged
+  /// checkpoints have several, returns the one whose key has the longest beginning in common with
+  /// `state`.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
@@ -70,7 +71,7 @@ class ParameterNames {
     std::size_t index;
   };
 
-  /// Returns how long the common beginning of two names is, in complete components with their dots.
+  /// Returns the length of the common beginning of two names, up to its last dot.
   static std::size_t shared_components(std::string_view a, std::string_view b) {
     const auto [end, other] = std::ranges::mismatch(a, b);
     const std::string_view shared = a.substr(0, static_cast<std::size_t>(end - a.begin()));
@@ -89,7 +90,8 @@ class ParameterNames {
     }
   }
 
-  std::unordered_map<std::string_view, std::vector<Named>> by_name_;  // each by fqn
+  // The parameters of a name are sorted by fqn.
+  std::unordered_map<std::string_view, std::vector<Named>> by_name_;
 };
 
 struct StateName {
@@ -97,8 +99,8 @@ struct StateName {
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
-/// Whether a name is a number: then the optimizer numbered its parameters instead of naming them,
-/// and a tensor that has this number as its name is not the parameter.
+/// Returns whether a name is a number. Then the optimizer has numbered its parameters, and a tensor
+/// that has this number as its name is not the parameter.
 bool is_number(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
@@ -222,8 +224,9 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
   const std::vector<StateRole> roles = classify_state(contents);
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
-    // A name alone proves nothing: a model may have a `state` with a buffer called `step`. A
-    // recorded kind proves nothing either, because it may come from a name.
+    // A name alone does not prove that a tensor is optimizer state: a model may have a module
+    // `state` with a buffer `step`. A recorded kind does not prove it either, because it may come
+    // from the name.
     const bool has_role = roles[i].kind != StateKind::plain && roles[i].kind != StateKind::opaque &&
                           (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
     if (!has_role && tensor.parameter.empty()) continue;

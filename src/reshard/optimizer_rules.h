@@ -30,8 +30,8 @@ struct StateRole {
 /// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
 ///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param;
 /// - row-wise: row_sum, row_exp_avg_sq;
-/// - scalar of the parameter: step, mu, eta, mu_product;
-/// - `<table>.iter`: scalar of the table;
+/// - one number for the parameter: step, mu, eta, mu_product;
+/// - one number for the table: `<table>.iter`;
 /// - other `<table>.<name>` of torchrec's fused optimizers: pointwise or row-wise, as described
 ///   below;
 /// - anything else: opaque.
@@ -45,7 +45,8 @@ struct StateRole {
 /// embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
 
-/// Says whether state of this name has one element for each element of its parameter: `exp_avg`.
+/// Returns whether state of this name has one element for each element of its parameter. `exp_avg`
+/// does.
 bool is_pointwise_name(std::string_view name);
 
 /// State whose key comes before its parameter, as Megatron's torch_dist names it:
@@ -54,11 +55,11 @@ struct LeadingStateKey {
   std::string_view name;       // `exp_avg`
   std::string_view parameter;  // everything after the name
 };
-/// Splits what `behind_state` returns. Returns nothing if it does not begin with a name that an
-/// optimizer gives its state.
+/// Splits a text that `behind_state` has returned. Returns nothing if it does not begin with a
+/// known name of state, such as `exp_avg`.
 std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest);
 
-/// Whether state of this name is a copy of its parameter in float32.
+/// Returns whether state of this name is a copy of its parameter in float32.
 bool is_copy_of_parameter(std::string_view name);
 
 /// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
@@ -72,7 +73,7 @@ class OptimizerEntries {
   bool contain(std::string_view name) const;
 
  private:
-  std::set<std::string_view> roots_;  // what names have before `state` and `param_groups`: `optim.`
+  std::set<std::string_view> roots_;  // parts of names before `state` and `param_groups`: `optim.`
   std::set<std::string_view> by_role_;
 };
 

@@ -13,7 +13,7 @@ namespace {
 using formats::Piece;
 using formats::TensorEntry;
 
-/// Whether no piece is smaller than the tensor, and the rank has one of them.
+/// Returns whether all pieces are whole copies of the tensor, and `rank` has one of them.
 bool is_whole_on(const TensorEntry& tensor, int rank) {
   const auto is_whole = [&](const Piece& piece) {
     return numel_of(piece.region) == tensor.meta.numel();
@@ -22,7 +22,8 @@ bool is_whole_on(const TensorEntry& tensor, int rank) {
          std::ranges::find(tensor.pieces, rank, &Piece::rank) != tensor.pieces.end();
 }
 
-/// Removes the pieces of the ranks for which `is_removed` is true. Returns their bytes.
+/// Removes the pieces of the ranks for which `is_removed` is true. Returns the bytes of the removed
+/// pieces.
 template <class IsRemoved>
 std::uint64_t remove_pieces(TensorEntry& tensor, TensorCopy& copy, const IsRemoved& is_removed) {
   std::vector<Piece> pieces;
@@ -51,7 +52,7 @@ void place_own_entries(Plan& plan) {
     const TensorEntry* const shared = plan.destination.find_tensor(own->name);
     if (shared == nullptr || !is_whole_on(*shared, own->rank) ||
         !is_whole_on(tensors[i], own->rank) || shared->pieces.size() < 2) {
-      continue;  // a removal would leave one of them without a piece
+      continue;  // else one of the two tensors would have no piece left
     }
     const auto s = static_cast<std::size_t>(shared - tensors.data());
     const auto is_own = [&](int rank) { return rank == own->rank; };

@@ -7,13 +7,14 @@
 
 namespace tessera::reshard {
 
-/// For formats that hold replicas: places each tensor `per_rank.<rank>.<name>` on its rank alone,
-/// and the tensor `<name>` on the other ranks. Leaves both unchanged if one of them is cut or is
-/// not on that rank, or if `<name>` is on no other rank. Requires: the plan is sorted.
+/// For formats that hold replicas. `per_rank.3.rng` is rank 3's own value of the tensor `rng`:
+/// places `per_rank.3.rng` only on rank 3, and `rng` on all other ranks. Leaves both tensors
+/// unchanged if one of them is cut or is not on rank 3, or if `rng` is on no other rank. Requires:
+/// the plan is sorted.
 void place_own_entries(Plan& plan);
 
-/// Returns the entries `per_rank.<rank>.<name>` that a format with replicas stores under this name,
-/// because there is no rank `<rank>` or no entry `<name>`. Requires: the contents are sorted.
+/// Returns the entries such as `per_rank.3.rng` that have no rank 3 or no entry `rng`. A format
+/// with replicas stores them under this name on all ranks. Requires: the contents are sorted.
 std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents);
 
 }  // namespace tessera::reshard

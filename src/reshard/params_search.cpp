@@ -29,8 +29,8 @@ bool fits(const NumberedParam& param, const ParamCandidate& candidate) {
   return param.is_flat && numel_of(*param.shape) == numel_of(candidate.shape);
 }
 
-/// What a parameter and its candidates have in common: the shape or, if the state is flat, a shape
-/// that no tensor has, with the number of elements.
+/// Returns the shape under which parameters with flat state are compared with tensors: `[-1,
+/// numel]`, which no tensor has.
 Shape flat_key(std::span<const std::int64_t> shape) {
   return {-1, numel_of(shape)};
 }
@@ -47,7 +47,7 @@ Shape key_of(const NumberedParam& param) {
 [[noreturn]] void refuse_several(const std::string& path, const NumberedParam& param,
                                  const ParamCandidate& first, const ParamCandidate& second) {
   refuse(path, "shapes that tell which number is which parameter",
-         "equal ones: number " + in_words(param) + ", may be " + printable(first.name) + " or " +
+         "equal shapes: number " + in_words(param) + ", may be " + printable(first.name) + " or " +
              printable(second.name));
 }
 
@@ -57,8 +57,9 @@ std::size_t num_params(const Groups& groups) {
   return num;
 }
 
-/// Counts the choices that keep the order, by a dynamic program over the candidates. A state says,
-/// after i candidates, how many parameters of each group have a candidate. Counts stop at two.
+/// Finds a tensor for each parameter so that each group follows the order of the candidates. Counts
+/// the possible choices by a dynamic program over the candidates, up to two. A state of the program
+/// says, after i candidates, how many parameters of each group have a candidate.
 class OrderedSearch {
  public:
   OrderedSearch(const Groups& groups, std::span<const ParamCandidate> candidates,
@@ -83,7 +84,7 @@ class OrderedSearch {
 
  private:
   using State = std::vector<std::uint32_t>;     // by group: how many parameters have a candidate
-  using Layer = std::map<State, std::uint8_t>;  // with the number of ways to the end
+  using Layer = std::map<State, std::uint8_t>;  // number of ways from a state to the end
   enum class Preference { first, last };
 
   static constexpr std::size_t kMaxStates = 200'000;
@@ -98,8 +99,8 @@ class OrderedSearch {
     return groups_.front().front();
   }
 
-  /// Throws for the first number that no candidate fits, or for which no candidate is left after
-  /// those of the earlier numbers.
+  /// Throws for the first number that has no candidate of its shape, or none after the candidates
+  /// of the earlier numbers.
   void refuse_what_fits_nothing() const {
     if (num_params_ > candidates_.size()) {
       refuse(path_, std::to_string(num_params_) + " tensors that may be parameters",
@@ -124,7 +125,8 @@ class OrderedSearch {
            "none for number " + in_words(param));
   }
 
-  /// Throws. Names the number at which the longest partial choice ends.
+  /// Throws an error that names the first number for which the longest partial choice has no
+  /// candidate.
   [[noreturn]] void refuse_no_order() const {
     const NumberedParam* next = nullptr;
     std::size_t most = 0;
@@ -143,8 +145,8 @@ class OrderedSearch {
            "none left for number " + in_words(*next));
   }
 
-  /// Calls `visit(next state, group)` for each step from a state over candidate `i`; the group is
-  /// kNone where the candidate is left out.
+  /// Calls `visit(next state, group)` for each way to use candidate `i`: as the next parameter of
+  /// `group`, or not at all (then `group` is kNone).
   template <class Visit>
   void for_each_step(std::size_t i, const State& state, const Visit& visit) const {
     std::size_t num_done = 0;
@@ -195,7 +197,7 @@ class OrderedSearch {
     }
   }
 
-  /// Returns the choice that takes the first, or the last, of the steps that lead to the end.
+  /// Returns one choice. Where several steps lead to the end, takes the first or the last of them.
   std::vector<std::size_t> follow(Preference preference) const {
     std::vector<std::size_t> begin_of_group(1, 0);
     for (const auto& group : groups_)
@@ -220,7 +222,7 @@ class OrderedSearch {
   std::span<const ParamCandidate> candidates_;
   const std::string& path_;
   std::size_t num_params_;
-  std::vector<Layer> layers_;  // by the number of candidates looked at
+  std::vector<Layer> layers_;  // one per number of candidates considered
 };
 
 }  // namespace
@@ -252,7 +254,7 @@ std::vector<std::size_t> params_by_shape(const Groups& groups,
       refuse(path,
              "state of every number, to know the parameter's shape (the checkpoint does not record "
              "the order)",
-             "none of number " + param->number);
+             "no state of number " + param->number);
     }
     const auto found = by_shape.find(key_of(*param));
     if (found == by_shape.end() || found->second.size() < num_of_shape[key_of(*param)]) {

@@ -8,13 +8,14 @@
 
 #include "tessera/base/shape.h"
 
-// Finds the parameters of an optimizer that numbers them, by the shapes of their state.
+// Finds which tensors are the parameters of an optimizer that has only numbers, by the shapes of
+// its state.
 namespace tessera::reshard {
 
-/// A parameter that has a number.
+/// A parameter that an optimizer knows only by a number, with the shape of its state.
 struct NumberedParam {
   std::string number;
-  std::optional<Shape> shape;  // none: there is no state that tells it
+  std::optional<Shape> shape;  // none: the number has no state with this shape
   bool is_flat = false;        // the state is a vector of the parameter's elements, as FSDP1 has it
 };
 
@@ -25,10 +26,9 @@ struct ParamCandidate {
 };
 
 /// Returns the index of the candidate of each parameter, for all groups one after another. The
-/// candidates are in the order of a state dict, and each group follows that order.
-/// Throws: Error(mismatch) with `path` if there is no such choice, or more than one; or if it takes
-/// too long to find out.
-/// Cost: bounded.
+/// candidates are in the order of a state dict, and each group follows that order. Throws:
+/// Error(mismatch) with `path` if no choice fits, if several fit, or if the search takes too long.
+/// Cost: limited to 200,000 states of the search.
 std::vector<std::size_t> params_in_order(const std::vector<std::vector<NumberedParam>>& groups,
                                          std::span<const ParamCandidate> candidates,
                                          const std::string& path);

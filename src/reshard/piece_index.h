@@ -24,26 +24,26 @@ class PieceIndex {
   /// Pieces with the same region.
   struct Group {
     FlatRange bounds;        // first element and end of the last, in row-major order
-    bool is_range;           // whether the region is all of the bounds
-    std::vector<Box> boxes;  // empty where is_range
+    bool is_range;           // the region has all elements of `bounds`
+    std::vector<Box> boxes;  // empty if is_range
     std::vector<std::uint32_t> pieces;
   };
   static Group describe(const Region& region, std::span<const std::int64_t> shape);
   std::uint32_t choose(const Group& group, int rank) const;
 
   const formats::TensorEntry& tensor_;
-  std::vector<Group> groups_;  // by bounds.begin
+  std::vector<Group> groups_;  // sorted by bounds.begin
   std::int64_t longest_bounds_ = 0;
 };
 
 std::vector<Region> regions_of(const formats::TensorEntry& tensor);
 
-/// Returns the region of the source (or of the merged rows) that a destination region is copied
-/// from.
+/// Returns the region from which a destination region is copied: a region of the source tensor, or
+/// of the merged rows if row-wise state is merged.
 Region region_in_source(const TensorCopy& copy, const Region& destination,
                         std::span<const std::int64_t> destination_shape);
 
-/// Sets the source pieces that each piece of a destination tensor needs.
+/// Sets `copy.source_pieces`: the source pieces that each piece of a destination tensor needs.
 void find_sources(const formats::TensorEntry& source, const formats::TensorEntry& destination,
                   TensorCopy& copy);
 

@@ -58,8 +58,7 @@ class PlanReport {
   const std::string& source_path_;
 };
 
-/// Throws Error(invalid_argument) saying that the options contradict each other, or ask for what
-/// the source cannot give.
+/// Throws Error(invalid_argument). For options that contradict each other or do not fit the source.
 [[noreturn]] inline void refuse_options(std::string_view rule, std::string_view expected,
                                         std::string_view found, Remedy remedy = {}) {
   throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found, std::move(remedy));

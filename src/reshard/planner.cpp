@@ -21,7 +21,7 @@
 #include "reshard/tensor_planner.h"
 #include "tessera/formats/format_driver.h"
 
-// The stages of a plan, in their order. Each stage has a file of its own.
+// Makes a plan in stages. Each stage has a file of its own.
 namespace tessera::reshard {
 namespace {
 
@@ -37,18 +37,20 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
   }
 }
 
-/// Notes entries of single ranks that do not get the place of the entry of all ranks.
+/// Adds a note about entries such as `per_rank.3.rng` that do not become rank 3's value of `rng`.
 void note_separate_own_entries(const CheckpointContents& destination, PlanReport& report) {
   const std::vector<std::string> names = find_separate_own_entries(destination);
   if (names.empty()) return;
   const std::string others =
       names.size() == 1 ? "" : " (and " + std::to_string(names.size() - 1) + " more)";
-  report.note("ranks", names.front(), "its rank, and the entry that it replaces there",
-              "not both in the destination; it is stored under this name for all ranks" + others);
+  report.note("ranks", names.front(),
+              "the rank in this name, and the entry that it replaces on that rank",
+              "at most one of them at the destination; so all ranks get the entry under this name" +
+                  others);
 }
 
-/// Notes flat units of the source of which parameters are moved, but which the destination does not
-/// record.
+/// Adds a note about flat units that the destination does not record, though some of their
+/// parameters are moved.
 void note_lost_units(const CheckpointContents& source, const Plan& plan, formats::Format format,
                      PlanReport& report) {
   std::set<std::string_view> moved;
@@ -65,7 +67,7 @@ void note_lost_units(const CheckpointContents& source, const Plan& plan, formats
       traits.holds_flat_units && traits.pieces != formats::FormatTraits::Pieces::whole_tensors;
   const std::size_t num_kept = holds_units ? plan.destination.units.size() : 0;
   if (num_moved <= num_kept) return;
-  report.note("units", "", "a place for the flat units of the source, and all their parameters",
+  report.note("units", "", "a format that records flat units, and all parameters of each unit",
               counted(num_moved - num_kept, "unit") +
                   " left out: the destination does not say which parameters FSDP1 keeps together");
 }
@@ -91,8 +93,8 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   check_patterns_match(source, options, selection);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
-    report.note("optimizer left out", "", "tensors that are no optimizer state",
-                "none: nothing but values is moved");
+    report.note("optimizer left out", "", "tensors other than optimizer state",
+                "none: only values are moved");
   }
 
   const std::vector<FlatUnit> units = choose_units(source, options, rule.strategy, report);

@@ -9,10 +9,9 @@
 
 namespace tessera::reshard {
 
-/// Checks that a tensor is no part of a quantized weight, because a cast would damage that weight:
-/// codes would become numbers without their scales, and scales would no longer fit their codes. If
-/// it is a part, reports a problem about `fqn` and returns false. Requires: the cast changes the
-/// dtype of the tensor.
+/// Returns whether a tensor may be cast: it must not be a part of a quantized weight. A cast of
+/// codes would give numbers without their scales, and cast scales would not fit their codes. If it
+/// is a part, reports a problem about `fqn`. Requires: the cast changes the dtype of the tensor.
 bool is_no_quantized_part(const formats::QuantizedTensors& quantized, std::size_t tensor_index,
                           const std::string& fqn, DType to, Remedy remedy, PlanReport& report);
 

@@ -48,7 +48,8 @@ class SeparatedParts {
       if (places_[part->partner].empty()) {
         left_out_.add(name_of(i) + ", " + parts_.in_words(*part));
       } else if (!is_recognised(i, *part)) {
-        // A pair counts once, under its codes; a part that is no more found counts by itself.
+        // Counts a pair of codes and scales once, at the codes. A part whose partner is no longer
+        // found counts alone.
         const bool counts_as_scales =
             part->role != kCodesRole && parts_.find(part->partner)->partner == i;
         if (!counts_as_scales) renamed_.add(words_of_renamed(i, *part));
@@ -76,8 +77,8 @@ class SeparatedParts {
     return plan_.destination.tensors[places_[source_tensor].front()].meta.fqn;
   }
 
-  /// Whether a part is the same part under one of its new names. Codes and scales must have found
-  /// each other; other parts may belong to several weights.
+  /// Returns whether a part has the same role under one of its new names. Codes and scales must
+  /// also have found each other. Other parts may belong to several weights.
   bool is_recognised(std::size_t source_tensor, const QuantizedPart& part) const {
     const bool is_of_pair =
         part.role == kCodesRole || parts_.find(part.partner)->partner == source_tensor;
@@ -99,7 +100,7 @@ class SeparatedParts {
   const QuantizedTensors& parts_;
   const Plan& plan_;
   const QuantizedTensors moved_parts_;
-  std::vector<std::vector<std::size_t>> places_;  // in the destination, by source tensor
+  std::vector<std::vector<std::size_t>> places_;  // indices in the destination, by source tensor
   Count renamed_;
   Count left_out_;
 };

@@ -19,7 +19,7 @@
 namespace tessera::reshard {
 namespace {
 
-constexpr std::size_t kMaxListed = 100;  // problems in an error
+constexpr std::size_t kMaxListed = 100;  // problems that an error lists
 
 /// Removes older checkpoints. If that fails, the error says that the new one is complete.
 void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
@@ -39,7 +39,7 @@ formats::Format format_of_parts(formats::Format format) {
 }
 
 struct RankSave::State {
-  /// How rank 0 writes the single file, if the format needs a single writer.
+  /// What rank 0 needs to write a format of one file, from the parts that the ranks write first.
   struct OneFile {
     Plan plan;
     std::unique_ptr<formats::CheckpointWriter> writer;
@@ -48,23 +48,23 @@ struct RankSave::State {
   std::string path;
   int rank;
   RankSaveOptions options;
-  std::string directory;  // where parts are written
+  std::string directory;  // where the ranks write their parts
   formats::CheckpointContents contents{};
   std::vector<Value> values{};
   // File systems that the members below use.
   std::optional<StoreSave> store{};              // if the path is on an object store
   std::optional<StoreDestination> one_object{};  // on rank 0, for a single file on an object store
-  std::unique_ptr<formats::StagedDestination> staged{};  // on rank 0; removes all unless committed
-  std::optional<OneFile> one_file{};                     // on rank 0
+  std::unique_ptr<formats::StagedDestination> staged{};  // on rank 0; removes its files at the end
+  std::optional<OneFile> one_file{};                     // on rank 0, for a format of one file
   std::shared_ptr<const formats::BaseCheckpoint> base{};
 
-  /// Opens the base, if there is to be one.
+  /// Opens the base checkpoint, if the options name one.
   void open_base() {
     if (options.base.empty() || base) return;
     base = formats::BaseCheckpoint::open(*options.file_system,
                                          without_trailing_slashes(options.base), options.format);
   }
-  /// Where parts are written.
+  /// Returns the file system in which the ranks write their parts.
   FileSystem& file_system() { return store ? store->file_system() : *options.file_system; }
   bool is_one_file() const { return format_of_parts(options.format) != options.format; }
   formats::PartOptions part_options() const {
@@ -95,14 +95,13 @@ std::string RankSave::stage() {
   OverwritePolicy overwrite = state_->options.overwrite;
   if (state_->store && !state_->options.base.empty()) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "checkpoint with a base",
-                          "a folder, because files of the base are linked",
-                          "a place on an object store");
+                          "a local folder, because files of the base become hard links", "a URL");
   }
   state_->open_base();
   if (state_->base) formats::check_base(*state_->options.file_system, state_->options.base, path);
   if (state_->store) {
     path = state_->store->begin(overwrite);
-    overwrite = OverwritePolicy::refuse;  // the local folder is new each time
+    overwrite = OverwritePolicy::refuse;  // the spool is a new folder for each save
   }
   state_->staged = std::make_unique<formats::StagedDestination>(
       state_->file_system(), state_->is_one_file() ? path + ".parts" : path,
@@ -135,7 +134,7 @@ void RankSave::start_one_file() {
         *options.file_system, state_->path, file.plan.destination, std::move(moved),
         {.format = options.format, .overwrite = options.overwrite});
   } else {
-    // What an interrupted save left is of no use: the state is another one now.
+    // An interrupted save is not resumed, because the job's state has changed since then.
     StoreDestination& object = state_->one_object.emplace(
         state_->path, StoreOptions{.format = options.format,
                                    .overwrite = options.overwrite,
@@ -182,7 +181,7 @@ void RankSave::write(const Plan& plan, const formats::TensorSource& source) {
   FileSystem& fs = state_->file_system();
   if (state_->store && fs.kind_of(state_->directory) != FileKind::directory) {
     throw Error::expected(ErrorKind::not_found, {.path = state_->directory}, "spool",
-                          "the folder that rank 0 made, which all ranks must see", "none",
+                          "a folder that rank 0 made and all ranks can see", "none on this rank",
                           "set TMPDIR to a folder that all ranks share");
   }
   const auto writer = formats::create_part(fs, state_->directory, state_->contents, state_->values,
@@ -207,8 +206,8 @@ void RankSave::seal(std::uint64_t token) {
 
 void RankSave::finish() {
   FileSystem& fs = state_->file_system();
-  // The next two variables are destroyed when this call ends, so that errors are reported after the
-  // destination is restored.
+  // Both variables are destroyed when this call ends, also if it throws. So the destination is
+  // restored before the caller sees the error.
   const std::unique_ptr<formats::StagedDestination> staging = std::move(state_->staged);
   const std::optional<State::OneFile> file = std::exchange(state_->one_file, std::nullopt);
   formats::finish_parts(fs, state_->directory, state_->contents, state_->values,
@@ -225,7 +224,8 @@ void RankSave::finish() {
       finish_file();
     }
   } else if (state_->store) {
-    state_->store->finish(state_->directory);  // then the local files are removed
+    // The destructor of `staging` removes the local files.
+    state_->store->finish(state_->directory);
   } else {
     staging->commit();
   }

@@ -36,9 +36,9 @@ std::string describe(const formats::CheckpointContents& source) {
          std::to_string(source.world_size) + " ranks";
 }
 
-/// Returns the path relative to the checkpoint or to its parent folder, because somebody may move
-/// the checkpoint between two runs. Another path (of another source of a merge) is returned as it
-/// is.
+/// Returns `path` relative to the checkpoint or to its parent folder, because the checkpoint may
+/// have moved before the next run. Returns any other path, such as one of another source of a
+/// merge, unchanged.
 std::string name_in(const std::string& checkpoint, const std::string& path) {
   const std::string parent = checkpoint.substr(0, checkpoint.rfind('/') + 1);  // npos + 1 is 0
   for (const std::string& folder : {checkpoint + "/", parent}) {

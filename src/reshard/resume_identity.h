@@ -13,11 +13,11 @@ namespace tessera::reshard {
 /// missing. Throws: Error(io).
 std::string describe_file(const std::string& path);
 
-/// Returns what must be equal so that a later run can resume the work of this plan. It has the
-/// plan's digest, the source's contents, the destination's format and options, and the values. For
-/// each data file of the source it has the name, the size and the time of the last change, or that
-/// the file is missing: a missing file is allowed if nothing in it is moved. `values` is parallel
-/// to `plan.destination.values`. Throws: Error(io).
+/// Returns what must be equal so that a later run can resume the work of this plan: the plan's
+/// digest, the source's contents, the destination's format and options, the values and, for each
+/// data file of the source, its name, its size and the time of its last change. A file may be
+/// missing if nothing in it is moved; then the text says so. `values` is parallel to
+/// `plan.destination.values`. Throws: Error(io).
 formats::ResumeIdentity resume_identity(const Plan& plan, const formats::CheckpointReader& reader,
                                         const std::vector<Value>& values,
                                         const formats::CreateOptions& options);

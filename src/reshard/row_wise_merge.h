@@ -13,26 +13,26 @@
 // row_wise_merge_plan.h decides when rows are merged.
 namespace tessera::reshard {
 
-/// Rows of merged state that one block of the destination needs.
+/// The rows of merged state that one block of the destination consists of.
 struct MergedRows {
-  const TensorCopy& copy;   // its merged_widths are the weights
-  std::size_t piece_index;  // of the destination tensor
-  Region region;            // of that piece, in the merged rows
-  FlatRange window;         // the elements of the region
-  DType dtype;              // of the destination
+  const TensorCopy& copy;   // its merged_widths are the weights of the mean
+  std::size_t piece_index;  // which piece of the destination tensor
+  Region region;            // the rows of that piece, counted in the merged tensor
+  FlatRange window;         // which elements of `region` the block has
+  DType dtype;              // of the destination tensor
 };
 
 /// The memory that merge_rows uses. Both buffers must outlive the call.
 struct MergeBuffers {
   tessera::detail::ByteBuffer& shard_rows;  // the rows of one column shard
-  tessera::detail::ByteBuffer& scratch;     // for a Gatherer
+  tessera::detail::ByteBuffer& scratch;     // for the reads from `source`
 };
 
 /// Fills `out` with the mean of the column shards' rows, weighted by the widths of the shards.
-/// Reads the rows from `source`, and computes in double precision. Returns what the cast to the
-/// destination's dtype did to the numbers. Thread-safe if each thread has its own buffers. Units:
-/// `out` has the bytes of the window's elements. Requires: `copy.merged_widths` is not empty.
-/// Throws: what `source` throws.
+/// Reads the rows from `source`, and computes in double precision. Returns how many numbers the
+/// cast to the destination's dtype found too large or made zero. Thread-safe if each thread has its
+/// own buffers. Units: `out` has the bytes of the window's elements. Requires: `copy.merged_widths`
+/// is not empty. Throws: what `source` throws.
 CastLosses merge_rows(const formats::TensorSource& source, const MergedRows& rows,
                       MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out);
 

@@ -22,8 +22,9 @@ bool has_rows_per_column_shard(const TensorEntry& tensor, const TensorEntry& tab
 bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report) {
   if (lossy == Relaxation::allow) {
-    report.note("merged", fqn, "one row-wise accumulator",
-                std::to_string(num_shards) + " of them, merged by a weighted mean");
+    report.note(
+        "merged", fqn, "one row-wise accumulator",
+        std::to_string(num_shards) + ", one for each column shard; merged by a weighted mean");
     return true;
   }
   report.problem(kColumnShardRule, fqn, "the same column shards at the destination",
@@ -43,7 +44,7 @@ bool RowWiseMergePlanner::plan(const MovedTensor& moved, const StateRole& role, 
   const auto to = is_kept_per_column_shard(moved, role)
                       ? column_widths_at_destination(*role.parameter_index)
                       : whole;
-  // The blocks are in the order of the columns, so equal widths mean equal shards.
+  // Both lists of widths go from left to right, so equal widths mean equal column shards.
   if (from == to) return true;
   if (from.size() > 1) {
     if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, report_)) return false;

@@ -18,8 +18,8 @@ namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
 
-/// Checks that row_wise_per_shard state has one block of rows per column shard of its table.
-/// Reports what it finds. Returns whether the tensor can be used.
+/// Returns whether row_wise_per_shard state has one block of rows for each column shard of its
+/// table. If not, reports a problem.
 bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                const formats::TensorEntry& table,
                                std::span<const std::int64_t> widths, PlanReport& report);
@@ -42,8 +42,8 @@ class RowWiseMergePlanner {
       : source_(source), options_(options), layout_(layout), report_(report) {}
 
   /// If `moved` is row-wise state of a table whose column shards change, sets the kind and the
-  /// shape of `entry`, and what `copy` merges and repeats. Returns whether the state can be moved;
-  /// if not, reports why.
+  /// shape of `entry`, and in `copy` how rows are merged and repeated. Returns whether the state
+  /// can be moved; if not, reports why.
   bool plan(const MovedTensor& moved, const StateRole& role, formats::TensorEntry& entry,
             TensorCopy& copy) const;
 

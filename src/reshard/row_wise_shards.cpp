@@ -44,7 +44,7 @@ std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
 std::vector<Shard> shards_of_row_blocks(std::span<const Shard> parameter_shards,
                                         std::span<const std::int64_t> parameter_shape) {
   TESSERA_CHECK(parameter_shape.size() == 2);
-  std::map<std::int64_t, std::int64_t> block_at;  // by column offset
+  std::map<std::int64_t, std::int64_t> block_at;  // number of the block, by column offset
   for (const Shard& shard : parameter_shards) {
     const auto* box = std::get_if<Box>(&shard.region);
     TESSERA_CHECK(box != nullptr);
@@ -64,7 +64,7 @@ std::vector<Shard> shards_of_row_blocks(std::span<const Shard> parameter_shards,
 std::vector<std::int64_t> column_widths(std::span<const Region> regions,
                                         std::span<const std::int64_t> shape) {
   if (shape.size() != 2) return {1};
-  std::map<std::int64_t, std::int64_t> width_at;  // by column offset
+  std::map<std::int64_t, std::int64_t> width_at;  // number of columns, by column offset
   for (const Region& region : regions) {
     if (numel_of(region) == 0) continue;
     const auto* box = std::get_if<Box>(&region);

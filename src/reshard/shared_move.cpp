@@ -43,8 +43,8 @@ class SharedMove {
   const SharedWork& work() const { return work_; }
   void set_kept_work(KeptWork kept_work) { create_.journal->kept_work = kept_work; }
 
-  /// Writes one share. Returns nothing if it was complete already. `beginning` says whether this
-  /// call may begin the work.
+  /// Writes one share. Returns nothing if the share was complete already. `beginning` says whether
+  /// this call may begin the move if no other worker has begun it.
   std::optional<SharedMoveOutcome::Share> write(const SharedMoveOptions& worker, int share,
                                                 ShareOptions::Beginning beginning,
                                                 const ExecuteOptions& options) const;
@@ -133,7 +133,7 @@ void SharedMove::list_missing(SharedMoveOutcome& outcome) const {
 void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop) {
   const auto lock = work_.lock(stop);
   if (!work_.is_begun()) {
-    // Another worker has finished the work while this one waited for the lock.
+    // Another worker has finished the move while this worker waited for the lock.
     work_.remove();
     outcome.is_finished = fs_.kind_of(destination_).has_value();
     return;
@@ -175,7 +175,7 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
         const auto taken = move.write(worker, share, ShareOptions::Beginning::refused, options);
         if (taken) outcome.shares.push_back(*taken);
       } catch (const Error& error) {
-        // Another worker has locked the share, or finished the move, in between.
+        // Another worker has just locked the share or finished the move: not an error.
         if (error.kind() != ErrorKind::already_exists && move.work().is_begun()) throw;
       }
     }

@@ -7,8 +7,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// Checks of the source that all planners share, with the same messages. A check reports what it
-// finds, and returns whether the tensor can be used.
+// Checks of the source that all planners share, with the same messages.
 namespace tessera::reshard {
 
 /// Returns whether a name is that of a flat vector that FSDP1 writes for a whole unit under
@@ -19,22 +18,24 @@ bool is_bare_flat_vector(std::string_view fqn);
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
 
-/// Reports a source that is one part of a checkpoint, such as the file of one rank.
+/// Reports a problem, or a note if `part` allows it, if the source is only a part of a checkpoint,
+/// such as the file of one rank.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
-/// Reports what the reader found while it opened the source. If `missing` allows errors, they
-/// become notes.
+/// Reports the findings of the reader from when it opened the source. If `missing` allows it,
+/// errors become notes.
 void report_opening_findings(const formats::CheckpointContents& source, Relaxation missing,
                              PlanReport& report);
 
-/// Notes the classes whose objects the reader turned into entries or dicts.
+/// Adds a note about each class whose objects the reader has opened as dicts or entries.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 
-/// Returns whether the pieces hold every element once. `missing` may allow holes, but never
-/// overlaps.
+/// Returns whether the pieces hold every element once; if not, reports why. If `missing` allows it,
+/// elements without a piece are only a note. Overlaps are always a problem.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 
-/// Returns whether the shape of state fits its parameter: a file may contain anything.
+/// Returns whether the shape of optimizer state fits its parameter and its kind; if not, reports a
+/// problem.
 bool has_shape_of_kind(const formats::CheckpointContents& source,
                        const formats::TensorEntry& tensor, const StateRole& role,
                        PlanReport& report);

@@ -47,7 +47,7 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
 
   const FileSystem& files_ = object_store::files();
   mutable std::mutex mutex_;
-  mutable FileStates states_;  // of each file before it was first opened
+  mutable FileStates states_;  // state of each file before it was first opened
 };
 
 SourceFiles::SourceFiles() : files_(std::make_unique<const Files>()) {}

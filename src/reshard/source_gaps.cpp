@@ -13,8 +13,8 @@ namespace {
 using formats::CheckpointContents;
 using formats::Piece;
 
-/// Returns `the file a that the checkpoint lists`, or the first of several names and the number of
-/// the others.
+/// Returns the file names in words: `the file a that the checkpoint lists`. Of many names, returns
+/// the first ones and the number of the others.
 std::string files_in_words(const std::set<std::string>& files) {
   constexpr std::size_t kMaxNames = 3;
   std::string text;
@@ -34,7 +34,8 @@ void report_missing_data(const std::string& fqn, const std::set<std::string>& fi
   report.relaxable(missing, "structure", fqn, files_in_words(files), "none");
 }
 
-/// Notes that files are missing, but other files have replicas of everything in them.
+/// Adds a note that files of a tensor are missing, but that other files have replicas of all its
+/// data.
 void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report) {
   report.note("structure", fqn, files_in_words(files),
               "none, but other files have copies of all its data");
@@ -50,7 +51,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
     try {
       reader.read_value(v);
     } catch (const Error& error) {
-      // If the value has another error, that error is reported when the move reads the value.
+      // Other errors are reported later, when the move reads the value.
       if (error.kind() == ErrorKind::unsupported) gaps.refused_values.emplace(v, error);
     }
   }

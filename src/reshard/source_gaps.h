@@ -10,23 +10,24 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// What a move does if the source cannot deliver what its contents list: files are missing, or a
-// value is of a kind that is never read. find_gaps (planner.h) finds the gaps.
+// Handles gaps of the source (data whose files are missing, and values of a kind that is never
+// read): leaves them out or reports them. find_gaps (planner.h) finds the gaps.
 namespace tessera::reshard {
 
-/// What is left of a tensor if some of its pieces are missing.
+/// A tensor of the source without its missing pieces.
 struct PresentPieces {
   formats::TensorEntry tensor;         // without the missing pieces
-  std::vector<std::uint32_t> numbers;  // of its pieces in the source
+  std::vector<std::uint32_t> numbers;  // the pieces' numbers in the source
   bool are_enough;                     // whether they hold every element
 
-  /// Converts numbers of these pieces to numbers of the source's pieces.
+  /// Replaces the piece numbers in `copy`, which count only the present pieces, by numbers that
+  /// count all pieces of the source.
   void restore_numbers(TensorCopy& copy) const;
 };
 
-/// Returns the pieces of a tensor whose files exist. Returns nothing if no piece is missing. If
-/// replicas hold everything that is missing, adds a note; otherwise reports the missing files.
-/// `name` is the tensor's name in the report.
+/// Returns the pieces of a tensor whose files exist; nothing if no piece is missing. If replicas
+/// hold all missing data, adds a note; otherwise reports the missing files. `name` is the tensor's
+/// name in the report.
 std::optional<PresentPieces> find_present_pieces(const formats::CheckpointContents& source,
                                                  std::size_t tensor_index, const std::string& name,
                                                  const SourceGaps& gaps, Relaxation missing,

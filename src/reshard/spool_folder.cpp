@@ -38,7 +38,8 @@ std::string make_spool_folder(const std::string& parent, const std::string& url)
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
     throw Error::expected(ErrorKind::already_exists, {.path = folder}, "spool",
-                          "a folder of this user", "something else", "remove it");
+                          "a folder that belongs to this user", "a file, or another user's folder",
+                          "remove it");
   }
   return folder;
 }

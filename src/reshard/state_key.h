@@ -5,10 +5,12 @@
 
 namespace tessera::reshard {
 
-/// Returns the part of the key after `state.`, if `state` is a whole component of the key.
+/// Returns the part of a key after `state.`: `w.exp_avg` for `optim.state.w.exp_avg`. Returns
+/// nothing if no component of the key is `state`.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
-/// Returns the part of the key before the first whole component `component`, with the last dot.
+/// Returns the part of a key before the first component that equals `component`, with the last dot:
+/// `optim.` for `optim.state.w` and `state`. Returns nothing if there is no such component.
 std::optional<std::string_view> before_component(std::string_view fqn, std::string_view component);
 
 /// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.

@@ -23,7 +23,7 @@ using formats::StagedDestination;
 
 namespace {
 
-/// Returns the line that says what the server has of an interrupted upload; empty for nothing.
+/// Returns a line about what the server has kept of an interrupted upload; empty if it has nothing.
 std::string left_line(const object_store::LeftOnServer& left, const std::string& url) {
   std::string what;
   if (left.num_objects > 0) {
@@ -43,7 +43,7 @@ struct StoreDestination::State {
   std::string url;
   std::optional<object_store::Spool> spool;
 
-  /// Returns the URL for a local path; any other path as it is.
+  /// Returns the URL to which a path in the spool is uploaded; any other path unchanged.
   std::string url_of(const std::string& path) const {
     const std::string& local = spool->path();
     if (!path.starts_with(local)) return path;
@@ -69,7 +69,7 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
   }
   auto there = object_store::list_objects(url);
   if (options.overwrite == OverwritePolicy::replace && !there.empty()) {
-    // Sees at least the objects that are in the list.
+    // This lists the objects again, so it checks at least those in `there`.
     formats::check_replaceable(object_store::files(), url, options.overwrite_option,
                                options.extra_files);
     spool.replaced = std::move(there);
@@ -108,7 +108,7 @@ void StoreDestination::end_after(const Error& error) {
       remedy = {Remedy::Action::discard};
     }
   }
-  // A reason of several lines comes from Error::listing.
+  // The further lines of a reason are a list that Error::listing has made.
   const std::string reason(error.reason());
   const std::size_t line_end = std::min(reason.find('\n'), reason.size());
   if (line_end < reason.size())

@@ -45,7 +45,7 @@ StoreSave::~StoreSave() {
 std::string StoreSave::begin(OverwritePolicy overwrite) {
   object_store::forget(url_);
   replaced_ = object_store::list_objects(url_);
-  // Without an index, and with no other files, this is what an interrupted save left.
+  // Files of a checkpoint without an index, and no other files, are what an interrupted save left.
   const bool is_left_over =
       std::ranges::none_of(replaced_,
                            [](const auto& object) {

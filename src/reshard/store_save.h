@@ -12,13 +12,13 @@
 
 namespace tessera::reshard {
 
-/// A file system that remembers which files were made through it. Thread-safe like the one that it
-/// wraps, which must outlive it.
+/// A file system that remembers which files were made through it. Thread-safe if the wrapped file
+/// system is, which must outlive this one.
 class RecordingFileSystem final : public ForwardingFileSystem {
  public:
   using ForwardingFileSystem::ForwardingFileSystem;
 
-  /// Returns the paths of the files that were made, by the names that they have now.
+  /// Returns the current paths of the files that were made; a renamed file has its new path.
   std::set<std::string> made() const;
 
   std::unique_ptr<WritableFile> create(const std::string& path) override;
@@ -35,9 +35,9 @@ class RecordingFileSystem final : public ForwardingFileSystem {
 /// files that it made. Rank 0 uploads the index last. Not thread-safe, except the file system.
 class StoreSave {
  public:
-  /// `fs` must outlive this.
+  /// `fs` must outlive this object.
   StoreSave(std::string url, FileSystem& fs) : url_(std::move(url)), fs_(fs), files_(fs) {}
-  /// Removes the spool, if this made it and it is empty.
+  /// Removes the spool if this object made it and it is empty.
   ~StoreSave();
   StoreSave(const StoreSave&) = delete;
   StoreSave& operator=(const StoreSave&) = delete;
@@ -48,12 +48,13 @@ class StoreSave {
   /// Makes the spool and returns the local path of the destination. For rank 0. Throws:
   /// Error(already_exists) if there is a checkpoint at the URL and `overwrite` is `refuse`.
   std::string begin(OverwritePolicy overwrite);
-  /// Removes the index of the checkpoint that is replaced, before any file of it is. For rank 0.
+  /// Removes the index of the checkpoint that is replaced. To be called before any of its files is
+  /// replaced. For rank 0.
   void remove_old_index();
-  /// Uploads the files in a directory that this rank made. The index must not be there yet.
+  /// Uploads the files in `directory` that this rank made. The index must not be there yet.
   void upload_own_files(const std::string& directory);
-  /// Uploads the index, after a check that the files of all ranks are there, and removes what the
-  /// replaced checkpoint leaves. For rank 0.
+  /// Checks that the files of all ranks are at the URL, removes the other files of the replaced
+  /// checkpoint, and uploads the index. For rank 0.
   void finish(const std::string& directory);
 
  private:
@@ -64,7 +65,7 @@ class StoreSave {
   RecordingFileSystem files_;
   std::string folder_;  // the spool, on rank 0
   object_store::StoredObjects replaced_;
-  std::set<std::string> uploaded_;  // paths
+  std::set<std::string> uploaded_;  // local paths of uploaded files
 };
 
 }  // namespace tessera::reshard

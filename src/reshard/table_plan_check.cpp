@@ -20,7 +20,8 @@ void check_planned_tables_are_there(const CheckpointContents& source, const Plan
     auto table = planned_table(tensor, options);
     if (!table) continue;
     if (tensor.meta.shape.size() != 2 && rules.contains(*table)) {
-      report.problem("table plan", tensor.meta.fqn, "2 dimensions, as the plan has a rule for it",
+      report.problem("table plan", tensor.meta.fqn,
+                     "2 dimensions, because the plan has a rule for this tensor",
                      shape_to_string(tensor.meta.shape));
     }
     tables.insert(std::move(*table));

@@ -9,9 +9,9 @@
 
 namespace tessera::reshard {
 
-/// Checks that the table plan of the options and the source's tables fit each other. Reports rules
-/// for tables that the source does not have, and rules for tensors that are not 2-d. Without a
-/// strategy, also reports moved tables that have no rule: each would be copied to every rank.
+/// Checks that the table plan fits the source's tables. Reports rules for tables that the source
+/// does not have, and rules for tensors that are not 2-d. Without a strategy, also reports moved
+/// tables that have no rule, because each would be copied to every rank.
 void check_table_plan(const formats::CheckpointContents& source, const PlanOptions& options,
                       std::span<const MovedTensor> moved, PlanReport& report);
 

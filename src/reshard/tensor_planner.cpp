@@ -58,7 +58,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   plan_.copies.push_back(std::move(copy));
 }
 
-/// Returns whether a tensor is sound in the source; if not, reports why.
+/// Returns whether the source has a tensor completely and in a valid form; if not, reports why.
 bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
   const TensorEntry& tensor = source_.tensors[moved.source_tensor];
   if (is_bare_flat_vector(tensor.meta.fqn)) {
@@ -90,7 +90,8 @@ void TensorPlanner::note_misnamed(const MovedTensor& moved) {
                    " (it is moved unchanged)");
 }
 
-/// Returns the destination's entry without its pieces, with the dtype and form of the source.
+/// Returns the destination's entry of a tensor, with the dtype and shape of the source and without
+/// pieces.
 TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
   const TensorEntry& tensor = source_.tensors[moved.source_tensor];
   const StateRole& role = roles_[moved.source_tensor];
@@ -127,7 +128,7 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   return true;
 }
 
-/// Returns the bytes of all pieces of a tensor, so of every replica that is stored.
+/// Returns the bytes that a tensor takes on disk: of all its pieces, including stored replicas.
 std::uint64_t TensorPlanner::nbytes_to_write(const TensorEntry& entry) const {
   if (!holds_replicas_) return entry.meta.nbytes();
   std::uint64_t nbytes = 0;
@@ -163,7 +164,8 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
   }
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
   if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
-  std::ranges::stable_sort(entry.pieces, {}, &Piece::region);  // writers that sort use this order
+  // Writers that sort pieces use this order.
+  std::ranges::stable_sort(entry.pieces, {}, &Piece::region);
 }
 
 }  // namespace tessera::reshard

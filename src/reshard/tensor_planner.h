@@ -16,9 +16,9 @@
 
 namespace tessera::reshard {
 
-/// Plans the tensors of a move, one by one: checks a tensor in the source, gives it its dtype, form
-/// and pieces, and finds the source pieces of each piece. Adds the tensor to the plan, or reports
-/// why it cannot be moved.
+/// Plans the tensors of a move, one by one: checks a tensor in the source, sets its dtype, shape
+/// and pieces at the destination, and finds the source pieces of each piece. Adds the tensor to the
+/// plan, or reports why it cannot be moved.
 ///
 /// Keeps views of the constructor's arguments, which must outlive it. Life cycle: `plan_tensor` for
 /// each moved tensor, always in the same order, because ranks take turns as writers of replicas;
@@ -51,11 +51,11 @@ class TensorPlanner {
   const DestinationLayout& layout_;
   Plan& plan_;
   PlanReport& report_;
-  const std::vector<StateRole> roles_;                  // parallel to the source's tensors
+  const std::vector<StateRole> roles_;                  // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // the source's; only for a cast
   LayoutCheck layout_check_;
   const RowWiseMergePlanner merge_planner_;
-  const bool holds_replicas_;  // of the destination's format
+  const bool holds_replicas_;  // the destination's format stores replicas
   WriterBalance balance_;
 };
 

@@ -29,7 +29,8 @@ bool has_names(const TableState& state, std::initializer_list<std::string_view> 
          std::ranges::all_of(names, [&](std::string_view name) { return state.contains(name); });
 }
 
-/// Returns a key path with its end replaced by `to`. The end is spelled `from`.
+/// Returns a key path whose end, which spells `from`, is replaced by `to`. Returns an empty path if
+/// it does not end so.
 KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   std::string end;
   while (!path.empty()) {
@@ -43,7 +44,7 @@ KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   return {};
 }
 
-/// A list of names that differ from the stored names in their last components.
+/// Collects new names, which differ from the stored names in their last components.
 class Names {
  public:
   explicit Names(const CheckpointContents& contents) : contents_(contents) {}
@@ -70,7 +71,8 @@ bool is_by_row(StateKind kind) {
   return kind == StateKind::row_wise || kind == StateKind::row_wise_per_shard;
 }
 
-/// Returns the canonical names of a table's state; empty if its optimizer is unknown.
+/// Returns the last component of the canonical name for each tensor of a table's state, such as
+/// `row_sum`; empty if the optimizer is unknown.
 std::vector<std::pair<std::size_t, std::string_view>> canonical_ends(
     const TableState& state, const std::vector<StateRole>& roles) {
   if (!state.contains(kFirst)) return {};
@@ -91,7 +93,8 @@ std::vector<std::pair<std::size_t, std::string_view>> canonical_ends(
   return {};
 }
 
-/// Returns torchrec's names of a table's state; empty if its optimizer is not a fused one.
+/// Returns the last component of torchrec's name for each tensor of a table's state, such as
+/// `momentum1`; empty if the optimizer is not a fused one.
 std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState state) {
   state.erase("step");
   for (const std::string_view name : {"sum", "row_sum"}) {
@@ -139,7 +142,7 @@ bool has_torchrec_name(std::string_view fqn) {
 }
 
 std::vector<StateName> canonical_names(const CheckpointContents& contents) {
-  std::map<std::string_view, TableState> tables;  // by the weight's key
+  std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const auto key = parse_fused_state_key(contents.tensors[i].meta.fqn);
     if (key) tables[key->weight].emplace(key->name, i);
@@ -157,7 +160,7 @@ std::vector<StateName> canonical_names(const CheckpointContents& contents) {
 }
 
 std::vector<StateName> torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
-  std::map<std::string_view, TableState> tables;  // by the weight's key
+  std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const std::string_view fqn = contents.tensors[i].meta.fqn;
     const std::size_t dot = fqn.rfind('.');

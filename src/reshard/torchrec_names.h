@@ -24,7 +24,7 @@
 // Source: torchrec's EmbeddingFusedOptimizer and FBGEMM's `get_optimizer_state`, read in 1.6.
 namespace tessera::reshard {
 
-/// Another name for a tensor of some contents.
+/// A new name for a tensor.
 struct StateName {
   std::size_t tensor_index = 0;
   std::string fqn;

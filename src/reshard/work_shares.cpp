@@ -12,9 +12,10 @@ namespace {
 
 using Unit = formats::ShareWriter::Unit;
 
-constexpr std::uint64_t kShiftPerMille = 20;  // each end of a share may move by this part of it
+// How far an end of a share may move, in 1/1000 of the share.
+constexpr std::uint64_t kShiftPerMille = 20;
 
-/// A file, or a part of one: blocks that follow each other.
+/// Consecutive blocks of one file.
 struct Extent {
   BlockRange blocks;
   std::uint64_t nbytes = 0;
@@ -65,7 +66,8 @@ std::vector<BlocksOfShare> divide_files(const std::vector<PieceExtent>& pieces, 
   return shares;
 }
 
-/// Returns the bytes at which shares end. If the end of a file is near, a share ends there.
+/// Returns the end of each share, as a position in the bytes of all blocks. If the end of a file is
+/// near, the share ends there.
 std::vector<std::uint64_t> share_ends(const std::vector<PieceExtent>& pieces, int num_shares) {
   const std::uint64_t total = total_nbytes(pieces);
   const auto number = static_cast<std::uint64_t>(num_shares);
@@ -86,7 +88,7 @@ std::vector<std::uint64_t> share_ends(const std::vector<PieceExtent>& pieces, in
   return ends;
 }
 
-/// Gives each block to the share in which the block's middle lies.
+/// Divides the bytes evenly, and gives each block to the share that contains the block's middle.
 std::vector<BlocksOfShare> divide_evenly(const std::vector<PieceExtent>& pieces, int num_shares) {
   const std::vector<std::uint64_t> ends = share_ends(pieces, num_shares);
   std::vector<BlocksOfShare> shares(static_cast<std::size_t>(num_shares));

@@ -27,21 +27,21 @@ struct BlocksOfShare {
 /// The blocks of one piece, which follow each other.
 struct PieceExtent {
   std::int64_t num_blocks = 0;
-  std::uint64_t block_nbytes = 0;  // of all blocks except the last one
-  std::uint64_t nbytes = 0;        // of all blocks
-  std::size_t file = 0;            // that holds them; the pieces of a file follow each other
+  std::uint64_t block_nbytes = 0;  // bytes of each block except the last one
+  std::uint64_t nbytes = 0;        // bytes of all blocks
+  std::size_t file = 0;  // number of the file with this piece; pieces of one file follow each other
 };
 
 /// Divides blocks into `num_shares` shares of about equal bytes. Each block is in one share. The
-/// result depends only on the arguments.
-/// With Unit::block, a share is one range. Its bytes differ from the mean by at most one block.
-/// They may differ by 4 % of the mean more if the share then begins or ends where a file ends, so
-/// that fewer files have two writers. With Unit::file, a share has whole files. The files are given
-/// out from the largest to the smallest, each to the share that has the fewest bytes.
+/// result depends only on the arguments. With Unit::block, a share is one range of blocks. Its
+/// bytes differ from the mean by at most one block, plus 4 % of the mean if the share then begins
+/// or ends at the end of a file. So fewer files have two writers. With Unit::file, a share has
+/// whole files. The files are given out from the largest to the smallest, each to the share that
+/// has the fewest bytes so far.
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
                                          formats::ShareWriter::Unit unit, int num_shares);
 
-/// Divides the blocks of a writer.
+/// Divides the blocks of a writer into shares, as above.
 std::vector<BlocksOfShare> divide_blocks(const formats::ShareWriter& writer, int num_shares);
 
 }  // namespace tessera::reshard

@@ -10,7 +10,7 @@ namespace tessera {
 class WeakTensor {
  public:
   explicit WeakTensor(const at::Tensor& tensor) : impl_(tensor.getIntrusivePtr()) {}
-  /// Returns the tensor, or an undefined one if it is dead.
+  /// Returns the tensor, or an undefined tensor if it was destroyed.
   at::Tensor lock() const {
     auto strong = impl_.lock();
     return strong ? at::Tensor(std::move(strong)) : at::Tensor();

@@ -255,7 +255,7 @@ class KilledWorkers(unittest.TestCase):
             self.assertIn(f"part {part} was never begun", said)
         self.run_tool(name, [*options, "--part", "0/4", "--take-over"])
         self.assert_finished(name, options)
-        self.assertIn("is it finished already?", self.finish(name, code=3))
+        self.assertIn("is the move finished already?", self.finish(name, code=3))
 
     def test_the_work_of_all_can_be_discarded(self):
         for name, options in DESTINATIONS:

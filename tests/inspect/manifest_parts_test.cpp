@@ -63,9 +63,9 @@ TEST(ManifestPartsTest, APartThatIsMissingOrGivenTwiceIsNamed) {
     };
   };
   auto parts = parts_of(checkpoint, 2);
-  EXPECT_THAT(join({parts[0]}), ThrowsError(ErrorKind::mismatch, "found the name in none"));
+  EXPECT_THAT(join({parts[0]}), ThrowsError(ErrorKind::mismatch, "found this name in no part"));
   EXPECT_THAT(join({parts[0], parts[1], parts[1]}),
-              ThrowsError(ErrorKind::mismatch, "found the name in part-1, too"));
+              ThrowsError(ErrorKind::mismatch, "found this name in part-1, too"));
   parts[1].manifest.entries.front().name = "other";
   EXPECT_THAT(join({parts[0], parts[1]}), ThrowsError(ErrorKind::mismatch, "other"));
 }

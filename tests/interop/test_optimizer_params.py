@@ -157,7 +157,7 @@ def test_a_file_that_tessera_sorted_has_no_order(trained):
     reshard(folder / "plain.pt", folder / "sorted.pt")
     refused = run("ckpt-reshard", folder / "sorted.pt", folder / "out", "--optimizer-params", "auto")
     assert refused.returncode == 3
-    assert "shapes that tell which number is which parameter, found equal ones: number" in refused.stderr
+    assert "shapes that tell which number is which parameter, found equal shapes: number" in refused.stderr
     assert "--optimizer-params FILE" in refused.stderr
     reshard(folder / "sorted.pt", folder / "out", "--optimizer-params", folder / "names.json")
     reshard(folder / "plain.pt", folder / "direct", "--optimizer-params", folder / "names.json")

@@ -733,7 +733,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     refused = [
         ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors, rank_files, deepspeed or torch, found 'hdf5'"),
         ({"compress": "gzip"}, tessera.Error, "compress: expected none, zstd or zstd:LEVEL .* found 'gzip'"),
-        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, as only the native format is compressed, found"),
+        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, because only the native format is compressed, found"),
         ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to=safetensors, found 'dcp'"),
         ({"cast": "bf16"}, tessera.Error, "cast: expected a dtype of torch such as bfloat16, found 'bf16'"),
         ({"on_overflow": "clip"}, tessera.Error, "on_overflow: expected refuse, saturate or infinity, found 'clip'"),
@@ -1142,8 +1142,8 @@ def test_an_extension_of_other_python_files_is_refused_at_import(tmp_path):
 
     assert imported().returncode == 0
     interface.write_text(interface.read_text().replace("ranks: list", "shares: list"))
-    assert re.search(r"ImportError: .*/tessera/_core.*\.so: expected the extension that belongs to the Python files beside it, "
-                     r"found one built with others", imported().stderr)
+    assert re.search(r"ImportError: .*/tessera/_core.*\.so: expected an extension built with the Python files beside it, "
+                     r"found one built with other files", imported().stderr)
 
 
 def test_the_extension_shows_its_own_symbol_alone():

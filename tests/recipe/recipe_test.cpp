@@ -179,7 +179,7 @@ TEST(RecipeTest, DuplicatesAndMergesEqualTensors) {
   const auto merged = applied(unequal, recipe, {.direction = Direction::inverse});
   EXPECT_THAT(message_of([&] { floats(*merged, "w"); }),
               HasSubstr("w: rule 1: expected equal elements in the tensors that become one, found "
-                        "another one at element 0 of 2"));
+                        "a different one at element 0 of 2"));
 }
 
 TEST(RecipeTest, PaddingMustHaveTheValueOnTheWayBack) {
@@ -189,8 +189,8 @@ TEST(RecipeTest, PaddingMustHaveTheValueOnTheWayBack) {
   source.add({"v", DType::float32, {4}}, bytes_of<float>({1, 2, 0, 3}));
   const auto reader = applied(source, recipe, {.direction = Direction::inverse});
   EXPECT_THAT(message_of([&] { floats(*reader, "w"); }),
-              HasSubstr("rule 1: expected the recipe's value in all of the padding, which is left "
-                        "out, found another one at element 1 of 2"));
+              HasSubstr("rule 1: expected the recipe's padding value in all elements that are left "
+                        "out, found a different one at element 1 of 2"));
   const Recipe any =
       parsed(R"({"from": "w", "to": "v", "ops": [{"pad": {"from": 2, "to": 4, "value": "any"}}]})");
   EXPECT_THAT(floats(*applied(source, any, {.direction = Direction::inverse}), "w"),
@@ -326,7 +326,7 @@ TEST(RecipeTest, RenamesParametersInGroups) {
   apart.add_value("optim.param_groups.0.params", Value::List{"a"});
   apart.add_value("optim.param_groups.1.params", Value::List{"b"});
   EXPECT_THAT(message_of([&] { applied(apart, recipe, with_prefix()); }),
-              HasSubstr("ab: param_groups: expected parameters that become one tensor to be in one "
+              HasSubstr("ab: param_groups: expected parameters that become one tensor in one "
                         "parameter group, found them in two groups"));
 }
 
@@ -498,7 +498,7 @@ TEST(RecipeTest, VariablesComeFromTheConfigOrTheUser) {
   EXPECT_THAT(message_of([&] {
                 sizes_with({.variables = {{"m", 5}}});
               }),
-              HasSubstr("a whole quotient in 'm / 2', found 5 / 2"));
+              HasSubstr("a whole number as the result of 'm / 2', found 5 / 2"));
   EXPECT_THAT(message_of([&] {
                 sizes_with({.variables = {{"x", 5}}});
               }),
@@ -553,7 +553,8 @@ TEST(RecipeTest, MissingTensorsAreNamed) {
         applied(source,
                 parsed(R"({"from": "l.{L}.{p:q|k}", "to": "l.{L}.qk", "ops": [{"concat": 0}]})"));
       }),
-      HasSubstr("l.1.k: rule 1: expected a tensor, as there is l.1.q, found none"));
+      HasSubstr(
+          "l.1.k: rule 1: expected a tensor of this name, because there is l.1.q, found none"));
 }
 
 TEST(RecipeTest, AStackHasNoGaps) {
@@ -823,7 +824,7 @@ TEST(RecipeTest, APaddingBeyond64BitsIsAProblemOfTheCheck) {
           R"({"from": "w", "to": "w", "ops": [{"pad": {"dim": 0, "from": 5, "to": 5000000000000000000}}]})"),
       source.contents(), {});
   ASSERT_EQ(report.problems.size(), 1U);
-  EXPECT_EQ(report.problems[0].expected, "a tensor whose bytes can be counted in 63 bits");
+  EXPECT_EQ(report.problems[0].expected, "a tensor of fewer than 2^63 bytes");
 }
 
 TEST(RecipeTest, ATiedPairInOneTensorIsNoted) {
@@ -859,10 +860,11 @@ TEST(RecipeTest, AdditionsThatTheDTypeCannotHoldAreRefused) {
         [&] {
           applied(source(dtype, {1, 2}), plus);
         },
-        test::ThrowsError(ErrorKind::mismatch,
-                          "expected a floating-point tensor to whose dtype sums can be rounded, "
-                          "found " +
-                              std::string(dtype_name(dtype))));
+        test::ThrowsError(
+            ErrorKind::mismatch,
+            "expected a floating-point tensor of a dtype to which sums can be rounded, "
+            "found " +
+                std::string(dtype_name(dtype))));
   }
 }
 

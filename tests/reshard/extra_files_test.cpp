@@ -152,8 +152,9 @@ TEST_F(ExtraFilesTest, AnotherFolderTakesTheirPlace) {
   EXPECT_EQ(carried(found), (Names{"a", "b", "equal"}));
   EXPECT_EQ(found.carried[0].path, tmp_ / "model/a");
   EXPECT_EQ(left(found), Names{"a: another folder is given"});
-  EXPECT_THAT([&] { plan({.folder = tmp_ / "model/a"}); },
-              ThrowsError(ErrorKind::invalid_argument, "a folder to take them from, found a file"));
+  EXPECT_THAT(
+      [&] { plan({.folder = tmp_ / "model/a"}); },
+      ThrowsError(ErrorKind::invalid_argument, "a folder that contains extra files, found a file"));
   EXPECT_THAT([&] { plan({.folder = tmp_ / "nowhere"}); },
               ThrowsError(ErrorKind::not_found, "nowhere: extra files: "));
 }

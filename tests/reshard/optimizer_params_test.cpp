@@ -370,10 +370,11 @@ TEST(OptimizerParamsTest, AListOfAnotherLengthOrWithANameTwiceIsRefused) {
                           "'optim.param_groups' have (2 + 2), found 1"));
   EXPECT_THAT([&] { two_groups().named(list(R"(["a", "b", "c", "d", "e"])")); },
               ThrowsError(ErrorKind::mismatch, "found 5"));
-  EXPECT_THAT([&] { two_groups().named(list(R"(["a", "b", "c", "b"])")); },
-              ThrowsError(ErrorKind::mismatch,
-                          "names.json: b: names of parameters: expected each name once, found it "
-                          "at positions 1 and 3"));
+  EXPECT_THAT(
+      [&] { two_groups().named(list(R"(["a", "b", "c", "b"])")); },
+      ThrowsError(ErrorKind::mismatch,
+                  "names.json: b: names of parameters: expected each name once, found this name "
+                  "at positions 1 and 3"));
 }
 
 TEST(OptimizerParamsTest, AParameterOfAnotherShapeIsRefused) {
@@ -384,7 +385,7 @@ TEST(OptimizerParamsTest, AParameterOfAnotherShapeIsRefused) {
       ThrowsError(
           ErrorKind::mismatch,
           "names.json: up.weight: names of parameters: expected a parameter of shape [5, 3] "
-          "for number 0, because its exp_avg has this shape, found one of shape [4, 3]"));
+          "for number 0, because its exp_avg has this shape, found a parameter of shape [4, 3]"));
 }
 
 TEST(OptimizerParamsTest, ANameThatIsNoTensorIsRefusedWhereOthersAre) {
@@ -470,7 +471,7 @@ TEST(OptimizerParamsTest, AutoWithoutAnOrderTakesOnlyWhatShapesDecide) {
       [&] { two_groups().named(kAuto); },
       ThrowsError(ErrorKind::mismatch,
                   "src: parameters of the optimizer: expected shapes that tell which "
-                  "number is which parameter, found equal ones: number 2 of shape [3], may be "
+                  "number is which parameter, found equal shapes: number 2 of shape [3], may be "
                   "model.norm.bias or model.norm.weight"));
   Source distinct;
   distinct.tensor("model.a", {2}).tensor("model.b", {3});
@@ -490,12 +491,12 @@ TEST(OptimizerParamsTest, AnOrderThatIsThatOfNamesIsNone) {
       [&] {
         make({"up.bias", "up.weight"}).named(kAuto);
       },
-      ThrowsError(ErrorKind::mismatch, "found equal ones: number 0"));
+      ThrowsError(ErrorKind::mismatch, "found equal shapes: number 0"));
   EXPECT_THAT(
       [&] {
         make({"a.w", "a-b.w"}).named(kAuto);
       },
-      ThrowsError(ErrorKind::mismatch, "found equal ones: number 0"));
+      ThrowsError(ErrorKind::mismatch, "found equal shapes: number 0"));
   EXPECT_EQ(value_of(*make({"up.weight", "up.bias"}).named(kAuto), "optim.param_groups.0.params"),
             strings({"up.weight", "up.bias"}));
 }
@@ -522,7 +523,7 @@ TEST(OptimizerParamsTest, AutoRefusesSeveralChoicesWithTheirNames) {
   source.tensor("model.extra", {3});
   EXPECT_THAT([&] { source.with_order().named(kAuto); },
               ThrowsError(ErrorKind::mismatch,
-                          "found equal ones: number 2 of shape [3], may be model.norm.weight or "
+                          "found equal shapes: number 2 of shape [3], may be model.norm.weight or "
                           "model.norm.bias"));
 }
 
@@ -589,7 +590,7 @@ TEST(OptimizerParamsTest, TwoFilesHaveNoCommonOrder) {
   sources.push_back({of_optimizer.take(), ""});
   auto merged = formats::merge_checkpoints(std::move(sources), formats::MergePreference::none);
   EXPECT_THAT([&] { name_optimizer_params(std::move(merged.reader), kAuto); },
-              ThrowsError(ErrorKind::mismatch, "found equal ones: number 0"));
+              ThrowsError(ErrorKind::mismatch, "found equal shapes: number 0"));
 }
 
 // The search
@@ -693,7 +694,7 @@ TEST(ParamsSearchTest, ShapesAloneNeedStateAndDistinctShapes) {
       params_by_shape({params(0, {Shape{3}, Shape{2}})}, candidates({{2}, {3}, {4}, {4}}), "src"),
       ElementsAre(1, 0));
   EXPECT_THAT([] { params_by_shape({params(0, {std::nullopt})}, candidates({{2}}), "src"); },
-              ThrowsError(ErrorKind::mismatch, "found none of number 0"));
+              ThrowsError(ErrorKind::mismatch, "found no state of number 0"));
   EXPECT_THAT([] { params_by_shape({params(0, {Shape{2}})}, candidates({{3}}), "src"); },
               ThrowsError(ErrorKind::mismatch, "found none for number 0 of shape [2]"));
   EXPECT_THAT(

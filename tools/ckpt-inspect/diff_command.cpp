@@ -59,7 +59,7 @@ std::vector<Rename> parse_renames(const std::vector<std::string>& texts) {
   return renames;
 }
 
-/// The parts of quantized weights in either checkpoint, by their names in B.
+/// Finds the parts of quantized weights in both checkpoints, by their names in B.
 class QuantizedNames {
  public:
   QuantizedNames(const formats::CheckpointReader& a, const formats::CheckpointReader& b,

@@ -12,7 +12,7 @@ struct DiffCommandOptions {
   std::string path_a;
   std::string path_b;
   std::vector<std::string> patterns;
-  std::vector<std::string> renames;  // of A's names, `FROM=TO`
+  std::vector<std::string> renames;  // `FROM=TO`, for A's names
   std::string flat_layout_path_a;
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;

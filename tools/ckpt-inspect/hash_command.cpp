@@ -43,12 +43,12 @@ Manifest read_manifest(const std::string& path) {
   return inspect::parse_manifest(read_text(path, kMaxManifestNbytes, check_begin), path);
 }
 
-// Returns the entries of the expected manifest that the patterns select.
+// Reads the manifest of --check, and returns its entries that the patterns select.
 Manifest read_expected(const HashOptions& options) {
   Manifest expected = read_manifest(options.manifest_path);
   if (expected.part) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = options.manifest_path}, "manifest",
-                          "one of all names", "part " + in_words(*expected.part),
+                          "a manifest of all names", "part " + in_words(*expected.part),
                           "join all parts first, with --join");
   }
   const NameSelection names(options.source.patterns);
@@ -145,7 +145,7 @@ Manifest compute(const HashOptions& options, const formats::CheckpointReader& re
   return manifest;
 }
 
-// Joins the outputs of all parts.
+// Joins the manifests of all parts into one.
 Manifest join(const HashOptions& options, const formats::CheckpointReader& reader,
               const inspect::Selection& selection) {
   std::vector<inspect::PartOfManifest> parts;
@@ -169,7 +169,8 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
               "Compare with MANIFEST, the output of an earlier run (lines or JSON), and print the "
               "differences. - reads standard input")
       .option("--part", "I/N", options.part,
-              "Print only part I (from 0) of N; other processes print the others")
+              "Print only part I of N (I from 0 to N-1). Other processes print the other parts, "
+              "and --join joins them")
       .option("--join", "MANIFEST", options.joined_paths,
               "Join the outputs of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON");

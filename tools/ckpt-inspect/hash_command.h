@@ -11,9 +11,10 @@ namespace tessera::cli {
 struct HashOptions {
   SourceOptions source;
   WorkOptions work;
-  std::string manifest_path;              // to check against; empty: print
-  std::string part;                       // `I/N`: of the names; empty: all
-  std::vector<std::string> joined_paths;  // of the manifests of all parts; empty: compute
+  std::string manifest_path;  // manifest of --check; empty: print the digests
+  std::string part;           // `I/N`: which part of the names; empty: all names
+  /// Manifests of all parts, to join; empty: compute the digests.
+  std::vector<std::string> joined_paths;
   bool json = false;
 };
 

@@ -13,10 +13,10 @@ void write_region(JsonOutput& json, const Region& region);
 /// Writes members into the open JSON object: `numel`, `zeros`, `nan`, …, `std`.
 void write_statistics(JsonOutput& json, const inspect::Statistics& statistics);
 
-/// Returns a kind's name in output: `missing`, `extra`, `shape`, …
+/// Returns the name of a kind of difference in the output: `missing`, `extra`, `shape`, …
 std::string_view kind_name(inspect::Difference::Kind kind);
 
-/// Writes members into the open JSON object: `kind`, `name`, and those of the kind.
+/// Writes members into the open JSON object: `kind`, `name`, and the members that this kind has.
 void write_difference(JsonOutput& json, const inspect::Difference& difference);
 
 }  // namespace tessera::cli

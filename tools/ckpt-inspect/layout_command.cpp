@@ -28,7 +28,7 @@ constexpr int kMaxMapColumns = 64;
 constexpr std::size_t kTickColumns = 8;
 constexpr std::uint64_t kMaxPlanNbytes = std::uint64_t{256} << 20;
 
-// One line of the map: a tensor, or several tensors that are alike.
+// One line of the map: a tensor, or several tensors of layers that are cut in the same way.
 struct Row {
   std::string name;
   std::size_t tensor;
@@ -40,13 +40,13 @@ void append_rows(const TreeNode& node, const std::string& prefix, std::vector<Ro
   for (const TreeNode& child : node.children) append_rows(child, name, rows);
 }
 
-// What is mapped: a checkpoint, or its tables as a plan lays them out.
+// The contents to draw: a checkpoint, or its embedding tables as a plan lays them out.
 struct Subject {
   const formats::CheckpointContents& contents;
-  std::string format;  // the checkpoint's
-  std::string origin;  // in words, for the last line
+  std::string format;  // of the checkpoint
+  std::string origin;  // text for the last line: where the layout is from
   const TablePlan* plan = nullptr;
-  const formats::MeshSource* meshes = nullptr;  // only if they are shown
+  const formats::MeshSource* meshes = nullptr;  // null if meshes are not shown
 
   std::optional<formats::TensorMesh> mesh_of(std::size_t tensor) const {
     return meshes == nullptr ? std::nullopt : meshes->mesh_of(tensor);
@@ -69,7 +69,7 @@ std::string axes_in_words(const formats::TensorMesh& mesh) {
   return comma_list(words);
 }
 
-// Returns ranks that follow each other in a mesh: `0, 2` or `0 to 7`.
+// Returns a list of ranks in words: `0, 2`, or `0 to 7` for many consecutive ranks.
 std::string ranks_in_words(const std::vector<int>& ranks) {
   constexpr std::size_t kMaxListed = 4;
   const bool are_consecutive = ranks.back() - ranks.front() == static_cast<int>(ranks.size()) - 1;
@@ -81,8 +81,8 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
   return comma_list(words);
 }
 
-// Returns the ranks at each place, where several ranks have the same place, each in a mesh of its
-// own: `0, 1 at [0]; 2, 3 at [1]`.
+// For ranks in several meshes of the same shape, of which several have the same coordinates:
+// returns the ranks at each place: `0, 1 at [0]; 2, 3 at [1]`.
 std::string places_in_words(const std::vector<std::pair<Shape, int>>& places) {
   std::string text;
   for (std::size_t i = 0; i < places.size();) {
@@ -108,7 +108,7 @@ std::string mesh_in_words(const formats::TensorMesh& mesh) {
   std::string text;
   for (std::size_t i = 0; i < places.size();) {
     const Shape& first = places[i].first;
-    std::size_t num_new = mesh.sizes.size();  // how many brackets are opened
+    std::size_t num_new = mesh.sizes.size();  // how many brackets to open
     if (i > 0) {
       const Shape& last = places[i - 1].first;
       const auto differ = std::ranges::mismatch(first, last).in1;
@@ -125,7 +125,7 @@ std::string mesh_in_words(const formats::TensorMesh& mesh) {
   return text + std::string(mesh.sizes.size(), ']');
 }
 
-// Returns how a tensor was placed: `Shard(0), Replicate on dp 2, tp 4`.
+// Returns the placements of a DTensor and its mesh: `Shard(0), Replicate on dp 2, tp 4`.
 std::string placements_in_words(const formats::TensorMesh& mesh) {
   return comma_list(mesh.placements) + " on " + axes_in_words(mesh);
 }
@@ -346,7 +346,7 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
 const formats::MeshSource& meshes_of(const CheckpointReader& reader) {
   if (const auto* meshes = dynamic_cast<const formats::MeshSource*>(&reader)) return *meshes;
   throw Error::expected(ErrorKind::unsupported, {.path = reader.path()}, "mesh of ranks",
-                        "a checkpoint that says it, as files of DTensors do",
+                        "a checkpoint that records a mesh, as files of DTensors do",
                         format_in_words(reader) + ", which has pieces and ranks only");
 }
 

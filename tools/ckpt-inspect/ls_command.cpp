@@ -13,7 +13,7 @@ namespace {
 
 using formats::CheckpointReader;
 
-// A line of the list: a tensor under its own name or an alias's.
+// A line of the list: a tensor under its own name or under an alias.
 struct Row {
   std::string_view name;
   std::size_t tensor;
@@ -113,7 +113,8 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
     } else {
       cells.push_back({counted(tensor.meta.nbytes(), "byte")});
       cells.push_back({rounded_size(tensor.meta.nbytes())});
-      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});  // on a narrow terminal
+      // On a narrow terminal, this column replaces the two columns before it.
+      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});
       cells.push_back({are_all_whole ? "" : counted(tensor.pieces.size(), "piece"), Style::faint});
     }
     table.add_row(cells);
@@ -143,7 +144,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
   add_source_arguments(command, options.source);
   command
       .flag("--values", options.values,
-            "Also list values, that is all that is not a tensor: steps, hyperparameters")
+            "Also list values (everything that is not a tensor), such as steps and hyperparameters")
       .flag("--sha256", options.sha256,
             "Add the SHA-256 of each tensor's bytes in row-major order. It is the same in every "
             "format and sharding")

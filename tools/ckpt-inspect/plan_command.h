@@ -12,7 +12,7 @@ struct PlanCommandOptions {
   static constexpr int kNotGiven = -1;
 
   SourceOptions source;
-  int world_size = kNotGiven;                // kNotGiven: the checkpoint's
+  int world_size = kNotGiven;                // kNotGiven: as in the checkpoint
   int ranks_per_host = 0;                    // 0: all ranks on one host
   std::uint64_t memory_per_rank_nbytes = 0;  // 0: not given
   std::uint64_t reserved_nbytes = 0;

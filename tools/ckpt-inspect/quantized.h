@@ -9,7 +9,7 @@
 #include "cli/terminal.h"
 #include "formats/quantized_tensors.h"
 
-// What commands say of tensors that are parts of quantized weights.
+// Output of commands about tensors that are parts of quantized weights.
 namespace tessera::cli {
 
 /// Returns the quantized weights of an open checkpoint. `reader` must outlive them.

@@ -92,15 +92,14 @@ void add_recipe_command(CommandLine& line, RecipeCommandOptions& options, Termin
           "Applies the rules to names and shapes, without reading a tensor. Checks that each "
           "element of the source goes to one place or is dropped by a rule, and that the inverse "
           "of the recipe gives back the source. The exit code is 1 if it finds a problem.")
-      .argument("ACTION", options.action, "The word check: the only action so far")
+      .argument("ACTION", options.action, "The word check, which is the only action")
       .argument("FILE", options.source.recipe.path, "The recipe, a JSON file (docs/recipes.md)")
-      .argument("SRC", options.source.path, "The checkpoint to which the recipe is to be applied")
+      .argument("SRC", options.source.path, "The checkpoint to apply the recipe to")
       .flag("--inverse", options.source.recipe.inverse,
             "Apply the recipe backwards, from its new names to the old ones")
-      .option(
-          "--set", "NAME=VALUE", options.source.recipe.settings,
-          "Set a variable of the recipe; prefix=TEXT: the names have TEXT in front, and keep it. "
-          "Repeatable");
+      .option("--set", "NAME=VALUE", options.source.recipe.settings,
+              "Set a variable of the recipe. prefix=TEXT puts TEXT before all names in its rules. "
+              "Repeatable");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);
   command.flag("--json", options.json, "Print JSON")

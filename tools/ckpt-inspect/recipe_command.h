@@ -15,7 +15,7 @@ struct RecipeCommandOptions {
 
 void add_recipe_command(CommandLine& line, RecipeCommandOptions& options, Terminal& terminal);
 
-/// Proves a recipe on the names and shapes of a checkpoint. Returns ExitCode::findings if it does
+/// Checks a recipe on the names and shapes of a checkpoint. Returns ExitCode::findings if it does
 /// not fit, or its inverse does not give back the checkpoint.
 ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal);
 

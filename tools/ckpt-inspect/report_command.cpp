@@ -20,14 +20,14 @@ using formats::CheckpointReader;
 using formats::TensorEntry;
 
 constexpr int kNumBins = 32;
-constexpr std::size_t kMaxShares = 64;  // cells of a tensor in the map of ranks
+constexpr std::size_t kMaxShares = 64;  // most cells that a tensor has in the map of ranks
 
 struct Numbers {
   inspect::Statistics statistics;
   inspect::Histogram histogram;
 };
 
-// Returns the statistics of each tensor; nothing if the user does not want them.
+// Returns the statistics of each tensor; an empty list with --no-stats.
 std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
                                      const std::vector<std::size_t>& tensors,
                                      const ReportOptions& options, Terminal& terminal) {
@@ -80,7 +80,7 @@ void write_numbers(JsonOutput& json, const Numbers& numbers) {
   json.end_object().end_object();
 }
 
-// Writes what the head of the page shows about one checkpoint.
+// Writes the data about one checkpoint for the head of the page.
 void write_source(JsonOutput& json, const CheckpointReader& reader,
                   const inspect::Selection& selection) {
   const inspect::Totals& totals = selection.totals;

@@ -11,7 +11,7 @@ struct ReportOptions {
   std::string path;
   std::vector<std::string> other_paths;  // empty, or one checkpoint to compare with
   std::string output_path;
-  std::vector<std::string> patterns;  // empty: all
+  std::vector<std::string> patterns;  // empty: all names
   std::string flat_layout_path;
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;

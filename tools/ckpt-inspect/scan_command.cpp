@@ -58,7 +58,7 @@ void print_opaque(const ScannedName& name, Terminal& terminal) {
                  name_in_words(name) + ", " + counted(name.num_times, "time") + "\n");
 }
 
-/// Prints all names of a verdict that needs no attention in one line.
+/// Prints one line with all names of a verdict that is no finding.
 void print_harmless(const PickleScanReport& report, Verdict verdict, Terminal& terminal) {
   std::string line;
   for (const ScannedName& name : report.names) {

@@ -15,8 +15,8 @@ struct ScanCommandOptions {
 
 void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& terminal);
 
-/// Prints what the pickles in files and folders would import and call. Returns ExitCode::findings
-/// if something is dangerous, or was not looked at.
+/// Prints the names that the pickles in files and folders would import and call. Returns
+/// ExitCode::findings if something is dangerous, or was not looked at.
 ExitCode run_scan(const ScanCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -124,7 +124,7 @@ struct TensorFacts {
 
 TensorFacts facts_of(const CheckpointReader& reader, std::size_t t, const ShowOptions& options,
                      Terminal& terminal) {
-  // The histogram needs the range first, so elements are read twice.
+  // Elements are read twice, because the histogram needs the range of all elements first.
   Work work(terminal, "show", 2 * reader.contents().tensors[t].meta.nbytes(), options.work);
   TensorFacts facts;
   facts.statistics = inspect::compute_statistics(reader, {&t, 1}, work.scan_options()).front();
@@ -158,8 +158,7 @@ void print_tensor(const CheckpointReader& reader, const formats::QuantizedTensor
   title("pieces");
   print_pieces(reader, t, terminal);
 
-  // A tensor with holes has pieces to show, but no elements: the pieces are already printed when
-  // this line throws.
+  // Throws for a tensor with missing elements. Its pieces are already printed then.
   const inspect::TensorReader elements(reader, t);
   if (tensor.meta.numel() == 0) return;
   const std::size_t num_dims = tensor.meta.shape.size();
@@ -214,7 +213,7 @@ void write_tensor(const CheckpointReader& reader, const formats::QuantizedTensor
   json.key("counts").value(facts.histogram.counts).end_object().end_object();
 }
 
-// Returns the selected tensors. A tensor selected under several names is there once.
+// Returns the selected tensors. A tensor that is selected under several names is listed once.
 std::vector<std::size_t> tensors_of(const CheckpointReader& reader,
                                     const inspect::Selection& selection) {
   std::vector<std::size_t> tensors = selection.tensors;
@@ -235,7 +234,8 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
   command.argument("PATH", options.path, kPathHelp)
       .argument("TENSOR", options.name, "The name of a tensor or a value, or a glob")
       .arguments("TENSOR...", options.more_names, "More names or globs")
-      .option("--bins", "N", options.num_bins, "Most bins in the histogram (default: {})")
+      .option("--bins", "N", options.num_bins,
+              "Largest number of bins in the histogram (default: {})")
       .flag("--json", options.json, "Print JSON")
       .option("--flat-layout", "FILE", options.flat_layout_path,
               "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");

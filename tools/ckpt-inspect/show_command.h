@@ -7,7 +7,7 @@ namespace tessera::cli {
 
 struct ShowOptions {
   std::string path;
-  std::string name;  // a name or pattern, which must be given
+  std::string name;  // the first name or pattern, which is required
   std::vector<std::string> more_names;
   std::string flat_layout_path;
   std::vector<std::string> as_dict;

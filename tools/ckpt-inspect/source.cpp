@@ -64,8 +64,8 @@ std::unique_ptr<formats::CheckpointReader> open_reader(const SourceOptions& opti
 }
 
 const formats::CheckpointReader* open_kept(const SourceOptions& options) {
-  // Readers are never destroyed, because the process ends with its command. To free the objects of
-  // a large index takes a quarter of the time that listing the index takes.
+  // Readers are never destroyed, because the process ends with its command, and freeing a large
+  // index would take a quarter of the time of listing it.
   static auto& kept = *new std::vector<std::unique_ptr<formats::CheckpointReader>>;
   return kept.emplace_back(apply_recipe(open_reader(options), options.recipe, options.path)).get();
 }
@@ -208,7 +208,7 @@ inspect::ScanOptions Work::scan_options() {
 
 namespace {
 
-/// Whether `directory` is a checkpoint of Megatron-LM, as the file beside the checkpoint says.
+/// Returns whether `directory` is a checkpoint of Megatron-LM. Its file metadata.json says so.
 bool is_of_megatron(const std::string& directory) {
   constexpr std::uint64_t kMaxNbytes = std::uint64_t{1} << 20;
   const FileSystem& fs = object_store::files();
@@ -221,7 +221,7 @@ bool is_of_megatron(const std::string& directory) {
     const auto* name = backend == nullptr ? nullptr : backend->get_if<std::string>();
     return name != nullptr && *name == "torch_dist";
   } catch (const Error&) {
-    return false;  // the file is no part of the checkpoint
+    return false;  // ignored, because this file is not a part of the checkpoint
   }
 }
 
@@ -258,7 +258,8 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 
 namespace {
 
-/// Returns the word for a value that was not read. Rethrows an error of the system.
+/// Returns `refused` or `unreadable` for a value that could not be read, by its error. Throws an
+/// Error(io) again.
 std::string word_for_unread(const Error& error) {
   switch (error.kind()) {
     case ErrorKind::unsupported:

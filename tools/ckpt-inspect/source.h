@@ -30,10 +30,10 @@ inline constexpr const char* kPathHelp =
     "A checkpoint of any format that ckpt-inspect --help lists. The tool detects the format. - "
     "reads standard input";
 
-/// The checkpoint and the names in it that a command reads.
+/// The checkpoint that a command reads, and the names in it.
 struct SourceOptions {
   std::string path;
-  std::vector<std::string> patterns;   // empty: all
+  std::vector<std::string> patterns;   // empty: all names
   std::string flat_layout_path{};      // empty: not given
   std::vector<std::string> as_dict{};  // classes whose objects are read as dicts
   RecipeArguments recipe{};
@@ -63,15 +63,16 @@ const formats::CheckpointReader* open_source(const SourceOptions& options);
 /// them, and the classes whose objects were read as dicts or as the state_dict() of a module.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
-/// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`. For each class in
-/// `as_dict`, one of the checkpoints must have an object.
+/// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`; at least one of
+/// them must have an object of each class in `as_dict`.
 struct TwoSources {
   const formats::CheckpointReader* a;
   const formats::CheckpointReader* b;
 };
 TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Terminal& terminal);
 
-/// Writes the first members of a document about a checkpoint: its format, and its missing files.
+/// Writes the members that each document about a checkpoint begins with: its format, and its
+/// missing files.
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
 
@@ -97,12 +98,13 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
-/// Throws Error(invalid_argument) if a pattern matches no name of either checkpoint: it is probably
-/// a typing error. `renames` apply to A's names.
+/// Throws Error(invalid_argument) if a pattern matches no name in A or B, because it is probably a
+/// typing error. `renames` are applied to A's names first.
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
                            const formats::CheckpointReader& b, const std::vector<Rename>& renames);
 
-/// Long work over tensors' bytes, which a signal can interrupt and which shows its progress.
+/// Progress and interruption of long work: shows how many bytes of tensors are done, and stops the
+/// work after a signal.
 class Work {
  public:
   Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,

@@ -16,11 +16,11 @@ namespace tessera::cli {
 /// The path that means standard input.
 inline constexpr const char* kStandardInput = "-";
 
-/// Shows a stream as a file system that has one file, `-`, for reading only. The constructor reads
-/// and keeps the first bytes, which are enough for the header of a file of any size. It only counts
-/// the bytes after them, up to the end of the file that the header states, so that an endless
-/// stream does not block. Thread-safe. Reading a byte that was not kept throws Error(unsupported);
-/// writing throws Error(io).
+/// Presents standard input as a file system with one file, `-`, for reading only. The constructor
+/// reads and keeps the first bytes, which contain the header of any file. It reads the bytes after
+/// them only to count them, up to the end that the header states, so that it also returns for an
+/// endless stream. Thread-safe. Reading a byte that was not kept throws Error(unsupported); writing
+/// throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.
@@ -47,10 +47,9 @@ class StandardInput final : public ReadOnlyFileSystem {
   std::vector<std::byte> kept_;
 };
 
-/// Returns all of a file as text. The file may also be standard input (`-`) or a pipe. Calls
-/// `check_begin` with the first 4096 bytes, or all of a shorter file, before reading more.
-/// Throws: as read_file, and as `check_begin`; Error(invalid_argument) if standard input is a
-/// terminal.
+/// Reads a whole file as text. The file may also be standard input (`-`) or a pipe. Calls
+/// `check_begin` with the first 4096 bytes, or all of a shorter file, before reading more. Throws:
+/// as read_file, and as `check_begin`; Error(invalid_argument) if standard input is a terminal.
 std::string read_text(const std::string& path, std::uint64_t max_nbytes,
                       const std::function<void(std::string_view)>& check_begin);
 

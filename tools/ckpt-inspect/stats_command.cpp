@@ -24,7 +24,7 @@ constexpr const char* kHelpCommand = "ckpt-inspect stats --help";
 
 struct Group {
   std::int64_t num_tensors = 0;
-  std::int64_t num_codes = 0;  // of these tensors, those whose elements are codes
+  std::int64_t num_codes = 0;  // how many of these tensors have codes as elements
   Statistics statistics;
 };
 
@@ -139,7 +139,7 @@ std::vector<Statistics> join(const StatsOptions& options, const formats::Checkpo
   return inspect::join_statistics(parts, reader.contents(), selection);
 }
 
-// Prints the statistics of one part of the tensors, for --join.
+// Prints the statistics of one part of the tensors as JSON, which --join reads.
 void print_part(const StatsOptions& options, const formats::CheckpointReader& reader,
                 const inspect::Selection& selection, Terminal& terminal) {
   const PartOfWork part = parse_part("--part", options.part, kHelpCommand);
@@ -185,9 +185,10 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
   command
       .option("--depth", "N", options.depth, "Group tensors by the first N levels of their names")
       .option("--part", "I/N", options.part,
-              "Compute only part I (from 0) of N, for --join; other processes compute the others")
+              "Compute only part I of N (I from 0 to N-1). Other processes compute the other "
+              "parts, and --join joins them")
       .option("--join", "FILE", options.joined_paths,
-              "Join what --part printed, of all parts, and read no elements. Repeatable")
+              "Join the outputs of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON, with exact numbers");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);

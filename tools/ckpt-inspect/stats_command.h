@@ -11,9 +11,9 @@ namespace tessera::cli {
 struct StatsOptions {
   SourceOptions source;
   WorkOptions work;
-  int depth = 0;                            // 0: per tensor
+  int depth = 0;                            // 0: one line per tensor
   std::string part{};                       // I/N; empty: all tensors
-  std::vector<std::string> joined_paths{};  // of the outputs of all parts
+  std::vector<std::string> joined_paths{};  // outputs of all parts, to join; empty: compute
   bool json = false;
 };
 

@@ -14,7 +14,8 @@ constexpr std::int64_t kMaxEdge = 3;  // elements shown at either end of a dimen
 constexpr const char* kGap = "…";
 constexpr const char* kColumnGap = "  ";
 
-// Returns the positions of a dimension to show; -1 stands for the gap.
+// Returns the positions of a dimension to show: the first and last `edge` ones, with -1 between
+// them for the gap; all if there are few.
 std::vector<std::int64_t> positions(std::int64_t size, std::int64_t edge) {
   std::vector<std::int64_t> shown;
   const bool has_gap = size > 2 * edge + 1;

@@ -84,7 +84,8 @@ class TreePrinter {
     for (const TreeNode& child : node.children) add(child, depth + 1, num_alike);
   }
 
-  // `num_alike`: the values that share the line, because they or their groups are folded.
+  // `num_alike`: how many values share the line, because they or their groups are folded (equal
+  // layers in one line).
   void add_value(const TreeNode& node, const std::string& label, std::int64_t num_alike) {
     if (num_alike > 1) {
       table_.add_row({{label},
@@ -152,7 +153,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
   command.option("--depth", "N", options.depth, "Number of levels to show (default: all)")
       .flag("--all", options.all, "Show equal layers one by one")
       .flag("--values", options.values,
-            "Show values (all that is not a tensor) one by one, instead of their number")
+            "Show values (everything that is not a tensor) one by one, not only their number")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);

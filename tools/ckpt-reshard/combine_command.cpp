@@ -33,7 +33,7 @@ struct ScaledAdapter {
   double scale = 1.0;
 };
 
-/// What the options ask for.
+/// The sum that the options describe.
 struct Formula {
   std::vector<SourceStep> sources;
   double divisor = 1.0;
@@ -63,8 +63,8 @@ SourceStep parse_linear(const std::string& text) {
   return {text.substr(equals + 1), {.weight = *weight}};
 }
 
-/// Parses `ADAPTER` or `ADAPTER=SCALE`. A path that ends like a scale, `a=2`, is written with its
-/// scale: `a=2=1`.
+/// Parses `ADAPTER` or `ADAPTER=SCALE`. For an adapter with the path `a=2`, the user must also give
+/// the scale: `a=2=1`.
 ScaledAdapter parse_adapter(const std::string& text) {
   const std::size_t equals = text.rfind('=');
   const auto scale =
@@ -116,18 +116,18 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
     throw UsageError("combine: one of --linear, --base, --average and --ema is missing", kHelp);
   }
   if (!options.normalizes) return formula;
-  // Weights such as 0.1 + 0.2 - 0.3 cancel, but rounding leaves a little.
+  // Weights such as 0.1, 0.2 and -0.3 add up to 0, but rounding leaves a small number.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
-    refuse(
-        "--normalize", "weights whose sum is not 0",
-        sum == 0.0 ? "0" : tessera::detail::float_to_text(sum) + ", which is 0 but for rounding");
+    refuse("--normalize", "weights whose sum is not 0",
+           sum == 0.0 ? "0"
+                      : tessera::detail::float_to_text(sum) + ", which is 0 apart from rounding");
   }
   formula.divisor = sum;
   return formula;
 }
 
-/// Refuses weights that the dtype of the sums cannot hold.
+/// Throws if the dtype of the sums cannot hold a weight.
 void check_weights(const Formula& formula, const CombineCommandOptions& options) {
   const auto check = [&](const std::string& option, const std::string& what, double number) {
     if (arithmetic::can_hold(options.accumulation, number)) return;
@@ -159,7 +159,7 @@ Formula formula_of(const CombineCommandOptions& options) {
   return formula;
 }
 
-/// Refuses a destination that is a source: the sum would replace what it was made of.
+/// Throws if the destination is one of the sources, because the sum would replace its own source.
 void require_other_destination(const std::vector<std::string>& sources,
                                const std::string& destination) {
   for (const std::string& source : sources) {
@@ -171,7 +171,8 @@ void require_other_destination(const std::vector<std::string>& sources,
   }
 }
 
-/// Returns all that decides the numbers, except the sources' bytes, for --resume.
+/// Returns a text with everything that the numbers depend on, except the sources' bytes. --resume
+/// compares it.
 std::string identity_of(const Formula& formula, const CombineCommandOptions& options) {
   using tessera::detail::float_to_text;
   std::string text;
@@ -238,7 +239,8 @@ void add_terms(Command& command, CombineCommandOptions& options) {
       .option("--subtract", "SRC", options.subtracted,
               "The same as --linear -1=SRC, after all others. Repeatable")
       .option("--lora", "ADAPTER[=SCALE]", options.adapters,
-              "Add a LoRA adapter, a folder that PEFT wrote, SCALE times (default: 1). Repeatable")
+              "Add a LoRA adapter (a folder that PEFT wrote), multiplied by SCALE (default: 1). "
+              "Repeatable")
       .flag("--average", options.averages, "Write the mean of all SRC")
       .option("--ema", "DECAY", options.ema_decay,
               "Write the exponential moving average of all SRC, oldest first: "

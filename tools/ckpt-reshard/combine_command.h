@@ -15,7 +15,7 @@ struct CombineCommandOptions {
   std::vector<std::string> sources;     // of --average and --ema
   std::string base;                     // empty: not given
   std::vector<std::string> linear;      // `WEIGHT=SRC`
-  std::vector<std::string> subtracted;  // paths
+  std::vector<std::string> subtracted;  // paths of --subtract
   std::vector<std::string> adapters;    // `ADAPTER` or `ADAPTER=SCALE`
   bool averages = false;
   std::optional<double> ema_decay;

@@ -14,7 +14,8 @@ namespace tessera::cli {
 
 ExitCode run_command_line(std::vector<std::string> arguments, const std::string& finished_folder,
                           Terminal& terminal) {
-  // The recorded command of workers must not contain the signature of a signed URL.
+  // Moves the signature of a signed URL out of the arguments, because workers record their
+  // arguments in a file.
   for (std::string& argument : arguments) argument = object_store::keep_query(argument);
   CommandLine line("ckpt-reshard",
                    "Moves a checkpoint between world sizes, sharding strategies and formats",
@@ -33,7 +34,8 @@ ExitCode run_command_line(std::vector<std::string> arguments, const std::string&
   add_merge_command(line, merge, terminal);
   add_split_command(line, split, terminal);
   add_combine_command(line, combine, terminal);
-  // A recorded command may only be a move.
+  // While `finish` runs a recorded command, only verbs that move are known, so that the command
+  // cannot be another one.
   if (finished_folder.empty()) {
     add_finish_command(line, finish, terminal);
     add_rebuild_index_command(line, rebuild_index, terminal);

@@ -14,7 +14,7 @@
 
 namespace tessera::cli {
 
-/// What `--dequantize` has done.
+/// The result of `--dequantize`.
 struct Dequantized {
   DType dtype = DType::bfloat16;
   bool has_weights = false;        // whether the source has quantized weights, selected or not
@@ -22,10 +22,10 @@ struct Dequantized {
   std::size_t num_companions = 0;  // their scales and the like, which are left out
 };
 
-/// Returns a source with numbers in place of codes, as `--dequantize` asks; the same source without
-/// this option. Its config.json is looked for at `path`, then in the folder of other files. Adds to
-/// `problems` and `done`, and to `underflows` while it is read. Throws: UsageError for a dtype that
-/// numbers of codes cannot have.
+/// With `--dequantize`, returns a reader that shows numbers instead of the codes of quantized
+/// weights; otherwise returns the same reader. Looks for config.json at `path`, then in the folder
+/// of `--extra-files-from`. Adds to `problems` and `done`; reading elements later adds to
+/// `underflows`. Throws: UsageError for a dtype to which codes cannot be converted.
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,

@@ -28,9 +28,9 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   FileSystem& fs = FileSystem::posix();
   formats::SharedWork work(fs, options.destination);
   if (!fs.kind_of(work.path())) {
-    throw Error::expected(ErrorKind::not_found, {.path = options.destination}, "work of workers",
-                          "the folder " + printable(work.path()), "none",
-                          fs.kind_of(options.destination) ? "is it finished already?" : "");
+    throw Error::expected(ErrorKind::not_found, {.path = options.destination}, "shared move",
+                          "the workers' folder " + printable(work.path()), "none",
+                          fs.kind_of(options.destination) ? "is the move finished already?" : "");
   }
   if (options.discard) {
     work.discard();
@@ -54,7 +54,8 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   std::filesystem::current_path(command->directory, error);
   if (error) {
     throw Error::expected(ErrorKind::not_found, {.path = work.path()}, "workers",
-                          "the folder in which they ran, " + printable(command->directory), "none",
+                          "the folder in which the workers ran, " + printable(command->directory),
+                          "none",
                           "run any of them again with --resume, which finishes complete work");
   }
   return run_command_line(command->arguments, folder, terminal);

@@ -10,7 +10,7 @@
 namespace tessera::cli {
 
 struct MergeOptions {
-  std::string first_source;  // `PATH` or `PREFIX=PATH`, like the others
+  std::string first_source;  // `PATH` or `PREFIX=PATH`
   std::string second_source;
   std::vector<std::string> more_sources;
   formats::MergePreference preference = formats::MergePreference::none;

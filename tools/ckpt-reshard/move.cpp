@@ -29,7 +29,8 @@ using formats::CheckpointReader;
 using reshard::Plan;
 using reshard::PlanOptions;
 
-/// Refuses to finish other work than the user has named: the recorded command has paths of its own.
+/// Throws if the recorded command writes to another destination than the one that the user has
+/// named for `finish`.
 void require_folder(const formats::SharedWork& work, const std::string& folder) {
   const FileSystem& fs = object_store::files();
   const std::string found = fs.kind_of(work.path()) ? fs.resolve_links(work.path()) : work.path();
@@ -52,19 +53,20 @@ void require_folder(const formats::SharedWork& work, const std::string& folder) 
       list);
 }
 
-/// Where a writer makes the checkpoint.
+/// The file system and the path at which a writer makes the checkpoint.
 struct Place {
   FileSystem& fs;
   std::string path;
 };
 
-/// Moves all bytes and commits. Adds to the outcome what it found.
+/// Moves all bytes and commits. Adds the results to `outcome`.
 void move(const MoveOptions& options, const formats::CreateOptions& create, const Place& place,
           Outcome& outcome, const CheckpointReader& reader, Terminal& terminal,
           const std::stop_token& stop) {
   const Plan& plan = outcome.plan;
   const auto writer = reshard::start_move(plan, reader, place.fs, place.path, create);
-  // Without a journal, the work of an interrupted run is at a server, which compares parts itself.
+  // Without a journal, the destination is a URL. Then the unfinished work is on the server, and
+  // this message does not apply.
   if (options.resume && create.journal && !writer->is_resumed() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(formats::StagedDestination::staging_path_of(place.path)) +
@@ -84,7 +86,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
        .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
 }
 
-/// Moves all bytes to an object store, or only checks whether it could.
+/// Moves all bytes to an object store; with `--dry-run`, only checks whether it could.
 void move_to_store(const MoveOptions& options, formats::CreateOptions create, Outcome& outcome,
                    const CheckpointReader& reader, Terminal& terminal,
                    const std::stop_token& stop) {
@@ -96,7 +98,8 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
                                                         .overwrite_option = "--overwrite",
                                                         .extra_files = create.extra_files,
                                                         .spool = options.spool});
-  // The local folder is new each time: what is to be kept or replaced is at the server.
+  // The local folder (the spool) is new for each run. What is to be resumed or replaced is on the
+  // server.
   create.overwrite = OverwritePolicy::refuse;
   create.journal.reset();
   store.run([&] {
@@ -149,7 +152,7 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
   for (const auto& written : outcome.shared->shares) outcome.kept_nbytes += written.resumed_nbytes;
 }
 
-/// Refuses `-`, by which the user means standard input, as with ckpt-inspect. A file with that name
+/// Refuses the path `-`, because with ckpt-inspect it means standard input. A file with that name
 /// is `./-`.
 void refuse_standard_input(const std::string& path) {
   if (path != "-") return;
@@ -165,13 +168,13 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
                        ": could not remove the old checkpoint (remove it yourself)");
 }
 
-/// Refuses paths that cannot be read, or that DST must not replace. A directory that is replaced
-/// may hold the `extra_files` of the new checkpoint; while they are not known (null), the directory
-/// is not checked.
+/// Throws if a source cannot be read, or if DST must not be replaced. A directory that is replaced
+/// may contain files with the names of `extra_files`. While these are not known (null), an existing
+/// directory is not checked.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
-  // What an interrupted run left there is compared later, object by object.
+  // The objects that an interrupted run has left there are compared later.
   if (options.resume && object_store::is_on_store(options.destination)) return;
   const bool may_hold_extra_files =
       options.overwrite && fs.kind_of(options.destination) == FileKind::directory;
@@ -184,8 +187,8 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
 }
 
-/// Opens the source, with names for an optimizer's numbers and by a recipe if the user asks for
-/// them. Names that several sources of a merge have are reported first.
+/// Opens the source. If the options ask for it, gives names to an optimizer's numbers, and applies
+/// a recipe. Before that, reports names that several sources of a merge have.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
                        const std::function<MoveSource(const FileSystem& fs)>& open,
@@ -249,7 +252,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   outcome.combination = source.combination;
   outcome.dequantized = source.dequantized;
   outcome.rounded_to_zero = source.underflows;
-  // The other sources of a combination describe other models; adapters are no models.
+  // For `combine`, only the first source's files describe the new model.
   const std::vector<std::string> described =
       source.combination ? std::vector{paths.front()} : paths;
   outcome.extra_files = reshard::plan_extra_files(
@@ -272,8 +275,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   return outcome;
 }
 
-/// Prints what a move has done. The destination is there and complete, so the move does not fail if
-/// standard output cannot be written.
+/// Prints the result of a move. If standard output cannot be written, only warns, because the
+/// destination is complete.
 void print_complete(const MoveOptions& options, const Outcome& outcome,
                     const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
                     Terminal& terminal) {

@@ -15,13 +15,14 @@
 
 namespace tessera::cli {
 
-/// The checkpoint to move, problems that the plan does not find itself, and the prefixes of a
-/// split.
+/// The checkpoint to move, as opened by a verb, with problems that the verb has found and the plan
+/// does not find.
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};
-  reshard::NamePrefixes prefixes{};                            // each must select something
-  std::optional<arithmetic::CombinationCounts> combination{};  // its first source has extra files
+  reshard::NamePrefixes prefixes{};  // each prefix must select a name
+  /// Only for `combine`; extra files are those of the first source.
+  std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
   /// The tensors in which sums or dequantized numbers became zero. Filled while `reader` is read.
   std::shared_ptr<arithmetic::UnderflowNames> underflows =

@@ -45,14 +45,15 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
-/// Returns the count that an option gives; 0 if the option is not given.
+/// Returns the number that was given for an option; 0 if the option is not given. Throws if it is
+/// below 1.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
   if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
   return number;
 }
 
-/// Adds the options that say how a move runs; what it writes does not depend on them.
+/// Adds the options that say how a move runs. They do not change what it writes.
 void add_run_options(Command& command, MoveOptions& options) {
   command
       .size_option("--memory", "SIZE", options.memory_nbytes,
@@ -82,8 +83,8 @@ void add_flat_layout_option(Command& command, MoveOptions& options) {
 
 void add_base_option(Command& command, MoveOptions& options) {
   command.option("--base", "PREVIOUS", options.base,
-                 "Write only what differs from an older checkpoint. DST gets hard links to its "
-                 "files for the rest, and is whole without it. Native format only");
+                 "Write only what differs from the older checkpoint PREVIOUS. For the rest, DST "
+                 "gets hard links to its files. You may remove PREVIOUS later. Native format only");
 }
 
 void add_move_options(Command& command, MoveOptions& options) {
@@ -104,14 +105,15 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--plan", "FILE", options.table_plan_path,
               "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
-              "JSON file: the units for --strategy flat or hybrid-flat, in place of those of SRC")
+              "JSON file: the flat units (the parameters of each flat parameter) for --strategy "
+              "flat or hybrid-flat (default: those that SRC records)")
       .option("--as-dict", "CLASS", options.as_dict,
               "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
       .option("--compress", "HOW", options.compress,
               "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
       .option("--only", "GLOB", options.only,
-              "Move only names that match, and all below them (=GLOB: nothing below); !GLOB leaves "
-              "names out. Repeatable")
+              "Move only names that match GLOB, and all names below them (=GLOB: nothing below); "
+              "!GLOB leaves names out. Repeatable")
       .option("--rename", "FROM=TO", options.renames,
               "Replace FROM at the start of names by TO; =TO puts TO before every name. Repeatable")
       .flag("--drop-optimizer", options.drop_optimizer,
@@ -128,21 +130,23 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--dequantize", "DTYPE", options.dequantize,
               "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating-point tensors to DTYPE, except tensors without dimensions, and "
-              "optimizer state with neither one number per element nor one number per row")
+              "Convert floating-point tensors to DTYPE. Tensors without dimensions keep their "
+              "dtype; so does optimizer state that has neither a number per element of its "
+              "parameter nor one per row")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },
           "What --cast does with numbers that are too large for DTYPE: fail, take its largest "
           "number, or make them infinite (default: refuse)")
       .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
-                   "Most bytes in one file, such as 5GB. Safetensors format only")
+                   "Largest size of one file, such as 5GB; a larger tensor gets a file of its own. "
+                   "Safetensors format only")
       .option(
           "--device-mesh", "TYPE:NAMES", options.device_mesh,
           "Device type and axis names of the trainer's mesh, to write into each rank's file, such "
           "as cuda:ddp,fsdp or cpu (default: cuda:fsdp). Format rank_files only")
       .flag("--allow-missing", options.allow_missing,
-            "Leave out what is incomplete or missing in SRC")
+            "Leave out tensors and values that are incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,
             "Allow merging row-wise optimizer state (one number per row) of several column shards "
             "by a weighted mean, which loses the shards' own numbers")
@@ -157,9 +161,9 @@ void add_move_options(Command& command, MoveOptions& options) {
           "DST (default), leave them, or stop")
       .option("--extra-files-from", "DIR", options.extra_files_folder,
               "Copy the other files of DIR instead of those of SRC")
-      .size_option(
-          "--extra-files-limit", "SIZE", options.extra_files_nbytes,
-          "Copy at most so many bytes of these files; the largest files are left (default: {})");
+      .size_option("--extra-files-limit", "SIZE", options.extra_files_nbytes,
+                   "Copy at most SIZE of these files in total; the largest files are left out "
+                   "(default: {})");
   add_recipe_options(command, options.recipe);
   add_run_options(command, options);
 }

@@ -25,24 +25,24 @@ struct MoveOptions {
   static constexpr int kNotGiven = std::numeric_limits<int>::min();
 
   std::string destination;
-  std::optional<formats::Format> format;  // none: as the destination's name suggests
+  std::optional<formats::Format> format;  // none: by the suffix of the destination
   int world_size = kNotGiven;
   std::string strategy;
   std::string table_plan_path;
   std::string mesh_path;
-  std::string like_path;  // of the checkpoint whose pieces DST gets; empty: not given
+  std::string like_path;  // path of the checkpoint whose pieces DST gets; empty: not given
   std::string units_path;
-  std::string flat_layout_path;      // of the source, for verbs that read one checkpoint
+  std::string flat_layout_path;      // for the source; only verbs that read one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   std::string compress = "none";
-  std::string base;  // of the checkpoint to share files with; empty: not given
+  std::string base;  // path of the checkpoint to share files with; empty: not given
   std::vector<std::string> only;
-  std::string only_option = "--only";  // for messages: the options whose patterns are in `only`
+  std::string only_option = "--only";  // name of the options that set `only`, for messages
   std::vector<std::string> renames;
-  std::vector<reshard::Rename> prefix_removals;  // of names that no rename matches
-  std::vector<std::string> source_prefixes;      // of a merge
-  formats::MergePreference preference = formats::MergePreference::none;  // of a merge
-  std::string combination;  // of a combination: the formula; empty: none
+  std::vector<reshard::Rename> prefix_removals;  // applied to names that no rename matches
+  std::vector<std::string> source_prefixes;      // only of a merge
+  formats::MergePreference preference = formats::MergePreference::none;  // only of a merge
+  std::string combination;  // of `combine`: the formula; empty: none
   bool drop_optimizer = false;
   std::string optimizer_params;  // a file or `auto`; empty: not given
   RecipeArguments recipe;
@@ -60,11 +60,11 @@ struct MoveOptions {
   reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = reshard::kDefaultExtraFilesNbytes;
-  std::string spool;  // a folder; empty: that of the system
+  std::string spool;  // a folder; empty: TMPDIR or /tmp
   bool dry_run = false;
   bool overwrite = false;
-  bool resume = false;   // the work of an interrupted run
-  bool discard = false;  // the work of an interrupted run
+  bool resume = false;   // continue the work of an interrupted run
+  bool discard = false;  // remove the work of an interrupted run
   WorkerOptions worker;
   bool quiet = false;
   bool json = false;
@@ -72,7 +72,7 @@ struct MoveOptions {
 };
 
 void add_move_options(Command& command, MoveOptions& options);
-/// Adds `--base`, for verbs that have no option of this name with another meaning.
+/// Adds `--base PREVIOUS`. Not for `combine`, whose `--base` means something else.
 void add_base_option(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
 void add_flat_layout_option(Command& command, MoveOptions& options);
@@ -81,8 +81,8 @@ void add_flat_layout_option(Command& command, MoveOptions& options);
 /// Requires: `options.format` is set. Throws: UsageError.
 void check_options(const MoveOptions& options);
 
-/// The contents of the files and of the checkpoint that options name; empty for options that are
-/// not given.
+/// The contents of the files that options name, and of the checkpoint of `--like`. Empty for
+/// options that are not given.
 struct OptionFiles {
   /// `source` is the path of the checkpoint, or of the first of several.
   OptionFiles(const MoveOptions& options, const std::string& source);
@@ -93,10 +93,10 @@ struct OptionFiles {
   std::string units;
   std::string flat_layout;
   reshard::OptimizerParams optimizer_params;
-  std::string recipe;  // with the source's config.json
+  std::string recipe;  // text of the recipe and of the source's config.json
 };
 
-// These functions return the options as the core takes them. Throws: UsageError that names the
+// The next two functions convert the options for the core. Throws: UsageError that names the
 // option.
 reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files);
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,

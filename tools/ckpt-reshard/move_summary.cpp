@@ -25,7 +25,8 @@ using reshard::Plan;
 
 constexpr int kJsonSchema = 1;
 constexpr std::size_t kMaxFindingsShown = 100;
-constexpr std::size_t kMaxUnderflowsShown = 10;  // they are common, and harmless to most models
+// Few, because most models have such numbers and are not harmed.
+constexpr std::size_t kMaxUnderflowsShown = 10;
 constexpr std::size_t kMaxSharesShown = 20;
 
 std::string contents_line(const MoveOptions& options, const Plan& plan) {
@@ -108,8 +109,8 @@ std::string names_in_words(const std::vector<std::string>& names) {
   return text;
 }
 
-/// Prints one line about the extra files that are carried, one for each edit, and one about what is
-/// left.
+/// Prints one line about the extra files that are copied, one for each edited file, and one about
+/// the files that are left out.
 void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal) {
   std::vector<std::string> carried;
   std::uint64_t nbytes = 0;
@@ -122,7 +123,7 @@ void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal)
                    names_in_words(carried) + "\n");
   }
   for (const auto& edit : files.edits) terminal.print(edit.name + ": " + edit.what + "\n");
-  std::map<std::string, std::vector<std::string>> left;  // by reason
+  std::map<std::string, std::vector<std::string>> left;  // names of files, by reason
   for (const auto& [name, why] : files.left) left[why].push_back(name);
   std::string line;
   for (const auto& [why, names] : left) {
@@ -176,7 +177,7 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
                    "tensors or dicts lose their attributes") +
              in_brackets(counted_change.names);
     case Change::value_types:
-      return words("value becomes one of a plainer type", "values become ones of plainer types") +
+      return words("value gets a plainer type", "values get plainer types") +
              in_brackets(counted_change.names);
     case Change::tensor_steps:
       return words("step of the optimizer becomes a float32 tensor",
@@ -185,7 +186,7 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
   return {};
 }
 
-/// Prints one line about what the formats change.
+/// Prints one line about the changes that the formats make necessary.
 void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Terminal& terminal) {
   std::string line;
   for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);
@@ -193,7 +194,7 @@ void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Termi
   terminal.print("changed: " + line + " (docs/formats/what-each-holds.md)\n");
 }
 
-/// The first name of each kind that the options leave out; empty if there is none.
+/// The first tensor, value and alias that options leave out; empty if there is none.
 struct FirstLeftOut {
   std::string tensor{};
   std::string value{};
@@ -207,7 +208,7 @@ FirstLeftOut first_left_out(const MoveOptions& options,
   wanted.only = NameSelection(options.only);
   if (options.drop_optimizer) wanted.optimizer = reshard::OptimizerSelection::leave_out;
   const reshard::MovedSelection moved(contents, wanted);
-  std::set<std::string_view> targets;  // tensors that are moved under the name of an alias
+  std::set<std::string_view> targets;  // tensors of which an alias is moved
   FirstLeftOut first;
   const auto take = [](std::string& name, const std::string& candidate) {
     if (name.empty() || candidate < name) name = candidate;
@@ -229,7 +230,8 @@ FirstLeftOut first_left_out(const MoveOptions& options,
   return first;
 }
 
-/// Prints one line about what the options leave out: how many of each kind, and the first of them.
+/// Prints one line about the entries that options leave out: the number and the first name of each
+/// kind.
 void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
                     const formats::CheckpointContents& contents, Terminal& terminal) {
   if (left == reshard::LeftOut{}) return;
@@ -249,7 +251,7 @@ void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
   terminal.print("left out by " + by + ": " + what + "\n");
 }
 
-/// Prints one line about what the cast leaves as it is.
+/// Prints one line about the tensors that the cast does not change.
 void print_uncast(const reshard::UncastTensors& uncast, Terminal& terminal) {
   if (uncast.count == 0) return;
   terminal.print("not cast: " + counted(uncast.count, "tensor") + " (" + printable(uncast.first) +
@@ -290,7 +292,8 @@ void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& 
   json.end_array().end_object();
 }
 
-/// Prints what the reader found in the source when it opened it; notes have said it before.
+/// Prints the findings of the reader about the source to standard output. Notes on standard error
+/// have them too.
 void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
   for (const Finding& finding : reader.contents().opening_findings) {
     terminal.print("source: " + finding_line(finding) + "\n");
@@ -382,7 +385,7 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   print_rounded_to_zero(outcome, terminal);
 }
 
-/// Prints what a worker has written, and which parts are missing.
+/// Prints what this worker has written, and which parts are not complete yet.
 void print_shares(const MoveOptions& options, const Outcome& outcome, Terminal& terminal) {
   const std::string number = std::to_string(outcome.num_shares);
   const auto say = [&](const std::string& what) {

@@ -15,26 +15,28 @@
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
 
-// What a move prints: for people, and as JSON (docs/cli/json-schema.md).
+// Prints the result of a move, as text or as JSON (docs/cli/json-schema.md).
 namespace tessera::cli {
 
-/// What a run does, and has done.
+/// The plan of a run, and its results.
 struct Outcome {
   reshard::Plan plan;
   reshard::ExtraFilesPlan extra_files;
-  std::uint64_t kept_nbytes = 0;                       // that an interrupted run had written
-  std::uint64_t linked_nbytes = 0;                     // that stay in files of the base
+  std::uint64_t kept_nbytes = 0;    // bytes that an interrupted run had written
+  std::uint64_t linked_nbytes = 0;  // bytes that are in files shared with the base
   std::optional<reshard::SharedMoveOutcome> shared{};  // if several workers write DST
-  int num_shares = 1;  // shares of the move, one for each of these workers
+  int num_shares = 1;  // number of shares of the move, one for each worker
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
-  reshard::FileStates source_files{};  // when the source was opened
+  reshard::FileStates source_files{};  // states of the source's files when they were opened
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
-  std::shared_ptr<arithmetic::UnderflowNames> rounded_to_zero{};  // of sums, or of codes
+  // Tensors in which sums or dequantized numbers became zero.
+  std::shared_ptr<arithmetic::UnderflowNames> rounded_to_zero{};
 };
 
-/// Prints what a run has done, or would do with `--dry-run`. `start`: when it began to move bytes.
+/// Prints the result of a run, or what it would do with `--dry-run`. `start`: when the run began to
+/// move bytes.
 void print_outcome(const MoveOptions& options, const Outcome& outcome,
                    const formats::CheckpointReader& reader,
                    std::chrono::steady_clock::time_point start, Terminal& terminal);
@@ -43,7 +45,8 @@ void print_json(const MoveOptions& options, const Outcome& outcome,
 /// Prints one line for each of the first 100 findings to standard error.
 void print_findings(const std::string& prefix, const std::vector<formats::Finding>& findings,
                     Terminal& terminal);
-/// Warns if an optimizer that is loaded from DCP would not find its state.
+/// Warns if PyTorch's optimizers would not find their state in the DCP checkpoint that the move
+/// writes.
 void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& changes,
                             Terminal& terminal);
 

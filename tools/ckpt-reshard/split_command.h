@@ -10,7 +10,7 @@ namespace tessera::cli {
 
 struct SplitOptions {
   std::string source;
-  std::vector<std::string> prefixes;  // with or without their last dot
+  std::vector<std::string> prefixes;  // with or without a dot at the end
   bool keep_prefix = false;
   MoveOptions move;
 };

@@ -35,7 +35,8 @@ PartOfWork launched_part(const std::string& workers) {
   }
   if (is_auto && launched->num_processes == 0) {
     refuse_option("--workers",
-                  "a number, because no variable beside " + launched->index_variable + " tells it",
+                  "a number, because the launcher that sets " + launched->index_variable +
+                      " does not give the number of workers",
                   "auto");
   }
   const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
@@ -58,11 +59,11 @@ PartOfWork launched_part(const std::string& workers) {
 void add_worker_options(Command& command, WorkerOptions& options) {
   command
       .option("--part", "I/N", options.part,
-              "Write part I (from 0) of N, while other workers write the others; whoever ends last "
-              "makes DST appear")
+              "Write part I of N (I from 0 to N-1), while other workers write the other parts. The "
+              "worker that ends last completes DST")
       .option("--workers", "N", options.workers,
-              "Like --part I/N, with I from the launcher (Slurm, MPI, torchrun, Kubernetes). auto: "
-              "with N from the launcher, too")
+              "Like --part I/N, but the launcher (Slurm, MPI, torchrun, Kubernetes) gives I. auto: "
+              "it gives N, too")
       .flag("--take-over", options.take_over,
             "After its own part, also write the parts of workers that died or never started");
 }

@@ -63,8 +63,8 @@ std::string spell_number(Number number) {
   return {text.begin(), std::to_chars(text.begin(), text.end(), number).ptr};
 }
 
-// Adds rows `  name   text`, wrapped, under a title. The text of a long name begins in the next
-// line.
+// Writes a section of a help text: a title, and under it rows ` name text` whose text is wrapped.
+// After a long name, the text begins in the next line.
 class Section {
  public:
   Section(std::string title, std::size_t width) : title_(std::move(title)), width_(width) {}
@@ -104,7 +104,8 @@ std::string as_given(std::string argument) {
   return argument;
 }
 
-// Adds an option, or a flag if it has no value. CLI11 sets its target while `app` parses.
+// Adds an option to `app`, or a flag if it takes no value. CLI11 sets the option's target while it
+// parses.
 void add_option(CLI::App& app, const Command::Option& option, const std::string& help_command) {
   if (option.placeholder.empty()) {
     app.add_flag_callback(option.name, [&option] { option.set({}); });
@@ -126,7 +127,7 @@ void add_option(CLI::App& app, const Command::Option& option, const std::string&
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
-// Parses, and throws a UsageError if CLI11 throws one of its errors.
+// Parses the arguments. Throws a UsageError where CLI11 throws one of its own errors.
 void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
                      const std::string& help_command) {
   for (std::string& argument : arguments) keep_whole(argument);
@@ -148,7 +149,8 @@ void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
   }
 }
 
-// Assigns one positional to every argument, and all others to the argument that takes many.
+// Gives each argument of the command one positional. The argument that takes many gets all
+// remaining ones.
 void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
                         const std::string& help_command) {
   std::size_t next = 0;
@@ -204,7 +206,7 @@ Command& Command::flag(std::string name, bool& target, std::string help) {
 Command& Command::option(std::string name, std::string placeholder, std::string& target,
                          std::string help) {
   const auto set = [&target, placeholder](const std::string& text) {
-    // Probably an unset shell variable. To ignore the option would be a guess.
+    // Refuses an empty value, which is probably an unset shell variable.
     if (text.empty()) throw std::invalid_argument("expected " + placeholder + ", found ''");
     target = text;
   };
@@ -298,7 +300,7 @@ void CommandLine::add_common_options() {
   if (std::exchange(has_common_options_, true)) return;
   for (const auto& command : commands_) {
     command->option("--endpoint", "URL", endpoint_,
-                    "The S3 that s3:// paths name, such as http://localhost:9000 (default: "
+                    "Server for s3:// paths, such as http://localhost:9000 (default: "
                     "AWS_ENDPOINT_URL, or else AWS)");
     command->choice(
         "--color", {"auto", "always", "never"},

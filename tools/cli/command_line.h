@@ -34,14 +34,14 @@ class Command {
     std::string name;  // `PATH`, `GLOB...`
     std::string help;
     std::string* one = nullptr;
-    std::vector<std::string>* many = nullptr;  // none or more
+    std::vector<std::string>* many = nullptr;  // gets any number of values
   };
   struct Option {
     std::string name;         // `--depth`; `-o,--output`
     std::string placeholder;  // `N`; empty for a flag
     std::string help;
     std::function<void(const std::string&)> set;  // throws std::invalid_argument
-    std::vector<std::string> choices{};           // for completion
+    std::vector<std::string> choices{};           // offered by completion
 
     std::string with_placeholder() const;  // `--depth N`
   };
@@ -58,7 +58,8 @@ class Command {
   /// added later take the last values. A command has at most one such argument.
   Command& arguments(std::string name, std::vector<std::string>& target, std::string help);
 
-  // In the help of the options below, `{}` stands for the target's value at the time of the call.
+  // In the help texts of the options below, `{}` is replaced by the target's value at the time of
+  // the call (the default).
 
   Command& flag(std::string name, bool& target, std::string help);
   Command& option(std::string name, std::string placeholder, std::string& target, std::string help);
@@ -76,7 +77,7 @@ class Command {
   Command& choice(std::string name, std::vector<std::string> choices,
                   std::function<void(const std::string&)> set, std::string help);
 
-  Command& describe(std::string paragraph);  // after the summary, in the help
+  Command& describe(std::string paragraph);  // shown in the help after the summary
   Command& example(std::string line, std::string what);
 
   const std::string& name() const { return name_; }
@@ -103,14 +104,14 @@ class CommandLine {
  public:
   CommandLine(std::string tool, std::string summary, Terminal& terminal);
 
-  /// Adds a command. A command with an empty name is the tool without a verb. The reference stays
-  /// valid.
+  /// Adds a command and returns it. If the name is empty, the command runs when no verb is given.
+  /// The reference stays valid.
   Command& add_command(std::string name, std::string summary, std::function<ExitCode()> run);
   /// Adds a section to the tool's help and manual page: names, each with its meaning.
   void add_section(std::string title, std::vector<std::pair<std::string, std::string>> rows) {
     sections_.push_back({std::move(title), std::move(rows)});
   }
-  /// Names the command that a command line without a verb stands for.
+  /// Sets the command that runs if the command line has no verb.
   void set_default_command(std::string name) { default_command_ = std::move(name); }
   /// Parses and runs. Throws: UsageError, and what the command throws.
   ExitCode run(int argc, const char* const* argv);

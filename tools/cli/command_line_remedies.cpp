@@ -11,9 +11,9 @@
 namespace tessera::cli {
 namespace {
 
-/// Returns a glob that can stand between single quotes in a shell. A character that would end the
-/// quotes, or cannot be printed, becomes `?`, which matches any character. Otherwise a name from a
-/// file could run as a command.
+/// Returns a glob that is safe between single quotes in a shell: a name from a file must not be
+/// able to run as a command. Quotes and characters that cannot be printed become `?`, which matches
+/// any character.
 std::string pasted(std::string_view glob) {
   std::string text;
   for (std::size_t i = 0; i < glob.size();) {

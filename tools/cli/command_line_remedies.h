@@ -7,10 +7,11 @@
 
 namespace tessera::cli {
 
-/// Returns a remedy in the words of the command line; empty for Action::none.
+/// Returns what the user can do about an error, with the options of the command line; empty for
+/// Action::none.
 std::string command_line_remedy(const Remedy& remedy);
 
-/// Returns a finding in one line, with its remedy in the words of the command line.
+/// Returns a finding as one line, with the option that may help.
 std::string finding_line(const formats::Finding& finding);
 
 }  // namespace tessera::cli

@@ -64,7 +64,7 @@ std::string bash_case(const Command& command, const std::string& pattern) {
 std::string bash_completion(const CompletedTool& tool) {
   const std::string function = function_name(tool.name);
   std::string cases;
-  std::string fallback;  // its pattern is `*`, which must come last
+  std::string fallback;  // the branch for any other word, `*`, which must be the last one
   for (const auto& command : tool.commands) {
     if (command->name() == tool.default_command) {
       fallback = bash_case(*command, "*");
@@ -110,7 +110,8 @@ std::string zsh_quoted(std::string_view text) {
 
 /// Returns an option for `_arguments`: `*--to[Format of DST]:FORMAT:(native dcp)`.
 std::string zsh_option(const std::string& name, std::string_view help, const std::string& value) {
-  const std::string explanation = with_backslashes(help, "[]\\");  // it ends at a bracket
+  // A bracket would end the explanation.
+  const std::string explanation = with_backslashes(help, "[]\\");
   return "        " + zsh_quoted("*" + name + "[" + explanation + "]" + value) + " \\\n";
 }
 

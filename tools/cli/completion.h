@@ -12,7 +12,7 @@ namespace tessera::cli {
 struct CompletedTool {
   std::string name;
   const std::vector<std::unique_ptr<Command>>& commands;
-  std::string default_command;  // that a command line without a verb stands for
+  std::string default_command;  // runs if the command line has no verb
 };
 
 /// Returns a completion script for `bash`, `zsh` or `fish`, to be sourced or put into the folder

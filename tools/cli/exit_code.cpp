@@ -20,7 +20,7 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   try {
     throw;
   } catch (const OutputClosed&) {
-    return ExitCode::output_closed;  // no program reads messages any more
+    return ExitCode::output_closed;  // nobody would read a message
   } catch (const UsageError& error) {
     say(error.what());
     say("try '" + error.help_command() + "'");

@@ -6,10 +6,11 @@
 
 namespace tessera::cli {
 
-/// Returns the formats that the tools know, for help texts: the name of each and what it is.
+/// Returns the name and a description of each format that the tools know, for help texts.
 std::vector<std::pair<std::string, std::string>> format_rows();
 
-/// Returns in words which format a destination without `--to` gets: by the suffix of its name.
+/// Returns a text for the help: which format a destination gets without `--to`, by the suffix of
+/// its name.
 std::string default_format_rule();
 
 }  // namespace tessera::cli

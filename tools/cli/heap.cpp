@@ -15,7 +15,7 @@ void let_heap_use_huge_pages() {
   constexpr std::size_t kHugePageNbytes = std::size_t{2} << 20;
   constexpr int kRoomNbytes = 256 << 20;
   constexpr int kUsualPadNbytes = 128 << 10;  // glibc's default
-  constexpr int kMmapNbytes = 32 << 20;       // the largest that glibc takes
+  constexpr int kMmapNbytes = 32 << 20;       // the largest value that glibc accepts
 
   auto* const begin = static_cast<std::byte*>(sbrk(0));
   mallopt(M_MMAP_THRESHOLD, kMmapNbytes);
@@ -26,7 +26,8 @@ void let_heap_use_huge_pages() {
   mallopt(M_TOP_PAD, kUsualPadNbytes);
   const auto nbytes = static_cast<std::size_t>(static_cast<std::byte*>(sbrk(0)) - begin);
 
-  // The first 2 MiB and a bit more keep small pages: most lists need no more.
+  // The beginning of the heap, a little more than 2 MiB, keeps small pages, because most lists need
+  // no more memory.
   if (nbytes <= kHugePageNbytes) return;
   void* huge_begin = begin + kHugePageNbytes;
   std::size_t huge_nbytes = nbytes - kHugePageNbytes;

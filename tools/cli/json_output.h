@@ -11,16 +11,16 @@
 
 namespace tessera::cli {
 
-/// Writes one JSON document, mostly to standard output. Writes each token immediately, so that a
-/// large document needs no memory. Entries of the two outermost levels get a line each, so that
+/// Writes one JSON document, usually to standard output. Writes each token immediately, so that a
+/// large document needs little memory. Entries of the two outermost levels get a line each, so that
 /// people can read the document and `grep` finds whole entries. A value in an object follows its
 /// `key`.
 class JsonOutput {
  public:
-  /// Opens the document's object and writes `"schema": <schema>`. The schemas are in
+  /// Begins the document with `"schema": <schema>`, the number of its form in
   /// docs/cli/json-schema.md. The number changes only if old readers would misread the document.
   JsonOutput(Terminal& terminal, int schema);
-  /// Writes to a function that takes text, instead of a Terminal.
+  /// Calls `sink` with the text, instead of printing it.
   using TextSink = std::function<void(std::string_view text)>;
   JsonOutput(TextSink sink, int schema);
 
@@ -49,7 +49,7 @@ class JsonOutput {
     return value(content);
   }
 
-  /// Closes the document. Requires: everything opened in between is closed.
+  /// Closes the document. Requires: all objects and lists in it are closed.
   void finish();
 
  private:

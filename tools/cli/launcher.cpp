@@ -9,14 +9,15 @@
 namespace tessera::cli {
 namespace {
 
-/// The variables of one launcher. A launcher counts only if it sets all of them.
+/// The environment variables that one launcher sets. A launcher is recognised only if all its
+/// variables are set.
 struct LauncherVariables {
   const char* index;
-  const char* count;  // null: there is none
-  const char* first;  // the smallest index; null: 0
+  const char* count;  // null: the launcher has no such variable
+  const char* first;  // variable with the smallest index; null: indices begin at 0
 };
 
-// A job array comes before the tasks of one of its jobs, because a job of one task sets both.
+// Slurm's job array is before Slurm's tasks, because a job of an array sets the variables of both.
 constexpr LauncherVariables kLaunchers[] = {
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr},
     {"PMI_RANK", "PMI_SIZE", nullptr},
@@ -38,7 +39,8 @@ std::optional<int> number_in(const char* variable) {
   return number;
 }
 
-/// Whether several tasks of one array job run: then the array's index is not unique.
+/// Returns whether a job of the array has several tasks. Then several processes have the same array
+/// index.
 bool has_several_tasks() {
   return number_in("SLURM_NTASKS").value_or(1) > 1;
 }
@@ -55,9 +57,9 @@ std::optional<LaunchedProcess> find_launched_process() {
     *index -= number_in(launcher.first).value_or(0);
     if (count && (*index < 0 || *index >= *count)) {
       throw UsageError(std::string(launcher.index) + ": expected a number from " +
-                           std::to_string(number_in(launcher.first).value_or(0)) + " on, one of " +
-                           launcher.count + " (" + std::to_string(*count) +
-                           ") numbers in a row, found '" + std::getenv(launcher.index) + "'" +
+                           std::to_string(number_in(launcher.first).value_or(0)) + " on (" +
+                           launcher.count + ": " + std::to_string(*count) + " numbers), found '" +
+                           std::getenv(launcher.index) + "'" +
                            (is_array ? " (a job array needs steps of 1)" : ""),
                        "ckpt-reshard --help");
     }

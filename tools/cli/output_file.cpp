@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::size_t kBufferNbytes = std::size_t{1} << 20;
 
-// Refuses what StagedDestination would refuse, but with a message that names the option.
+// Checks the path as StagedDestination does, but earlier and with a message that names the option.
+// Returns the path.
 const std::string& checked(const FileSystem& fs, const std::string& path, OverwritePolicy overwrite,
                            std::string_view option) {
   const std::optional<FileKind> kind = fs.kind_of(path);

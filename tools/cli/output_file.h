@@ -18,10 +18,9 @@ inline constexpr const char* kStandardOutput = "-";
 /// Not thread-safe.
 class OutputFile {
  public:
-  /// `option` is how the path was given (`--output`), for messages.
-  /// Throws: Error(already_exists) if the file exists and `overwrite` is `refuse`; the message
-  /// names the flag that replaces the file. Error(invalid_argument) if the path is not a file;
-  /// Error(io).
+  /// `option`: the option that gave the path (`--output`), for messages. Throws:
+  /// Error(already_exists) if the file exists and `overwrite` is `refuse`; the message names the
+  /// flag that replaces the file. Error(invalid_argument) if the path is not a file; Error(io).
   OutputFile(FileSystem& fs, const std::string& path, OverwritePolicy overwrite,
              std::string_view option);
 

@@ -14,7 +14,7 @@ struct PartOfWork {
 
 constexpr int kMaxParts = 1 << 16;
 
-/// Returns the number that the whole text is; nothing for any other text.
+/// Returns the integer that `text` spells; nothing if `text` is anything else.
 std::optional<int> parse_int(std::string_view text);
 
 /// Reads `I/N`. Throws: UsageError naming `option`.

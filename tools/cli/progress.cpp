@@ -73,7 +73,7 @@ Progress::~Progress() {
     } else {
       terminal_.show_status({});
     }
-  } catch (...) {  // no memory for a line: the work goes on without it
+  } catch (...) {  // no memory for the line: it is left out
   }
 }
 
@@ -105,7 +105,8 @@ void Progress::show(Clock::time_point now) {
                                       total_nbytes_, seconds_until(now)));
 }
 
-// Some checks read more or fewer bytes than announced. The last line shows the total anyway.
+// The last line always shows the total, although some checks read more or fewer bytes than
+// announced.
 void Progress::write_json(State state, Clock::time_point now) {
   const std::uint64_t done_nbytes =
       state == State::done ? total_nbytes_

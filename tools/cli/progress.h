@@ -39,7 +39,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void add(std::uint64_t nbytes);
-  /// Counts bytes that an interrupted run has moved. The caller passes them to `add` too.
+  /// Counts bytes that an interrupted run had moved, so that the speed leaves them out. The caller
+  /// passes them to `add` too.
   void add_kept(std::uint64_t nbytes);
 
  private:
@@ -55,11 +56,11 @@ class Progress {
   const std::string verb_;
   const std::string phase_;
   const std::uint64_t total_nbytes_;
-  const int num_exceptions_;  // exceptions in flight at construction
+  const int num_exceptions_;  // number of exceptions in flight when this object was made
   const Clock::time_point start_;
   std::atomic<std::uint64_t> done_nbytes_ = 0;
   std::atomic<std::uint64_t> kept_nbytes_ = 0;
-  std::atomic<std::int64_t> next_ns_;  // since start_
+  std::atomic<std::int64_t> next_ns_;  // when to print next, after start_
   std::mutex mutex_;
 };
 

@@ -13,10 +13,9 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
               "JSON file: rules that give the tensors other names and shapes (docs/recipes.md)")
       .flag("--inverse", arguments.inverse,
             "Apply the recipe backwards, from its new names to the old ones")
-      .option(
-          "--set", "NAME=VALUE", arguments.settings,
-          "Set a variable of the recipe; prefix=TEXT: the names have TEXT in front, and keep it. "
-          "Repeatable");
+      .option("--set", "NAME=VALUE", arguments.settings,
+              "Set a variable of the recipe. prefix=TEXT puts TEXT before all names in its rules. "
+              "Repeatable");
 }
 
 recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,

@@ -10,7 +10,7 @@
 
 namespace tessera::cli {
 
-/// `--recipe FILE`, `--inverse` and `--set NAME=VALUE`, as given.
+/// The values of `--recipe FILE`, `--inverse` and `--set NAME=VALUE`.
 struct RecipeArguments {
   std::string path{};  // empty: not given
   bool inverse = false;
@@ -19,17 +19,17 @@ struct RecipeArguments {
 
 void add_recipe_options(Command& command, RecipeArguments& arguments);
 
-/// Returns the options of a recipe for the checkpoint at `checkpoint`, whose config.json is read.
-/// Throws: Error as recipe::add_setting and recipe::read_config.
+/// Returns the options of a recipe. Reads config.json of the checkpoint at `checkpoint` for its
+/// variables. Throws: Error as recipe::add_setting and recipe::read_config.
 recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
                                      const std::string& checkpoint);
 
-/// Returns a text that contains everything that decides what the recipe does to the checkpoint;
-/// empty if no recipe is given.
+/// Returns a text with everything that the result of the recipe depends on, except the checkpoint:
+/// the recipe's text, its settings and config.json. Empty if no recipe is given.
 std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint);
 
-/// Returns a reader that shows what the recipe makes of `reader`, or `reader` itself if no recipe
-/// is given. `checkpoint` is the path that `reader` reads.
+/// Returns a reader of the checkpoint after the recipe, or `reader` itself if no recipe is given.
+/// `checkpoint` is the path that `reader` reads.
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
     const std::string& checkpoint);

@@ -18,7 +18,8 @@ constexpr std::array kSignals = {SIGINT, SIGTERM};
 constexpr char kStop = 's';
 constexpr char kQuit = 'q';
 
-// For the signal handler. It may only touch lock-free atomics and call write, signal and raise.
+// Used by the signal handler, which may only use lock-free atomics and call write, signal and
+// raise.
 std::atomic<int> pipe_write_end = -1;
 std::atomic<int> num_signals = 0;
 int pipe_read_end = -1;

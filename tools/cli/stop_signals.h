@@ -19,7 +19,7 @@ class StopSignals {
 
  private:
   std::stop_source source_;
-  std::thread waiter_;  // a handler may not request a stop itself: that takes locks
+  std::thread waiter_;  // requests the stop, because a signal handler must not take locks
 };
 
 }  // namespace tessera::cli

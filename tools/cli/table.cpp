@@ -81,7 +81,7 @@ void Table::lay_out_row(std::size_t row, const std::vector<std::size_t>& widths,
                         const std::vector<bool>& is_shown, const Terminal& terminal,
                         std::string& line) const {
   const std::size_t first_cell = row == 0 ? 0 : row_ends_[row - 1];
-  std::size_t column = 0;   // reached by `line`
+  std::size_t column = 0;   // current width of `line`
   std::size_t pending = 0;  // spaces to write before the next text
   for (std::size_t c = 0; first_cell + c < row_ends_[row]; ++c) {
     const StoredCell& cell = cells_[first_cell + c];

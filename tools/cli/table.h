@@ -13,16 +13,17 @@
 
 namespace tessera::cli {
 
-/// A table of text: rows of cells in aligned columns, two spaces apart, without trailing spaces. If
-/// a terminal is too narrow, narrow columns replace wide ones (let_alternate), then the front of
-/// one column is cut (let_shrink). Elsewhere, everything is printed in full.
+/// Prints rows of cells in aligned columns, two spaces apart. If the terminal is too narrow, narrow
+/// columns replace wide ones (let_alternate), and then one column is cut at its front (let_shrink).
+/// If standard output is not a terminal, everything is printed in full.
 class Table {
  public:
   enum class Align { left, right };
   struct Cell {
     std::string text;
     Style style = Style::plain;
-    /// Whether the text may use the rest of the line, and so does not widen its column.
+    /// `rest_of_line`: the text may continue beyond its column, so it does not make the column
+    /// wider.
     enum class Extent : std::uint8_t { one_column, rest_of_line } extent = Extent::one_column;
   };
 
@@ -30,11 +31,12 @@ class Table {
 
   /// Names the column that is cut if the terminal is too narrow.
   void let_shrink(std::size_t column) { shrinking_ = column; }
-  /// Declares columns with the same content: shows those in `wide` if there is room, else `narrow`.
+  /// Declares that the columns in `wide` and the column `narrow` have the same content. Shows the
+  /// wide ones if there is room, else the narrow one.
   void let_alternate(std::vector<std::size_t> wide, std::size_t narrow) {
     alternates_.push_back({std::move(wide), narrow});
   }
-  /// Reserves memory for rows that will be added. Units of `text_nbytes`: bytes in all rows.
+  /// Reserves memory for rows that will be added. `text_nbytes`: bytes of text in all these rows.
   void reserve(std::size_t num_rows, std::size_t text_nbytes);
   /// Adds a row, which may have fewer cells than there are columns.
   void add_row(std::span<const Cell> cells);
@@ -51,7 +53,7 @@ class Table {
     std::size_t narrow;
   };
 
-  // A cell whose text is a section of one string with the texts of all cells.
+  // A cell. The texts of all cells are in one string; `text_end` is where this cell's text ends.
   struct StoredCell {
     std::size_t text_end;
     std::uint32_t width;
@@ -70,7 +72,7 @@ class Table {
   std::vector<Alternates> alternates_;
   std::string texts_;
   std::vector<StoredCell> cells_;
-  std::vector<std::size_t> row_ends_;  // cells before the end of each row
+  std::vector<std::size_t> row_ends_;  // one per row: the number of cells up to its end
 };
 
 }  // namespace tessera::cli

@@ -41,7 +41,7 @@ bool environment_allows_color() {
   return term != nullptr && std::string_view(term) != "dumb";
 }
 
-// Writes all of `text`. Returns 0, or the `errno` that stopped the writing.
+// Writes all of `text`. Returns 0, or the `errno` of the failure.
 int write_all(int fd, std::string_view text) noexcept {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
@@ -76,7 +76,7 @@ Terminal::Terminal(int out_fd, int err_fd)
       errors_are_on_terminal_(is_terminal(err_fd)),
       width_(find_width(output_is_terminal_ || !errors_are_on_terminal_ ? out_fd : err_fd)) {
   std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a too large file is then an error of write()
+  std::signal(SIGXFSZ, SIG_IGN);  // so that write() returns an error if a file gets too large
   set_color(ColorChoice::automatic);
 }
 
@@ -101,7 +101,7 @@ void Terminal::print_error(std::string_view line) noexcept {
     }
     write_all(err_fd_, std::string(line) + "\n");
   } catch (...) {
-    write_all(err_fd_, line);  // no memory for the line break
+    write_all(err_fd_, line);  // written alone, because there is no memory to append a line break
   }
 }
 
@@ -110,7 +110,7 @@ void Terminal::print_event(std::string_view line) noexcept {
     const std::scoped_lock lock(mutex_);
     clear_status_locked();
     write_all(err_fd_, std::string(line) + "\n");
-  } catch (...) {  // no memory: this line is left out
+  } catch (...) {  // no memory: the line is left out
   }
 }
 

@@ -49,7 +49,8 @@ class Terminal {
   /// Returns the width in columns: the terminal's, else the variable COLUMNS, else 80.
   int width() const { return width_; }
 
-  /// `automatic` is colour on a terminal, unless NO_COLOR is set or TERM is `dumb`.
+  /// Sets whether output has colours. `automatic`: only on a terminal, and not if NO_COLOR is set
+  /// or TERM is `dumb`.
   void set_color(ColorChoice choice);
   /// Returns `text` in this style, or unchanged if standard output has no colour.
   std::string styled(Style style, std::string_view text) const;

@@ -17,7 +17,7 @@ NAMES = {"listing": "listing", "reshard": "reshard", "compression": "compression
          "recipe": "recipe", "scale": "many_workers",
          "build": "core_build", "train": "train_step",
          "state": "train_state", "tables": "train_tables"}
-TRAINING = ("train", "state", "tables")  # what can be measured on a GPU
+TRAINING = ("train", "state", "tables")  # benchmarks that can run on a GPU
 
 
 def seconds_text(seconds: float) -> str:

@@ -15,7 +15,7 @@ def build_directory(preset: str) -> Path:
 
 
 def build_environment() -> dict[str, str]:
-    """Returns an environment in which copies of the tree share ccache's results."""
+    """Returns environment variables with which several copies of the repository share ccache's results."""
     return {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1",
             "CCACHE_SLOPPINESS": "pch_defines,time_macros"} | os.environ
 

@@ -15,7 +15,7 @@ NO_NETWORK = re.compile(
 
 
 def packages_for(purposes: set[str]) -> list[str]:
-    """Returns the packages that the list gives for any of `purposes`."""
+    """Returns the packages of debian-packages.txt that are for any of `purposes`."""
     packages = []
     for line in (HERE / "debian-packages.txt").read_text().splitlines():
         words = line.split("#")[0].split()

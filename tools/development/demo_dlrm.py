@@ -12,7 +12,7 @@ from python_environment import python_environment
 
 WORK = ROOT / "build" / "demo-dlrm"
 MOVED_AT, STEPS = 300, 600
-TOLERANCE = 1e-3  # relative: sums run in another order on other ranks, and Adagrad's first steps magnify that
+TOLERANCE = 1e-3  # relative: other ranks add numbers in another order, and Adagrad's first steps magnify the difference
 
 
 def demo_dlrm(*, torch_version: str | None) -> int:

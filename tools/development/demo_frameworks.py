@@ -1,4 +1,4 @@
-"""Trains with DeepSpeed, goes on with PyTorch's FSDP2, then with Tessera's C++ trainer; compares with DeepSpeed in one go."""
+"""Trains with DeepSpeed, then with PyTorch's FSDP2, then with Tessera's C++ trainer; compares with DeepSpeed alone."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ TO_FSDP2, TO_TESSERA = 40, 80
 
 
 def demo_frameworks(*, torch_version: str | None) -> int:
-    """Returns 0 if the run that moved twice has the same losses as the run in one go."""
+    """Returns 0 if the run that moved twice has the same losses as the run that stayed in DeepSpeed."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     os.environ["PYTHONPATH"] = str(peer_packages("frameworks", torch_version))

@@ -12,7 +12,7 @@ from python_environment import python_environment
 
 WORK = ROOT / "build" / "demo-moe"
 MOVED_AT, STEPS = 30, 60
-TOLERANCE = 1e-3  # relative: sums run in another order on other ranks
+TOLERANCE = 1e-3  # relative: other numbers of ranks add numbers in another order
 
 
 def demo_moe(*, torch_version: str | None) -> int:

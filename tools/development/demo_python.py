@@ -15,11 +15,11 @@ from python_environment import python_environment
 WORK = ROOT / "build" / "demo-python"
 TRAINER = "docs/examples/python_trainer/train.py"
 KILLED_AT, STEPS = 30, 60
-TOLERANCE = 1e-3  # relative: sums run in another order on other ranks
+TOLERANCE = 1e-3  # relative: other numbers of ranks add numbers in another order
 
 
 def demo_python(*, torch_version: str | None) -> int:
-    """Returns 0 if the run that was killed and resumed has the same losses as a run that nothing stopped."""
+    """Returns 0 if the run that was killed and resumed has the same losses as an uninterrupted run."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("tessera_python", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))

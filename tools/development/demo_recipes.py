@@ -12,13 +12,13 @@ from python_environment import python_environment
 
 WORK = ROOT / "build" / "demo-recipes"
 RECIPE = "recipes/hf-to-megatron-qwen3-moe.json"
-# Names in the file begin with the key of the model's dict; `config.json` beside it has the sizes, but not beside the result.
+# Names in the file begin with the key of the model's dict. `config.json` with the sizes is beside the file, but not beside the result.
 PREFIX = ["--set", "prefix=model."]
 SIZES = ["--set", "heads=4", "--set", "kv_heads=2", "--set", "head_dim=16"]
 
 
 def demo_recipes(*, torch_version: str | None) -> int:
-    """Returns 0 if all comes back to the bit, and the swapped heads are found."""
+    """Returns 0 if every tensor comes back bit for bit, and the check finds the swapped heads."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("ckpt-inspect", "ckpt-reshard"))

@@ -19,7 +19,7 @@ from python_environment import python_environment
 WORK = ROOT / "build" / "demo-resume"
 TEXT = "LICENSE"
 KILLED_AT, MOVED_AT, STEPS = 60, 80, 120
-TOLERANCE = 1e-4  # relative: sums run in another order on other ranks, and a hundred steps carry that on
+TOLERANCE = 1e-4  # relative: other numbers of ranks add numbers in another order, and the difference grows over 100 steps
 PLOT_HEIGHT = 6
 COLOURS = (36, 33, 35)
 
@@ -30,7 +30,7 @@ def rank_process(launcher: int, rank: int) -> int | None:
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             variables = (stat.parent / "environ").read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         if parent == launcher and f"RANK={rank}".encode() in variables:
             return int(stat.parent.name)

@@ -13,7 +13,7 @@ from places import ROOT
 from python_environment import python_environment
 
 WORK = ROOT / "build" / "demo-train"
-TOLERANCE = 1e-3  # sums run in another order on two ranks, and a hundred steps carry that on
+TOLERANCE = 1e-3  # two ranks add numbers in another order, and the difference grows over 100 steps
 
 
 def read_losses(path: Path) -> list[float]:

@@ -42,8 +42,8 @@ def prepared_header(text: str) -> str:
     """Returns a header in the form that Doxygen reads, with the same lines."""
     lines: list[str] = []
     block: list[str] = []
-    is_friend = False  # within what is said to be a friend, which is described where it is declared
-    column = None  # of the comment behind a member that goes on in the next line
+    is_friend = False  # inside a friend declaration, which needs no comment
+    column = None  # column of a trailing comment that continues in the next line
     for line in text.splitlines() + [""]:
         if line.lstrip().startswith("///"):
             block.append(line)
@@ -104,7 +104,7 @@ class Pages:
         self.into.mkdir(parents=True)
         for page in sorted(self.known):
             (self.into / ("README.md" if page == "README.md" else f"{page_id(page)}.md")).write_text(self.prepared(page))
-        with (self.into / "README.md").open("a") as main_page:  # in this order they stand in the sidebar
+        with (self.into / "README.md").open("a") as main_page:  # the sidebar shows the pages in this order
             main_page.write("\n## All pages\n\n" + "".join(f"- @subpage {name}\n" for name in GROUPS))
         left = set(self.known) - {"README.md"}
         for name, (title, wanted) in GROUPS.items():
@@ -126,7 +126,7 @@ class Pages:
             identity = page_id(page) if head.line == 1 else f"{page_id(page)}--{head.anchor}"
             lines[head.line - 1] = f"{'#' * head.level} {head.text} {{#{identity}}}"
         text = re.sub(r"(?m)^</?(?:details|summary).*$", r"@htmlonly \g<0> @endhtmlonly", "\n".join(lines))
-        text = re.sub(r"\*\*(`[^`*]+`)\*\*", r"<b>\1</b>", text)  # Doxygen's Markdown lacks code in bold
+        text = re.sub(r"\*\*(`[^`*]+`)\*\*", r"<b>\1</b>", text)  # Doxygen's Markdown does not support bold code
         text = markdown_pages.replace_links(text, lambda text, target: self.image(page, text, target), images=True)
         return markdown_pages.replace_links(text, lambda text, target: self.link(page, text, target))
 
@@ -151,7 +151,7 @@ class Pages:
         return f"<a href=\"{href}\">{text}</a>" if href else text
 
     def copied(self, path: str) -> str | None:
-        """Puts a file of the tree, or the start page of a folder, into the site. Returns its place there."""
+        """Copies a file of the repository, or the start page of a folder, into the site. Returns its path there."""
         file = ROOT / path
         if file.is_dir():
             file = next((file / name for name in ("README.md", "main.cpp") if (file / name).exists()), None)
@@ -215,7 +215,7 @@ def undescribed(xml: Path, include: Path) -> list[str]:
             if location not in sources:
                 sources[location] = (include / location).read_text().splitlines()
             line = sources[location][int(member.find("location").get("line")) - 1]
-            # A comment on one of several overloads is enough.
+            # Of several overloads, only one needs a comment.
             if member.findtext("name") not in described and needs_comment(member, compound, line):
                 note(member, f"{compound_name}::{member.findtext('name')}")
     return sorted(missing)

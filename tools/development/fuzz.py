@@ -28,7 +28,7 @@ def fuzz(*, seconds: int, only: str | None) -> int:
     found = []
     for target in targets:
         name = target.name.removeprefix("fuzz_")
-        corpus = directory / "corpus" / name  # kept: the next run goes on from here
+        corpus = directory / "corpus" / name  # not removed, so that the next run begins with it
         findings = directory / "findings" / name
         for folder in (corpus, findings, seeds / name):
             folder.mkdir(parents=True, exist_ok=True)

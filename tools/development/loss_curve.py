@@ -21,7 +21,7 @@ class Stretch:
 
 
 def read_stretches(path: Path) -> list[Stretch]:
-    """Reads lines of JSON with step, loss and job. If a step was trained twice, the later one counts."""
+    """Reads lines of JSON with step, loss and job. If a step was trained twice, uses the later line."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     by_step = {line["step"]: line for line in lines}
     stretches: list[Stretch] = []

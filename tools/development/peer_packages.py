@@ -1,4 +1,4 @@
-"""Makes a folder with the packages of a heavy peer. Only the tests of one label need it, so the set-up does not."""
+"""Makes a folder with the packages of a large peer. Only the tests of one label need them, so the usual set-up leaves them out."""
 
 import hashlib
 import shutil
@@ -10,7 +10,7 @@ from python_environment import PIP_INSTALL, install, python_environment
 
 PEERS = ("torchrec", "frameworks", "scanners", "models")  # each has tests under the label interop-<peer>
 SIZES = {"torchrec": "about 20 MB", "torchrec_cuda": "about 400 MB", "frameworks": "about 30 MB",
-         "scanners": "about 2 MB", "models": "about 110 MB"}  # to download, without torch
+         "scanners": "about 2 MB", "models": "about 110 MB"}  # size of the download, without torch
 
 
 def peer_packages(peer: str, torch_version: str | None = None) -> Path:

@@ -28,7 +28,7 @@ def cache_directory() -> Path:
 
 @contextlib.contextmanager
 def locked(directory: Path, purpose: str) -> Iterator[None]:
-    """Holds `directory` for this process; waits, and says so, while another tools/dev holds it.
+    """Locks `directory` for this process. If another tools/dev has locked it, says so and waits.
 
     Child processes inherit the lock: what a killed tools/dev left running keeps others out until it ends.
     """

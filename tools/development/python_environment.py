@@ -1,4 +1,4 @@
-"""Builds the Python environment (PyTorch and its neighbours) outside the tree, once per list of requirements."""
+"""Builds the Python environment (PyTorch and related packages) outside the repository, once per list of requirements."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from debian_packages import NO_NETWORK
 from places import HERE, cache_directory, locked
 
 OLDEST_PYTHON = (3, 10)
-NEEDED_GIB = 8  # what pip needs while it unpacks torch and the CUDA libraries that come with it
+NEEDED_GIB = 8  # disk space that pip needs while it unpacks torch and its CUDA libraries
 
 PIP_INSTALL = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
                "--retries", "2")

@@ -20,8 +20,8 @@ LABELS = ("unit", "property", "cli", "fuzz", "browser", "interop", "distributed"
           *PEER_LABELS)
 NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", *PEER_LABELS}
 ON_DEMAND = f"^(slow|{'|'.join(PEER_LABELS)})$"  # labels that only --label runs
-CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
-ONLY_SANITIZED = {"fuzz"}  # what runs there alone
+CORE_LABELS = ("unit", "property", "cli", "fuzz")  # tests that also run under the sanitizers
+ONLY_SANITIZED = {"fuzz"}  # tests that run only under the sanitizers
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "cuda_on_cpu_tests", "property_tests", "cli_unit_tests",
              "fuzz_replay", "ckpt-inspect", "ckpt-reshard", "ckpt-inspect_made_up", "ckpt-reshard_made_up")
 
@@ -34,7 +34,7 @@ SANITIZER_OPTIONS = {
 THREAD_SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": f"history_size=4:halt_on_error=1:allocator_may_return_null=1:"
                     f"suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
-    "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
+    "OMP_NUM_THREADS": "1",  # because OpenMP's library is not instrumented either
 }
 # No threads, or memory that is counted.
 RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest|StateMemoryTest|ResumeTrainingTest.*RandomNumbers)"
@@ -64,7 +64,7 @@ class Case:
     outcome: str  # "passed", "failed" or "skipped"
     seconds: float
     output: str
-    variant: str = ""  # what stands behind the label where it ran under sanitizers, such as " (asan)"
+    variant: str = ""  # text after the label for a run under sanitizers, such as " (asan)"
 
 
 def outcome_of(case: ElementTree.Element) -> str:
@@ -137,13 +137,13 @@ def summary(tallies: dict[str, Tally]) -> str:
 
 
 def reason_to_skip(case: Case) -> str:
-    """Returns what a test of GoogleTest said when it skipped itself."""
+    """Returns the reason that a test of GoogleTest printed when it skipped itself."""
     _, _, said = case.output.partition(": Skipped\n")
     return said.partition("\n")[0].strip() or "not said"
 
 
 def summary_by_suite(cases: list[Case]) -> str:
-    """Says for each suite how many tests ran, and why others did not."""
+    """Prints for each suite how many tests ran, and why the others did not."""
     suites: dict[str, list[Case]] = {}
     for case in cases:
         suites.setdefault(case.name.rpartition(".")[0].rpartition("/")[2] or case.name, []).append(case)
@@ -194,7 +194,7 @@ def test_device_memory(*, torch_version: str | None) -> int:
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
     directory = build("asan", targets=("simulated_device_tests",), definitions=definitions)
     heading("testing under AddressSanitizer and UBSan (the simulated device)")
-    # A null pointer for too much memory, as without the sanitizer: tests ask for more than there is.
+    # Allocations that are too large return a null pointer, as without the sanitizer, because tests make such allocations.
     options = SANITIZER_OPTIONS | {"ASAN_OPTIONS": SANITIZER_OPTIONS["ASAN_OPTIONS"] + ":allocator_may_return_null=1"}
     cases = run_ctest(directory, ["-R", "^simulated_device", "-E", "mutants"], options, " (asan)")
     return report(cases, time.monotonic() - begin)

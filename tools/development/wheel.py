@@ -19,7 +19,7 @@ from python_environment import PIP_INSTALL, install
 
 PACKAGE = ROOT / "tools" / "python"
 OUTPUT = ROOT / "build" / "wheel"
-# Of the repository: what the extension and the tools are compiled from.
+# Files and folders of the repository from which the extension and the tools are compiled.
 CORE = ("CMakeLists.txt", "LICENSE", "include", "src", "recipes",
         "tools/CMakeLists.txt", "tools/cli", "tools/ckpt-inspect", "tools/ckpt-reshard")
 OLDEST_GLIBC = "2.28"  # RHEL 8, Debian 10, Ubuntu 18.10
@@ -59,7 +59,7 @@ def packaging_tools(python: Path) -> Path:
 
 
 def source_lists() -> list[str]:
-    """Returns apt's options to look for sources where this machine looks for packages, without a change to its lists."""
+    """Returns options by which apt finds sources on the servers of this machine's packages, without a change to its lists."""
     lists = cache_directory() / "apt"
     (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
     parts = lists / "parts"
@@ -117,7 +117,7 @@ def dependency_sources() -> Path:
 
 
 def tracked_files(paths: tuple[str, ...]) -> list[Path]:
-    """Returns the files below `paths` that git knows or would add."""
+    """Returns the files below `paths` that git tracks or would track."""
     listing = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--",
                               *paths], capture_output=True, text=True, check=False)
     if listing.returncode:

@@ -37,8 +37,8 @@ void sort_pairs(const Key* keys, Key* sorted_keys, const Value* values, Value* s
   });
 }
 
-/// Writes each run of equal elements once, and the length of each run. `numel` is an int because
-/// cub takes an int here, even in CUDA 13.0.
+/// Writes the element of each run of equal elements to `unique`, and the length of the run to
+/// `counts`. `numel` is an int because cub takes an int here, even in CUDA 13.0.
 template <class T, class Count>
 void run_lengths(const T* elements, T* unique, Count* counts, Count* num_runs, int numel,
                  cudaStream_t stream) {
@@ -48,7 +48,7 @@ void run_lengths(const T* elements, T* unique, Count* counts, Count* num_runs, i
   });
 }
 
-/// Writes the sum of all earlier elements for each element.
+/// Writes for each element the sum of all elements before it.
 template <class T>
 void exclusive_sums(const T* elements, T* sums, std::int64_t numel, cudaStream_t stream) {
   with_workspace(stream, "sum", [&](void* workspace, std::size_t& nbytes) {

@@ -16,7 +16,7 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(ErrorKind::io, {}, std::string("CUDA: ") + what + ": " + cudaGetErrorString(status));
 }
 
-/// Owns device memory for elements, allocated and freed in stream order.
+/// Owns an array in device memory, which is allocated and freed in stream order.
 template <class T>
 class DeviceArray {
  public:

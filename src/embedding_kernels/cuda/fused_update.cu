@@ -12,7 +12,7 @@ namespace tessera::embedding::cuda {
 namespace {
 
 constexpr std::int64_t kBlockOccurrences = embedding::TouchedRows::kBlockOccurrences;
-constexpr std::int64_t kSharedNbytes = 48 * 1024;  // that each block of threads may use by default
+constexpr std::int64_t kSharedNbytes = 48 * 1024;  // default limit for a block of threads
 
 /// One table's update with parameters as the kernels need them; see [Note: Update of a row].
 struct DeviceUpdate {
@@ -62,11 +62,11 @@ DeviceUpdate on_device(const TableUpdate& update) {
   return made;
 }
 
-/// A touched row, for one warp.
+/// A touched row, which one warp updates.
 struct TouchedRow {
   std::int64_t table;
   std::int64_t row;
-  std::int64_t begin;  // the first of its occurrences
+  std::int64_t begin;  // index of its first occurrence
   std::int64_t count;
 
   __device__ TouchedRow(const TouchedRows::View& touched, std::int64_t index)
@@ -125,7 +125,7 @@ __global__ void sum_blocks(TouchedRows::View touched, PooledGradient gradient,
   }
 }
 
-/// The inputs of a touched row's gradient.
+/// The inputs from which the gradients of touched rows are computed.
 struct GradientSource {
   TouchedRows::View touched;
   PooledGradient gradient;
@@ -185,7 +185,7 @@ __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int
   if (update.kind == Kind::row_wise_adagrad) {
     const float sum = state.row_sum[row] + mean_square;
     row_root = sqrtf(sum) + update.eps;
-    __syncwarp();  // every lane has read the row
+    __syncwarp();  // until every lane has read the row
     if (lane() == 0) state.row_sum[row] = sum;
   } else if (update.kind == Kind::row_wise_adam) {
     const float v = update.beta2 * state.row_exp_avg_sq[row] + update.rest2 * mean_square;
@@ -291,7 +291,7 @@ __global__ void add_gradients(GradientSource source, int table, std::int64_t dim
   }
 }
 
-/// The launch configuration of a kernel where each warp keeps a row in shared memory.
+/// The launch configuration of a kernel in which each warp keeps a row in shared memory.
 struct RowLaunch {
   int num_threads;
   std::size_t shared_nbytes;
@@ -313,7 +313,8 @@ struct RowLaunch {
   }
 };
 
-/// Sums the blocks of hot rows, for tables with these widths (0: not needed).
+/// Computes the sums of the blocks of hot rows ([Note: Order of sums]). Gets the width of each
+/// table; 0 for a table whose sums are not needed.
 class SummedGradients {
  public:
   SummedGradients(const std::vector<std::int64_t>& dims, const TouchedRows& touched,

@@ -34,15 +34,16 @@ class TouchedRows {
   /// Throws: Error(unsupported) if a batch has 2^31 ids, or 2^32 samples, or more.
   TouchedRows(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream);
 
-  /// The arrays for the kernels.
+  /// The touched rows as arrays in device memory.
   struct View {
-    const std::uint64_t* keys;          // [rows], table << row_bits | row
-    const std::uint32_t* offsets;       // [rows], of the first occurrence
-    const std::uint32_t* counts;        // [rows], of occurrences
-    const std::uint32_t* first_blocks;  // [ids + 1], of hot rows; the last: number of blocks
+    const std::uint64_t* keys;     // [rows], table << row_bits | row
+    const std::uint32_t* offsets;  // [rows], index of the first occurrence
+    const std::uint32_t* counts;   // [rows], number of occurrences
+    const std::uint32_t*
+        first_blocks;  // [ids + 1], first block of each hot row; last: number of blocks
     const Occurrence* occurrences;      // [ids]
-    const std::uint32_t* num_rows;      // one number: the rows of all tables
-    const std::uint32_t* table_begins;  // [tables + 1], into the rows
+    const std::uint32_t* num_rows;      // one number: how many rows all tables have together
+    const std::uint32_t* table_begins;  // [tables + 1], index of each table's first row
     std::int64_t num_ids;
     int row_bits;
   };
@@ -74,7 +75,8 @@ class TouchedRows {
   DeviceArray<std::uint32_t> table_begins_{};
 };
 
-/// Throws: Error(unsupported) if a row does not fit into shared memory (more than 12,288 columns).
+/// As on the CPU. Throws: Error(unsupported) if a row does not fit into shared memory (more than
+/// 12,288 columns).
 void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
                   const PooledGradient& gradient, cudaStream_t stream);
 
@@ -86,7 +88,7 @@ void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,
                          cudaStream_t stream);
 
-/// Throws: Error(unsupported) as `fused_update`.
+/// As on the CPU. Throws: Error(unsupported) as `fused_update`.
 void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
                         const PooledGradient& gradient, float* out, cudaStream_t stream);
 

@@ -11,7 +11,7 @@
 
 namespace tessera::embedding::cuda {
 
-/// Starts a kernel. Call `cudaGetLastError` afterwards to learn whether the kernel was started.
+/// Starts a kernel. Does not report a failed start; call `cudaGetLastError` afterwards.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), unsigned num_blocks, int num_threads,
             std::size_t shared_nbytes, cudaStream_t stream,

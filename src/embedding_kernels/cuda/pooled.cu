@@ -17,10 +17,10 @@ struct DeviceBags {
   std::int64_t batch;
   const std::int64_t* ids;
   const std::int64_t* offsets;
-  const float* weights;  // or null
+  const float* weights;  // null: each weight is 1
 };
 
-/// Pools one bag per warp; its lanes share the columns.
+/// Pools bags, one per warp. The lanes of the warp divide the columns among them.
 __global__ void pool_bags(DeviceBags bags, float* out, std::int64_t out_stride) {
   for (std::int64_t bag = first_item(); bag < bags.num_bags; bag += num_warps()) {
     const Feature& feature = bags.features[bag / bags.batch];
@@ -63,7 +63,8 @@ __global__ void multiply_bags(DeviceBags bags, const float* gradient, std::int64
   }
 }
 
-/// The bags of a batch for the kernels, with device copies of the host arrays.
+/// The bags of a batch as kernels need them. Copies the arrays that are in host memory to the
+/// device.
 class BagsOnDevice {
  public:
   BagsOnDevice(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream)

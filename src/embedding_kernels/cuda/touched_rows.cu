@@ -102,7 +102,8 @@ void check_fits(const char* what, std::int64_t found, std::int64_t most) {
                         std::to_string(found));
 }
 
-/// Returns the number of ids of a batch that the kernels can count.
+/// Returns the number of ids of a batch. Throws if ids or samples are too many for the kernels'
+/// counters.
 std::int64_t checked_num_ids(const Bags& bags) {
   const auto num_ids = static_cast<std::int64_t>(bags.ids.size());
   check_fits("ids of a batch on a GPU", num_ids, std::numeric_limits<int>::max());  // cub's limit
@@ -159,7 +160,7 @@ void TouchedRows::sort(const Bags& bags) {
 void TouchedRows::group() {
   keys_ = DeviceArray<std::uint64_t>(num_ids_, stream_);
   counts_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
-  counts_.fill_with_zeros();  // also after the last row: the sums include those elements
+  counts_.fill_with_zeros();  // because the sums include the elements after the last row
   offsets_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
   run_lengths(sorted_keys_.data(), keys_.data(), counts_.data(), num_rows_.data(),
               static_cast<int>(num_ids_), stream_);

@@ -11,11 +11,10 @@
 
 namespace tessera::inspect {
 
-/// Part of another file, as a file of its own. The other file must outlive the FileSlice.
-/// Thread-safe.
+/// Presents a range of a file as a file. The whole file must outlive the FileSlice. Thread-safe.
 class FileSlice final : public ReadableFile {
  public:
-  /// Requires: `range` lies within the file.
+  /// Requires: `range` is within the file.
   FileSlice(const ReadableFile& file, ByteRange range) : file_(&file), range_(range) {}
 
   const std::string& path() const override { return file_->path(); }
@@ -47,8 +46,8 @@ class BytesFile final : public ReadableFile {
 /// Returns the bytes at `offset`, at most `max_nbytes` and fewer at the end of the file.
 std::string read_some(const ReadableFile& file, std::uint64_t offset, std::uint64_t max_nbytes);
 
-/// Reads a file from front to back through a small buffer. Does not read bytes that are skipped
-/// beyond the buffer. The file must outlive the ByteWindow.
+/// Reads a file from front to back through a small buffer. Skipped bytes that are not in the buffer
+/// are never read. The file must outlive the ByteWindow.
 class ByteWindow {
  public:
   ByteWindow(const ReadableFile& file, std::uint64_t position)

@@ -16,7 +16,7 @@
 namespace tessera::inspect {
 namespace {
 
-constexpr int kMaxDepth = 6;  // of archives within archives
+constexpr int kMaxDepth = 6;  // most levels of archives within archives
 constexpr std::size_t kHeadNbytes = 520;
 constexpr std::size_t kMaxPicklesInARow = 10'000;
 constexpr std::uint64_t kLeastBudgetNbytes = std::uint64_t{1} << 30;
@@ -24,7 +24,7 @@ constexpr std::uint64_t kBudgetPerByte = 4;
 
 constexpr std::string_view kNumpySignature("\x93NUMPY", 6);
 
-// Compressions that joblib undoes and this scan does not.
+// The first bytes and names of compressions that joblib can read and this scan cannot.
 constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
     {"BZh", "bzip2"},
     {std::string_view("\xfd\x37zXZ\0", 6), "xz"},
@@ -33,7 +33,7 @@ constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
     {std::string_view("\x28\xb5\x2f\xfd", 4), "zstd"},
 };
 
-/// Says whether `name` ends as names of pickles do.
+/// Returns whether a file name has an ending of pickles, such as `.pkl`.
 bool is_pickle_name(std::string_view name) {
   constexpr std::array<std::string_view, 5> kSuffixes = {".pkl", ".pickle", ".joblib", ".dill",
                                                          ".pck"};
@@ -41,8 +41,8 @@ bool is_pickle_name(std::string_view name) {
                              [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
-/// Says whether bytes that could be anything are a pickle, judged by a walk up to its first error.
-/// They are a pickle if the walk reached STOP without an error, or if it called or changed
+/// Decides whether bytes that may be any data are a pickle. `walk` has followed them up to the
+/// first error. They count as a pickle if the walk reached STOP without an error, called or changed
 /// something, found a dangerous name, or passed more than a few opcodes after PROTO.
 bool is_pickle(const PickleWalk& walk) {
   constexpr std::uint64_t kFewOpcodes = 4;
@@ -53,15 +53,15 @@ bool is_pickle(const PickleWalk& walk) {
   return is_whole || acts || (walk.has_protocol && walk.num_opcodes > kFewOpcodes);
 }
 
-/// Says whether torch before 0.1.10 reads pickles and raw tensors in turn from this member of a
-/// tar.
+/// Returns whether a member of a tar archive has the name under which torch before 0.1.10 stored
+/// pickles and raw tensors in turn.
 bool has_raw_tensors(std::string_view name) {
   return name == "storages" || name == "tensors" || name.ends_with("/storages") ||
          name.ends_with("/tensors");
 }
 
-/// Drops names that are probably accidents, because single bytes of binary numbers look like
-/// opcodes: extension codes and computed names that nothing uses.
+/// Removes extension codes and computed names that the pickle never uses. They are probably not in
+/// a pickle at all: single bytes of binary data look like opcodes.
 void drop_chance_finds(PickleWalk& walk) {
   if (walk.has_protocol) return;
   std::erase_if(walk.globals, [](const WalkedGlobal& global) {
@@ -136,14 +136,14 @@ void FileScan::not_looked_at(const std::string& member, std::string expected, st
                        .found = std::move(found)});
 }
 
-/// Takes `nbytes` from the budget of bytes to scan. Returns false if the budget is too small. The
-/// budget bounds the work if many members share the same bytes.
+/// Subtracts `nbytes` from the number of bytes that the scan may still read. Returns false if fewer
+/// are left. This limits the work for an archive whose members share the same bytes.
 bool FileScan::spend(const std::string& member, std::uint64_t nbytes) {
   const bool is_enough = nbytes <= budget_nbytes_;
   budget_nbytes_ -= is_enough ? nbytes : budget_nbytes_;
   if (!is_enough && !std::exchange(is_budget_spent_, true)) {
     not_looked_at(member, "members that do not overlap",
-                  "members that together have many times the bytes of the file");
+                  "members that overlap: together they have many times the bytes of the file");
   }
   return is_enough;
 }

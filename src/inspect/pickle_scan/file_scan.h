@@ -12,7 +12,8 @@
 
 namespace tessera::inspect {
 
-/// Collects what a scan finds. Imports of one name with the same verdict and reason are one entry.
+/// Collects the findings of a scan into a report. Imports of one name with the same verdict and
+/// reason become one entry.
 class ReportBuilder {
  public:
   void add_file() { ++report_.num_files; }
@@ -31,7 +32,7 @@ class ReportBuilder {
 };
 
 /// Finds the pickles in one file, and adds what they import to a report. A file can be several
-/// things at once, such as a pickle with a zip archive after it. The scan looks at all of these.
+/// things at once, such as a pickle with a zip archive after it. The scan looks at each.
 class FileScan {
  public:
   FileScan(ReportBuilder& report, const PickleScanLimits& limits, const ReadableFile& file);
@@ -39,7 +40,7 @@ class FileScan {
   void run();
 
  private:
-  /// `pickle`: the bytes must be a pickle. `anything`: they could be one.
+  /// `pickle`: the bytes must be a pickle. `anything`: the bytes may be a pickle or other data.
   enum class Expect { pickle, anything };
 
   void scan(const ReadableFile& file, const std::string& member, int depth);
@@ -47,15 +48,15 @@ class FileScan {
   void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
-  /// Scans what a gzip or zlib file contains; reports a file with another compression as not looked
-  /// at. Returns false if the file is not compressed.
+  /// Inflates a gzip or zlib file and scans its content; reports a file with another compression as
+  /// not looked at. Returns false if the file is not compressed.
   bool scan_compressed(const ReadableFile& file, const std::string& member, int depth);
   void scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
                      int depth, std::uint32_t crc = 0);
   void scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
                    int depth);
   void scan_numpy(const ReadableFile& file, const std::string& member);
-  /// Returns where the last pickle ends.
+  /// Scans the pickles that follow each other at `begin`. Returns the position after the last one.
   std::uint64_t scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
                                 const std::string& member, Expect expect);
   bool add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,

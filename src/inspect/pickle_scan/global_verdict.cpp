@@ -46,8 +46,8 @@ Words words_of(std::string_view text) {
 
 /// The name tables, ready to be searched. [Note: Name tables]
 struct Tables {
-  std::unordered_map<std::string, Verdict> harmless;  // by `module.name`
-  Words dangerous = words_of(dangerous_modules());    // paths, each with all paths below it
+  std::unordered_map<std::string, Verdict> harmless;  // the key is `module.name`
+  Words dangerous = words_of(dangerous_modules());    // modules, which include their submodules
   Words standard = words_of(standard_modules());
   Words powerful_modules = words_of(inspect::powerful_modules());
   Words powerful_functions = words_of(inspect::powerful_functions());
@@ -135,7 +135,7 @@ Judgement judge(std::string_view module_of_any_python, std::string_view name) {
   };
   if (const auto verdict = listed(path, name)) return {*verdict};
   if (in(tables().standard)(first_step(module))) {
-    return {Verdict::dangerous, "of the standard library, and not one of its plain values"};
+    return {Verdict::dangerous, "in the standard library, but not on the list of harmless names"};
   }
   if (any_step(path, in(tables().powerful_modules))) {
     return {Verdict::dangerous, "leads to a module that can run code"};
@@ -147,7 +147,8 @@ Judgement judge(std::string_view module_of_any_python, std::string_view name) {
     return {Verdict::dangerous, "leads into the inside of a module or class"};
   }
   if (is_within_dangerous(path)) {
-    return {Verdict::dangerous, "of a module that runs code, loads files or reaches others"};
+    return {Verdict::dangerous,
+            "of a module that runs code, loads files or reaches other machines"};
   }
   return {Verdict::opaque};
 }
@@ -157,7 +158,8 @@ Judgement judge(const WalkedGlobal& global) {
     return {Verdict::dangerous, "an extension code: only the loading program knows its meaning"};
   }
   if (global.kind == WalkedGlobal::Kind::computed) {
-    return {Verdict::dangerous, "a name that only the loading program can tell"};
+    return {Verdict::dangerous,
+            "a name that the pickle computes, so that it is not known before it is loaded"};
   }
   if (global.is_changed) {
     return {Verdict::dangerous, "the pickle changes the class or module itself"};

@@ -12,7 +12,7 @@ struct Judgement {
   std::string_view reason{};  // why the name is dangerous, in a few words; a string constant
 };
 
-/// Judges a name only by its text in the pickle. Imports nothing. [Note: Verdicts]
+/// Returns the verdict of a name, from its text alone. Imports nothing. [Note: Verdicts]
 ///
 /// - In the standard library only the listed names are plain. Every other name there is dangerous,
 ///   because no list of dangerous names was ever complete.
@@ -23,7 +23,8 @@ struct Judgement {
 ///   (`__globals__`).
 Judgement judge(std::string_view module, std::string_view name);
 
-/// Judges a global of a pickle by its name and by what the pickle does to it.
+/// Returns the verdict of a global of a pickle, from its name and from what the pickle does with
+/// it.
 Judgement judge(const WalkedGlobal& global);
 
 }  // namespace tessera::inspect

@@ -7,7 +7,7 @@
 
 namespace tessera::inspect {
 
-/// What zlib makes of compressed bytes.
+/// The result of inflating compressed bytes.
 struct Inflated {
   std::string bytes{};
   bool is_whole = false;  // false: damaged, cut short, or longer than the limit
@@ -19,8 +19,8 @@ enum class Wrapping {
   zlib_or_gzip,  // gzip: one member or several
 };
 
-/// Inflates the bytes of `file`, but not to more than `max_nbytes`. Returns what came before the
-/// first fault. Throws: Error(io).
+/// Inflates the bytes of `file`, but not to more than `max_nbytes`. If the bytes are damaged,
+/// returns the content before the first error. Throws: Error(io).
 Inflated inflate_file(const ReadableFile& file, Wrapping wrapping, std::uint64_t max_nbytes);
 
 }  // namespace tessera::inspect

@@ -124,7 +124,8 @@ constexpr NamesOfModule kPlain[] = {
     {"joblib.numpy_pickle", "NumpyArrayWrapper"},
 };
 
-// Dangerous names in torch, NumPy and other packages, besides the modules of kDangerousModules.
+// Dangerous names in torch, NumPy and other packages. The modules in kDangerousModules are
+// dangerous as a whole and not repeated here.
 constexpr NamesOfModule kDangerous[] = {
     {"torch", "load save compile ops classes import_ir_module import_ir_module_from_buffer"},
     {"torch._C", "_jit_script_compile PyTorchFileReader PyTorchFileWriter CompilationUnit"},
@@ -174,7 +175,7 @@ constexpr std::string_view kDangerousModules =
     // packages that reach other machines
     "aiohttp boto3 botocore curl_cffi gdown huggingface_hub httpx paramiko pycurl requests "
     "smart_open urllib3 wget websocket websockets "
-    // scanners, which a file could switch off
+    // scanners of pickles, which a malicious file could switch off
     "fickling modelaudit modelscan picklescan";
 
 constexpr std::string_view kStandardModules =

@@ -16,7 +16,8 @@ struct NamesOfModule {
 
 /// The names that `torch.load(weights_only=True)` allows, and the classes of DCP's metadata.
 std::span<const NamesOfModule> known_names();
-/// Values of the standard library and NumPy that do nothing but hold data.
+/// Classes and functions of the standard library and NumPy that only make data and run nothing
+/// else.
 std::span<const NamesOfModule> plain_names();
 /// Names outside of the standard library that run code or load files.
 std::span<const NamesOfModule> dangerous_names();

@@ -82,7 +82,7 @@ class PathScan {
 
   const FileSystem& fs_;
   const PickleScanLimits& limits_;
-  std::string root_;  // without links
+  std::string root_;  // absolute path, symbolic links resolved
   std::uint64_t num_files_ = 0;
   ReportBuilder report_;
 };

@@ -72,7 +72,7 @@ class Walk {
     if (!walk_.limit) walk_.limit = {at_, std::move(expected), std::move(found)};
   }
 
-  /// Follows one opcode. Returns false if the walk cannot continue.
+  /// Handles one opcode. Returns false if the walk cannot continue.
   bool step(Opcode opcode) {
     if (const auto goes_on = frame_step(opcode)) return *goes_on;
     if (const auto goes_on = number_step(opcode)) return *goes_on;
@@ -108,15 +108,16 @@ class Walk {
     return slot;
   }
 
-  /// Notes that the pickle uses a value in a way that the walk does not follow.
+  /// Records that the pickle uses a value in a way that the walk does not follow. If the value is a
+  /// global, the global gets a verdict of its own.
   void consume(const Slot& slot) {
     const Slot& used = slot.kind == Kind::pair ? pairs_[slot.number].first : slot;
     if (used.kind != Kind::global) return;
     WalkedGlobal& global = walk_.globals[used.number];
     global.escapes = true;
     if (is_wrapper_class(global)) {
-      reach_limit("NumpyArrayWrapper to be called",
-                  "it used as a value; raw arrays may follow that the scan does not see");
+      reach_limit("a call of NumpyArrayWrapper",
+                  "another use of it; raw arrays may follow that the scan does not see");
     }
   }
   void drop() { consume(pop()); }
@@ -327,8 +328,8 @@ class Walk {
 
   // Memo
 
-  /// Returns the key of a memo slot. All numbers that do not fit become one common key, whose value
-  /// the walk does not know.
+  /// Reads the key of a memo slot from a line of text. All numbers that do not fit 64 bits become
+  /// one key, whose value is unknown.
   std::uint64_t key_of_line() {
     constexpr std::uint64_t kTooLarge = std::numeric_limits<std::uint64_t>::max();
     std::string text = line_text(in_.line());
@@ -402,7 +403,8 @@ class Walk {
     push_tuple(items);
   }
 
-  /// Pushes a dict. Dicts get slots of their own only once one of them may describe a raw array.
+  /// Pushes a dict with these keys and values. Only after the pickle has named joblib's array
+  /// wrapper may a dict describe a raw array. The walk then collects what the dict says.
   void push_dict(std::span<const Slot> items) {
     for (const Slot& item : items) consume(item);
     if (!may_have_arrays_ || arrays_.size() >= kMaxArrays) return push(Kind::other);
@@ -456,10 +458,10 @@ class Walk {
     change(top());
   }
 
-  /// Notes what the dict on top of the stack says about a raw array. `items` are keys and values in
-  /// turn.
+  /// Records what the dict on top of the stack says about a raw array. `items` are keys and values
+  /// in turn.
   void note_entries(std::span<const Slot> items) {
-    constexpr std::size_t kLongestKey = 32;  // of those that RawArray knows
+    constexpr std::size_t kLongestKey = 32;  // longest key that describes a raw array
     const Slot target = top();
     if (target.kind != Kind::dict) return;
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
@@ -725,14 +727,15 @@ class Walk {
   const AfterBreak after_break_;
   const WalkLimits& limits_;
   const int depth_;
-  std::uint64_t at_ = 0;  // where the current opcode begins
+  std::uint64_t at_ = 0;  // position of the current opcode
   std::vector<Slot> stack_;
   std::vector<SlotPair> pairs_;
   Memo memo_;
-  std::map<std::pair<std::string, std::string>, std::size_t> index_of_;  // of walk_.globals
+  // Index in walk_.globals, by module and name.
+  std::map<std::pair<std::string, std::string>, std::size_t> index_of_;
   std::vector<RawArray> arrays_;  // what each dict says about a raw array
   std::vector<ArrayDType> dtypes_;
-  bool may_have_arrays_ = false;  // raw arrays of joblib
+  bool may_have_arrays_ = false;  // the pickle names joblib's wrapper of raw arrays
   PickleWalk walk_;
 };
 

@@ -14,58 +14,57 @@ namespace tessera::inspect {
 struct WalkedGlobal {
   enum class Kind : std::uint8_t {
     named,      // `module` and `name` are constants of the pickle
-    computed,   // the names come from a call, or are too long: only a loader knows them
-    extension,  // a number that the loading program has registered; `name` is the number
+    computed,   // the name is the result of a call, or too long: the walk cannot know it
+    extension,  // an extension code, which the loading program has registered; `name` is the number
   };
   Kind kind = Kind::named;
   std::string module{};
-  std::string name{};           // may have dots: each leads to an attribute
-  std::uint64_t offset = 0;     // in the file, of the first opcode that imports it
+  std::string name{};           // `a.b` is the attribute `b` of `a`
+  std::uint64_t offset = 0;     // position in the file of the first opcode that imports it
   std::uint64_t num_times = 0;  // how often it is imported
   bool is_called = false;       // the pickle calls it, or makes an object of it
   bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
-  bool escapes = true;  // false: a `getattr` that only makes constants, which are judged instead
+  // False: a `getattr` that only makes constants, such as enum members; these are judged instead.
+  bool escapes = true;
 };
 
 /// The first place at which a loader would stop with an error.
 struct PickleBreak {
-  std::uint64_t offset = 0;  // in the file
+  std::uint64_t offset = 0;  // position in the file
   std::string expected{};
   std::string found{};
 };
 
 struct WalkLimits {
-  std::size_t max_objects = std::size_t{1} << 23;  // on the stack; and as many in the memo
+  std::size_t max_objects = std::size_t{1} << 23;  // on the stack, and the same number in the memo
   std::size_t max_globals = 10'000;                // different names
   std::size_t max_name_nbytes = 4096;
 };
 
-/// What one pickle would import and call.
+/// The result of a walk: the names that one pickle would import and call.
 struct PickleWalk {
   std::vector<WalkedGlobal> globals{};  // in the order in which they are imported
   std::optional<PickleBreak> first_break{};
-  std::optional<PickleBreak> limit{};  // bytes from here on were not looked at
-  std::uint64_t end = 0;               // after STOP, or where the walk ended
+  std::optional<PickleBreak> limit{};  // the walk ended here; later bytes were not looked at
+  std::uint64_t end = 0;               // position after STOP, or where the walk ended
   std::uint64_t num_opcodes = 0;
-  bool has_protocol = false;  // it begins with PROTO
+  bool has_protocol = false;  // the pickle begins with PROTO
   bool has_stop = false;
 };
 
-/// What to do after a place at which loaders stop.
+/// Whether the walk continues after an error at which loaders stop.
 enum class AfterBreak { go_on, stop };
 
-/// Follows the opcodes of the pickle at `begin` and notes what they import and call. Runs nothing.
-/// [Note: Lenient walk]
+/// Reads the opcodes of the pickle at `begin` and returns the names that they import and call. Runs
+/// nothing. [Note: Lenient walk]
 ///
-/// Loaders differ in what they refuse. So the walk continues after each error, as long as it can
-/// tell where the next opcode begins. It may report more than a loader would run, but not less.
-/// Only an unknown opcode, the end of the file or a limit ends the walk early.
+/// Loaders do not agree about which errors make them stop. So the walk continues after each error,
+/// as long as it can tell where the next opcode begins. It may report more than a loader would run,
+/// but not less. Only an unknown opcode, the end of the file or a limit ends the walk early.
 ///
-/// The walk follows values only as far as it needs them for names: strings, and which global an
-/// object comes from. Strings stay in the file. Raw arrays after joblib's `NumpyArrayWrapper` are
-/// skipped.
-/// Cost: time linear in the file, memory bounded by `limits`.
-/// Throws: Error(io).
+/// Of values, the walk remembers only what it needs to know the names: where strings are in the
+/// file, and which global an object comes from. Raw arrays after joblib's `NumpyArrayWrapper` are
+/// skipped. Cost: time linear in the file, memory bounded by `limits`. Throws: Error(io).
 PickleWalk walk_pickle(const ReadableFile& file, std::uint64_t begin,
                        AfterBreak after_break = AfterBreak::go_on, const WalkLimits& limits = {});
 

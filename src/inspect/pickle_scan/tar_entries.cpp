@@ -21,8 +21,8 @@ std::optional<std::uint64_t> octal(std::string_view field) {
   return number;
 }
 
-/// Returns the number in a field. GNU's tar writes a size that does not fit as a big-endian number,
-/// and sets the highest bit of the field to mark this.
+/// Returns the number in a size field, usually octal text. GNU tar writes a size that does not fit
+/// as a big-endian number, with the highest bit of the field set.
 std::optional<std::uint64_t> size_field(std::string_view field) {
   if ((static_cast<unsigned char>(field[0]) & 0x80) == 0) return octal(field);
   std::uint64_t number = 0;
@@ -53,7 +53,8 @@ std::optional<std::string> pax_record(std::string_view records, std::string_view
   return value;
 }
 
-/// What headers before an entry say about the entry.
+/// Name and size that special headers before an entry give it, instead of those in the entry's own
+/// header.
 struct Overrides {
   std::optional<std::string> name{};
   std::optional<std::uint64_t> nbytes{};

@@ -9,10 +9,10 @@
 
 namespace tessera::inspect {
 
-/// A member of a tar.
+/// A file in a tar archive.
 struct TarEntry {
   std::string name{};
-  ByteRange data{};  // in the file
+  ByteRange data{};  // where its bytes are in the archive
 };
 
 struct TarListing {
@@ -20,11 +20,11 @@ struct TarListing {
   std::vector<ArchiveFault> faults{};
 };
 
-/// Says whether a file that begins with `head` (512 bytes) is a tar, judged by the checksum of its
-/// first header.
+/// Returns whether a file that begins with `head` (512 bytes) is a tar archive, which the checksum
+/// of the first header shows.
 bool is_tar(std::string_view head);
 
-/// Lists the files in a tar. Throws: Error(io).
+/// Lists the files in a tar archive. Throws: Error(io).
 TarListing list_tar_entries(const ReadableFile& file);
 
 }  // namespace tessera::inspect

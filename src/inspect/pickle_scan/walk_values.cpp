@@ -52,8 +52,8 @@ std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
 
 namespace {
 
-/// Whether a tuple is the state of a NumPy dtype that has no fields and no flag for objects: (3,
-/// '<', None, None, None, itemsize, alignment, flags), perhaps followed by the unit of a time.
+/// Returns whether a tuple is the state of a NumPy dtype without fields and without objects: `(3,
+/// '<', None, None, None, itemsize, alignment, flags)`, perhaps followed by a unit of time.
 bool is_dtype_state(std::span<const Slot> items) {
   if (items.size() != 8 && items.size() != 9) return false;
   const auto is_none = [](const Slot& item) { return item.kind == Slot::Kind::none; };

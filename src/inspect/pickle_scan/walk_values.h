@@ -13,10 +13,10 @@
 
 namespace tessera::inspect {
 
-/// What a walk knows about a value on the stack.
+/// A value on the stack of a walk, as far as the walk knows it.
 struct Slot {
   enum class Kind : std::uint8_t {
-    unset,  // of the memo: no value
+    unset,  // only in the memo: this key has no value
     mark,
     none,          // None
     other,         // nothing is known about it
@@ -25,12 +25,13 @@ struct Slot {
     escaped_text,  // as `text`, but with `\u` escapes
     integer,       // `number`
     integers,      // a tuple of integers, whose product is `number`
-    pair,          // a tuple of two or three values; `number` is its place in the walk's pairs
-    global,        // `number` is its place in PickleWalk::globals
-    result,        // what a call of the global `number` made
-    dict,          // `number` is its place in the walk's list of arrays
-    dtype,         // a NumPy dtype; `number` is its place in the walk's list of dtypes
-    dtype_state,   // what BUILD gives a dtype; `number` is the new itemsize, or kSameItemsize
+    pair,          // a tuple of two or three values; `number` is its index in the walk's pairs
+    global,        // `number` is its index in PickleWalk::globals
+    result,        // the result of a call of the global `number`
+    dict,          // `number` is its index in the walk's list of arrays
+    dtype,         // a NumPy dtype; `number` is its index in the walk's list of dtypes
+    // The tuple that BUILD applies to a dtype; `number` is the new itemsize, or kSameItemsize.
+    dtype_state,
   };
   Kind kind = Kind::other;
   std::uint32_t nbytes = 0;
@@ -44,19 +45,19 @@ struct Slot {
 /// The first two values of a tuple.
 struct SlotPair {
   Slot first;   // text or a global
-  Slot second;  // text, or nothing is known about it
+  Slot second;  // text, or a value of unknown kind
 };
 
-inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 in four bytes
+inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 as four bytes: keep the itemsize
 
-/// The memo of a pickle: the values that opcodes keep under numbers.
+/// The memo of a pickle: values that opcodes store under a number and fetch again.
 class Memo {
  public:
   explicit Memo(std::size_t max_objects) : max_objects_(max_objects) {}
-  /// Keeps a value under a number. Returns false if this would be too many values.
+  /// Stores a value under a number. Returns false if the memo is full.
   bool put(std::uint64_t key, Slot slot);
   std::optional<Slot> get(std::uint64_t key) const;
-  /// Returns how many keys are set, which is the next key of MEMOIZE.
+  /// Returns how many keys are set. The opcode MEMOIZE uses this number as its key.
   std::uint64_t num_set() const { return num_set_; }
 
  private:
@@ -74,16 +75,17 @@ class Memo {
 std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
                                    std::size_t max_nbytes);
 
-/// Returns the slot of a tuple of `items`. Keeps the first items of a short tuple in `pairs`.
+/// Returns a slot for a tuple of `items`. If the tuple has two or three items that may name a
+/// global, adds the first two to `pairs`.
 Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs);
 
-/// What is known about a NumPy dtype.
+/// A NumPy dtype, as far as the walk knows it.
 struct ArrayDType {
   std::optional<std::uint64_t> itemsize{};
-  bool is_flexible = false;  // the dtype's state has the size
+  bool is_flexible = false;  // the itemsize is in the dtype's state
   bool has_objects = false;
 
-  /// Applies the state that BUILD gives to the dtype.
+  /// Applies `state`, which the opcode BUILD gives to the dtype.
   void build(const Slot& state);
 };
 
@@ -94,8 +96,9 @@ ArrayDType dtype_of(std::string_view code);
 /// describe the array.
 struct RawArray {
   std::optional<std::uint64_t> numel{};
-  std::optional<std::uint64_t> dtype{};  // its place in the list of dtypes
-  bool is_aligned = false;               // a byte comes first: how many bytes of padding follow
+  std::optional<std::uint64_t> dtype{};  // index in the walk's list of dtypes
+  /// The array begins with a byte that says how many bytes of padding follow.
+  bool is_aligned = false;
 
   void note(std::string_view key, const Slot& value);
 };

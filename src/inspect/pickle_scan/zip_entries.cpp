@@ -90,8 +90,8 @@ class Lister {
   }
 
  private:
-  /// Lists the archives whose trailer is right before `end`, or before a comment that may end
-  /// there. Returns where the archives begin.
+  /// Lists the members of each archive whose trailer (the end record of a zip archive) is near
+  /// `end`, with at most a comment between. Returns the positions where these archives begin.
   std::vector<std::uint64_t> archives_ending_at(std::uint64_t end) {
     const bool is_last = end == file_.nbytes();
     const std::uint64_t tail_nbytes = std::min<std::uint64_t>(
@@ -129,9 +129,9 @@ class Lister {
     }
   }
 
-  /// Lists both directories that readers could take: at the stated offset, or right before the
-  /// trailer. In the second case the archive may begin later in the file; its offsets then count
-  /// from there.
+  /// Lists the members of both directories that readers could use: the one at the offset that the
+  /// trailer states, and the one right before the trailer. In the second case the archive may begin
+  /// later in the file, and its offsets count from there.
   void read_directory_of(std::uint64_t trailer_at, std::uint64_t nbytes,
                          std::uint64_t stated_offset, std::vector<std::uint64_t>& begins) {
     if (nbytes <= trailer_at && trailer_at - nbytes >= stated_offset) {
@@ -205,7 +205,7 @@ class Lister {
          .crc = static_cast<std::uint32_t>(central.crc)});
   }
 
-  /// Notes where the local header contradicts the directory.
+  /// Adds a fault for each field in which the local header contradicts the directory.
   void compare(const Central& central, std::uint64_t at, std::string_view local,
                const std::string& local_name) {
     if (local_name != central.name) {
@@ -240,8 +240,8 @@ class Lister {
   ZipListing listing_;
   std::uint64_t num_entries_ = 0;
   std::set<std::uint64_t> trailers_;
-  std::set<std::uint64_t> begins_;  // of archives
-  std::set<std::uint64_t> ends_;    // that were searched for archives
+  std::set<std::uint64_t> begins_;  // positions where archives begin
+  std::set<std::uint64_t> ends_;    // positions before which archives were searched
   std::set<std::pair<std::uint64_t, std::uint64_t>> directories_;
 };
 

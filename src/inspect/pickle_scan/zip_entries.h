@@ -9,10 +9,10 @@
 
 namespace tessera::inspect {
 
-/// Something in an archive that an honest writer does not write.
+/// A contradiction in an archive, which normal writers never produce.
 struct ArchiveFault {
   std::string member{};
-  std::uint64_t offset = 0;  // in the file
+  std::uint64_t offset = 0;  // position in the file
   std::string expected{};
   std::string found{};
   bool is_looked_at = true;  // false: the member's bytes cannot be scanned
@@ -20,10 +20,10 @@ struct ArchiveFault {
 
 /// A member of a zip archive.
 struct ZipEntry {
-  std::string name{};  // as the directory has it
-  ByteRange data{};    // in the file, compressed if `is_deflated`
+  std::string name{};  // as in the central directory
+  ByteRange data{};    // where its bytes are in the file; compressed if `is_deflated`
   bool is_deflated = false;
-  std::uint32_t crc = 0;  // 0: none
+  std::uint32_t crc = 0;  // 0: not known
 };
 
 struct ZipListing {
@@ -35,10 +35,10 @@ struct ZipListing {
 /// beginning, one after the other. [Note: Lenient zip]
 ///
 /// Readers disagree about damaged archives: which directory counts, whether the local header must
-/// agree, whether a checksum or a flag matters. A scanner that is as strict as one reader misses
-/// what another one loads. So every directory that any reader could take is listed, and each
-/// contradiction is a fault.
-/// Cost: bounded by the number of members. Throws: Error(io).
+/// agree, whether a checksum or a flag matters. A scanner that is as strict as one reader would
+/// miss members that another reader loads. So the members of every directory that any reader could
+/// use are listed, and each contradiction is a fault. Cost: bounded by the number of members.
+/// Throws: Error(io).
 ZipListing list_zip_entries(const ReadableFile& file);
 
 }  // namespace tessera::inspect

@@ -33,7 +33,7 @@ class Consensus {
 
  private:
   std::shared_ptr<Group> group_;
-  std::optional<std::uint64_t> last_number_;  // the last round; its keys still exist
+  std::optional<std::uint64_t> last_number_;  // the last round, whose keys are still in the store
 };
 
 }  // namespace tessera::dist

@@ -22,8 +22,8 @@ class GlooBackend::Exchange final : public c10d::Work {
  public:
   Exchange(c10::intrusive_ptr<GlooBackend> backend, int tag)
       : backend_(std::move(backend)), tag_(tag) {}
-  /// Lets unfinished messages continue in the background, because cancelling a message would block
-  /// the connection.
+  /// Passes unfinished messages to the backend, where they continue, because a cancelled message
+  /// would block the connection.
   ~Exchange() override { backend_->keep(std::move(tensors_), std::move(messages_)); }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -54,7 +54,7 @@ class GlooBackend::Exchange final : public c10d::Work {
 
   c10::intrusive_ptr<GlooBackend> backend_;
   int tag_;
-  std::vector<at::Tensor> tensors_;  // the messages use the tensors' memory
+  std::vector<at::Tensor> tensors_;  // kept alive because the messages use their memory
   std::vector<c10::intrusive_ptr<c10d::Work>> messages_;
   std::function<void()> action_;
 };
@@ -66,7 +66,8 @@ void GlooBackend::keep(std::vector<at::Tensor> tensors,
   kept_.push_back({std::move(tensors), std::move(messages)});
 }
 
-/// All ranks start collectives in the same order, so a collective has the same tag on all ranks.
+/// Starts a collective with a new tag. All ranks start collectives in the same order, so a
+/// collective has the same tag on all ranks.
 c10::intrusive_ptr<GlooBackend::Exchange> GlooBackend::begin_exchange() {
   last_tag_ = last_tag_ == std::numeric_limits<int>::max() ? 1 : last_tag_ + 1;
   return c10::make_intrusive<Exchange>(

@@ -10,15 +10,15 @@ namespace tessera::dist {
 /// elements directly from one rank's tensors into another's. In torch 2.11, c10d's all-gather uses
 /// a buffer as large as the result, and its reduce-scatter is an all-reduce of a copy, which sends
 /// twice as much. Inputs and outputs must not be touched before `wait`. If nobody waits for a
-/// collective, it continues in the background and keeps its tensors until the backend dies. If a
-/// rank dies in the middle of a message, the others notice it only at the time-out.
+/// collective, it continues in the background, and its tensors stay alive until the backend is
+/// destroyed. If a rank ends in the middle of a message, the others notice it only at the time-out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options) override;
-  /// Sums in the tensors' dtype, always in the same order.
+  /// Sums the ranks' elements in the tensors' dtype, always in the same order.
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
 
@@ -30,7 +30,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   };
 
   c10::intrusive_ptr<Exchange> begin_exchange();
-  /// Keeps unfinished messages and their tensors until the backend dies.
+  /// Keeps unfinished messages and their tensors until the backend is destroyed.
   void keep(std::vector<at::Tensor> tensors, std::vector<c10::intrusive_ptr<c10d::Work>> messages);
 
   int last_tag_ = 0;  // 0 is the tag of `send`

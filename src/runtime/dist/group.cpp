@@ -13,9 +13,9 @@
 namespace tessera::dist {
 namespace {
 
-// Hold this mutex to start a collective. c10d's flight recorder is shared by the process and
-// records started collectives without a lock (as in torch 2.11). Several threads start collectives
-// if ranks are threads, or during a save in the background.
+// Returns a mutex to hold while a collective is started. The process has one c10d flight recorder,
+// which records started collectives without a lock (seen in torch 2.11). Several threads start
+// collectives if ranks are threads, or if a save runs in the background.
 std::mutex& starting_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -165,7 +165,8 @@ void Group::receive(at::Tensor tensor, int from, const std::string& what) {
 
 double Group::max(double value, const std::string& what) {
   if (!backend_) return value;
-  // A NaN is sent as a second number, because backends differ in the maximum of NaNs.
+  // Backends do not agree about the maximum of a NaN and a number. So a second number says whether
+  // the value is NaN.
   const bool is_nan = std::isnan(value);
   std::vector<at::Tensor> tensors = {
       torch::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble).to(device_)};

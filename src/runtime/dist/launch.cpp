@@ -98,8 +98,8 @@ std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& loo
                                : variables.text("MASTER_ADDR");  // mpirun does not give the address
     return found;
   }
-  // All three are needed: an interactive shell in an allocation has SLURM_PROCID, too, but is not a
-  // step with several tasks.
+  // Checks three variables, because SLURM_PROCID alone proves nothing: it is also set in an
+  // interactive shell, which is not a step with several tasks.
   if (lookup("SLURM_PROCID") && lookup("SLURM_NTASKS") && lookup("SLURM_STEP_ID")) {
     const Variables variables("srun", lookup);
     LaunchEnvironment found =
@@ -118,7 +118,7 @@ Mesh init_from_env(const MeshOptions& options) {
   if (!found) return connect(nullptr, 0, 1, options);
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(found->master_port);
-  // torchrun's agent may run the store already; this variable tells whether it does.
+  // True if torchrun's agent runs the store already.
   const bool is_agents = process_environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
   store_options.isServer = found->rank == 0 && !is_agents;
   store_options.numWorkers = found->world_size;

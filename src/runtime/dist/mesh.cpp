@@ -22,7 +22,8 @@ std::string shape_text(const Axes& axes) {
   throw Error::expected(ErrorKind::invalid_argument, {}, "mesh", expected, shape_text(axes));
 }
 
-/// Returns the axes; a size of -1 is replaced by the world size divided by the other sizes.
+/// Returns `axes` with the size -1 replaced by the world size divided by the other sizes; without
+/// axes, one axis `shard`. Throws if the sizes do not fit the world size.
 Axes complete(Axes axes, int world_size) {
   if (axes.empty()) axes = {{"shard", world_size}};
   int product = 1;
@@ -121,7 +122,7 @@ Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_s
   for (const auto& [name, size] : axes) {
     stride /= size;
     const int coordinate = rank / stride % size;
-    const int first = rank - coordinate * stride;  // world rank of the group's rank 0
+    const int first = rank - coordinate * stride;  // rank in the world of the group's rank 0
     groups.push_back(
         {name, connector.connect(name, name + "/" + std::to_string(first), coordinate, size)});
   }

@@ -11,7 +11,7 @@ namespace tessera::dist {
 class StateSync {
  public:
   explicit StateSync(Group& group) : group_(group) {}
-  /// Copies rank 0's `tensor` into `tensor` on all ranks. Does nothing if this tensor was sent
+  /// Overwrites `tensor` on all ranks with rank 0's `tensor`. Does nothing if this tensor was sent
   /// already. `fqn` names the tensor in errors. Collective.
   void sync(const std::string& fqn, const at::Tensor& tensor);
 

@@ -17,14 +17,15 @@ using at::Tensor;
 template <class Optimizer>
 constexpr bool kIsAdam = std::is_same_v<Optimizer, Adam> || std::is_same_v<Optimizer, RowWiseAdam>;
 
-/// Rows of a table in float32, and the same rows of its state, in order of the slots.
+/// Some rows of a table in float32, and the same rows of each slot of its state.
 struct StatefulRows {
   Tensor weight;
   std::vector<Tensor> slots;
 };
 
-/// Returns the g of [Note: Update of a row]: `sum` scaled, clipped, plus weight decay. `sum`: the
-/// sum of each row's gradients. `weight`: the same rows, float32.
+/// Returns the gradients to update rows with, g in [Note: Update of a row]: `sum` is scaled and
+/// clipped, and weight decay is added. `sum`: the sum of each row's gradients. `weight`: the rows,
+/// float32.
 Tensor finished_gradient(const Tensor& sum, double scale, const Tensor& weight,
                          const FusedOptimizer& optimizer) {
   return std::visit(
@@ -37,7 +38,8 @@ Tensor finished_gradient(const Tensor& sum, double scale, const Tensor& weight,
       optimizer);
 }
 
-/// Returns rows after an Adam step. `v`: the new average of squares, `[n, dim]` or `[n, 1]`.
+/// Returns the rows' weights after an Adam step. `m`: the new average of gradients. `v`: the new
+/// average of squares, `[n, dim]` or `[n, 1]`.
 template <class AnyAdam>
 Tensor adam_weight(const AnyAdam& adam, const Tensor& weight, const Tensor& m, const Tensor& v,
                    std::int64_t step) {
@@ -48,8 +50,8 @@ Tensor adam_weight(const AnyAdam& adam, const Tensor& weight, const Tensor& m, c
   return weight - (m * correction(adam.beta1) / root + weight * adam.weight_decay) * adam.lr;
 }
 
-/// Returns rows after a step. `mean_squares`: the mean of g^2 over each row, `[n]`, for row-wise
-/// optimizers only.
+/// Returns rows and state after a step of the optimizer. `mean_squares`: the mean of g^2 over each
+/// row, `[n]`; only row-wise optimizers use it.
 StatefulRows updated(const FusedOptimizer& optimizer, const StatefulRows& rows, const Tensor& g,
                      const Tensor& mean_squares, std::int64_t step) {
   return std::visit(
@@ -93,7 +95,7 @@ Tensor cut(const Tensor& tensor, const FeatureBags& bags, std::size_t feature) {
   return tensor.narrow(0, begin_of(bags, feature), num_ids_of(bags, feature));
 }
 
-/// Returns the sample of each id of a feature. Shape: `[ids]`.
+/// Returns the index of the sample to which each id of a feature belongs. Shape: `[ids]`.
 Tensor samples_of(const FeatureBags& bags, std::size_t feature) {
   const auto first_bag = static_cast<std::int64_t>(feature) * bags.num_samples;
   const Tensor ends = bags.offsets.narrow(0, first_bag + 1, bags.num_samples);
@@ -113,8 +115,8 @@ void for_features(const FeatureBags& bags, const Visit& visit) {
 
 // ---- The backward.
 
-/// The ids of a batch in one table, in batch order, and for each id the gradient of its row. Equal
-/// ids have equal gradients, so that each writes the same new row.
+/// The ids of a batch in one table, in batch order, and for each id the summed gradient of its row.
+/// If a row has several ids, all of them have the same gradient and write the same new row.
 struct Occurrences {
   Tensor rows;       // [n] int64
   Tensor gradients;  // [n, dim], without the scale
@@ -188,8 +190,8 @@ class AtenTableBackward final : public TableBackward {
     const auto [rows, order] = at::sort(ids, /*stable=*/true, /*dim=*/0, /*descending=*/false);
     const std::int64_t last = rows.numel() - 1;
     const Tensor is_new = rows.narrow(0, 1, last).ne(rows.narrow(0, 0, last)).to(at::kLong);
-    // Both hold for each id the index of its row among the distinct rows. `sorted_place`: for the
-    // ids in sorted order; `place`: for the ids in batch order.
+    // Both tensors have for each id the index of its row in the list of distinct rows:
+    // `sorted_place` for the ids in sorted order, `place` for the ids in batch order.
     const Tensor sorted_place = torch::cat({torch::zeros({1}, ids.options()), is_new}).cumsum(0);
     const Tensor place = torch::zeros_like(sorted_place).scatter_(0, order, sorted_place);
     Tensor sums = torch::zeros_like(gradients);
@@ -222,7 +224,7 @@ class AtenTableBackward final : public TableBackward {
 
   std::vector<TableTensors> tables_;
   double scale_;
-  std::vector<Occurrences> occurrences_;  // parallel to the tables
+  std::vector<Occurrences> occurrences_;  // one per table
 };
 
 class AtenTableKernels final : public TableKernels {

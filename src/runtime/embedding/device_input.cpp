@@ -48,7 +48,8 @@ void DeviceInput::take_batch(const TableSet& tables, const KeyedJaggedTensor& ba
   } else {
     own_batch_.emplace(OwnBatchOnDevice{tables, batch});
     stream_->wait_for_current();
-    // The caller's stream may free the batch before this stream has read it.
+    // Otherwise the batch's memory could be reused, after the caller has freed it, before this
+    // stream has read it.
     const c10::StreamGuard guard(stream_->stream());
     for (const Tensor& tensor : {batch_.ids, batch_.lengths, batch_.offsets, batch_.weights}) {
       stream_->note_use(tensor);
@@ -142,14 +143,14 @@ void DeviceInput::take_headers(const std::int64_t* headers) {
   sum_up(outgoing_, num_sent_);
 }
 
-/// Throws if this rank's batch, which lies on the device, has an id out of range.
+/// Throws if this rank's batch, which is on the device, has an id out of range.
 void DeviceInput::refuse_bad_ids(const std::int64_t* own_header) {
   if (own_header[kBatchSize] != kRefused) return;
   batch_for(own_batch_->tables, own_batch_->batch.to(at::kCPU), device_);  // throws, naming the id
   TESSERA_CHECK(false);
 }
 
-/// Starts the second message, and assembles the bags behind it.
+/// Starts the second message, and queues the work that assembles the bags from it.
 void DeviceInput::send() {
   if (packing_) {
     sent_ = packing_->message(group_->size());
@@ -185,7 +186,7 @@ void DeviceInput::for_received(const Visit& visit) const {
   }
 }
 
-/// Assembles the bags of all ranks, output by output.
+/// Assembles the bags from the received messages, in order of output and then of rank.
 void DeviceInput::unpack(const std::vector<std::int64_t>& sizes) {
   const std::int64_t outputs = num_outputs(rank());
   bags_.num_samples = sum_of(batch_sizes_);
@@ -250,7 +251,7 @@ void DeviceInput::return_weight_gradients(const Tensor& from, Tensor to) {
         by_peer[peer].push_back(from.narrow(0, begin, num_ids));
         begin += num_ids;
       });
-  std::vector<Tensor> sorted;  // by rank, in the order of the received ids
+  std::vector<Tensor> sorted;  // gradients by rank, in the order of the received ids
   for (const std::vector<Tensor>& each : by_peer) {
     sorted.insert(sorted.end(), each.begin(), each.end());
   }

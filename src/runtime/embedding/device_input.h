@@ -13,17 +13,17 @@
 
 namespace tessera::embedding {
 
-/// A batch in transit to ranks whose tables are on an accelerator. Works on a side stream, so that
-/// the batch travels while the device computes an earlier batch. The host waits in `advance` only,
-/// for the sizes. The batch is in host memory, or on the tables' device.
+/// Sends a batch to ranks whose tables are on an accelerator. Works on a side stream, so that the
+/// batch is sent while the device computes an earlier batch. The host waits only in `advance`, for
+/// the sizes. The batch is in host memory, or on the tables' device.
 class DeviceInput final : public Input {
  public:
   /// Whether `bags()` also returns the ids in host memory. The host then waits for their copy.
   enum class HostIds { none, copied };
 
   /// Starts the first message (sizes, see Input), as HostInput does. Requires: all ranks have the
-  /// same tables and plan. `group`: used by inputs only, because a batch's messages must not wait
-  /// behind a lookup's messages.
+  /// same tables and plan. `group`: a connection for batches only, because their messages must not
+  /// wait for those of a lookup.
   DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
               std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
               std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);
@@ -42,9 +42,8 @@ class DeviceInput final : public Input {
   void refuse_bad_ids(const std::int64_t* own_header);
   void send();
   void unpack(const std::vector<std::int64_t>& sizes);
-  /// Calls `visit(output, peer, begin, num_ids)` for each output of this rank and each rank
-  /// (`peer`); outputs are the outer loop. `begin`: the position of the output's first id among the
-  /// ids that the peer sent.
+  /// Calls `visit(output, peer, begin, num_ids)` for each output of this rank, and in it for each
+  /// rank `peer`. `begin`: the index of the output's first id in the ids that the peer sent.
   template <class Visit>
   void for_received(const Visit& visit) const;
 
@@ -58,16 +57,17 @@ class DeviceInput final : public Input {
   std::optional<OwnBatchOnDevice> own_batch_;
   std::vector<Outgoing> outgoing_;
   HostIds host_ids_;
-  std::optional<DevicePacking> packing_;  // of a batch on the device
+  std::optional<DevicePacking> packing_;  // only for a batch on the device
   // A pair is a rank and one of its outputs. The header ends with one number for each pair, in the
   // order of `outgoing_`: how many ids of the batch go to that output.
   std::int64_t num_pairs_ = 0;
   std::int64_t own_pairs_begin_ = 0;  // index of the first pair of this rank
   at::Tensor headers_;                // on the device, or on the host if there is one rank
-  std::vector<std::vector<std::int64_t>> num_ids_of_output_;  // by rank that sends, by output here
+  // By sending rank and output of this rank.
+  std::vector<std::vector<std::int64_t>> num_ids_of_output_;
   at::Tensor sent_, received_;
-  at::Tensor positions_;  // of all ids that are sent, if weight gradients are wanted
-  at::Tensor lengths_;    // of the whole batch, on the device
+  at::Tensor positions_;  // positions in the batch of all sent ids, if weight gradients are wanted
+  at::Tensor lengths_;    // lengths of the whole batch, on the device
   dist::Pending pending_;
   std::optional<c10::Event> arrived_;
   bool has_advanced_ = false;

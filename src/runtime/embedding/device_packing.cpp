@@ -7,9 +7,9 @@ namespace {
 
 using at::Tensor;
 
-/// Returns a tensor that begins with the selected elements, in order. It has one element more than
-/// `values`; the elements after the selected ones have no meaning. `places`: where each element
-/// goes. Elements that are not selected go to the last place.
+/// Returns a tensor that begins with the selected elements of `values`, in order. `places` has the
+/// index in the result for each element; elements that are not selected have the last index. The
+/// result has one element more than `values`. Elements after the selected ones have no meaning.
 Tensor selected(const Tensor& values, const Tensor& places) {
   Tensor result = torch::zeros({values.numel() + 1}, values.options());
   result.scatter_(0, places, values);

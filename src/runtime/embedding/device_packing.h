@@ -13,7 +13,7 @@ namespace tessera::embedding {
 /// the current stream.
 class DevicePacking {
  public:
-  /// `batch` and `outgoing` must outlive this, and must not move.
+  /// `batch` and `outgoing` must outlive this object, and must not move.
   DevicePacking(const TableBatch& batch, const std::vector<Outgoing>& outgoing);
 
   /// Returns the number of ids of each element of `outgoing`. Shape: `[outgoing]` int64, on the
@@ -30,8 +30,8 @@ class DevicePacking {
   struct Selected {
     at::Tensor lengths;    // [batch_size]
     at::Tensor ids;        // rows of the shard
-    at::Tensor weights;    // undefined: none
-    at::Tensor positions;  // in the batch
+    at::Tensor weights;    // undefined: the batch has none
+    at::Tensor positions;  // positions in the batch
     at::Tensor num_ids;    // [1]
   };
   Selected select(const Outgoing& outgoing) const;

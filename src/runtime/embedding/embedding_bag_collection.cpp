@@ -43,7 +43,7 @@ EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> t
     });
     if (options.device.is_cpu()) {
       embedding::initialize(config, weight);
-    } else if (!weight.is_meta()) {  // the same values as on the CPU
+    } else if (!weight.is_meta()) {  // made on the CPU, so that all devices get the same values
       at::Tensor values = torch::empty(weight.sizes(), config.dtype);
       embedding::initialize(config, values);
       weight.copy_(values);
@@ -58,7 +58,7 @@ namespace {
 at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
-    // There are no ids, and perhaps no rows. For autograd, the zeros must depend on the weight.
+    // Without ids, all sums are zero. For autograd, the zeros must still depend on the weight.
     return torch::zeros({offsets.numel() - 1, weight.size(1)},
                         weight.options().dtype(at::kFloat).requires_grad(false)) +
            weight.narrow(0, 0, 0).sum();

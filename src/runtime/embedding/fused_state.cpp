@@ -17,7 +17,7 @@ using formats::StateKind;
 
 template <class Optimizer>
 constexpr bool kIsAdam = std::is_same_v<Optimizer, Adam> || std::is_same_v<Optimizer, RowWiseAdam>;
-/// Calls `visit(name, value)` for each number of an optimizer.
+/// Calls `visit(name, value)` for each setting of an optimizer.
 template <class Optimizer, class Visit>
 void for_each_number(Optimizer& optimizer, const Visit& visit) {
   using Plain = std::remove_const_t<Optimizer>;
@@ -27,7 +27,7 @@ void for_each_number(Optimizer& optimizer, const Visit& visit) {
   visit("max_gradient", optimizer.max_gradient);
 }
 
-/// Returns an error about the field `name` of a parameter group. The caller knows the group.
+/// Returns an error about the field `name` of a parameter group. The caller adds the group.
 Error unfit(const std::string& name, const std::string& expected, const std::string& found) {
   return Error::expected(ErrorKind::mismatch, {}, "field " + name, expected, found);
 }
@@ -47,7 +47,7 @@ double number(const std::string& name, const Value& value) {
   throw unfit(name, "a number", value_to_string(value));
 }
 
-/// Returns the two items of a list or tuple.
+/// Returns the two numbers of a list or tuple such as `betas`.
 std::pair<double, double> two_numbers(const std::string& name, const Value& value) {
   const auto* const tuple = value.get_if<Value::Tuple>();
   const auto* const list = tuple != nullptr ? &tuple->items : value.get_if<Value::List>();

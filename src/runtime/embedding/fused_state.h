@@ -23,29 +23,29 @@ struct FusedState {
   std::vector<Slot> slots;
   std::int64_t step = 0;
 
-  /// Returns the elements of a slot, or nullptr if there is no slot of this name.
+  /// Returns the elements of the slot (state tensor) with this name; nullptr if there is none.
   float* data(const std::string& name) const;
 };
 
 /// Returns the state before the first step, for a shard of shape `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          at::Device device = at::kCPU);
-/// As above, but `float_memory(shape)` makes each tensor; its elements are overwritten.
+/// As above, but each tensor is made by `float_memory(shape)`, and then overwritten.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          const std::function<at::Tensor(at::IntArrayRef)>& float_memory);
 
-/// Returns whether the optimizer counts steps.
+/// Returns whether the optimizer counts steps, as Adam does.
 bool counts_steps(const FusedOptimizer& optimizer);
 
-/// Throws: Error(invalid_argument) naming the number if a number of `optimizer` is negative or not
-/// finite, or a beta is not below 1.
+/// Throws Error(invalid_argument) for a setting of `optimizer` that is negative or not finite, or a
+/// beta that is not below 1.
 void check_numbers(const FusedOptimizer& optimizer);
 
-/// Returns `optimizer` as the fields of a parameter group. The field `optimizer` has its name; the
-/// other fields are named as in Python's torch.optim.
+/// Returns the settings of `optimizer` as the fields of a parameter group, named as in Python's
+/// torch.optim. The field `optimizer` has the optimizer's name.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
-/// Returns `optimizer` with the numbers of `fields`. Throws: Error(mismatch) naming a field that is
-/// missing, not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.
+/// Returns `optimizer` with the settings in `fields`. Throws: Error(mismatch) naming a field that
+/// is missing, not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.
 FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& fields);
 
 }  // namespace tessera::embedding

@@ -83,7 +83,7 @@ const LocalBags& HostInput::bags() {
   return bags_;
 }
 
-/// Returns for each rank where its message begins in `received_`.
+/// Returns the beginning of each rank's message in `received_`.
 std::vector<const std::int64_t*> HostInput::received_messages() const {
   std::vector<const std::int64_t*> messages;
   const std::int64_t* at = longs(received_);
@@ -94,8 +94,8 @@ std::vector<const std::int64_t*> HostInput::received_messages() const {
   return messages;
 }
 
-/// Returns the runs, ordered by output, then by rank. Sets only `lengths`, `num_samples`,
-/// `num_ids`.
+/// Returns the runs, ordered by output and then by rank. Sets only their `lengths`, `num_samples`
+/// and `num_ids`.
 std::vector<HostInput::Run> HostInput::received_runs() const {
   const std::int64_t outputs = num_outputs(rank());
   const std::vector<const std::int64_t*> messages = received_messages();
@@ -111,8 +111,8 @@ std::vector<HostInput::Run> HostInput::received_runs() const {
   return runs;
 }
 
-/// Allocates the bags. If there is one rank, the received ids are already in the bags' order, so
-/// the bags' ids and weights are views of the message.
+/// Allocates the tensors of the bags. If there is one rank, the received ids are already in the
+/// right order. Then the bags' ids and weights are views of the message.
 void HostInput::allocate_bags() {
   const std::int64_t outputs = num_outputs(rank());
   const std::int64_t num_ids = sum_of(num_received_);
@@ -130,10 +130,10 @@ void HostInput::allocate_bags() {
   }
 }
 
-/// Sets for each run where its ids and weights are in the message, and where its bags are to be
-/// put.
+/// Sets for each run the pointers to its ids and weights in the message, and to its place in the
+/// bags.
 void HostInput::place_runs(std::vector<Run>& runs) {
-  struct Source {  // the next ids and weights of a rank
+  struct Source {  // pointers to the next ids and weights of a rank's message
     const std::int64_t* ids;
     const float* weights;
   };
@@ -155,11 +155,11 @@ void HostInput::place_runs(std::vector<Run>& runs) {
     run.offsets = std::exchange(offset, offset + run.num_samples);
     run.begin = std::exchange(begin, begin + run.num_ids);
   }
-  // This fails if lengths and ids are from different batches.
+  // True unless lengths and ids come from different batches.
   TESSERA_CHECK(begin == sum_of(num_received_));
 }
 
-/// Assembles the bags of all ranks, output by output.
+/// Assembles the bags from the received messages, in order of output and then of rank.
 void HostInput::unpack() {
   std::vector<Run> runs = received_runs();
   allocate_bags();
@@ -182,7 +182,8 @@ void HostInput::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
   TESSERA_CHECK(returns_weight_gradients_ && has_arrived_);
   const auto num_ranks = batch_sizes_.size();
   const std::int64_t outputs = num_outputs(rank());
-  at::Tensor sorted = torch::empty_like(from);  // ordered by rank, then as the ids came
+  // Gradients by rank, in the order of the received ids.
+  at::Tensor sorted = torch::empty_like(from);
   const float* source = from.const_data_ptr<float>();
   std::vector<float*> places;
   auto* place = sorted.mutable_data_ptr<float>();

@@ -8,12 +8,12 @@
 
 namespace tessera::embedding {
 
-/// A batch in transit to ranks whose tables are on the CPU.
+/// Sends a batch to ranks whose tables are on the CPU.
 class HostInput final : public Input {
  public:
-  /// Starts the first message (sizes, see Input), and copies what the second message needs of the
-  /// batch. If this rank's batch is invalid, `advance` throws on all ranks. `fingerprint`: must be
-  /// equal on all ranks. Collective.
+  /// Starts the first message (sizes, see Input), and prepares the second message, so that the
+  /// caller may change the batch afterwards. If this rank's batch is invalid, `advance` throws on
+  /// all ranks. `fingerprint`: must be equal on all ranks. Collective.
   HostInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
             std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint);
 
@@ -24,14 +24,14 @@ class HostInput final : public Input {
 
  private:
   void send();
-  /// What one rank sent for one output.
+  /// The bags that one rank sent for one output.
   struct Run {
     const std::int64_t* lengths;
     std::int64_t num_samples;
     const std::int64_t* ids = nullptr;
     const float* weights = nullptr;
-    std::int64_t* offsets = nullptr;  // where to write the ends of the run's bags
-    std::int64_t begin = 0;           // in the ids of all runs
+    std::int64_t* offsets = nullptr;  // gets the end of each bag of the run
+    std::int64_t begin = 0;           // index of the run's first id in the ids of all runs
     std::int64_t num_ids = 0;
   };
   void unpack();
@@ -46,7 +46,8 @@ class HostInput final : public Input {
   at::Tensor header_;
   at::Tensor sent_, received_;
   dist::Pending pending_;
-  std::vector<std::vector<std::int64_t>> positions_;  // of the ids sent to each rank
+  // Positions in the batch of the ids sent to each rank.
+  std::vector<std::vector<std::int64_t>> positions_;
   bool has_advanced_ = false;
   bool has_arrived_ = false;
 };

@@ -15,7 +15,7 @@
 namespace tessera::embedding {
 namespace {
 
-/// Returns the default bound of initial values, as in torchrec.
+/// Returns b for default initial values, which are uniform in [-b, b), as in torchrec.
 double bound_of(const EmbeddingBagConfig& config) {
   return 1 / std::sqrt(static_cast<double>(config.num_embeddings));
 }
@@ -47,7 +47,7 @@ void fill_uniform(const Box& region, std::int64_t num_columns, std::uint64_t see
 
 void initialize_uniform(const EmbeddingBagConfig& config, const Box& region, std::uint64_t seed,
                         at::Tensor weight) {
-  constexpr std::int64_t kRows = 1024;  // per task
+  constexpr std::int64_t kRows = 1024;  // rows per task
   const std::int64_t rows = region.sizes[0];
   const bool is_plain =
       weight.is_cpu() && weight.scalar_type() == at::kFloat && weight.is_contiguous();
@@ -63,7 +63,7 @@ void initialize_uniform(const EmbeddingBagConfig& config, const Box& region, std
     }
     at::Tensor values = torch::empty({end - begin, region.sizes[1]}, at::kFloat);
     fill(values.mutable_data_ptr<float>());
-    const at::NoGradGuard no_grad;  // the mode is thread-local
+    const at::NoGradGuard no_grad;  // here too, because grad mode is thread-local
     weight.narrow(0, begin, end - begin).copy_(values);
   });
 }

@@ -11,10 +11,10 @@ namespace tessera::embedding {
 /// Fills a whole table with initial values from the default generator.
 void initialize(const EmbeddingBagConfig& config, at::Tensor weight);
 
-/// Fills a shard of a table with initial values. The default values depend on seed, table and place
-/// in the table, so the table is the same under every plan. If the table has an `init_fn`, the
-/// default generator is seeded by seed, table and the shard's offsets, so that replicas are equal
-/// and shards differ. The generator's state is restored afterwards.
+/// Fills a shard of a table with initial values. A default value depends only on the seed, the
+/// table and the element's position, so the table is the same under every plan. If the table has an
+/// `init_fn`, seeds the default generator for it by the seed, the table and the shard's offsets, so
+/// that replicas are equal and different shards differ. Restores the generator's state afterwards.
 void initialize_shard(const EmbeddingBagConfig& config, const Box& region, std::uint64_t seed,
                       at::Tensor weight);
 

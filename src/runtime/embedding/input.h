@@ -16,10 +16,11 @@ namespace tessera::embedding {
 /// A shard of a table on one rank.
 struct Assignment {
   std::size_t table = 0;
-  FlatRange rows;                    // of the table
-  FlatRange columns;                 // of the table
-  bool has_all_rows = false;         // of the table
-  std::vector<std::size_t> outputs;  // indices of the TableSet's outputs that look it up
+  FlatRange rows;             // range of the table's rows
+  FlatRange columns;          // range of the table's columns
+  bool has_all_rows = false;  // `rows` are all rows of the table
+  /// The outputs that look it up, as indices into TableSet::outputs.
+  std::vector<std::size_t> outputs;
 };
 
 /// The shards of each rank, in the order of the tables.
@@ -28,20 +29,21 @@ using Assignments = std::vector<std::vector<Assignment>>;
 /// Returns the sum of `sizes`.
 std::int64_t sum_of(const std::vector<std::int64_t>& sizes);
 
-/// The bags of all ranks' batches that look up this rank's shards. Bag `o * num_samples + s` is
-/// sample s of the o-th output of this rank's assignments. The samples of all ranks are in rank
-/// order.
+/// The bags to look up in this rank's shards, from the batches of all ranks. Bag `o * num_samples +
+/// s` is sample s of the o-th output of this rank's assignments. Samples are in order of the ranks
+/// that they come from.
 struct LocalBags {
   std::int64_t num_samples = 0;
   at::Tensor ids;      // [N] int64, row numbers within a shard
   at::Tensor offsets;  // [outputs * num_samples + 1] int64
   at::Tensor weights;  // [N] float32; if undefined, each weight is 1
-  /// Where the ids of each output begin, then N. Empty if the tables are on the CPU.
+  /// The index in `ids` at which each output begins, and N at the end. Empty if the tables are on
+  /// the CPU.
   std::vector<std::int64_t> output_begins;
   at::Tensor host_ids;  // `ids` in host memory; undefined if no table is cached
 };
 
-/// A rank's batch, or the exception that says why the rank has none.
+/// This rank's batch, or the exception that says why it is invalid.
 struct OwnBatch {
   std::optional<KeyedJaggedTensor> batch;
   std::exception_ptr refusal;
@@ -60,13 +62,13 @@ class Input {
   /// error of this rank's batch; Error(invalid_argument) if another rank refused its batch;
   /// Error(mismatch) if ranks have different fingerprints.
   virtual void advance() = 0;
-  /// Returns the bags to look up on this rank, for the current stream. Waits for the second
-  /// message.
+  /// Waits for the second message. Returns the bags to look up on this rank, to be used on the
+  /// current stream.
   virtual const LocalBags& bags() = 0;
-  /// Adds the gradients of the weights of this rank's batch to `to`. `from` has, on each rank, the
-  /// gradients of `bags().weights`. Shape: `from` as `bags().weights`, `to` as the weights of this
-  /// rank's batch. `to` is undefined if this rank wants no gradients. Requires:
-  /// `returns_weight_gradients()`.
+  /// Sends gradients of sample weights back to the ranks that the samples come from. `from`: the
+  /// gradients of `bags().weights`, in the same shape. Adds the gradients of this rank's batch to
+  /// `to`, which has the shape of the batch's weights; `to` is undefined if this rank wants none.
+  /// Requires: `returns_weight_gradients()`.
   virtual void return_weight_gradients(const at::Tensor& from, at::Tensor to) = 0;
 
   /// Returns the lengths of this rank's own batch on the tables' device. Requires: `bags`.
@@ -83,7 +85,7 @@ class Input {
         std::shared_ptr<dist::Group> group, const OwnBatch& batch);
 
   // Indices of the fields in the header of a rank's batch, which is the message of sizes.
-  static constexpr std::size_t kBatchSize = 0;  // kRefused: the rank has no batch
+  static constexpr std::size_t kBatchSize = 0;  // kRefused: the rank's batch is invalid
   static constexpr std::size_t kFingerprint = 1;
   static constexpr std::size_t kWantsWeightGradients = 2;
   static constexpr std::size_t kNumFields = 3;
@@ -95,12 +97,12 @@ class Input {
   /// if a rank refused its batch or has another fingerprint. `stride`: elements of a header.
   void check_headers(const std::int64_t* headers, std::size_t stride);
   std::int64_t num_outputs(int rank) const;
-  /// Returns the size of the second message (lengths, ids, weights) to `rank` from a rank that has
-  /// `batch_size` samples and sends `num_ids` ids. Units: int64.
+  /// Returns the size of the second message (lengths, ids, weights) that a rank with `batch_size`
+  /// samples and `num_ids` ids sends to `rank`. Units: int64 elements.
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
-  /// Returns the size of the second message to each rank. Units: int64.
+  /// Returns the size of the second message to each rank. Units: int64 elements.
   std::vector<std::int64_t> send_sizes() const;
-  /// Returns the size of the second message from each rank. Units: int64.
+  /// Returns the size of the second message from each rank. Units: int64 elements.
   std::vector<std::int64_t> receive_sizes() const;
   int rank() const { return group_->rank(); }
 
@@ -110,10 +112,10 @@ class Input {
   bool wants_weight_gradients_;
   bool returns_weight_gradients_ = false;
   TableBatch batch_;
-  std::exception_ptr failure_;              // later calls throw it again
-  std::vector<std::int64_t> batch_sizes_;   // by rank
-  std::vector<std::int64_t> num_sent_;      // ids, by rank
-  std::vector<std::int64_t> num_received_;  // ids, by rank
+  std::exception_ptr failure_;              // thrown again by later calls
+  std::vector<std::int64_t> batch_sizes_;   // number of samples of each rank
+  std::vector<std::int64_t> num_sent_;      // ids sent to each rank
+  std::vector<std::int64_t> num_received_;  // ids received from each rank
   LocalBags bags_;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-/// Names a bag in messages. A bag of a KeyedJaggedTensor is named by key and sample.
+/// Names bags in messages: `bag 3`, or `feature 'a', sample 3` for a KeyedJaggedTensor.
 struct BagNames {
   std::span<const std::string> keys;
   std::int64_t batch_size = 0;
@@ -49,7 +49,7 @@ Tensor own_copy(const Tensor& vector, at::Device device) {
   return vector.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
 
-/// Where bags begin, as int64. `lengths` and `offsets` are on the values' device.
+/// The lengths of bags and the offsets at which they begin, as int64 on the values' device.
 struct BagPlaces {
   Tensor lengths;
   Tensor offsets;
@@ -150,8 +150,8 @@ std::vector<Tensor> JaggedTensor::to_dense() const {
 
 namespace {
 
-/// Returns the number of samples. Throws if a key is there twice, or if the keys do not have
-/// equally many bags.
+/// Returns the number of samples. Throws if a key occurs twice, or if the bags cannot be divided
+/// evenly among the keys.
 std::int64_t checked_batch_size(const std::vector<std::string>& keys, std::int64_t num_bags) {
   if (std::set<std::string>(keys.begin(), keys.end()).size() != keys.size()) {
     std::set<std::string> seen;

@@ -12,7 +12,8 @@ namespace {
 
 using at::Tensor;
 
-/// Throws if the weight is not the memory that `shard` made: the user has replaced or moved it.
+/// Throws if the user has replaced or moved a weight, so that it is not the memory that `shard`
+/// made.
 void check_memory(const LocalTable& table) {
   const Shape& shape = table.region.sizes;
   const at::Device device = table.cache ? at::Device(at::kCPU) : table.device;
@@ -29,7 +30,7 @@ void check_memory(const LocalTable& table) {
       table.weight.device() == device ? "" : "do not call Module::to on tables");
 }
 
-/// Returns the optimizer without clipping and weight decay.
+/// Returns the optimizer without clipping and weight decay, for gradients that have both already.
 FusedOptimizer without_changes_to_gradients(FusedOptimizer optimizer) {
   std::visit([](auto& each) { each.max_gradient = each.weight_decay = 0; }, optimizer);
   return optimizer;
@@ -108,8 +109,8 @@ void Lookup::add_dense(std::size_t looked, TableBackward& backward,
   gradients[table.table] = dense.to(table.weight.scalar_type());
 }
 
-/// Updates the sharded tables that need nothing from other ranks: this rank holds whole rows, or
-/// the optimizer works per element.
+/// Updates the sharded tables whose update needs no data of other ranks, because this rank holds
+/// whole rows or the optimizer works per element.
 void Lookup::step_shards(TableBackward& backward, const FusedOptimizer& optimizer) {
   std::vector<int> tables;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
@@ -137,8 +138,8 @@ std::vector<Lookup::SplitTable> Lookup::split_tables(TableBackward& backward,
   return split;
 }
 
-/// Sends each peer the squares of the tables that both have, in order. Sender and receiver have the
-/// same tables and touched rows.
+/// Exchanges sums of squares with each peer, for the tables of which both hold columns, in order.
+/// Both have the same tables and touched rows.
 void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent, received;
@@ -210,7 +211,8 @@ void Lookup::step_replica(std::size_t looked, TableBackward& backward,
                                  torch::arange(all_rows.numel() + 1, at::kLong),
                                  {},
                                  {}};
-  const auto kernels = cpu_table_kernels();  // new ones: this Lookup's still refer to this batch
+  // Not this Lookup's kernels, which still refer to this batch.
+  const auto kernels = cpu_table_kernels();
   kernels->backward({{table.weight, &table.state}}, one_row_each, {all_gradients})
       ->fused_update({&only_table, 1}, optimizer);
 }
@@ -220,7 +222,7 @@ void Lookup::step_replica(std::size_t looked, TableBackward& backward,
 void Lookup::step_replica_on_device(std::size_t looked, TableBackward& backward,
                                     const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];
-  // The last column counts the ranks that touch a row.
+  // An additional last column counts the ranks that touch a row.
   Tensor sums = torch::zeros({table.weight.size(0), table.weight.size(1) + 1},
                              table.weight.options().dtype(at::kFloat).requires_grad(false));
   sums.narrow(1, 0, table.weight.size(1)).copy_(backward.dense_gradient(static_cast<int>(looked)));

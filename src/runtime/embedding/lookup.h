@@ -21,13 +21,14 @@ struct LocalTable {
   std::string name;
   Kernel kernel = Kernel::dense;
   TableRule rule;
-  std::vector<Shard> layout;     // of all ranks
-  Box region;                    // in the whole table; no rows if this rank holds nothing
-  std::int64_t num_columns = 0;  // of the whole table
+  std::vector<Shard> layout;     // the shards of all ranks
+  Box region;                    // this rank's part of the table; no rows if it holds nothing
+  std::int64_t num_columns = 0;  // columns of the whole table
   at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;  // of the lookup; without a cache, also of weight and state
-  FusedState state;              // of a fused table
+  /// Where the lookup runs. Without a cache, weight and state are there too.
+  at::Device device = at::kCPU;
+  FusedState state;  // only of a table with a fused optimizer
   /// Ranks that hold columns of the same rows, including this one, in order of columns.
   std::vector<int> column_peers;
   /// The rows on the device, if the weight and the state are in host memory.
@@ -37,26 +38,28 @@ struct LocalTable {
   bool is_empty() const { return region.numel() == 0; }
 };
 
-/// Where the columns of each output are within a sample's row of pooled values.
+/// The position of each output's columns in a sample's row of pooled values.
 struct PooledColumns {
-  std::vector<std::int64_t> first;  // for each output of each assignment, in order
-  std::int64_t width = 0;           // of a sample's row
+  std::vector<std::int64_t> first;  // first column, for each output of each assignment, in order
+  std::int64_t width = 0;           // number of columns of a sample's row
 };
 
 /// Bags whose rows are on the device. For a cached table, the ids are slots of its cache.
 struct ResidentBags {
   LocalBags bags;
-  std::vector<std::vector<std::int64_t>> slots;  // of each cached table, in order
-  std::vector<std::uint64_t> generations;        // of their caches
+  std::vector<std::vector<std::int64_t>> slots;  // one list per cached table
+  /// One per cached table: RowCache::generation at the fetch.
+  std::vector<std::uint64_t> generations;
 };
 
-/// Looks up tables together: pools rows in the forward; in the backward, computes gradients of
-/// dense tables and updates fused tables. Refers to the tables, which must not move.
+/// Looks up several tables together. The forward pools rows. The backward computes gradients of
+/// dense tables, and updates tables with a fused optimizer. Refers to the tables, which must not
+/// move.
 class Lookup {
  public:
   Lookup() = default;
-  /// `tables`: all tables of the collection. `assignments`: the shards to look up here, whose
-  /// pooled rows go to `columns`. `device`: of all tables.
+  /// `tables`: all tables of the collection. `assignments`: the shards to look up on this rank.
+  /// `columns`: where their pooled rows go. `device`: the device of all tables.
   Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
          std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group, at::Device device);
 
@@ -68,10 +71,10 @@ class Lookup {
   /// Returns the gradient of `bags.weights`. Shape: `gradient` is `[num_samples, width]`.
   at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
   /// Updates the fused tables, and sets `gradients[table]` of the dense tables. All gradients are
-  /// averages over the group. For shards: ranks with columns of the same rows exchange sums of
-  /// squared gradients, in one all-to-all if there are such tables. For replicas: ranks exchange
-  /// gradients, in an all-reduce for each dense table, and one all-gather and two all-to-alls for
-  /// each fused table. Collective.
+  /// averages over the group. Collective: for sharded tables, if ranks hold columns of the same
+  /// rows, they exchange sums of squared gradients in one all-to-all. For replicated tables, ranks
+  /// exchange gradients: in an all-reduce for each dense table, in one all-gather and two
+  /// all-to-alls for each fused table.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 
@@ -86,16 +89,16 @@ class Lookup {
   /// If another batch has displaced rows of this batch since `fetch`, brings them to the device
   /// again. The slots may change.
   void keep(ResidentBags& resident, const LocalBags& bags);
-  /// Notes that a backward changes the rows.
+  /// To be called when a backward changes the rows, so that the cache writes them back later.
   void mark_changed(const ResidentBags& resident);
 
  private:
   template <class Visit>
   void for_cached(const LocalBags& bags, const Visit& visit) const;
-  struct SplitTable {  // whose columns are on several ranks
+  struct SplitTable {  // a table whose columns are on several ranks
     std::size_t looked;
-    RowGradients gradients;           // of this rank's columns
-    std::vector<at::Tensor> squares;  // of each peer's columns, in the peers' order
+    RowGradients gradients;           // for this rank's columns
+    std::vector<at::Tensor> squares;  // for each peer's columns, in the peers' order
   };
   std::vector<TableTensors> tensors() const;
   FeatureBags view(const LocalBags& bags) const;
@@ -109,16 +112,16 @@ class Lookup {
   void step_replica_on_device(std::size_t looked, TableBackward& backward,
                               const FusedOptimizer& optimizer);
 
-  std::vector<LocalTable*> looked_;  // in order of the assignments
+  std::vector<LocalTable*> looked_;  // the tables looked up, by assignment
   std::vector<int> table_of_feature_;
   PooledColumns columns_;
-  bool splits_rows_ = false;  // whether any rank holds only some columns of a fused table
+  bool splits_rows_ = false;  // some rank holds only a part of the columns of a fused table
   std::shared_ptr<dist::Group> group_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<TableKernels> kernels_;
 };
 
-/// Returns whether a table is updated during the backward.
+/// Returns whether the backward updates a table, by a fused optimizer.
 bool takes_steps(const LocalTable& table);
 
 }  // namespace tessera::embedding

@@ -1,4 +1,4 @@
-// Rows of tables that are cached on the device: Lookup's part.
+// The functions of Lookup for tables whose rows are cached on the device.
 #include <torch/types.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace tessera::embedding {
 namespace {
 
-/// Returns the ids of one output, in host memory.
+/// Returns the ids of one output. They are in host memory.
 std::span<const std::int64_t> ids_of(const LocalBags& bags, std::size_t output) {
   const std::int64_t begin = bags.output_begins[output];
   return {bags.host_ids.const_data_ptr<std::int64_t>() + begin,
@@ -18,7 +18,7 @@ std::span<const std::int64_t> ids_of(const LocalBags& bags, std::size_t output) 
 
 }  // namespace
 
-/// Calls `visit(looked, ids)` for each cached table with all ids of the batch in it.
+/// Calls `visit(looked, ids)` for each cached table. `ids`: all ids of the batch in this table.
 template <class Visit>
 void Lookup::for_cached(const LocalBags& bags, const Visit& visit) const {
   for (std::size_t i = 0; i < looked_.size(); ++i) {

@@ -34,13 +34,13 @@ std::int64_t num_ids_in(const TableBatch& batch, const TableBatch::Slice& slice,
   return num_ids;
 }
 
-/// Where one output's part of the message goes.
+/// Pointers to the parts of the message that one Outgoing fills.
 struct Place {
   const Outgoing* outgoing;
   std::int64_t* lengths;
   std::int64_t* ids;
   float* weights;
-  std::int64_t* positions;  // null: not wanted
+  std::int64_t* positions;  // null: positions are not needed
 };
 
 void pack(const TableBatch& batch, Place place) {

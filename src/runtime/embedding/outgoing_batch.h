@@ -7,29 +7,29 @@
 
 namespace tessera::embedding {
 
-/// What this rank sends for one output of one shard.
+/// The ids that this rank sends to another rank, for one output of one of that rank's shards.
 struct Outgoing {
   const Assignment* assignment;
   TableBatch::Slice slice;
   int rank;
-  std::int64_t begin = 0;  // in the ids sent to that rank
+  std::int64_t begin = 0;  // index of the first one in all ids sent to that rank
   std::int64_t num_ids = 0;
 };
 
-/// Returns what this rank sends of a batch, ordered by rank and then by output. Does not set
+/// Returns the items to send of a batch, ordered by rank and then by output. Does not set
 /// `num_ids`.
 std::vector<Outgoing> outgoing_of(const TableBatch& batch, const Assignments& assignments);
 
-/// Sets `begin` of each outgoing: the number of ids that go to the same rank before it. Sets
+/// Sets `begin` of each item to the number of ids that go to the same rank before it. Sets
 /// `num_sent` to the number of ids for each rank. Requires: `num_ids` is set, `num_sent` is zero.
 void sum_up(std::vector<Outgoing>& outgoing, std::vector<std::int64_t>& num_sent);
 
-/// Counts the ids of a batch in host memory.
+/// Sets `num_ids` of each item, for a batch in host memory.
 void count_ids(const TableBatch& batch, std::vector<Outgoing>& outgoing);
 
-/// Writes the second message (see Input) of a batch in host memory. `sizes`: of the message to each
-/// rank. If `positions` is not null, it gets the positions in the batch of the ids sent to each
-/// rank.
+/// Writes the second message (see Input) of a batch in host memory. `sizes`: the size of the
+/// message to each rank. If `positions` is not null, it gets for each rank the positions in the
+/// batch of the ids sent to it.
 void pack(const TableBatch& batch, const std::vector<Outgoing>& outgoing,
           const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& num_sent,
           at::Tensor& message, std::vector<std::vector<std::int64_t>>* positions);

@@ -9,7 +9,7 @@
 namespace tessera::embedding {
 namespace {
 
-/// Adds the size of an optimizer's state.
+/// Adds the bytes of the optimizer's state to `size`.
 void add_state(const FusedOptimizer& optimizer, TableSize& size) {
   for (const FusedState::Slot& slot : initial_state(optimizer, 0, 0).slots) {
     const bool is_row_wise = slot.kind == formats::StateKind::row_wise;

@@ -16,7 +16,7 @@ using at::Tensor;
 /// Calls `body(sample)` for all samples of a batch, in parallel.
 template <class Body>
 void for_samples(std::int64_t batch_size, const Body& body) {
-  constexpr std::int64_t kSamples = 256;  // per task
+  constexpr std::int64_t kSamples = 256;  // samples per task
   parallel_for(ceil_div(batch_size, kSamples), at::get_num_threads(), {}, [&](std::int64_t task) {
     const std::int64_t end = std::min((task + 1) * kSamples, batch_size);
     for (std::int64_t sample = task * kSamples; sample < end; ++sample) body(sample);

@@ -8,25 +8,27 @@
 
 namespace tessera::embedding {
 
-/// Columns of the output, and the same columns in a rank's pooled rows.
+/// A block of columns that a rank pools: where the columns are in its pooled rows, and where they
+/// go in the output.
 struct Block {
-  std::int64_t from = 0;  // in the pooled rows
-  std::int64_t to = 0;    // in the output
+  std::int64_t from = 0;  // first column in the pooled rows
+  std::int64_t to = 0;    // first column in the output
   std::int64_t width = 0;
-  bool is_first = false;  // the first block that writes there; later blocks add to it
+  bool is_first = false;  // writes its columns; later blocks with the same columns add to them
 };
 
-/// What one rank pools.
+/// All columns that one rank pools.
 struct RankBlocks {
   std::vector<Block> blocks;
-  std::int64_t width = 0;  // of a sample's pooled row
+  std::int64_t width = 0;  // columns of a sample's pooled row
 };
 
-/// Writes to `output` the sum of what all ranks pooled for its samples, in order of rank. Shape:
-/// `pooled` has each rank's `[batch_size, width]`, one after the other.
+/// Adds up the pooled rows of all ranks, in rank order, and writes the sums to their columns of
+/// `output`. Shape: `pooled` has each rank's `[batch_size, width]`, one after the other.
 void sum_pooled(std::span<const RankBlocks> ranks, const at::Tensor& pooled, at::Tensor& output);
 
-/// Returns the gradient of what each rank pooled. Shape: as `pooled` above.
+/// Returns the gradient of each rank's pooled rows: its columns of `gradient`. Shape: as `pooled`
+/// above.
 at::Tensor cut_gradient(std::span<const RankBlocks> ranks, const at::Tensor& gradient);
 
 }  // namespace tessera::embedding

@@ -15,7 +15,7 @@ using at::Tensor;
 
 constexpr std::int64_t kNone = -1;
 
-/// Returns a copy in pinned memory.
+/// Copies numbers into pinned memory.
 Tensor pinned_copy(std::span<const std::int64_t> numbers) {
   Tensor copy = pinned({static_cast<std::int64_t>(numbers.size())}, at::kLong);
   std::ranges::copy(numbers, copy.mutable_data_ptr<std::int64_t>());
@@ -52,7 +52,7 @@ RowCache::RowCache(std::string table, Tensor weight, const FusedState& state,
   is_changed_.assign(static_cast<std::size_t>(num_slots), false);
 }
 
-/// Returns the rows that `ids` names, each once, in the order of their first id.
+/// Returns the rows in `ids`, each once, in the order of their first occurrence.
 std::vector<std::int64_t> RowCache::distinct_rows(std::span<const std::int64_t> ids) {
   ++num_calls_;
   std::vector<std::int64_t> rows;
@@ -72,7 +72,8 @@ void RowCache::check_room(std::span<const std::int64_t> ids) {
                         std::to_string(num_rows), "no table has been changed");
 }
 
-/// Returns slots that no row of the present batch has: free ones, then those used longest ago.
+/// Returns slots for new rows: free slots first, then those whose rows were looked up longest ago.
+/// Never takes a slot of a row of the current batch.
 std::vector<std::int64_t> RowCache::take_slots(std::int64_t num_wanted) {
   std::vector<std::int64_t> slots;
   for (std::int64_t slot = 0; slot < num_slots(); ++slot) {
@@ -88,7 +89,7 @@ std::vector<std::int64_t> RowCache::take_slots(std::int64_t num_wanted) {
   return slots;
 }
 
-/// Starts to copy the changed rows of these slots to pinned memory.
+/// Starts to copy those rows of these slots that have changed to pinned memory.
 void RowCache::start_write_back(std::span<const std::int64_t> slots) {
   std::vector<std::int64_t> changed, rows;
   for (const std::int64_t slot : slots) {
@@ -130,12 +131,12 @@ void RowCache::fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> 
     }
   }
   if (!missing.empty()) {
-    finish_write_back();  // the host's copy of a missing row may still be on its way
+    finish_write_back();  // a row that is needed now may still be on its way to the host
     const std::vector<std::int64_t> taken = take_slots(static_cast<std::int64_t>(missing.size()));
     const c10::Stream computing = stream_->current();
     const c10::StreamGuard guard(stream_->stream());
     const Tensor rows = pinned_copy(missing);
-    std::vector<Tensor> fetched;  // copied while the device still computes
+    std::vector<Tensor> fetched;  // the rows' tensors, copied while the device still computes
     for (const Tensor& each : on_host_) {
       Tensor staged = pinned(shape_with_rows(each, rows.numel()), each.scalar_type());
       at::index_select_out(staged, each, 0, rows);

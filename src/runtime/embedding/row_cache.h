@@ -26,14 +26,15 @@ class RowCache {
   RowCache(std::string table, at::Tensor weight, const FusedState& state, std::int64_t num_slots,
            std::shared_ptr<SideStream> stream);
 
-  /// Throws: Error(unsupported) naming table, rows needed and slots if the rows that `ids` names do
-  /// not fit. Changes nothing.
+  /// Throws Error(unsupported) with the table and both numbers if the rows in `ids` are more than
+  /// the cache has slots. Changes nothing.
   void check_room(std::span<const std::int64_t> ids);
-  /// Brings the rows that `ids` names to the device and writes their slots to `slots`. The current
-  /// stream waits for them. The host waits for copies that an earlier call started. Requires:
-  /// `check_room` has accepted these ids.
+  /// Brings the rows in `ids` to the device and writes the slot of each id to `slots`. The current
+  /// stream waits for the rows. The host waits only for copies that an earlier call started.
+  /// Requires: `check_room` has accepted these ids.
   void fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> slots);
-  /// Notes that the current stream changes the rows in these slots.
+  /// To be called when the current stream changes the rows in these slots, so that they are written
+  /// back later.
   void mark_changed(std::span<const std::int64_t> slots);
   /// Writes changed rows to host memory and empties the cache. Waits for the device.
   void write_back();
@@ -59,13 +60,13 @@ class RowCache {
   std::string table_;
   std::shared_ptr<SideStream> stream_;
   std::vector<at::Tensor> on_host_;    // weight, then the state's slots
-  std::vector<at::Tensor> on_device_;  // parallel to `on_host_`, `num_slots` rows each
+  std::vector<at::Tensor> on_device_;  // the same tensors with `num_slots` rows each
   FusedState device_state_;
   std::vector<std::int32_t> slot_of_row_;  // -1: not on the device
   std::vector<std::int64_t> row_of_slot_;  // -1: free
-  std::vector<std::uint64_t> last_batch_;  // of each slot: the last batch that looked it up
-  std::vector<bool> is_changed_;           // since its row was fetched
-  std::vector<std::uint64_t> seen_in_;     // of each row: the last call of `distinct_rows`
+  std::vector<std::uint64_t> last_batch_;  // by slot: the last batch that looked up its row
+  std::vector<bool> is_changed_;           // by slot: the row has changed since it was fetched
+  std::vector<std::uint64_t> seen_in_;     // by row: the last call of `distinct_rows` that saw it
   std::uint64_t num_calls_ = 0;
   std::uint64_t num_batches_ = 0;
   std::uint64_t generation_ = 0;

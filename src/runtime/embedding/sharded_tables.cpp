@@ -38,7 +38,7 @@ void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
                             "a rule for every table", "none for this table",
-                            "make the plan anew with plan_tables, or add a rule");
+                            "make a new plan with plan_tables, or add a rule");
     }
     if (const auto problem = problem_of(rule->second, world_size)) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name},
@@ -76,7 +76,7 @@ bool holds(const Shard& shard, int rank) {
   return std::ranges::find(shard.ranks, rank) != shard.ranks.end();
 }
 
-/// Returns the ranks that hold columns of the rows of `region`, in order of columns.
+/// Returns the ranks that hold columns of the same rows as `region`, in order of columns.
 std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& region) {
   std::vector<std::pair<std::int64_t, int>> peers;
   for (const Shard& shard : layout) {
@@ -106,7 +106,7 @@ std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
   return xxh3_64(std::as_bytes(std::span(text)));
 }
 
-/// Returns where the columns of the assignments' outputs are in the collection's output.
+/// Returns the columns of the assignments' outputs in the output of the whole collection.
 PooledColumns output_columns(const TableSet& tables, const std::vector<Assignment>& assignments) {
   PooledColumns columns{{}, tables.output_width()};
   for (const Assignment& each : assignments) {
@@ -117,7 +117,7 @@ PooledColumns output_columns(const TableSet& tables, const std::vector<Assignmen
   return columns;
 }
 
-/// Puts the columns of the assignments' outputs one after the other, without gaps.
+/// Returns columns for the assignments' outputs, one after the other, without gaps.
 PooledColumns packed_columns(const std::vector<Assignment>& assignments) {
   PooledColumns columns;
   for (const Assignment& each : assignments) {
@@ -187,7 +187,7 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
 
 void ShardedTables::lay_out_columns(const Assignments& sharded,
                                     const std::vector<Assignment>& replicated) {
-  std::set<std::int64_t> written;  // first columns of blocks, in the output
+  std::set<std::int64_t> written;  // first output columns of the blocks so far
   std::int64_t num_written = 0;
   const auto write = [&](std::int64_t column, std::int64_t width) {
     const bool is_first = written.insert(column).second;
@@ -238,7 +238,7 @@ void ShardedTables::place_all(const EmbeddingBagCollectionBase& collection,
     failure = std::current_exception();
     local_.clear();  // frees memory, which the next collective may need
   }
-  double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
+  double failed = failure ? mesh_.rank() + 1 : 0;  // 1 + the rank that failed; 0: none
   if (mesh_.world_size() > 1) failed = world_->max(failed, "whether tables are placed");
   if (failure) std::rethrow_exception(failure);
   if (failed > 0) {
@@ -279,7 +279,7 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
   local.device = device_;
   allocate(local, options);
   if (whole.is_meta()) {
-    // Made on the host, so that the values do not depend on the device.
+    // Makes the initial values on the host, so that they do not depend on the device.
     Tensor values =
         local.weight.is_cpu() ? local.weight : torch::empty(local.region.sizes, config.dtype);
     initialize_shard(config, local.region, *seed, values);
@@ -369,7 +369,8 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
   entry.dtype = DType::float32;
   entry.kind = slot.kind;
   if (slot.kind == formats::StateKind::row_wise) {
-    // All column shards of a row have the same row-wise state.
+    // All column shards of a row have the same row-wise state. So the state is saved once, in one
+    // dimension.
     entry.shape.resize(1);
     std::map<std::int64_t, Shard> by_row;
     for (const Shard& shard : table.layout) {
@@ -393,7 +394,8 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
 
 // --- forward and backward
 
-/// The autograd node between the pooled output and the weights of tables and batch.
+/// The autograd node of a lookup. Its inputs are the tables' weights and the batch's sample
+/// weights; its output is the pooled output.
 class LookupNode final : public torch::autograd::Node {
  public:
   /// `passes`: the passes that include the forward.
@@ -409,17 +411,19 @@ class LookupNode final : public torch::autograd::Node {
     if (!inputs_) {
       throw Error::expected(
           ErrorKind::invalid_argument, {}, "backward of an embedding collection",
-          "one backward for each forward", "a second one",
+          "one backward for each forward", "a second backward",
           "the first one has updated the tables; retain_graph does not work here");
     }
     const auto inputs = std::exchange(inputs_, nullptr);
-    // An output without a gradient on this rank may have one on another rank.
+    // Without a gradient for the output on this rank, takes part with zeros, because another rank
+    // may have one.
     Tensor gradient =
         gradients[0].defined()
             ? gradients[0].to(at::kFloat)
             : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()},
                            tables_->float_options());
-    // A backward for the batch's weights only (torch::autograd::grad) updates no table.
+    // A backward that asks only for gradients of the sample weights (torch::autograd::grad) must
+    // not update the tables.
     const std::size_t num_tables = tables_->local().size();
     bool moves_tables = false;
     for (std::size_t i = 0; i < num_tables; ++i) moves_tables |= task_should_compute_output(i);
@@ -452,7 +456,7 @@ void ShardedTables::set_optimizer(const FusedOptimizer& optimizer) {
   optimizer_ = optimizer;
 }
 
-/// Returns a 64-bit hash of what must be equal on all ranks.
+/// Returns a 64-bit hash of the tables, plan and settings, which must be equal on all ranks.
 std::uint64_t ShardedTables::fingerprint() const {
   std::string trained;
   for (const LocalTable& table : local_) trained += table.weight.requires_grad() ? '1' : '0';
@@ -522,8 +526,8 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 }
 
 Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
-  // Meet before `start` sends anything. If `meet` throws, no message is left over that a later
-  // receive would take.
+  // Meets before `start` sends anything. Otherwise, if `meet` throws, a message would be left over,
+  // and a later receive would take it for its own.
   const registry::MeetingPoint::Passes passes = meeting_point_->meet();
   return looked_up(start(batch), passes);
 }
@@ -571,7 +575,7 @@ const LocalBags& ShardedTables::fetched_bags(Inputs& inputs) {
   } catch (...) {
     failure = std::current_exception();
   }
-  double failed = failure ? mesh_.rank() + 1 : 0;  // a rank, from 1
+  double failed = failure ? mesh_.rank() + 1 : 0;  // 1 + the rank that failed; 0: none
   {
     // On the stream of the inputs, `max` waits for the batches, but not for a running lookup or
     // backward.
@@ -620,8 +624,8 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
   sum_pooled(blocks_, received, output);
 }
 
-/// The backward of exchange_pooled: sends each rank the gradient of what that rank pooled. Returns
-/// the gradient of what this rank pooled.
+/// The backward of exchange_pooled. Sends to each rank the gradient of the values that it pooled
+/// for this rank's samples. Returns the gradient of the values that this rank pooled.
 Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
   const std::vector<std::int64_t> num_received = pooled_here(input);
   Tensor received = torch::empty({sum_of(num_received)}, gradient.options());
@@ -644,7 +648,7 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
   const Tensor local = mesh_.world_size() == 1 ? gradient : exchange_gradient(sharded, gradient);
   if (has_caches_) sharded_lookup_.keep(inputs.resident, sharded.bags());
   const LocalBags& bags = has_caches_ ? inputs.resident.bags : sharded.bags();
-  if (sharded.returns_weight_gradients()) {  // before rows change
+  if (sharded.returns_weight_gradients()) {  // before the update changes rows
     sharded.return_weight_gradients(sharded_lookup_.sample_weight_gradients(bags, local),
                                     weight_gradients);
   }
@@ -656,10 +660,11 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
   std::vector<Tensor> gradients(local_.size());
   if (!moves_tables) return gradients;
   for (LocalTable& table : local_) {
-    if (takes_steps(table)) ++table.state.step;  // also for empty shards: ranks must agree
+    if (takes_steps(table))
+      ++table.state.step;  // also for empty shards, so that all ranks have the same step
   }
   for (const LocalTable& table : local_) {
-    // Empty shards get a gradient, too: an optimizer needs state of the same parameters on all
+    // Empty shards get a gradient too. Then torch.optim makes state for the same parameters on all
     // ranks.
     if (table.kernel == Kernel::dense && table.weight.requires_grad() && table.is_empty()) {
       gradients[table.table] = torch::zeros_like(table.weight, at::TensorOptions());

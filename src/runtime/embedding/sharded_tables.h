@@ -17,14 +17,15 @@ namespace tessera::embedding {
 
 class ShardedTables;
 
-/// A batch in transit, for sharded and replicated tables.
+/// A batch that is being sent to the ranks that hold its rows.
 struct Inputs {
-  std::weak_ptr<const ShardedTables> tables;  // the tables that look it up
+  std::weak_ptr<const ShardedTables> tables;  // the tables that look the batch up
   bool is_used = false;                       // whether the batch has been looked up
   std::unique_ptr<Input> sharded;
-  std::unique_ptr<Input> replicated;  // for data_parallel tables: only this rank's batch
-  ResidentBags resident;              // the bags of `sharded`, after the lookup
-  at::Tensor weights;                 // of the batch, float32, with their autograd history
+  /// For data_parallel tables, which look up only this rank's batch.
+  std::unique_ptr<Input> replicated;
+  ResidentBags resident;  // the bags of `sharded`, after the lookup
+  at::Tensor weights;     // sample weights of the batch, float32, with autograd history
 
   /// As Input::advance.
   void advance() {
@@ -49,26 +50,28 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
   /// Returns `forward(start(batch))`. Collective.
   at::Tensor forward(const KeyedJaggedTensor& batch);
-  /// Takes part in the collectives of `start` without a batch. Collective.
+  /// For a rank whose batch is invalid: takes part in the collectives of `start`, so that all ranks
+  /// throw. `why` is this rank's error. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);
-  /// Returns the pooled output `[batch, output width]`, differentiable in the weights of tables and
-  /// batch. Collective; so is the backward. Throws: Error(invalid_argument) if the inputs are of
-  /// another collection, or were looked up already.
+  /// Returns the pooled output `[batch, output width]`. Gradients flow to the weights of the tables
+  /// and to the sample weights of the batch. Collective; so is the backward. Throws:
+  /// Error(invalid_argument) if the inputs are of another collection, or were looked up already.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
 
-  /// Returns the meeting point of this module. With it, a pass over a root above the module makes
-  /// all ranks reach the module's collectives.
+  /// Returns the meeting point of this module. If the module is inside a fully sharded model, the
+  /// model's passes use it: all ranks reach the module before its collectives begin.
   const std::shared_ptr<registry::MeetingPoint>& meeting_point() const { return meeting_point_; }
 
   /// Returns the state dict entry of a table's weight, or of its optimizer state.
   StateTensor weight_entry(const LocalTable& table) const;
   StateTensor state_entry(const LocalTable& table, const FusedState::Slot& slot) const;
 
-  /// See ShardedEmbeddingBagCollection.
+  /// As ShardedEmbeddingBagCollection::write_back_cached_rows.
   void write_back_cached_rows();
 
   const std::optional<FusedOptimizer>& optimizer() const { return optimizer_; }
-  /// Throws: Error(invalid_argument) for another kind of optimizer, or invalid numbers.
+  /// Changes the optimizer's settings. Throws: Error(invalid_argument) for another kind of
+  /// optimizer, or invalid settings.
   void set_optimizer(const FusedOptimizer& optimizer);
 
  private:
@@ -77,14 +80,14 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::uint64_t fingerprint() const;
   void compare_tables();
   void check_cached_rows(const ShardOptions& options) const;
-  /// Returns the bags of a batch, with the rows of cached tables on the device. Throws on all ranks
-  /// if the rows do not fit on one rank.
+  /// Brings the rows that a batch needs of cached tables to the device, and returns the batch's
+  /// bags. Throws on all ranks if the rows do not fit into a cache on some rank.
   const LocalBags& fetched_bags(Inputs& inputs);
   at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
                        const registry::MeetingPoint::Passes& passes);
   at::Tensor pooled(Inputs& inputs);
-  /// Pools this rank's bags, and sums what all ranks have pooled for this rank's samples into
-  /// `output`.
+  /// Pools the bags that look up this rank's shards, and exchanges the results. Writes to `output`
+  /// the sum of what all ranks have pooled for this rank's samples.
   void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;
   at::Tensor exchange_gradient(const Input& input, const at::Tensor& gradient) const;
   /// Returns, for each rank, how many elements this rank pools for that rank.
@@ -92,7 +95,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Returns, for each rank, how many elements that rank pools for this rank.
   std::vector<std::int64_t> pooled_for_own(const Input& input) const;
   /// Returns the tables' gradients, parallel to `local_`; undefined for tables without a gradient.
-  /// `moves_tables`: whether to update fused tables.
+  /// `moves_tables`: whether to update tables with a fused optimizer.
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
                                    bool moves_tables);
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
@@ -106,23 +109,23 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   TablePlan plan_;
   dist::Mesh mesh_;
   std::optional<FusedOptimizer> optimizer_;
-  at::Device device_;                   // of all tables
-  std::shared_ptr<dist::Group> world_;  // all ranks; its collectives have an order of their own
+  at::Device device_;                   // the device of all tables
+  std::shared_ptr<dist::Group> world_;  // all ranks; a connection for lookups only
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
   // Null on the CPU. Batches have a connection of their own: on a device the messages of one
   // connection run in order, and those of a later batch must not wait for a lookup.
   std::shared_ptr<dist::Group> input_group_;
   std::shared_ptr<SideStream> input_stream_;
-  bool have_equal_tables_ = false;  // see `compare_tables`
-  bool has_caches_ = false;         // on any rank
+  bool have_equal_tables_ = false;  // compare_tables has found equal tables
+  bool has_caches_ = false;         // some rank caches rows
   std::vector<LocalTable> local_;
-  std::shared_ptr<const Assignments> sharded_;     // by rank
-  std::shared_ptr<const Assignments> replicated_;  // of this rank alone
-  std::vector<PooledColumns> pooled_columns_;      // of each rank's lookup in `sharded_`
-  std::vector<RankBlocks> blocks_;                 // by rank, parallel to its pooled columns
-  bool covers_output_ = false;                     // whether tables write each output column
+  std::shared_ptr<const Assignments> sharded_;     // the shards that each rank looks up
+  std::shared_ptr<const Assignments> replicated_;  // the data_parallel tables, as for one rank
+  std::vector<PooledColumns> pooled_columns_;      // one per rank
+  std::vector<RankBlocks> blocks_;  // one per rank, with one block per item of its pooled columns
+  bool covers_output_ = false;  // each output column is written, so the output needs no zeros first
   bool has_means_ = false;
-  std::uint64_t static_fingerprint_ = 0;  // of all that never changes
+  std::uint64_t static_fingerprint_ = 0;  // hash of all that never changes
   std::shared_ptr<registry::MeetingPoint> meeting_point_ =
       std::make_shared<registry::MeetingPoint>();
   Lookup sharded_lookup_;

@@ -6,8 +6,8 @@
 
 namespace tessera::embedding {
 
-/// A stream of an accelerator beside the streams that compute. Events order its work; the host does
-/// not wait unless a function says so. Thread-safe.
+/// A stream of an accelerator for copies and messages, beside the streams that compute. Events
+/// order its work. The host waits only where a function says so. Thread-safe.
 class SideStream {
  public:
   /// Requires: `device` is not the CPU.
@@ -18,18 +18,19 @@ class SideStream {
   /// Returns this thread's current stream of the device.
   c10::Stream current() const;
 
-  /// Lets later work of this stream run after the present work of the current stream.
+  /// Makes future work of this stream wait for all work that is on the current stream now.
   void wait_for_current() const;
-  /// Returns an event at the end of this stream's present work.
+  /// Returns an event that happens when all work that is on this stream now is done.
   c10::Event record() const;
-  /// Lets later work of the current stream run after `event`.
+  /// Makes future work of the current stream wait for `event`.
   void let_current_wait(const c10::Event& event) const;
   /// Tells the allocator that the current stream uses `tensor`, which this stream allocated: the
   /// tensor's memory is not reused before the current stream is done with the tensor. Ignores
   /// undefined tensors.
   void note_use(const at::Tensor& tensor) const;
 
-  /// Returns a copy on the device, by way of pinned memory. Requires: this stream is current.
+  /// Copies a tensor to the device through pinned memory, and returns the copy. Requires: this
+  /// stream is current.
   at::Tensor to_device(const at::Tensor& on_host) const;
 
  private:

@@ -16,7 +16,7 @@ void check_ids(const TableSet& tables, const TableSet::Output& output, const Tab
   const auto* const ids = batch.ids.const_data_ptr<std::int64_t>();
   const auto& config = tables.configs()[output.table];
   const auto num_rows = static_cast<std::uint64_t>(config.num_embeddings);
-  bool is_sound = true;  // checks all ids without a branch
+  bool is_sound = true;  // combines all checks, so that the loop has no branch
   for (std::int64_t i = slice.begin; i < slice.end; ++i) {
     is_sound &= static_cast<std::uint64_t>(ids[i]) < num_rows;
   }

@@ -9,20 +9,21 @@
 
 namespace tessera::embedding {
 
-/// A batch as seen by a set of tables: the ids and weights of each output.
+/// A batch of ids, and for each output of a set of tables the slice of the batch that belongs to
+/// it.
 struct TableBatch {
   std::int64_t batch_size = 0;
   at::Tensor ids;      // [N] int64
   at::Tensor lengths;  // [keys * batch_size] int64
   at::Tensor offsets;  // [keys * batch_size + 1] int64
   at::Tensor weights;  // [N] float32; undefined if the batch has none
-  struct Slice {       // of one output
+  struct Slice {       // the ids and bags of one output
     std::int64_t begin = 0;
-    std::int64_t end = 0;        // its ids are [begin, end) of `ids`
-    std::int64_t first_bag = 0;  // in `lengths`
-    bool is_missing = false;     // if so, all bags are empty
+    std::int64_t end = 0;        // the output has the ids [begin, end) of `ids`
+    std::int64_t first_bag = 0;  // index of its first bag in `lengths`
+    bool is_missing = false;     // the batch lacks the feature: all bags are empty
   };
-  std::vector<Slice> slices;  // parallel to TableSet::outputs
+  std::vector<Slice> slices;  // one per item of TableSet::outputs
 
   bool is_on_host() const { return ids.is_cpu(); }
   /// Returns how many ids a sample's bag has. Requires: the batch is on the host.

@@ -10,13 +10,14 @@
 namespace tessera::embedding {
 namespace {
 
-/// Returns the device with an index: the current device of its type if it has none.
+/// Returns `device` with an index. If it has none, adds that of the current device of its type.
 at::Device with_index(at::Device device) {
   if (device.is_cpu() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
-/// Returns the one device of the collection's weights; the CPU without tables.
+/// Returns the device of the collection's weights; the CPU if there are no tables. Throws if they
+/// are on several devices.
 at::Device device_of_weights(const EmbeddingBagCollectionBase& collection) {
   std::optional<at::Device> device;
   std::string first;

@@ -16,7 +16,7 @@ namespace tessera::embedding {
 at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
                              const ShardOptions& options);
 
-/// What memory is for, in messages.
+/// The purpose of memory, for messages.
 struct TableMemory {
   std::string table;
   std::string what = "a table and its optimizer state";
@@ -26,8 +26,8 @@ struct TableMemory {
 /// too little memory.
 void allocate_on(at::Device device, const TableMemory& memory,
                  const std::function<void()>& allocate);
-/// As `allocate_on`, for pinned host memory. `allocate` must do nothing else, because libtorch has
-/// no error of its own for too little host memory.
+/// As `allocate_on`, for pinned host memory. `allocate` must do nothing else: libtorch has no
+/// special error for too little host memory, so every error of `allocate` counts as this one.
 void allocate_pinned(const TableMemory& memory, const std::function<void()>& allocate);
 
 }  // namespace tessera::embedding

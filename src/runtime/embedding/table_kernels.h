@@ -11,61 +11,67 @@
 
 namespace tessera::embedding {
 
-/// A table, or a shard of one, as kernels see it. All tensors are on one device and contiguous.
+/// A table, or one shard of a table, as kernels get it. All tensors are on one device and
+/// contiguous.
 struct TableTensors {
   at::Tensor weight;                  // [rows, dim]
-  const FusedState* state = nullptr;  // of a fused table
+  const FusedState* state = nullptr;  // of a table with a fused optimizer; else null
 };
 
-/// The bags of a batch. Bag `f * num_samples + s` is sample s of feature f. The tensors are on the
-/// tables' device, all else in host memory.
+/// The bags of a batch. Bag `f * num_samples + s` is sample s of feature f. Tensors are on the
+/// tables' device, spans in host memory.
 struct FeatureBags {
   std::span<const int> table_of_feature;
-  std::span<const std::int64_t> column_of_feature;  // of its first column in the pooled output
+  /// For each feature: its first column in the pooled output.
+  std::span<const std::int64_t> column_of_feature;
   std::int64_t num_samples = 0;
-  at::Tensor ids;      // [N] int64, each a row of its feature's table
-  at::Tensor offsets;  // [features * num_samples + 1] int64, into ids
+  at::Tensor ids;  // [N] int64, rows of the feature's table
+  /// [features * num_samples + 1] int64: bag i has the ids [offsets[i], offsets[i + 1]).
+  at::Tensor offsets;
   at::Tensor weights;  // [N] float32; undefined: all 1
-  /// Where the ids of each feature begin, and N. Empty on the CPU.
+  /// The index in `ids` at which each feature begins, and N at the end. Empty on the CPU.
   std::span<const std::int64_t> feature_begins;
 };
 
 /// The gradient of a pooled output. Shape: `rows` is `[num_samples, width]`, contiguous, float32.
 struct OutputGradient {
   at::Tensor rows;
-  float scale = 1;  // factor of a table's gradient
+  float scale = 1;  // the gradients of tables are multiplied by it
 };
 
-/// The gradient of each row that a batch touches, summed over all ids of the row. A row may be
-/// listed once, or once for each of its ids: these entries are then equal. Both parts are float32.
+/// The gradient of each row that a batch touches, summed over all ids of the row. A row is listed
+/// once, or once for each of its ids with the same gradient. Both tensors are float32.
 /// `squares[i]`: the sum of the squares of `rows[i]`.
 struct RowGradients {
   at::Tensor rows;     // [n, dim]
   at::Tensor squares;  // [n]
 };
 
-/// The backward of one batch: its touched rows and their gradients. A table is named by its
-/// position in the tables. Formulas: see [Note: Update of a row].
+/// The backward of one batch: the rows that the batch touches, and their gradients. The argument
+/// `table` is an index into the tables that `TableKernels::backward` got. Formulas: see [Note:
+/// Update of a row].
 class TableBackward {
  public:
   virtual ~TableBackward() = default;
 
-  /// Updates the touched rows of tables.
+  /// Updates the touched rows of these tables by the optimizer.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
-  /// First half of the update of a table that is cut by columns: returns the gradients of its
-  /// touched rows, in this rank's columns. Shape: n depends only on the ids.
+  /// For a table that is cut by columns, the update has two steps. The first step returns the
+  /// gradients of the touched rows, for this rank's columns. Shape: n depends only on the ids.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
-  /// Second half: `gradients.squares` are sums over the whole row, which has `row_width` columns.
+  /// The second step updates the touched rows. `gradients.squares` are now sums over the columns of
+  /// all ranks, `row_width` in number.
   virtual void apply_row_gradients(int table, const FusedOptimizer& optimizer,
                                    const RowGradients& gradients, std::int64_t row_width) = 0;
   /// Returns the gradient of a whole table. Shape: `[rows, dim]`, float32.
   virtual at::Tensor dense_gradient(int table) = 0;
-  /// Returns the touched rows, int64: ascending and each once, or the row of each id in any order.
+  /// Returns the touched rows, int64. Depending on the kernels: each row once, ascending; or the
+  /// row of each id, in any order.
   virtual at::Tensor touched_rows(int table) = 0;
 };
 
-/// Looks up and updates tables on one device. Functions do not wait for the device; the work is in
-/// the order of the current stream. Not thread-safe.
+/// Looks up and updates tables on one device. Functions put their work on the current stream and do
+/// not wait for the device. Not thread-safe.
 class TableKernels {
  public:
   virtual ~TableKernels() = default;
@@ -78,8 +84,8 @@ class TableKernels {
   virtual at::Tensor sample_weight_gradients(std::span<const TableTensors> tables,
                                              const FeatureBags& bags,
                                              const OutputGradient& gradient) = 0;
-  /// Begins a backward. The result refers to these kernels, and replaces the result of the call
-  /// before.
+  /// Begins a backward. The result refers to these kernels. It makes the result of the previous
+  /// call invalid.
   virtual std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
                                                   const FeatureBags& bags,
                                                   const OutputGradient& gradient) = 0;
@@ -87,20 +93,20 @@ class TableKernels {
 
 /// Returns Tessera's own kernels for the CPU.
 std::unique_ptr<TableKernels> cpu_table_kernels();
-/// Returns kernels made of ATen's operators, for any device. No operator waits for the device. Sums
-/// of one row's gradients are in batch order where `index_add_` of the device adds in order.
+/// Returns kernels made of ATen's operators, for any device. No operator waits for the device. The
+/// gradients of a row are summed in batch order, if the device's `index_add_` adds in order.
 std::unique_ptr<TableKernels> aten_table_kernels();
 
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
-/// Sets the kernels of a type of device. Thread-safe.
+/// Sets the function that makes the kernels for a type of device. Thread-safe.
 void register_table_kernels(at::DeviceType type, MakeTableKernels make);
 /// Returns the kernels that are registered for the device's type. If none are registered, returns
 /// Tessera's own on the CPU, and ATen's elsewhere. Thread-safe.
 std::unique_ptr<TableKernels> table_kernels_for(at::Device device);
 
-/// Updates the rows of a table for which `is_touched` is true. `gradient` is of the whole table,
-/// and is scaled already.
-/// Shape: `gradient` `[rows, dim]`, float32; `is_touched` `[rows]`, bool.
+/// Updates the rows of a table for which `is_touched` is true. `gradient` is the gradient of the
+/// whole table, scaled already. Shape: `gradient` `[rows, dim]`, float32; `is_touched` `[rows]`,
+/// bool.
 void masked_update(const TableTensors& table, const FusedOptimizer& optimizer, at::Tensor gradient,
                    const at::Tensor& is_touched);
 

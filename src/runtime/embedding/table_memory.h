@@ -6,7 +6,8 @@
 
 namespace tessera::embedding {
 
-/// Returns uninitialised memory for random access; on the CPU in huge pages if the system has any.
+/// Returns an uninitialised tensor for a table, whose rows are read in random order. On the CPU,
+/// its memory is in huge pages if the system offers them.
 inline at::Tensor table_memory(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
   at::Tensor memory = torch::empty(shape, at::TensorOptions(device).dtype(dtype));
   if (!device.is_cpu()) return memory;

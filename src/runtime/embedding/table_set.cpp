@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-/// The maximum number of elements of a table. With it, the number of bytes of a weight and of its
-/// optimizer state (at most two floats for each element) fits into 64 bits.
+/// The maximum number of elements of a table. Up to this size, the bytes of the weight and of its
+/// optimizer state (at most two floats for each element) fit into a 64-bit number.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 59;
 
 void check(const EmbeddingBagConfig& config) {
@@ -52,7 +52,7 @@ TableSet::TableSet(std::vector<EmbeddingBagConfig> configs,
                    const EmbeddingBagCollectionOptions& options)
     : configs_(std::move(configs)), options_(options) {
   std::set<std::string> names;
-  std::map<std::string, int> num_tables_of;  // by feature
+  std::map<std::string, int> num_tables_of;  // number of tables, by feature
   for (const EmbeddingBagConfig& config : configs_) {
     check(config);
     if (!names.insert(config.name).second) {

@@ -66,15 +66,16 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
                             *tables->mesh().world(), options);
         }
       });
-  registry::add_load_state_dict_pre_hook(
-      collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
-                           LoadReport& report) {
-        tables->write_back_cached_rows();  // empties the caches
-        for (const LocalTable& table : tables->local()) {
-          state::show_local_shard(state_dict, prefix + weight_name(table),
-                                  tables->weight_entry(table), table.weight, report);
-        }
-      });
+  registry::add_load_state_dict_pre_hook(collection, [tables](Module& /*owner*/,
+                                                              StateDict& state_dict,
+                                                              const std::string& prefix,
+                                                              LoadReport& report) {
+    tables->write_back_cached_rows();  // also empties the caches, whose rows are about to change
+    for (const LocalTable& table : tables->local()) {
+      state::show_local_shard(state_dict, prefix + weight_name(table), tables->weight_entry(table),
+                              table.weight, report);
+    }
+  });
 }
 
 }  // namespace tessera::embedding

@@ -8,7 +8,8 @@
 
 namespace tessera::embedding {
 
-/// Adds hooks to `collection`. With them its state dicts hold whole tables, or this rank's shards.
+/// Adds hooks to `collection`, by which its state dicts have whole tables (type FULL) or this
+/// rank's shards (type SHARDED).
 void attach_state_dict_hooks(torch::nn::Module& collection,
                              const std::shared_ptr<ShardedTables>& tables);
 

@@ -7,7 +7,8 @@
 #include "runtime/embedding/table_kernels.h"
 #include "runtime/torch_bridge.h"
 
-// Views of tensors for kernels that know no libtorch.
+// Converts tensors to plain pointers for the kernels in src/embedding_kernels, which do not use
+// libtorch.
 
 namespace tessera::embedding {
 

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// A norm over tensors, in double precision, on their device.
+/// The norm over several tensors, computed on their device in double precision.
 class Norm {
  public:
   explicit Norm(double type) : type_(type) {}
@@ -56,7 +56,8 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   }
   const at::NoGradGuard no_grad;
   const fsdp::UntouchedScope untouched;
-  // Ranks add up the norms of their shards. A tensor that every rank holds counts once.
+  // The norms of shards are added over the ranks that share a tensor. A tensor that every rank
+  // holds counts once.
   std::vector<std::shared_ptr<dist::Group>> groups;
   std::map<const dist::Group*, Norm> sharded;
   Norm total(norm_type);

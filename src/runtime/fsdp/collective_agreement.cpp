@@ -92,8 +92,8 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
     if (!chosen || goes_before(request.proposal->what, chosen->what)) {
       chosen = request.proposal;
     } else if (request.proposal->what == chosen->what) {
-      // Take the last of the proposed positions. It comes from the rank that is furthest in the
-      // list, and suits the other ranks too.
+      // Takes the last of the proposed positions. It comes from the rank that is furthest in the
+      // list, and is right for the other ranks too.
       chosen->insert_at = std::max(chosen->insert_at, request.proposal->insert_at);
     }
   }

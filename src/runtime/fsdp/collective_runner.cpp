@@ -19,8 +19,8 @@ CollectiveRunner::CollectiveRunner(std::shared_ptr<dist::Group> group,
   schedule_.set_prefetch(std::move(rules));
 }
 
-/// Runs `action`. If it throws, marks the runner as broken: after a failed collective nobody knows
-/// what the other ranks do.
+/// Runs `action` and returns its result. If it throws, marks the runner as broken, because after a
+/// failed collective it is not known which collectives the other ranks run.
 template <class Action>
 auto CollectiveRunner::guarded(Action&& action) {
   try {
@@ -41,8 +41,8 @@ void CollectiveRunner::abort_phase() {
   schedule_.abort_phase();
 }
 
-/// Runs `due` in order. Returns false if ranks disagree about a meeting; what comes after this
-/// meeting is then not run.
+/// Runs the collectives in `due` in order. If the ranks do not all reach a meeting, runs nothing
+/// after it and returns false.
 bool CollectiveRunner::run_all(const CollectiveSchedule::DueCollectives& due) {
   return std::ranges::all_of(due, [&](const auto& each) { return run(each); });
 }
@@ -59,7 +59,7 @@ bool CollectiveRunner::run(const CollectiveSchedule::DueCollective& due) {
   return true;
 }
 
-/// Returns whether `is_there` is equal on all ranks. Collective.
+/// Returns whether `is_there` is the same on all ranks. Collective.
 bool CollectiveRunner::all_or_none(bool is_there) const {
   if (!group_) return true;
   at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
@@ -85,7 +85,7 @@ void CollectiveRunner::need(const Collective& what) {
 void CollectiveRunner::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
-    // `end_phase` runs the collectives that are not run here.
+    // Collectives that cannot run yet are run by `end_phase`.
     run_all(schedule_.gradients_ready(handle));
   });
 }
@@ -104,7 +104,7 @@ void CollectiveRunner::agree_on(const Collective& needed) {
     TESSERA_CHECK(agreed.has_value());  // otherwise another rank failed, and close_phase threw
     is_done = agreed->what == needed;
     schedule_.take_agreed(*agreed, is_done);
-    if (agreed->what.verb == Verb::meet) continue;  // all ranks asked for it
+    if (agreed->what.verb == Verb::meet) continue;  // a meeting has no collective of its own
     actions_.run({agreed->what, is_done ? Role::own : Role::joined});
   }
 }
@@ -150,7 +150,7 @@ CollectiveRunner::Sums CollectiveRunner::sum(Deviates deviates, bool has_failed)
   return result;
 }
 
-/// Ends the phase. Throws if another rank has failed and this one has not.
+/// Ends the phase. Throws if another rank has failed and this rank has not.
 void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
   schedule_.end_phase(sums.is_needed);
   if (sums.num_failed == 0 || has_failed) return;

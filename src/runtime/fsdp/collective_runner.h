@@ -18,7 +18,8 @@ class CollectiveActions {
   virtual bool run(const CollectiveSchedule::DueCollective& due) = 0;
   /// Returns the numbers of the handles with gradients that are not reduced yet.
   virtual std::vector<std::size_t> unreduced() const = 0;
-  /// Returns numbers to sum over the ranks at the end of a phase. Each rank returns equally many.
+  /// Returns numbers to sum over the ranks at the end of a phase. All ranks return the same number
+  /// of them.
   virtual std::vector<int> counts() const = 0;
   virtual std::string name_of(const Collective& what) const = 0;
 
@@ -33,12 +34,13 @@ class CollectiveActions {
 class CollectiveRunner {
  public:
   /// `group`: all ranks that take part; null if only this rank does. `rules`: one per handle and
-  /// per module with its own collectives. `units`: lines that must be equal on all ranks. `actions`
-  /// must outlive this.
+  /// per module with its own collectives. `units`: a description of each unit; must be equal on all
+  /// ranks. `actions` must outlive this object.
   CollectiveRunner(std::shared_ptr<dist::Group> group, std::vector<PrefetchRule> rules,
                    std::vector<std::string> units, CollectiveActions& actions);
 
-  /// The first call is collective. Throws: Error(mismatch) if ranks have different units.
+  /// Opens a phase. The first call is collective and compares the units. Throws: Error(mismatch) if
+  /// ranks have different units.
   void begin_phase(const PhaseKey& key);
   bool is_in_phase() const { return schedule_.is_in_phase(); }
   const PhaseKey& key() const { return schedule_.key(); }
@@ -67,7 +69,7 @@ class CollectiveRunner {
 
  private:
   struct Sums {
-    int num_deviating = 0;  // ranks that need a collective outside of the list
+    int num_deviating = 0;  // ranks that need a collective that is not in the list
     int num_failed = 0;
     int failed_rank = 0;          // if a rank failed
     std::vector<bool> is_needed;  // as CollectiveSchedule::needed

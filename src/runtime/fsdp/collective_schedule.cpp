@@ -11,8 +11,8 @@ namespace {
 using Verb = Collective::Verb;
 using Role = CollectiveSchedule::DueCollective::Role;
 
-/// Returns the maximum number of entries of a list. Without a maximum, a list would grow in each
-/// phase if each phase has another order.
+/// Returns the maximum number of entries of a list of collectives. If every phase has another
+/// order, the list would otherwise grow without end.
 std::size_t max_num_entries(std::size_t num_handles) {
   return 64 + 16 * num_handles;
 }
@@ -61,8 +61,8 @@ std::optional<std::size_t> CollectiveSchedule::find(const Collective& what,
   return std::nullopt;
 }
 
-/// Returns the position of the all-gather that starts together with the entry at `position`, if
-/// any.
+/// Returns the position of the all-gather to prefetch when the entry at `position` runs; nothing if
+/// there is none.
 std::optional<std::size_t> CollectiveSchedule::gathered_with(std::size_t position) const {
   const Collective& what = list_->entries[position].what;
   const PrefetchRule& rule = rules_[what.handle];
@@ -86,8 +86,8 @@ void CollectiveSchedule::issue(std::size_t position, Role role, DueCollectives& 
   due.push_back({list_->entries[position].what, role, position});
 }
 
-/// Adds the entries up to `position` to `due` and moves past them. This rank needs the last of
-/// them.
+/// Adds the entries up to and including `position` to `due`, and moves past them. This rank needs
+/// the entry at `position`; it only joins the others.
 void CollectiveSchedule::advance(std::size_t position, DueCollectives& due) {
   const auto role_of = [&](std::size_t other) {
     if (other == position) return Role::own;
@@ -104,7 +104,7 @@ void CollectiveSchedule::advance(std::size_t position, DueCollectives& due) {
 
 std::optional<CollectiveSchedule::DueCollectives> CollectiveSchedule::need(const Collective& what) {
   auto position = find(what, cursor_);
-  // This rank cannot use an entry that it only joined.
+  // Skips entries that this rank only joined: it did not keep their results.
   while (position && state_[*position] == State::joined) position = find(what, *position + 1);
   if (!position) return std::nullopt;
   DueCollectives due;

@@ -39,11 +39,12 @@ struct PhaseKey {
   Direction direction = Direction::forward;
   PassKind kind = PassKind::training;
   bool keeps_gradients = false;  // a backward under NoSyncScope: reduces nothing
-  std::size_t number = 0;  // 0 in the first phase of this direction in the pass, 1 in later ones
+  std::size_t number = 0;  // 0 for the first forward (or backward) of the pass, 1 for later ones
   friend auto operator<=>(const PhaseKey&, const PhaseKey&) = default;
 };
 
-/// When to gather the unit that comes after a handle's unit in the list of collectives.
+/// Says when to prefetch (gather ahead of time) the unit after a handle's unit in the list of
+/// collectives.
 struct PrefetchRule {
   ForwardPrefetch forward = ForwardPrefetch::none;
   BackwardPrefetch backward = BackwardPrefetch::none;
@@ -68,11 +69,11 @@ struct PrefetchRule {
 /// removed.
 ///
 /// A rank cannot join a meeting on behalf of others: a meeting ends when all ranks have reached its
-/// module. If the list leads some ranks to a meeting that others are not ready for, all ranks drop
-/// the list from the meeting on, and agree on the rest anew.
+/// module. If the list leads some ranks to a meeting that others are not ready for, all ranks
+/// remove the rest of the list, from the meeting on, and agree on new collectives.
 ///
-/// This class holds the list and a rank's place in it, and says which collectives are due. It sends
-/// nothing; CollectiveRunner runs the collectives. Not thread-safe.
+/// This class has the list and this rank's position in it, and returns the collectives to run next.
+/// CollectiveRunner runs them. Not thread-safe.
 class CollectiveSchedule {
  public:
   static constexpr int kNumIdlePhases = 16;
@@ -91,15 +92,15 @@ class CollectiveSchedule {
   };
   using DueCollectives = std::vector<DueCollective>;
 
-  /// A collective. `insert_at` says where to insert it into the list; empty if the list has it
-  /// already.
+  /// A collective that a rank needs, and where to insert it into the list; `insert_at` is empty if
+  /// the list has it already.
   struct Proposal {
     Collective what;
     std::optional<std::size_t> insert_at;
     friend bool operator==(const Proposal&, const Proposal&) = default;
   };
 
-  /// `rules`: one per handle and per module with its own collectives.
+  /// Sets the rules: one for each handle, then one for each module with its own collectives.
   void set_prefetch(std::vector<PrefetchRule> rules) { rules_ = std::move(rules); }
 
   void begin_phase(const PhaseKey& key);
@@ -116,32 +117,33 @@ class CollectiveSchedule {
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns the collectives to run now because this rank needs `what`, an all-gather or a meeting:
-  /// those before `what` in the list, and `what` itself unless it was started already. Returns
-  /// nullopt if `what` is not in the rest of the list.
+  /// Returns the collectives to run now because this rank needs `what` (an all-gather or a
+  /// meeting): the entries before `what` in the list, and `what` itself unless it was started
+  /// already. Returns nullopt if `what` is not in the rest of the list.
   std::optional<DueCollectives> need(const Collective& what);
   /// Returns the collectives that can run now that a handle's gradients are complete; perhaps none.
   DueCollectives gradients_ready(std::size_t handle);
   /// Returns the next entry if it is an all-gather, to start it ahead of time; otherwise nothing.
   DueCollectives next_gather();
-  /// Returns the rest of the list.
+  /// Returns the entries that have not run yet, to join them at the end of the phase.
   DueCollectives rest();
-  /// Notes that this rank only joined an all-gather that it started ahead of time.
+  /// Records that this rank did not keep the result of an all-gather that it started ahead of time.
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
-  /// Notes that this rank had a gradient for a reduction that it joined.
+  /// Records that this rank had a gradient for a reduction that it joined.
   void note_needed(std::size_t position) { is_needed_[position] = true; }
   /// Returns whether this rank has passed `position` in the list. If so, an all-gather that it
   /// started there ahead of time was not needed.
   bool has_passed(std::size_t position) const { return position < cursor_; }
   /// Stops following the list. Requires: this rank has run all collectives that `rest()` returned.
   void stop_following() { is_following_ = false; }
-  /// Stops following, and removes the entries from `position` on. Requires: this rank has run all
-  /// entries before `position`.
+  /// Stops following the list, and removes its entries from `position` on. Requires: this rank has
+  /// run all entries before `position`.
   void forget_from(std::size_t position);
 
   // --- while agreeing with the other ranks
   Proposal propose(const Collective& needed) const;
-  /// Notes the collective that all ranks have agreed on. `is_own`: whether this rank needed it.
+  /// Adds the collective that all ranks have agreed on to the list. `is_own`: whether this rank
+  /// needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
   /// Returns two flags for each handle: whether this rank needed the handle's all-gather, and
@@ -149,7 +151,7 @@ class CollectiveSchedule {
   std::vector<bool> needed() const;
 
  private:
-  enum class State : std::uint8_t { due, ahead, joined };  // of an entry in this phase
+  enum class State : std::uint8_t { due, ahead, joined };  // how this rank ran an entry of the list
   struct Entry {
     Collective what;
     int num_idle_phases = 0;
@@ -167,12 +169,12 @@ class CollectiveSchedule {
   std::vector<PrefetchRule> rules_;
   std::map<PhaseKey, List> lists_;
   PhaseKey key_;
-  List* list_ = nullptr;  // of the open phase
+  List* list_ = nullptr;  // list of the open phase; null between phases
   bool is_following_ = false;
-  std::vector<State> state_;       // parallel to the entries
-  std::vector<bool> is_needed_;    // by entry: whether this rank needed it
-  std::size_t cursor_ = 0;         // entries before it have run
-  std::size_t needs_cursor_ = 0;   // all entries that this rank needed so far are before it
+  std::vector<State> state_;       // one per entry
+  std::vector<bool> is_needed_;    // one per entry: whether this rank needed it
+  std::size_t cursor_ = 0;         // number of entries that have run
+  std::size_t needs_cursor_ = 0;   // position after the last entry that this rank needed
   std::vector<std::size_t> held_;  // positions of reductions that are held back
 };
 

@@ -84,7 +84,7 @@ Tensor FlatParamContents::full_view(const Tensor& flat, std::size_t index) const
   return flat.narrow(0, parameter.offset, numel_of(parameter.shape)).view(parameter.shape);
 }
 
-/// In a group of one rank the shard is the whole parameter and keeps its shape.
+/// If the shard group has one rank, the shard is the whole parameter, in its own shape.
 Tensor FlatParamContents::sharded_view(const Tensor& flat_shard, std::size_t index) const {
   if (!is_sharded()) return full_view(flat_shard, index);
   const FlatUnitParameter& parameter = unit_.parameters[index];
@@ -95,8 +95,8 @@ Tensor FlatParamContents::sharded_view(const Tensor& flat_shard, std::size_t ind
                            range.numel());
 }
 
-/// Finds the last parameter that begins at `position` or before. An empty parameter begins where
-/// the next one begins; the next one is then found.
+/// Finds the last parameter that begins at or before `position`. So it never finds an empty
+/// parameter, which begins where the next parameter begins.
 std::size_t FlatParamContents::parameter_at(std::int64_t position) const {
   const auto after =
       std::ranges::upper_bound(unit_.parameters, position, {}, &FlatUnitParameter::offset);

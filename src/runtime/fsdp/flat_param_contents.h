@@ -22,24 +22,25 @@ struct ManagedParameter {
 };
 struct SharedParameter {
   std::string fqn;
-  std::size_t index;  // of the parameter that it is tied to
+  std::size_t index;  // index of the parameter that it is tied to
 };
 
 struct HandleOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
   std::shared_ptr<dist::Group> shard_group;
-  std::shared_ptr<dist::Group> replicate_group;  // of one rank if nothing is replicated
-  std::shared_ptr<dist::Group> world_group;      // of all ranks of the mesh
+  /// A group of one rank if the strategy does not replicate.
+  std::shared_ptr<dist::Group> replicate_group;
+  std::shared_ptr<dist::Group> world_group;  // of all ranks of the mesh
   FreedParameters freed_parameters = FreedParameters::freed;
   Offload offload = Offload::none;
-  /// The ranks of the mesh that hold each shard, by rank of the shard group.
+  /// For each rank of the shard group: the ranks of the mesh that hold the same shard.
   std::vector<std::vector<int>> holders{};
 };
 
-/// Describes the flat parameter of a handle (FlatParamHandle): the parameters in it, their places,
-/// and the ranks that share it. Owns no tensor: it holds the parameters weakly, because they keep
-/// their handle alive. Only the name of the unit (the fully sharded module) can change. Not
+/// Describes the flat parameter of a handle (FlatParamHandle): its parameters, their positions in
+/// it, and the ranks that share it. Owns no tensor: it holds the parameters weakly, because they
+/// keep their handle alive. Only the name of the unit (the fully sharded module) can change. Not
 /// thread-safe.
 class FlatParamContents {
  public:
@@ -56,7 +57,7 @@ class FlatParamContents {
 
   // --- parameters
   std::size_t num_parameters() const { return weak_parameters_.size(); }
-  /// Returns the parameter, or an undefined tensor if it is dead.
+  /// Returns the parameter, or an undefined tensor if the parameter was destroyed.
   at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
   /// Returns the index of a parameter in this flat parameter.
   std::size_t index_of(const at::Tensor& parameter) const;
@@ -67,7 +68,7 @@ class FlatParamContents {
   // --- ranks
   dist::Group& shard_group() const { return *options_.shard_group; }
   dist::Group& replicate_group() const { return *options_.replicate_group; }
-  /// Returns how many ranks share the flat parameter.
+  /// Returns into how many shards the flat parameter is cut, one per rank.
   std::int64_t num_shards() const { return shard_group().size(); }
   /// Returns whether each rank holds only a shard of the parameters.
   bool is_sharded() const { return shard_group().size() > 1; }
@@ -88,7 +89,7 @@ class FlatParamContents {
   /// Returns the view of this rank's shard of parameter `index`, in this rank's shard of a flat
   /// tensor.
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
-  /// Returns the parameter that `position` belongs to. Units: elements of the flat tensor.
+  /// Returns the index of the parameter that contains element `position` of the flat tensor.
   std::size_t parameter_at(std::int64_t position) const;
   /// Zeroes the gaps between parameters and the padding at the end.
   void zero_padding(const at::Tensor& flat) const;

@@ -90,7 +90,7 @@ void FlatParamGather::abort() noexcept {
   try {
     pending_.wait();
   } catch (const std::exception&) {
-    // The first failure is already being thrown.
+    // Ignored: the caller is already throwing the first error.
   }
   if (residence_ == Residence::gathering) residence_ = Residence::unsharded;
   cast_shard_ = Tensor();

@@ -13,21 +13,21 @@
 namespace tessera::fsdp {
 
 /// All-gathers a flat parameter into the buffer of a FlatParamStorage, and frees the buffer's
-/// memory. Does nothing if the parameters are always whole: they then need no such buffer.
+/// memory. Does nothing if there is no buffer, because the parameters are always whole.
 ///
 /// Life cycle, within a pass (one forward and its backward): `prepare`, `start`, `finish`,
 /// `reshard`, in this order, as often as needed. `finish` does nothing if no all-gather was
 /// started, and `reshard` does nothing if there is nothing to free. Not thread-safe.
 class FlatParamGather {
  public:
-  /// `contents` and `storage` must outlive this.
+  /// `contents` and `storage` must outlive this object.
   FlatParamGather(const FlatParamContents& contents, const FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<PassMemory>& memory);
 
-  /// Whether the buffer holds the parameters.
+  /// Returns whether the buffer holds the gathered parameters.
   bool is_unsharded() const { return residence_ == Residence::unsharded; }
   /// Casts the shard, or copies it to the device, before the all-gather. Needs no unsharded memory.
   void prepare();

@@ -83,7 +83,8 @@ void FlatParamGradients::take(std::size_t index) {
   ++num_taken_;
 }
 
-/// Adds to the taken gradients those of earlier passes whose parameters this pass did not use.
+/// For parameters without a gradient in this pass: takes the gradients that earlier passes have
+/// kept.
 void FlatParamGradients::take_unused_unsynced() {
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     if (taken_.has[i] || !unsynced_.has[i]) continue;
@@ -138,8 +139,8 @@ void FlatParamGradients::leave_pass() {
       if (gradient.defined()) {
         gradient.add_(reduced);
       } else {
-        // Not a view, because Optimizer::zero_grad could not detach a view in place. With the touch
-        // key, an operator that computes the norm of this shard throws.
+        // `set_data` makes a tensor that is not a view, because Optimizer::zero_grad cannot detach
+        // a view in place. The touch key makes operators throw that compute a norm of this shard.
         gradient = torch::empty({0}, reduced.options());
         gradient.set_data(contents_.is_sharded() ? with_touch_key(reduced) : reduced);
       }

@@ -25,7 +25,7 @@ class FlatParamGradients {
   /// `contents` and `storage` must outlive this.
   FlatParamGradients(const FlatParamContents& contents, const FlatParamStorage& storage);
 
-  /// Whether gradients must be reduced over ranks or cast; if not, they stay in `.grad`.
+  /// Returns whether gradients must be averaged over ranks or cast. If not, they stay in `.grad`.
   bool are_reduced() const { return are_reduced_; }
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
@@ -37,14 +37,14 @@ class FlatParamGradients {
   /// Drops the gradients of this pass. The caller must call `leave_pass` afterwards.
   void abort_pass() noexcept;
 
-  // --- what the backward has brought
+  // --- gradients of the backward
   /// Moves the parameter's `.grad` aside, once in a pass, so that autograd does not add a full
   /// gradient to a sharded one.
   void put_aside(std::size_t index);
   /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
   /// gradient, or one with a graph (create_graph).
   void take(std::size_t index);
-  /// Whether there are gradients to reduce, of this pass or of an earlier one.
+  /// Returns whether there are gradients to reduce, of this pass or of an earlier one.
   bool has_any() const { return has_taken() || unsynced_.flat.defined(); }
   bool has_taken() const { return num_taken_ > 0; }
   bool has_all() const { return num_taken_ == num_trainable_; }
@@ -56,8 +56,8 @@ class FlatParamGradients {
   bool is_reducing() const { return reduction_.is_in_flight(); }
   /// Finishes the average; later operators wait for it. Collective for hybrid strategies.
   void finish_reduce() { reduction_.finish(); }
-  /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
-  /// about to.
+  /// Returns for each parameter whether this rank has a gradient of this pass, reduced already or
+  /// not.
   std::vector<bool> contributed() const;
   /// Sets for which parameters any rank contributed a gradient: these parameters get a reduced
   /// gradient.
@@ -72,7 +72,7 @@ class FlatParamGradients {
   /// A flat gradient of some of the parameters.
   struct FlatGradient {
     at::Tensor flat;        // [padded numel], predivided; undefined if no gradients
-    std::vector<bool> has;  // by parameter; if false, its elements are not initialised
+    std::vector<bool> has;  // one per parameter; if false, its elements are not initialised
     void clear();
   };
   void clear_taken();
@@ -82,11 +82,12 @@ class FlatParamGradients {
   bool are_reduced_;
   std::size_t num_trainable_ = 0;
   std::size_t num_taken_ = 0;
-  FlatGradient taken_;     // of this pass, with those in `unsynced_` added; not reduced yet
+  FlatGradient taken_;     // of this pass, plus the kept ones of `unsynced_`; not reduced yet
   FlatGradient unsynced_;  // of earlier passes under NoSyncScope
   FlatParamReduction reduction_;
-  std::vector<bool> was_reduced_;  // in this pass
-  // What `put_aside` kept in this pass, by parameter. An undefined tensor if `.grad` was undefined.
+  std::vector<bool> was_reduced_;  // one per parameter: its gradient was reduced in this pass
+  // The `.grad` that `put_aside` has kept in this pass, by parameter; an undefined tensor if
+  // `.grad` was undefined.
   std::vector<std::optional<at::Tensor>> put_aside_;
 };
 

@@ -21,7 +21,7 @@ class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumula
     if (!handle_->is_in_pass_ || !events) {
       handle_->contents_.refuse(
           ErrorKind::invalid_argument, index_, "a backward of a forward that tessera::forward ran",
-          "a backward of another forward, whose gradients no other rank would see",
+          "a backward of another forward, whose gradients would not be reduced over the ranks",
           "was the module's own forward called? call tessera::forward instead");
     }
     events->gradient_ready(*handle_, index_);
@@ -94,9 +94,9 @@ void FlatParamHandle::attach_to(const Tensor& parameter, std::size_t index) {
                         contents_.is_sharded() ? contents_.options().shard_group : nullptr});
   torch::autograd::impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<GradientHook>(shared_from_this(), index));
-  // A parameter has only one post-accumulate hook, this one; users can still add hooks by
-  // register_hook. register_hook needs requires_grad, so requires_grad is set for a moment. So a
-  // frozen parameter gets the hook, too: it may be trained later.
+  // A parameter can have only one post-accumulate hook, and this is it; users can add hooks by
+  // register_hook. Frozen parameters get the hook too, because they may be trained later. Hooks
+  // need requires_grad, so it is set for a moment.
   const bool is_trained = parameter.requires_grad();
   parameter.set_requires_grad(true);
   parameter.register_hook([handle = shared_from_this(), index](const Tensor& /*gradient*/) {
@@ -196,7 +196,8 @@ void FlatParamHandle::abort_pass() noexcept {
 
 void FlatParamHandle::touched(const Tensor& argument) {
   if (storage_.is_in_shard(argument) && storage_.has_own_full_buffer()) {
-    if (!at::GradMode::is_enabled() || !argument.requires_grad()) return;  // an optimizer's step
+    if (!at::GradMode::is_enabled() || !argument.requires_grad())
+      return;  // for example the optimizer's step
     contents_.refuse(
         ErrorKind::invalid_argument, storage_.parameter_at(argument),
         "use within tessera::forward or its backward", "use of this rank's shard outside of them",

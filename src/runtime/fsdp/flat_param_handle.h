@@ -24,8 +24,8 @@ namespace tessera::fsdp {
 
 class FlatParamHandle;
 
-/// What a handle reports to the pass of its root module, on the thread that runs the operator or
-/// the backward.
+/// Events that a handle reports to the pass of its root module. Called on the thread that runs the
+/// operator or the backward.
 class HandleEvents {
  public:
   /// Reports that an operator is about to use parameter `index` of the handle.
@@ -50,15 +50,15 @@ class HandleEvents {
 /// change, because module and optimizer hold them. Holds its parameters weakly, because they own
 /// the handle. Not thread-safe: Pass calls it under a lock.
 ///
-/// This class composes one class per job: FlatParamContents says what is in the flat parameter,
-/// FlatParamStorage has its memory, FlatParamGather the all-gather, FlatParamGradients the
-/// gradients, WholeParameters what unshard_params shows.
+/// This class combines five classes, one per job: FlatParamContents lists the parameters in the
+/// flat parameter, FlatParamStorage has the memory, FlatParamGather runs the all-gather,
+/// FlatParamGradients averages gradients, WholeParameters is for unshard_params.
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
   /// Takes over the parameters: copies this rank's shard of each, and frees the rest. Requires: the
   /// parameters have one dtype and one device, are leaves, and belong to no handle yet. `unit_name`
-  /// is the name so far of the unit, which is the fully sharded module.
+  /// is the name of the unit (the fully sharded module) so far; join_root may change it.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
                                                  const std::vector<ManagedParameter>& parameters,
@@ -66,7 +66,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
                                                  HandleOptions options);
   ~FlatParamHandle();
 
-  /// The fully sharded module.
+  /// Returns the fully sharded module.
   const std::weak_ptr<torch::nn::Module>& owner() const { return owner_; }
   const FlatUnit& unit() const { return contents_.unit(); }
   const std::vector<SharedParameter>& shared_parameters() const {
@@ -81,7 +81,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Throws: Error(invalid_argument) naming a parameter that is no longer in the module tree.
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
 
-  /// Returns the parameter, or an undefined tensor if it is dead.
+  /// Returns the parameter, or an undefined tensor if it was destroyed.
   at::Tensor parameter(std::size_t index) const { return contents_.parameter(index); }
   /// Returns the index of a parameter of this handle.
   std::size_t index_of(const at::Tensor& parameter) const { return contents_.index_of(parameter); }
@@ -93,7 +93,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
 
-  // Pass changes these under its lock.
+  // To be changed only by Pass, under its lock.
   const FlatParamStorage& storage() const { return storage_; }
   FlatParamGather& gather() { return gather_; }
   const FlatParamGather& gather() const { return gather_; }
@@ -103,15 +103,15 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- passes
   using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  /// Switches to full shapes. `.grad` stays sharded until the backward. Throws:
+  /// Gives parameters their full shapes. `.grad` stays sharded until the backward. Throws:
   /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<PassMemory>& memory, Tracing tracing = Tracing::off);
   /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
   void check_not_written() const;
-  /// Switches to sharded shapes and gradients. Throws as `check_not_written`, but only after the
-  /// switch.
+  /// Makes parameters and gradients this rank's shards again. Afterwards throws as
+  /// `check_not_written`.
   void leave_pass();
   /// As `leave_pass`, but drops the pass's gradients and checks nothing.
   void abort_pass() noexcept;
@@ -122,9 +122,10 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Error(invalid_argument) within a pass, or if an open `show_whole` has other options; what
   /// `enter_pass` throws.
   void show_whole(const UnshardParamsOptions& options);
-  /// Shows this rank's shards again. With `writeback`, the shards have what was written. Collective
-  /// if rank 0's writes are sent. Throws: Error(invalid_argument) naming a parameter whose shape
-  /// was changed; this parameter keeps its old data.
+  /// Shows this rank's shards again. With `writeback`, the shards get what was written to the whole
+  /// parameters. Collective if rank 0's writes are sent to all ranks. Throws:
+  /// Error(invalid_argument) naming a parameter whose shape was changed; this parameter keeps its
+  /// old data.
   void hide_whole() { whole_.hide(); }
 
   // --- state dicts

@@ -29,9 +29,9 @@ Tensor FlatParamReduction::make_unsharded_grad() {
   return grad;
 }
 
-/// Gradients are divided in two steps, one before and one after the sum over the ranks, so that
-/// half precision does not overflow. The factors are those of PyTorch's FSDP, so that roundings are
-/// equal.
+/// Returns the first of two divisors, the one before the sum over the ranks; `finish` uses the
+/// second one after it. With one step alone, half precision could overflow or lose small numbers.
+/// The factors are those of PyTorch's FSDP, so that results round equally.
 double FlatParamReduction::predivide_factor() const {
   const int num_ranks = contents_.num_averaged();
   int factor = 1;
@@ -57,7 +57,7 @@ void FlatParamReduction::start(Tensor unsharded_grad) {
   }
 }
 
-/// Starts the all-reduce of a hybrid strategy's average, which follows the reduce-scatter.
+/// For hybrid strategies: starts the all-reduce, which comes after the reduce-scatter.
 void FlatParamReduction::start_all_reduce() {
   if (contents_.replicate_group().size() == 1 || std::exchange(is_all_reducing_, true)) return;
   pending_.wait();
@@ -90,8 +90,8 @@ void FlatParamReduction::finish() {
       sharded_grad_ = std::move(reduced);
     }
   }
-  // The gradients' memory belongs to the compute stream. So that stream must wait for the reduction
-  // before the memory is freed.
+  // The allocator may give the gradients' memory to later work on the compute stream. So that
+  // stream waits for the reduction before the memory is freed.
   streams_->make_wait(streams_->compute(), streams_->post_backward);
   sharded_grad_in_flight_ = Tensor();
   if (contents_.is_sharded()) memory_->gradients.free(unsharded_grad_);
@@ -104,7 +104,7 @@ void FlatParamReduction::abort() noexcept {
   try {
     pending_.wait();
   } catch (const std::exception&) {
-    // The first failure is already being thrown.
+    // Ignored: the caller is already throwing the first error.
   }
   unsharded_grad_ = sharded_grad_in_flight_ = Tensor();
 }

@@ -21,7 +21,7 @@ namespace tessera::fsdp {
 /// after `zero_grad` uses it again, because fresh pages cost time (see SpareMemory).
 class FlatParamReduction {
  public:
-  /// `contents` and `storage` must outlive this.
+  /// `contents` and `storage` must outlive this object.
   FlatParamReduction(const FlatParamContents& contents, const FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
@@ -35,7 +35,8 @@ class FlatParamReduction {
   /// division.
   double predivide_factor() const;
 
-  /// Starts the average of `unsharded_grad`, after the compute stream's present work. Collective.
+  /// Starts to average `unsharded_grad` over the ranks, after the work that the compute stream has
+  /// now. Collective.
   void start(at::Tensor unsharded_grad);
   bool is_in_flight() const { return unsharded_grad_.defined(); }
   /// Adds the average to `sharded_grad`; later operators wait for it. Does nothing if no average is
@@ -56,7 +57,7 @@ class FlatParamReduction {
   const FlatParamStorage& storage_;
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
   std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
-  at::Tensor unsharded_grad_;               // in flight
+  at::Tensor unsharded_grad_;               // the gradient in flight; undefined if none is
   at::Tensor sharded_grad_in_flight_;
   dist::Pending pending_;
   bool is_all_reducing_ = false;  // whether the all-reduce of a hybrid strategy has started

@@ -55,14 +55,14 @@ void FlatParamStorage::copy_own_shard(const std::vector<ManagedParameter>& param
   }
 }
 
-/// Makes the buffer of gathered parameters, with views of it for each parameter, and frees the
-/// buffer's memory. `own`: the options of the parameters.
+/// Makes the buffer of gathered parameters and a view of it for each parameter, and then frees the
+/// buffer's memory. `own`: dtype and device of the parameters.
 void FlatParamStorage::make_full_buffer(const at::TensorOptions& own) {
   for (Tensor& view : sharded_views_) view = with_touch_key(view);
   sharded_registration_.emplace(sharded_flat_param_.storage(), listener_);
   unsharded_flat_param_ = torch::empty({sharded_flat_param_.numel() * contents_.num_shards()},
                                        own.requires_grad(false).dtype(contents_.param_dtype()));
-  // The views are made while the buffer has memory, because narrow would fail afterwards.
+  // Views can be made only while the buffer has memory.
   for (std::size_t i = 0; i < sharded_views_.size(); ++i) {
     full_views_.push_back(with_touch_key(contents_.full_view(unsharded_flat_param_, i)));
   }
@@ -92,7 +92,8 @@ void FlatParamStorage::show_full(Tracing tracing) {
 }
 
 void FlatParamStorage::hide_full() {
-  if (!full_registration_) return;  // parameters show the shards, without the key
+  if (!full_registration_)
+    return;  // the pass is not traced: parameters are views of the shard without the touch key
   if (!has_own_full_buffer()) full_registration_.reset();
   show_shards();
 }
@@ -114,8 +115,7 @@ void FlatParamStorage::check_parameters() const {
 }
 
 std::optional<std::size_t> FlatParamStorage::written_parameter() const {
-  if (!has_own_full_buffer())
-    return std::nullopt;  // parameters are views of the shard, so no write is lost
+  if (!has_own_full_buffer()) return std::nullopt;  // a write goes into the shard itself
   for (std::size_t i = contents_.num_parameters(); i-- > 0;) {
     const Tensor shown = contents_.parameter(i);
     if (shown.defined() && version_of(shown) != versions_[i]) return i;

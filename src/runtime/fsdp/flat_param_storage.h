@@ -21,30 +21,30 @@ namespace tessera::fsdp {
 class FlatParamStorage {
  public:
   /// Copies this rank's shard of each parameter. The parameters themselves do not change.
-  /// `contents` and `listener` must outlive this.
+  /// `contents` and `listener` must outlive this object.
   FlatParamStorage(const FlatParamContents& contents,
                    const std::vector<ManagedParameter>& parameters, TouchListener& listener);
 
-  /// The device of gathered parameters.
+  /// Returns the device of gathered parameters.
   at::Device compute_device() const { return compute_device_; }
   /// Returns this rank's shard, in the parameters' own dtype. Shape: [sharded_numel].
   const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
   /// Returns the buffer of gathered parameters, in param_dtype. Shape: [padded numel]. Undefined if
   /// gathered parameters need no buffer of their own.
   const at::Tensor& unsharded_flat_param() const { return unsharded_flat_param_; }
-  /// Whether gathered parameters need a buffer of their own, because they are sharded, cast, or on
-  /// another device than the shard.
+  /// Returns whether gathered parameters need a buffer of their own. They do if they are sharded,
+  /// cast, or on another device than the shard.
   bool has_own_full_buffer() const { return !full_views_.empty(); }
 
-  // --- what parameters show
-  /// Shows each parameter's elements of the shard. Skips dead parameters.
+  // --- the tensors of which parameters are views
+  /// Makes each parameter a view of its elements in the shard. Skips destroyed parameters.
   void show_shards();
-  /// Whether a pass sees every use of a parameter, or only uses of parameters that have a buffer of
-  /// their own.
+  /// `on`: a pass sees every use of a parameter. `off`: it sees uses only if parameters have a
+  /// buffer of their own.
   enum class Tracing { off, on };
-  /// Shows full shapes for a pass. Requires: `check_parameters` has passed.
+  /// Gives parameters their full shapes for a pass. Requires: `check_parameters` has passed.
   void show_full(Tracing tracing);
-  /// Ends `show_full`.
+  /// Ends `show_full`: parameters are views of the shard again.
   void hide_full();
   /// Throws: Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void check_parameters() const;
@@ -56,11 +56,12 @@ class FlatParamStorage {
   /// Makes `written_parameter` ignore all writes so far.
   void forget_writes();
 
-  // --- where a tensor lies
+  // --- which memory a tensor is in
   bool is_in_shard(const at::Tensor& tensor) const {
     return tensor.storage().is_alias_of(sharded_flat_param_.storage());
   }
-  /// Returns the parameter that a view of the shard or of the buffer is a view of.
+  /// Returns the index of the parameter whose memory `view`, a view of the shard or of the buffer,
+  /// is in.
   std::size_t parameter_at(const at::Tensor& view) const;
 
  private:
@@ -72,12 +73,13 @@ class FlatParamStorage {
   at::Device compute_device_;
   at::Tensor sharded_flat_param_;
   at::Tensor unsharded_flat_param_;        // without memory while sharded
-  std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
-  std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
-  std::vector<std::uint32_t> versions_;    // of the parameters, at show_full or forget_writes
-  // Both registrations are keyed by the address of a storage, so they must end before the storage
-  // does. Without a buffer only `full_registration_` exists: it is for the shard, while a pass is
-  // traced.
+  std::vector<at::Tensor> sharded_views_;  // views of sharded_flat_param_, one per parameter
+  std::vector<at::Tensor> full_views_;     // views of unsharded_flat_param_, with the touch key
+  // Version counters of the parameters at show_full or forget_writes.
+  std::vector<std::uint32_t> versions_;
+  // Both registrations use the address of a storage as key, so they are destroyed before the
+  // storage. Without a buffer, only `full_registration_` exists; it then watches the shard while a
+  // pass is traced.
   std::optional<TouchRegistration> sharded_registration_;
   std::optional<TouchRegistration> full_registration_;
 };

@@ -24,7 +24,8 @@ ForwardScope::~ForwardScope() noexcept(false) {
 }
 
 void ForwardScope::watch(const at::Tensor& output) {
-  // A leaf is not computed by this forward, and would get one more hook in each forward.
+  // Skips leaves: this forward does not compute them, and they would get one more hook in each
+  // forward.
   if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
   is_watched_ = true;
   output.register_hook(

@@ -50,7 +50,7 @@ std::vector<std::vector<int>> holders_of_shards(const FullyShardOptions& options
   const int world_size = options.mesh.world_size();
   const bool is_replicated = options.strategy == ShardingStrategy::no_shard;
   int num_parts = is_replicated ? 1 : world_size;
-  int stride = 1;  // between ranks with neighbouring shards
+  int stride = 1;  // distance in the mesh between ranks with neighbouring shards
   if (is_hybrid(options.strategy)) {
     num_parts = options.mesh.axis("shard")->size();
     if (options.mesh.axes().back().name != "shard") stride = world_size / num_parts;
@@ -111,7 +111,7 @@ void warn_of_forgotten_mesh(const FullyShardOptions& options) {
                   " ranks (is .mesh = dist::init_from_env() missing?)");
 }
 
-/// Visits the modules of a unit, but not those of units inside it.
+/// Calls `visit` for the modules of a unit, without the modules of units inside it.
 template <class Visit>
 void for_each_open_module(const ModulePtr& module, const FullyShardOptions& options,
                           const Visit& visit) {
@@ -153,7 +153,8 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
 /// restores the meta tensors.
 void materialize(const ModulePtr& module, const std::string& fqn,
                  const FullyShardOptions& options) {
-  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // each with its meta tensor
+  // The tensors that got memory, each with a copy from before, on the meta device.
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;
   const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta()) return;
     if (!options.param_init_fn) {
@@ -165,7 +166,7 @@ void materialize(const ModulePtr& module, const std::string& fqn,
     const at::NoGradGuard no_grad;
     const at::Tensor memory = torch::empty_like(tensor, tensor.options().device(options.device));
     given.emplace_back(tensor, tensor.detach());
-    // Changed in place, because the module and its members hold this TensorImpl.
+    // Changes the TensorImpl in place, because the module and its members hold it.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
   };
   for (const auto& each : module->named_parameters(/*recurse=*/false)) {
@@ -196,9 +197,9 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
   }
 }
 
-/// Throws if the module's parameters are in a unit around the module, because the module cannot
-/// become a unit any more. Ignores parameters that are tied to a unit that does not contain the
-/// module.
+/// Throws if parameters of the module are in a unit that contains the module. The module can then
+/// no longer become a unit. A parameter that is tied to a parameter of some other unit is no reason
+/// to throw.
 void refuse_module_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {
@@ -252,7 +253,8 @@ struct DtypeGroup {
   std::vector<SharedParameter> shared;
 };
 
-/// Adds a parameter to the group, or notes that it is tied to a parameter that the group has.
+/// Adds a parameter to the group. If the group has the same tensor under another name, adds only
+/// the name.
 void add_to(DtypeGroup& group, const FoundParameter& found) {
   const auto tied = std::ranges::find_if(group.parameters, [&](const ManagedParameter& each) {
     return each.tensor.is_same(found.tensor);
@@ -264,7 +266,7 @@ void add_to(DtypeGroup& group, const FoundParameter& found) {
   }
 }
 
-/// Groups by dtype the parameters of `module` that are in no unit yet. The dtypes are in order of
+/// Returns the parameters of `module` that are in no unit yet, in one group per dtype, in order of
 /// first appearance. Throws: Error naming a parameter that cannot be sharded.
 std::vector<DtypeGroup> group_by_dtype(const ModulePtr& module, const FullyShardOptions& options) {
   std::vector<DtypeGroup> groups;
@@ -311,7 +313,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   }
   fsdp::warn_of_forgotten_mesh(options);
   const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
-  // Reverse tree order: inner modules become units before outer ones.
+  // Goes through the tree backwards, so that inner modules become units before outer ones.
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
     fsdp::materialize_all(unit->module, unit->fqn, options);
     if (options.module_states == FullyShardOptions::ModuleStates::sync) {

@@ -18,7 +18,8 @@ bool is_in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-/// Returns what must be equal on all ranks before they gather or reduce a unit.
+/// Returns a text about a unit that must be equal on all ranks, because they gather and reduce the
+/// unit together.
 std::string description_of(const FlatParamHandle& handle) {
   const FlatUnit& unit = handle.unit();
   return handle.display_name() + " (" + std::string(dtype_name(unit.dtype)) + ", " +
@@ -80,7 +81,8 @@ void Pass::take_in(Module& root) {
           {unit, units[unit].subtree_end, {sharded.forward_prefetch, sharded.backward_prefetch}});
     }
   }
-  // Inputs are cast as the root's own unit says, or as the first unit says if the root is no unit.
+  // Inputs of the root are cast by the settings of the root's unit; if the root is not a unit, by
+  // those of the first unit.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
   group_ = group_of_all(handles_);
   std::vector<PrefetchRule> rules;
@@ -107,10 +109,11 @@ bool Pass::meets_at(const registry::MeetingPoint& point) const {
                              [&](const Meeting& each) { return each.point.get() == &point; });
 }
 
-/// Adds the members of the tree that are new: `replicate` may be called after the first forward.
+/// Adds replicated modules and the like (PassMember) that are new in the tree: `replicate` may be
+/// called after the first forward.
 void Pass::find_members(const Module& module) {
   auto member = registry::find<registry::PassMember>(module);
-  // A module may be in the tree twice.
+  // Adds it once, because a module may be in the tree twice.
   if (member && std::ranges::find(members_, member) == members_.end()) {
     if (gradients_ == Gradients::keep_unsharded) member->set_gradient_sync(gradient_sync());
     members_.push_back(std::move(member));
@@ -191,7 +194,7 @@ void Pass::enter_forward() {
   ++forward_depth_;
 }
 
-/// A token in an autograd graph, destroyed with the graph.
+/// An object that an autograd graph owns, so that its destruction shows that the graph is gone.
 class Pass::GraphToken {
  public:
   GraphToken(std::weak_ptr<Pass> pass, std::uint64_t number)
@@ -233,8 +236,8 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
     write = std::current_exception();
   }
   try {
-    // If this rank has failed, end the phase all the same: otherwise the other ranks would wait
-    // until the time-out. The open phase may also be a backward that failed within the scope.
+    // A rank that has failed must end the phase too. Otherwise the other ranks would wait until the
+    // time-out. The open phase may also be a backward that failed within the forward.
     if ((is_in_forward || has_failed) && runner_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();
@@ -265,8 +268,8 @@ Pass::Gradients Pass::set_gradients(Gradients gradients) {
   return before;
 }
 
-/// Throws if a module of a unit was replaced, because the optimizer would still have the old,
-/// unused parameters.
+/// Throws if a module of a unit was replaced, because the optimizer still has the old parameters,
+/// which are not used any more.
 void Pass::check_tree() const {
   const ModulePtr root = root_.lock();
   if (!root) return;  // the root is being destroyed
@@ -295,7 +298,8 @@ void Pass::open(PassKind kind) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
-  // Casts read what the optimizer wrote; all-gathers wait for casts.
+  // Casts run on the stream `pre_unshard` and read the parameters that the optimizer wrote on the
+  // compute stream. So `pre_unshard` waits for the compute stream. All-gathers wait for the casts.
   streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
   ++number_;
@@ -400,7 +404,7 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   }
 }
 
-/// Returns whether the gather of this handle is in the common order of collectives.
+/// Returns whether the gather of this handle is in the order of collectives that all ranks follow.
 bool Pass::is_in_order(const FlatParamHandle& handle) const {
   return group_ ? handle.is_sharded() : handle.storage().has_own_full_buffer();
 }
@@ -409,8 +413,8 @@ bool Pass::is_gathered(std::size_t handle) const {
   return std::ranges::find(gathered_, handle, &Gathered::handle) != gathered_.end();
 }
 
-/// Gathers the parameters of a handle that an operator is about to use. Runs first the collectives
-/// that precede this all-gather in the order, and prefetches afterwards.
+/// Gathers the parameters of a handle that an operator is about to use. First runs the collectives
+/// that come before this all-gather in the common order. Afterwards prefetches.
 void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& wanted = *handles_[handle];
   if (is_in_order(wanted)) {
@@ -446,7 +450,7 @@ void Pass::free(std::size_t handle) {
   if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
 }
 
-/// Returns whether the operator that is about to run uses a handle.
+/// Returns whether the operator that is about to run uses parameters of the handle.
 bool Pass::is_used_by_operator(std::size_t handle) const {
   const auto it = std::ranges::find(gathered_, handle, &Gathered::handle);
   return is_before_operator_ && it != gathered_.end() && it->last_operator == current_operator();
@@ -489,8 +493,8 @@ void Pass::end_phase(bool has_failed) {
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     if (is_backward || gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
   }
-  // A rank that did not use a parameter still gets its shard of the gradient if another rank used
-  // the parameter.
+  // A rank that did not use a parameter also gets its shard of the averaged gradient, if another
+  // rank used the parameter.
   auto next = num_gave.begin();
   for (const auto& handle : handles_) {
     if (num_gave.empty()) break;
@@ -517,8 +521,8 @@ bool Pass::run(const CollectiveSchedule::DueCollective& due) {
   return true;
 }
 
-/// Runs all collectives that other ranks need from this rank, before this rank waits in the
-/// module's own collectives.
+/// Runs the collectives that come before this meeting in the common order, because other ranks need
+/// this rank for them. Then waits until all ranks have reached the module.
 bool Pass::meet(const registry::MeetingPoint& point) {
   const std::lock_guard lock(mutex_);
   const bool is_backward = is_in_backward();
@@ -586,9 +590,9 @@ bool Pass::reduce(std::size_t position) {
   FlatParamHandle& handle = *handles_[position];
   const bool is_complete = handle.gradients().has_all();
   const bool gives = handle.gradients().has_any();
-  finish_reduces();  // at most one whole gradient is in flight
+  finish_reduces();  // so that at most one whole gradient is in flight
   handle.gradients().start_reduce();
-  // A unit that was gathered for a later use stays gathered.
+  // If the unit was prefetched for a later use, it stays gathered.
   const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const bool is_ahead = it != gathered_.end() && it->last_use == LastUse::none;
   if (is_complete && !is_ahead && !is_used_by_operator(position)) free(position);
@@ -599,9 +603,9 @@ void Pass::finish_reduces() {
   for (const auto& handle : handles_) handle->gradients().finish_reduce();
 }
 
-// The engine attaches the callback to the current backward. With recomputation, the current
-// backward may be an inner one. But the first event of a backward, which calls this, is in the
-// outer one.
+// Queues a call of this pass for the end of the backward. The autograd engine attaches the call to
+// the current backward, which may be a nested one (recomputation). But the first event of a
+// backward calls this function, and that event is in the outer backward.
 void Pass::queue_end_of_backward() {
   if (is_end_queued_ && end_of_backward_.is_queued()) return;
   if (is_end_queued_) {
@@ -610,17 +614,17 @@ void Pass::queue_end_of_backward() {
   }
   end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
-  last_touched_ = nullptr;  // the backward uses the unit anew
+  last_touched_ = nullptr;  // so that the next use in the backward is seen
   for (const auto& member : members_) member->begin_backward();
   begin_phase(PhaseKey::Direction::backward);
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's collectives of
-/// that backward, and get an error instead. All ranks drop that backward's gradients.
+/// Ends a backward that threw on this rank. The other ranks wait for this rank in the collectives
+/// of that backward; they now get an error. All ranks drop that backward's gradients.
 void Pass::give_up_backward() {
   try {
     const UntouchedScope untouched;
-    // Reductions in flight are dropped: other ranks do not finish them either.
+    // Drops reductions in flight, because the other ranks do not finish them either.
     if (runner_->can_end_phase()) end_phase(/*has_failed=*/true);
   } catch (...) {
     abort();
@@ -649,7 +653,7 @@ void Pass::end_backward() {
     throw;
   }
   if (forward_depth_ == 0) return close();
-  is_end_queued_ = false;  // a backward inside a forward: the pass ends with the forward
+  is_end_queued_ = false;  // if the backward ran inside a forward, the pass ends with the forward
   has_had_backward_ = true;
 }
 

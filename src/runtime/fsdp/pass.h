@@ -44,12 +44,11 @@ struct ParameterUse {
 /// parameter gathers its unit. A pass ends with the backward. If no gradients are recorded, it ends
 /// when the outermost forward (ForwardScope) ends. docs/fully_shard.md has a table. Each outermost
 /// forward and each backward of a pass is a phase: all ranks run the same collectives in the same
-/// order ([Note: One order of collectives]).
-/// [Note: Leaving] When an operator uses unit B, the forward (or backward) of each gathered unit A
-/// whose subtree does not contain B is finished, so A is freed. A is not freed if the same operator
-/// uses A too, if A was prefetched and is not used yet, or if A is kept for the backward and the
-/// backward has not used A yet.
-/// The registry stores the pass as a ModuleState of the root module, and owns it. Thread-safe.
+/// order ([Note: One order of collectives]). [Note: Leaving] When an operator uses unit B, each
+/// other gathered unit A is freed if B is not inside A, because A's forward (or backward) is then
+/// finished. Exceptions: the same operator uses A too; A was prefetched and is not used yet; A is
+/// kept for the backward, which has not used A yet. The registry stores the pass as a ModuleState
+/// of the root module, and owns it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    private CollectiveActions,
@@ -62,10 +61,11 @@ class Pass final : public HandleEvents,
 
   /// Enters or leaves a forward; calls nest.
   void enter_forward();
-  /// `is_watched`: whether all graphs that the forward recorded have a token.
+  /// `has_failed`: whether the forward threw. `is_watched`: whether each autograd graph that the
+  /// forward recorded has a token (`graph_token`).
   void leave_forward(bool has_failed, bool is_watched) noexcept(false);
-  /// Returns a token for a graph that this pass records. If all graphs have a token, and all tokens
-  /// are destroyed without a backward, the pass ends.
+  /// Returns an object to be owned by an autograd graph that this pass records. When all graphs of
+  /// the pass are destroyed without a backward, so are their tokens, and the pass ends.
   std::shared_ptr<void> graph_token();
   /// Opens an idle pass again, for a second backward through the graph of the pass.
   void enter_backward();
@@ -74,9 +74,10 @@ class Pass final : public HandleEvents,
   bool is_open() const { return is_open_; }
 
   enum class Gradients { sync, keep_unsharded };
-  /// Sets what becomes of gradients. Returns the previous setting.
+  /// Sets whether a backward reduces gradients over the ranks or keeps them. Returns the previous
+  /// setting.
   Gradients set_gradients(Gradients gradients);
-  /// Drops the gradients that Gradients::keep_unsharded has kept.
+  /// Drops the gradients that were kept under Gradients::keep_unsharded.
   void drop_unsynced_gradients();
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
@@ -94,16 +95,17 @@ class Pass final : public HandleEvents,
   void set_rate_limiter(RateLimiter limiter) { rate_limiter_ = std::move(limiter); }
 
  private:
-  struct Place {              // of a handle, parallel to handles_
+  struct Place {              // of the handle with the same index in handles_
     std::size_t unit;         // numbered in the order of the module tree
-    std::size_t subtree_end;  // its subtree: units [unit, subtree_end)
+    std::size_t subtree_end;  // units [unit, subtree_end) are in the subtree of `unit`
     PrefetchRule prefetch;
   };
-  enum class LastUse { none, forward, backward };  // since it was gathered
+  enum class LastUse { none, forward, backward };  // the last use since the gather
   struct Gathered {
     std::size_t handle;
     LastUse last_use;
-    std::size_t position = 0;  // in the order of collectives, if prefetched
+    /// Position of its all-gather in the order of collectives, if prefetched.
+    std::size_t position = 0;
     std::uint64_t last_operator = 0;
   };
 
@@ -150,39 +152,41 @@ class Pass final : public HandleEvents,
   std::size_t index_of(const FlatParamHandle& handle) const;
 
   mutable std::recursive_mutex mutex_;
-  std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // in the order of the module tree
+  std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // sorted as in the module tree
   std::vector<Place> places_;
   std::weak_ptr<torch::nn::Module> root_;
   MixedPrecision input_precision_;
   std::vector<std::shared_ptr<registry::PassMember>> members_;
   struct Meeting {
-    std::string fqn;  // of the module
+    std::string fqn;  // name of the module
     std::shared_ptr<const registry::MeetingPoint> point;
   };
-  std::vector<Meeting> meetings_;       // numbered after the handles in the order of collectives
-  std::shared_ptr<dist::Group> group_;  // all ranks that take part; null if only this one
+  /// Modules with their own collectives; their numbers follow those of the handles.
+  std::vector<Meeting> meetings_;
+  std::shared_ptr<dist::Group> group_;  // all ranks that take part; null if only this rank does
   std::unique_ptr<CollectiveRunner> runner_;
   std::vector<std::string> collectives_;
 
   bool is_open_ = false;
   PassKind kind_ = PassKind::training;
-  std::size_t num_phases_[2] = {};  // of the open pass, by direction
+  std::size_t num_phases_[2] = {};  // phases of the open pass so far, by direction
   int forward_depth_ = 0;
-  bool records_gradients_ = false;  // a forward of this pass recorded some
+  bool records_gradients_ = false;  // a forward of this pass recorded an autograd graph
   std::uint64_t number_ = 0;        // passes opened so far
-  int num_graphs_ = 0;              // graphs with a token that are alive
+  int num_graphs_ = 0;              // graphs with a token that still exist
   bool has_unwatched_graph_ = false;
-  bool is_end_queued_ = false;  // of the current backward
+  bool is_end_queued_ = false;  // the end of the current backward will call this pass
   registry::EndOfBackward end_of_backward_;
-  bool has_had_backward_ = false;  // within the current forward
+  bool has_had_backward_ = false;  // a backward has run within the current forward
   Gradients gradients_ = Gradients::sync;
   std::shared_ptr<const Streams> streams_;
   std::shared_ptr<PassMemory> memory_ = std::make_shared<PassMemory>();
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;
   std::vector<ParameterUse> forward_order_;
-  std::vector<std::vector<bool>> is_visited_;  // parallel to handles_; while tracing
-  std::vector<Gathered> gathered_;             // handles that are not sharded now
+  /// By handle and parameter; while forward_order_ is recorded.
+  std::vector<std::vector<bool>> is_visited_;
+  std::vector<Gathered> gathered_;  // handles that are not sharded now
   FlatParamHandle* last_touched_ = nullptr;
   std::uint64_t operator_of_last_touch_ = 0;
   bool is_before_operator_ = false;  // gathering for an operator that has not run yet

@@ -14,10 +14,10 @@ class FreeEvent {
   virtual void synchronize() = 0;
 };
 
-/// Limits how many unsharded flat parameters an asynchronous device still uses. If the host has
-/// freed `kMaxInFlight` flat parameters that the device may still use, the host waits before it
-/// allocates the next one, until the device is done with the oldest of them. Source:
-/// torch.distributed.fsdp, `limit_all_gathers` (github.com/pytorch/pytorch, change 89057).
+/// Limits how many unsharded flat parameters an asynchronous device such as a GPU still uses after
+/// the host has freed them. If there are `kMaxInFlight` of them, the host waits until the device is
+/// done with the oldest before it allocates the next one. Source: torch.distributed.fsdp,
+/// `limit_all_gathers` (github.com/pytorch/pytorch, change 89057).
 class RateLimiter {
  public:
   static constexpr std::size_t kMaxInFlight = 2;

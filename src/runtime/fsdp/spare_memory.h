@@ -13,7 +13,8 @@ class SpareMemory {
  public:
   /// Gives memory to a tensor that has none.
   void allocate(const at::Tensor& tensor);
-  /// Takes the memory of `tensor`. Requires: no other tensor will use that memory.
+  /// Takes the memory of `tensor` and keeps it for the next `allocate`. Requires: no other tensor
+  /// will use that memory.
   void free(const at::Tensor& tensor);
   void release();
 
@@ -24,8 +25,8 @@ class SpareMemory {
 
 /// The spare memory of one pass.
 struct PassMemory {
-  SpareMemory parameters;  // of unsharded flat parameters
-  SpareMemory gradients;   // of unsharded gradients
+  SpareMemory parameters;  // memory of unsharded flat parameters
+  SpareMemory gradients;   // memory of unsharded gradients
   void release() {
     parameters.release();
     gradients.release();

@@ -7,7 +7,7 @@ namespace tessera::fsdp {
 namespace {
 
 constexpr int kNormalPriority = 0;
-constexpr int kHighPriority = -1;  // for streams that others wait for
+constexpr int kHighPriority = -1;  // for streams whose work other streams wait for
 
 c10::impl::VirtualGuardImpl guard_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());

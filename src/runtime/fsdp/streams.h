@@ -27,7 +27,8 @@ class Streams {
   /// Returns the stream on which this thread's operators run.
   c10::Stream compute() const;
 
-  /// Makes later work on `waiting` wait for all present work on `awaited`. The host does not wait.
+  /// Makes future work on the stream `waiting` wait for all work that is on `awaited` now. The host
+  /// does not wait.
   void make_wait(const c10::Stream& waiting, const c10::Stream& awaited) const;
   /// Tells the allocator that `stream` uses `tensor`, which was allocated on another stream. If
   /// `tensor` is freed, its memory is then not reused before `stream` is done with the tensor.

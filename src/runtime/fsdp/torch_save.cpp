@@ -9,7 +9,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Metadata of a tensor in a pickle. Tessera does not change it.
+/// The type that torch's pickler uses for metadata of a tensor.
 using Metadata = std::unordered_map<std::string, bool>;
 
 void refuse_shard(const at::Tensor& tensor, Metadata& /*metadata*/) {

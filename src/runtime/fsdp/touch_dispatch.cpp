@@ -14,8 +14,8 @@
 namespace tessera::fsdp {
 namespace {
 
-/// The listener of each storage. One map per process is enough even if ranks are threads, because
-/// their storages differ.
+/// The listener of each storage. The process has one map, also if ranks are threads, because no two
+/// ranks share a storage.
 struct Listeners {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, TouchListener*> by_storage;
@@ -44,21 +44,22 @@ void touch_storage(const at::Tensor& tensor) {
 
 namespace {
 
-/// Whether the operator may read the tensor's elements. `detach` is known not to read them.
+/// Returns whether the operator may read the elements of its arguments. `detach` does not.
 bool uses_memory(const c10::OperatorHandle& op) {
   static const c10::OperatorName detach("aten::detach", "");
   return op.operator_name() != detach;
 }
 
-/// Whether the operator is a norm. (The norm of a shard is not the norm of the whole tensor.)
+/// Returns whether the operator is a norm. (The norm of a shard is not the norm of the whole
+/// tensor.)
 bool is_norm(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 4> kNorms = {
       "aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::_foreach_norm"};
   return std::ranges::find(kNorms, op.operator_name().name) != kNorms.end();
 }
 
-/// Called for the arguments of a norm. Throws if `tensor` is a sharded gradient, which has the key,
-/// but no listener: see FlatParamGradients::leave_pass.
+/// Checks an argument of a norm. Throws if `tensor` is a sharded gradient:
+/// FlatParamGradients::leave_pass gives these the touch key, but no listener.
 void see_norm(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
   if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);
@@ -89,7 +90,8 @@ class OperatorScope {
 /// Number of nested MetaDeviceScopes on this thread.
 thread_local int meta_device_depth = 0;
 
-/// Sets the meta device for an operator that creates a tensor from no other tensor.
+/// Changes the device argument of an operator that creates a tensor (such as `zeros`) to meta.
+/// Operators with tensor arguments take their device from these.
 void make_on_meta_device(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   bool takes_tensors = false;

@@ -30,8 +30,8 @@ class TouchListener {
   ~TouchListener() = default;
 };
 
-/// Calls `listener` for each use of `storage` through a tensor with the key, until this object is
-/// destroyed. Thread-safe.
+/// Until this object is destroyed, `listener` is called for each operator that uses `storage`
+/// through a tensor with the touch key. Thread-safe.
 class TouchRegistration {
  public:
   TouchRegistration(const c10::Storage& storage, TouchListener& listener);
@@ -43,16 +43,19 @@ class TouchRegistration {
   const c10::StorageImpl* storage_;
 };
 
-/// Calls the listener of `tensor` as an operator would; does nothing if `tensor` lacks the key.
+/// Calls the listener of the tensor's storage, as an operator would. Does nothing if `tensor` does
+/// not have the touch key.
 void touch_storage(const at::Tensor& tensor);
 
 /// Returns the number of this thread's current operator. Units whose last use has this number must
 /// stay gathered, because one operator may use parameters of several units.
 std::uint64_t current_operator();
-/// Call it when an operator of this thread begins: `current_operator` then returns a new number.
+/// To be called when an operator of this thread begins. Gives it a new number for
+/// `current_operator`.
 void begin_operator();
 
-/// Returns a tensor on the storage of `tensor`, with the key. Autograd does not see it as a view.
+/// Returns a tensor with the touch key and the same storage as `tensor`. For autograd it is not a
+/// view.
 at::Tensor with_touch_key(const at::Tensor& tensor);
 
 /// Between these two calls, the fallback sees every operator of this thread and creates new tensors
@@ -60,7 +63,7 @@ at::Tensor with_touch_key(const at::Tensor& tensor);
 void enter_meta_device();
 void leave_meta_device();
 
-/// While this lives, the runtime's own operators on this thread skip the fallback.
+/// In this scope, operators of this thread do not call listeners. For the runtime's own operators.
 class UntouchedScope {
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKeySet(kTouchKey)};

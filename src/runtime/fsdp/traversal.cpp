@@ -27,7 +27,8 @@ std::int64_t total_numel(const ModulePtr& module, const FullyShardOptions& optio
   return numel;
 }
 
-/// Walks one subtree from the leaves up; returns the number of elements in the units found there.
+/// Chooses the units of a module tree by a policy, from the leaves up. Each step returns the number
+/// of elements in the units of one subtree.
 class PolicyWalk {
  public:
   PolicyWalk(const FullyShardOptions& options, std::vector<NamedModule>& units)
@@ -36,7 +37,7 @@ class PolicyWalk {
   std::int64_t walk(const NamedModule& at, bool is_root) {
     const std::int64_t numel = total_numel(at.module, options_);
     if (!policy_.recurse(*at.module, numel)) return 0;
-    const std::size_t position = units_.size();  // a unit goes before the units in it
+    const std::size_t position = units_.size();  // a unit is listed before the units inside it
     std::int64_t wrapped_numel = 0;
     for (const auto& child : at.module->named_children()) {
       const NamedModule below{join_fqn(at.fqn, child.key()), child.value()};
@@ -50,7 +51,7 @@ class PolicyWalk {
   }
 
  private:
-  /// Whether the module is no unit yet: a module may be in the tree twice.
+  /// Returns whether the module is not in the list of units yet. A module may be in the tree twice.
   bool is_new(const ModulePtr& module) const {
     return std::ranges::find(units_, module, &NamedModule::module) == units_.end();
   }

@@ -42,7 +42,7 @@ std::vector<FoundParameter> unmanaged_parameters(const ModulePtr& module,
 struct UnitInTree {
   std::string fqn;
   std::shared_ptr<ShardedModule> sharded;
-  std::size_t subtree_end;  // its subtree: units [its number, subtree_end)
+  std::size_t subtree_end;  // units with numbers in [its number, subtree_end) are inside it
 };
 
 /// Returns the fully sharded modules at and below `root` in tree order. A module that is in the

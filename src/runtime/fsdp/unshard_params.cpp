@@ -48,7 +48,7 @@ UnshardedParams::UnshardedParams(torch::nn::Module& module, const UnshardParamsO
     try {
       leave_all();
     } catch (const std::exception&) {
-      // The first error is thrown below.
+      // Ignored: the first error is thrown below.
     }
     throw;
   }
@@ -62,8 +62,8 @@ UnshardedParams::~UnshardedParams() noexcept(false) {
   }
 }
 
-/// Leaves every unit, even if leaving one unit fails, because other ranks wait for the messages of
-/// the other units.
+/// Ends the scope for every unit, even if one unit fails, because other ranks wait for messages of
+/// the others. Throws the first error at the end.
 void UnshardedParams::leave_all() {
   const fsdp::UntouchedScope untouched;
   std::exception_ptr first;

@@ -8,7 +8,8 @@ namespace {
 using at::Tensor;
 
 /// If the user assigned tensors to parameters or gradients in place of the views of `whole.flat`,
-/// copies these tensors into `whole.flat`. Returns the index of a tensor that does not fit, if any.
+/// copies these tensors into `whole.flat`. Returns the index of a tensor whose shape does not fit,
+/// if there is one.
 std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
                                          const WholeTensors& whole) {
   std::optional<std::size_t> unfit;
@@ -25,8 +26,7 @@ std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
   return unfit;
 }
 
-/// Replaces the `shard` of each rank by that rank's elements of rank 0's `flat`, without extra
-/// memory.
+/// Overwrites the `shard` of each rank with its elements of rank 0's `flat`, without extra memory.
 void take_from_first(const FlatParamContents& contents, at::Device compute_device,
                      const Tensor& flat, const Tensor& shard) {
   const Tensor received = shard.to(compute_device);

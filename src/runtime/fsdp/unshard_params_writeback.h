@@ -14,8 +14,9 @@ namespace tessera::fsdp {
 /// The tensors of one flat parameter (FlatParamHandle) that unshard_params shows whole: its
 /// parameters, or their gradients.
 struct WholeTensors {
-  at::Tensor flat;                // [padded numel]; undefined if this rank shows none
-  std::vector<at::Tensor> shown;  // by parameter, as they are now; undefined if none
+  at::Tensor flat;  // [padded numel]; undefined if this rank shows no whole tensors
+  /// By parameter: its tensor or gradient now; undefined if it has none.
+  std::vector<at::Tensor> shown;
 };
 
 /// Copies changes of whole tensors back: overwrites `shard` with this rank's shard of `whole`. The

@@ -103,7 +103,7 @@ std::vector<bool> WholeParameters::have_grads() const {
   return std::vector<bool>(counts.data_ptr<int>(), counts.data_ptr<int>() + grads.size());
 }
 
-/// Makes parameters and gradients show what was gathered.
+/// Makes parameters and their gradients views of the gathered tensors.
 void WholeParameters::show_gathered() {
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     Tensor shown = contents_.parameter(i);
@@ -145,8 +145,8 @@ void WholeParameters::hide() {
   }
 }
 
-/// Copies what was written to whole parameters and gradients into this rank's shards. Returns a
-/// parameter whose shape was changed, if there is one.
+/// Copies what was written to whole parameters and gradients into this rank's shards. Returns the
+/// index of a parameter whose shape was changed, if there is one.
 std::optional<std::size_t> WholeParameters::write_back_all() {
   const UnshardParamsOptions& options = scope_->options;
   WholeTensors parameters{scope_->flat, {}};

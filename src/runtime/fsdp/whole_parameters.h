@@ -16,7 +16,7 @@ namespace tessera::fsdp {
 /// thread-safe.
 class WholeParameters {
  public:
-  /// `contents` and `storage` must outlive this.
+  /// `contents` and `storage` must outlive this object.
   WholeParameters(const FlatParamContents& contents, FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
@@ -26,19 +26,20 @@ class WholeParameters {
   /// that was replaced, moved or converted.
   void show(const UnshardParamsOptions& options);
   /// Ends one `show`. The outermost `hide` shows this rank's shards again; with `writeback`, the
-  /// shards have what was written. Collective if rank 0's writes are sent. Throws:
-  /// Error(invalid_argument) naming a parameter whose shape was changed; this parameter keeps its
-  /// old data.
+  /// shards get what was written to the whole parameters. Collective if rank 0's writes are sent to
+  /// all ranks. Throws: Error(invalid_argument) naming a parameter whose shape was changed; this
+  /// parameter keeps its old data.
   void hide();
 
  private:
-  /// What the outermost `show` has shown.
+  /// The tensors and options of the outermost `show`.
   struct Scope {
     UnshardParamsOptions options;
     int depth = 1;
-    at::Tensor flat;             // [padded numel], own dtype; undefined if not shown here
-    at::Tensor flat_grad;        // of the gradients; undefined without with_grads
-    std::vector<bool> has_grad;  // on any rank of the shard group
+    at::Tensor flat;       // [padded numel], own dtype; undefined if not shown here
+    at::Tensor flat_grad;  // whole gradients; undefined without with_grads
+    /// One per parameter: whether any rank of the shard group has a gradient.
+    std::vector<bool> has_grad;
     std::vector<at::Tensor> sharded_grads;  // each parameter's `.grad` before `show`
   };
   bool shows_on_this_rank() const;

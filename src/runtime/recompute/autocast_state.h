@@ -24,7 +24,7 @@ class AutocastState {
   bool is_cache_enabled_;
 };
 
-/// Applies autocast settings. Its end restores the previous settings.
+/// Applies autocast settings. The destructor restores the previous settings.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state) : before_(AutocastState::of_this_thread()) {

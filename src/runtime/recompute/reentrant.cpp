@@ -16,8 +16,8 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 /// The autograd node of a whole recomputed function. Its last input is an empty tensor that
-/// requires a gradient, so that the node is in the graph even if only the function's parameters
-/// require one.
+/// requires a gradient. So the node is in the graph even if none of the function's inputs requires
+/// a gradient, but only its parameters do.
 class ReentrantRecomputeBackward final : public torch::autograd::Node {
  public:
   ReentrantRecomputeBackward(detail::RecomputeBody body, const variable_list& inputs,
@@ -37,7 +37,7 @@ class ReentrantRecomputeBackward final : public torch::autograd::Node {
     const std::lock_guard lock(mutex_);
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(ErrorKind::unsupported, {},
-                  "reentrant recompute: torch::autograd::grad would miss gradients; use "
+                  "reentrant recompute: torch::autograd::grad does not get all gradients; use "
                   "Recomputation::saved_tensors, or call loss.backward()");
     }
     variable_list inputs;
@@ -103,7 +103,7 @@ std::vector<at::Tensor> recompute_reentrant(detail::RecomputeBody body,
       node->add_input_metadata(torch::autograd::Node::undefined_input());
       continue;
     }
-    output = output.detach();  // it may be an input or a view of an input
+    output = output.detach();  // because it may be an input or a view of an input
     if (output.is_floating_point() || output.is_complex()) {
       torch::autograd::set_history(output, node);
     } else {

@@ -11,7 +11,7 @@ namespace tessera {
 /// The states of the default generators of the CPU and of the devices that tensors are on.
 class RngStates {
  public:
-  RngStates() = default;  // of no generators
+  RngStates() = default;  // holds no generator's state
   static RngStates of_devices(const std::vector<at::Tensor>& tensors);
 
   /// Sets the generators to these states, and returns their previous states.
@@ -21,7 +21,7 @@ class RngStates {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Sets generators to the given states. Its end restores the previous states.
+/// Sets generators to the given states. The destructor restores the previous states.
 class RngScope {
  public:
   explicit RngScope(const RngStates& states) : before_(states.exchange()) {}

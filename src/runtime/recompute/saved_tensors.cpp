@@ -22,7 +22,8 @@ using torch::autograd::SavedVariableHooks;
 
 using MakeHooks = std::function<std::unique_ptr<SavedVariableHooks>()>;
 
-/// The saved-tensor hooks of this thread's scopes, innermost last.
+/// Functions that make saved-tensor hooks, one for each open `recompute` of this thread, innermost
+/// last.
 thread_local std::vector<MakeHooks> hook_makers;
 
 class HooksScope {
@@ -50,16 +51,17 @@ class HookingEngine final : public Engine {
   HookingEngine() = default;
 };
 
-/// Whether the process uses this engine. It is set before the first backward, because an engine
-/// starts its threads once per process. If Python's engine is loaded, Python's engine stays in use.
+/// True if the process uses this engine, not another one such as Python's. The engine is set when
+/// the library is loaded, before the first backward, because later a change has no effect: an
+/// engine starts its threads only once per process.
 const bool is_installed = [] {
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookingEngine::instance);
   return true;
 }();
 
-/// One call of `recompute`: the data to call the function again, and the tensors that the second
-/// call saved. The Notes in the graph own it.
+/// One call of `recompute`: everything that a second call of the function needs, and the tensors
+/// that the second call has saved. The Notes in the autograd graph keep it alive.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(detail::RecomputeBody body, const std::vector<at::Tensor>& inputs, RngStates rng_states)
@@ -82,12 +84,13 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<SavedVariable> inputs_;
   RngStates rng_states_;
   AutocastState autocast_ = AutocastState::of_this_thread();
-  std::vector<std::vector<std::int64_t>> sizes_;  // of the tensors that the first call saved
+  std::vector<std::vector<std::int64_t>> sizes_;  // shapes of the tensors that the first call saved
   // For each backward: tensors that a second call saved and that autograd has not read yet.
   std::map<int, std::vector<at::Tensor>> saved_;
 };
 
-/// A placeholder that is in the graph instead of a saved tensor.
+/// Stands in the autograd graph for a saved tensor. If autograd needs the tensor, the Note calls
+/// the function again.
 class Note final : public SavedVariableHooks {
  public:
   explicit Note(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
@@ -99,12 +102,14 @@ class Note final : public SavedVariableHooks {
   std::size_t index_ = 0;
 };
 
-/// Collects the tensors that the second call saves. Only nested Frames use the second call's graph.
+/// Gives the Frame the tensors that the second call saves. The second call's graph is used only by
+/// calls of `recompute` within the function.
 class Collector final : public SavedVariableHooks {
  public:
   explicit Collector(std::vector<at::Tensor>& saved) : saved_(&saved) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.detach();  // it may be an output of the node that owns this collector
+    // Without it, a saved output would keep its own node and this collector alive.
+    tensor_ = tensor.detach();
     saved_->push_back(tensor_);
   }
   at::Tensor call_unpack_hook() override { return tensor_; }
@@ -175,7 +180,7 @@ std::vector<at::Tensor> recompute_saved_tensors(detail::RecomputeBody body,
                                                 RngState rng_state) {
   if (!is_installed) {
     throw Error(ErrorKind::unsupported, {},
-                "recompute: another autograd engine is active (Python's?); use "
+                "recompute: the process uses another autograd engine (Python's?); use "
                 "Recomputation::reentrant, which works with it");
   }
   RngStates rng_states;

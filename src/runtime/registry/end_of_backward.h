@@ -12,7 +12,7 @@ namespace tessera::registry {
 /// queued action; `is_queued` then returns false.
 class EndOfBackward {
  public:
-  /// Whether an action waits for the end of a backward that has not failed.
+  /// Returns whether an action waits for the end of a backward that has not failed.
   bool is_queued() const { return !queued_.expired(); }
   /// Requires: a backward is running on this thread.
   void queue(std::function<void()> action) {

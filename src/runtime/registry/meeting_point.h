@@ -10,11 +10,12 @@ namespace tessera::registry {
 
 class MeetingPoint;
 
-/// A pass, which makes all ranks reach a module before the module runs its own collectives.
+/// What a pass (a forward and its backward over a fully sharded model) offers to a module with its
+/// own collectives: a wait until all ranks have reached the module.
 class BringsRanksTogether {
  public:
-  /// Returns true when all ranks are about to run the collectives of the module at `point`;
-  /// collective. Returns false, without waiting, if the module is used outside of this pass.
+  /// Waits until all ranks are about to run the collectives of the module at `point`, and returns
+  /// true. Collective. Returns false, without waiting, if the module is used outside of this pass.
   virtual bool meet(const MeetingPoint& point) = 0;
 
  protected:
@@ -34,15 +35,16 @@ class MeetingPoint final : public ModuleState {
     passes_.push_back(std::move(pass));
   }
 
-  /// Call before the collectives of a forward. Returns the passes that include the forward.
+  /// Waits for all ranks. To be called before the collectives of a forward. Returns the passes that
+  /// include the forward.
   Passes meet() const {
     std::unique_lock lock(mutex_);
     const Passes passes = passes_;
     lock.unlock();
     return meet_in(passes);
   }
-  /// Call before the collectives of the backward, with the result of `meet`. Returns those passes
-  /// that include the backward.
+  /// Waits for all ranks. To be called before the collectives of a backward, with the result of
+  /// `meet` in its forward. Returns the passes that include the backward.
   Passes meet_in(const Passes& passes) const {
     Passes met;
     for (const auto& each : passes) {
@@ -53,7 +55,7 @@ class MeetingPoint final : public ModuleState {
 
  private:
   mutable std::mutex mutex_;
-  Passes passes_;  // over roots above the module
+  Passes passes_;  // of all fully sharded roots that contain the module
 };
 
 }  // namespace tessera::registry

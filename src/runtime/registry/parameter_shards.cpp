@@ -15,7 +15,8 @@ class Shards {
     return shards;
   }
 
-  /// Also removes the entries of dead parameters if the map has doubled since the last removal.
+  /// Stores `shard` for a parameter. If the map has doubled since the last clean-up, also removes
+  /// the entries of destroyed parameters.
   void note(const at::Tensor& parameter, ParameterShard shard) {
     const std::lock_guard lock(mutex_);
     if (shards_.size() >= prune_at_) {
@@ -40,7 +41,8 @@ class Shards {
     ParameterShard shard;
   };
   std::mutex mutex_;
-  std::unordered_map<const at::TensorImpl*, Entry> shards_;  // WeakTensor reserves the address
+  // The WeakTensor in an entry keeps the key's address from being used for a new tensor.
+  std::unordered_map<const at::TensorImpl*, Entry> shards_;
   std::size_t prune_at_ = 0;
 };
 

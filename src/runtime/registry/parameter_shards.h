@@ -10,16 +10,17 @@
 
 namespace tessera::registry {
 
-/// A parameter that is one shard of a tensor: of a table, or of a unit of `fully_shard`.
+/// Describes a parameter that holds only one shard of a tensor: of an embedding table, or of a
+/// parameter under `fully_shard`.
 struct ParameterShard {
   TensorMeta whole;  // the name is relative to the parameter's module
   /// The ranks that together hold each element once; null if each rank holds all elements.
   std::shared_ptr<dist::Group> group;
 };
 
-/// Stores `shard` until the parameter dies. Thread-safe.
+/// Stores `shard` until the parameter is destroyed. Thread-safe.
 void note_shard(const at::Tensor& parameter, ParameterShard shard);
-/// Returns nullopt if `note_shard` was not called for the parameter. Thread-safe.
+/// Returns what `note_shard` has stored for the parameter, or nullopt. Thread-safe.
 std::optional<ParameterShard> find_shard(const at::Tensor& parameter);
 
 }  // namespace tessera::registry

@@ -12,7 +12,7 @@ namespace {
 using torch::nn::Module;
 
 struct Entry {
-  std::weak_ptr<const Module> module;  // weak: a new module may have the same address
+  std::weak_ptr<const Module> module;  // tells whether the module at this address is still the same
   std::map<std::type_index, std::shared_ptr<ModuleState>> states;
 };
 
@@ -36,7 +36,8 @@ class Registry {
     const auto dead = take_dead();
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[&module];
-    if (entry.module.expired()) entry.states.clear();  // states of a dead module with this address
+    if (entry.module.expired())
+      entry.states.clear();  // states of a destroyed module at this address
     entry.module = weak;
     entry.states[type] = std::move(state);
   }
@@ -48,8 +49,8 @@ class Registry {
   }
 
  private:
-  /// Returns the dead entries. They are destroyed without the lock: destructors may use the
-  /// registry.
+  /// Removes the entries of destroyed modules and returns them. The caller destroys them without
+  /// the lock, because their destructors may use the registry.
   std::vector<Entry> take_dead() {
     std::vector<Entry> dead;
     const std::lock_guard lock(mutex_);

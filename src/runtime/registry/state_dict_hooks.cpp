@@ -19,7 +19,7 @@ void LoadReport::add(std::string rule, std::string fqn, std::string expected, st
 
 namespace {
 
-/// Returns what is wrong with a shard; empty if nothing is.
+/// Returns a text that says what is wrong with a shard; empty if the shard is valid.
 std::string shard_error(const StateTensor& whole, const LocalShard& shard) {
   if (auto error = region_error(shard.region, whole.shape))
     return "a region that does not fit (" + *error + ")";

@@ -16,7 +16,7 @@ Tensor flat(const Tensor& tensor) {
   return tensor.view({-1});
 }
 
-/// Returns the tensor's memory as bytes, for transports that do not support every dtype.
+/// Returns the tensor's memory as bytes, because some backends cannot send every dtype.
 Tensor bytes_of(const Tensor& tensor) {
   return flat(tensor).view(at::kByte);
 }
@@ -87,8 +87,8 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
 
 namespace {
 
-/// Calls `visit` with each region, the first rank that holds it, and the offset of the region among
-/// that rank's elements. The order is the same on all ranks.
+/// Calls `visit(region, rank, offset)` for each region: `rank` is the first rank that holds it, and
+/// `offset` is its position in that rank's elements. The order is the same on all ranks.
 template <class Visit>
 void for_each_first_holder(const StateTensor& entry, int num_ranks, const Visit& visit) {
   std::vector<Region> done;
@@ -200,7 +200,7 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options) {
   StateEntry* found = state_dict.find(fqn);
-  if (found == nullptr) {  // an earlier hook has renamed it
+  if (found == nullptr) {  // an earlier hook may have renamed it
     for (StateDict::Item& item : state_dict) {
       const auto* const tensor = std::get_if<StateTensor>(&item.entry);
       if (tensor != nullptr && tensor->module_fqn == fqn) found = &item.entry;

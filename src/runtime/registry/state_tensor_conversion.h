@@ -16,8 +16,8 @@ namespace tessera::state {
 /// are contiguous and of the same dtype.
 std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShard& destination);
 
-/// Returns the elements of a region from the shards that this rank holds, as a view if possible.
-/// Returns nullopt if this rank lacks some elements. Shape: `[numel]`.
+/// Returns the elements of a region, as a view of a local shard if possible, else as a copy.
+/// Returns nullopt if this rank does not hold all of them. Shape: `[numel]`.
 std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 
 /// Returns the regions that a rank holds according to the entry's layout. An empty layout means
@@ -34,22 +34,23 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDict
 StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
                      const std::string& fqn);
 
-/// For a post hook of a module with sharded parameters: replaces the state dict's entry of `fqn` by
-/// `entry` (type SHARDED), converted to `options`. Finds the old entry under another key if an
-/// earlier hook renamed it. If the old entry is an alias, it stays. Collective over `world` for
-/// FULL.
+/// For the hook after the state dict of a module with sharded parameters. Replaces the entry `fqn`
+/// by `entry` (type SHARDED), converted to the type in `options`. If an earlier hook has renamed
+/// the old entry, replaces it under the new key. Leaves an alias unchanged. Collective over `world`
+/// for FULL.
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);
 
-/// For a load pre hook of a module with sharded parameters: replaces the entry of `fqn` by this
-/// rank's shard of it, with the region of `own` and the shape of `parameter`. If the entry does not
-/// fit, reports that and puts an uninitialised shard there. Does nothing for missing entries and
-/// aliases, because the load handles these later.
+/// For the hook before a module with sharded parameters loads a state dict. Replaces the entry
+/// `fqn` by this rank's shard, with the region of `own` and the shape of `parameter`. If the entry
+/// does not fit, reports this and uses an uninitialised shard. Does nothing for missing entries and
+/// aliases, which the load handles later.
 void show_local_shard(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
                       const at::Tensor& parameter, LoadReport& report);
 
-/// Sends each rank its shards of rank 0's whole tensor. `wanted`: the entry on this rank, with
-/// shards of the right sizes to overwrite. Collective over `world`.
+/// Sends each rank its shards of rank 0's whole tensor. `whole`: on rank 0 the whole tensor; not
+/// used on other ranks. `wanted`: this rank's entry, whose shards are overwritten. Collective over
+/// `world`.
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn);
 

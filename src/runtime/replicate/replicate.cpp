@@ -27,7 +27,7 @@ using ModulePtr = std::shared_ptr<Module>;
 /// The alignment of gradients in a bucket, for vectorised kernels.
 constexpr std::int64_t kAlignmentNbytes = 16;
 
-/// Whether a module averages its gradients by itself.
+/// Returns whether a module averages its gradients by itself, as sharded embedding tables do.
 bool is_closed(const Module& module) {
   return registry::applied_api(module) == "shard";
 }
@@ -46,10 +46,11 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
 }
 
 /// Averages the gradients of a module's parameters. A gradient that is ready moves into its
-/// parameter's bucket. All ranks send buckets in the same order. After the average, `.grad`s are
-/// views into the buckets. A gradient that is ready after its bucket was sent (recomputation, a
-/// parameter used twice) is late: the bucket is sent again with the late gradients only. The last
-/// bucket is sent at the end of the backward and says which buckets have late gradients.
+/// parameter's bucket. A full bucket is sent (all-reduced); all ranks send buckets in the same
+/// order. After the average, `.grad`s are views into the buckets. A gradient that is ready after
+/// its bucket was sent (recomputation, a parameter used twice) is late: the bucket is sent again
+/// with the late gradients only. The last bucket is sent at the end of the backward and says which
+/// buckets have late gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
   /// `group`: all ranks; used by this Reducer only.
@@ -74,22 +75,24 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     std::size_t bucket;
     std::int64_t offset;
     std::int64_t numel;
-    bool is_pending = false;  // has a gradient that is not averaged yet
-    bool is_moved = false;    // into its bucket, in this backward
-    bool is_late = false;     // has a gradient that came after the bucket was sent
+    bool is_pending = false;  // the parameter has a gradient that is not averaged yet
+    bool is_moved = false;    // its gradient moved into its bucket in this backward
+    bool is_late = false;     // a gradient came after the bucket was sent
     Tensor unused{};          // its old gradient, if this backward did not use the parameter
     Tensor late{};            // its late gradient
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
-    at::TensorOptions tensor_options{};  // of its parameters when replicate was called
-    std::size_t num_ready = 0;           // in this backward
-    Tensor flat;                         // [numel + flags]
+    // Dtype and device of its parameters when replicate was called.
+    at::TensorOptions tensor_options{};
+    std::size_t num_ready = 0;  // gradients that are ready in this backward
+    Tensor flat;                // [numel + flags]
     dist::Pending pending;
   };
 
-  /// The factor of each rank's gradient in an average. As in DDP, so that roundings are equal.
+  /// Returns the factor by which each rank multiplies its gradient before the sum. DDP does the
+  /// same, so results round equally.
   double share() const { return 1.0 / group_->size(); }
   bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
   bool syncs() const { return num_scopes_without_sync_ == 0; }
@@ -119,12 +122,12 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   int num_scopes_without_sync_ = 0;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::size_t num_sent_ = 0;  // how many buckets were sent, from the first on
+  std::size_t num_sent_ = 0;  // the first num_sent_ buckets were sent
   bool is_running_ = false;   // a backward has begun and not ended
   registry::EndOfBackward end_of_backward_;
 };
 
-/// The hook of each parameter that is in a bucket.
+/// The hook of each parameter in a bucket. Reports that the parameter's gradient is ready.
 class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   ReadyHook(std::shared_ptr<Reducer> reducer, std::size_t parameter)
@@ -136,8 +139,8 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
   std::size_t parameter_;
 };
 
-/// The hook of each parameter that is in no bucket, because it was frozen when replicate was
-/// called.
+/// The hook of each parameter that was frozen when replicate was called and so has no bucket.
+/// Throws if the parameter gets a gradient.
 class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit RefusingHook(std::string fqn) : fqn_(std::move(fqn)) {}
@@ -153,7 +156,8 @@ class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
 };
 
 void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters) {
-  // A backward computes the gradients of the last layers first.
+  // Fills buckets from the last parameter on, because a backward computes the gradients of the last
+  // layers first.
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     const auto& [fqn, tensor] = *it;
     const at::TensorOptions tensor_options = tensor.options().requires_grad(false);
@@ -221,12 +225,13 @@ void Reducer::check_tree(Module& module) const {
   for (const Parameter& parameter : parameters_) {
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined() || !in_tree.contains(tensor.unsafeGetTensorImpl())) {
-      fail(parameter.fqn, "no parameter of this name, or another one");
+      fail(parameter.fqn, "no parameter of this name, or a new tensor under it");
     }
   }
 }
 
-// Within recomputation a backward may run inside another backward; both end with the outer one.
+// With recomputation, a backward may run inside another one. Then only the end of the outer one
+// counts.
 void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
   if (syncs() && !buckets_.empty()) begin();
@@ -264,7 +269,7 @@ void Reducer::gradient_ready(std::size_t index) {
   begin();
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.bucket < num_sent_) {
-    parameter.is_late = true;  // its gradient stays in `.grad` for now
+    parameter.is_late = true;  // the gradient stays in `.grad` until the end of the backward
     return;
   }
   if (bucket.num_ready == 0) make_room(bucket);
@@ -276,8 +281,8 @@ void Reducer::gradient_ready(std::size_t index) {
   }
 }
 
-/// Returns the place of a parameter's gradient in its bucket, with the parameter's strides. For
-/// autograd the result is not a view: `zero_grad` could not detach a view.
+/// Returns a parameter's part of its bucket, with the parameter's strides. For autograd the result
+/// is not a view, because `zero_grad` cannot detach a view in place.
 Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const {
   const Tensor& flat = buckets_[parameter.bucket].flat;
   if (tensor.is_non_overlapping_and_dense()) {
@@ -286,8 +291,8 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
   return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
 }
 
-/// Returns a device and dtype that suit all gradients of a bucket, because the module may have been
-/// moved or partly converted.
+/// Returns the device and dtype for a bucket, from its parameters as they are now: the module may
+/// have been moved or partly converted. The dtype can hold all their gradients.
 at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
   std::optional<at::TensorOptions> found;
   for (const std::size_t index : bucket.parameters) {
@@ -300,7 +305,7 @@ at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
   return found.value_or(bucket.tensor_options);
 }
 
-/// Gives a bucket new memory, zeroed.
+/// Gives a bucket new memory filled with zeros.
 void Reducer::allocate(Bucket& bucket) const {
   const std::size_t num_flags =
       bucket.parameters.size() + (is_last(bucket) ? buckets_.size() + 1 : 0);
@@ -308,13 +313,13 @@ void Reducer::allocate(Bucket& bucket) const {
       torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, options_of(bucket));
 }
 
-/// Makes sure that nobody else uses the bucket's memory. Call it before the first gradient moves
-/// into the bucket.
+/// Gives a bucket new memory if somebody else still uses its memory. To be called before the first
+/// gradient moves into the bucket.
 void Reducer::make_room(Bucket& bucket) const {
   if (!bucket.flat.defined() || !bucket.flat.options().type_equal(options_of(bucket))) {
     return allocate(bucket);
   }
-  std::size_t num_known = 1;  // known users of the memory: the bucket, and gradients in it
+  std::size_t num_known = 1;  // known users of the memory: the bucket itself, and `.grad`s in it
   for (const std::size_t index : bucket.parameters) {
     const Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
@@ -328,14 +333,14 @@ void Reducer::make_room(Bucket& bucket) const {
   if (bucket.flat.storage().use_count() != num_known) allocate(bucket);
 }
 
-/// Adds this rank's share of the average to the bucket, and frees the gradient's own memory.
+/// Writes the gradient, times share(), into the bucket, and frees the gradient's own memory.
 void Reducer::move(Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const Tensor tensor = parameter.tensor.lock();
   Tensor slot = slot_of(parameter, tensor);
   Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
   if (gradient.is_alias_of(slot) && gradient.strides() != slot.strides()) {
-    gradient = gradient.clone();  // the parameter has other strides now
+    gradient = gradient.clone();  // because the parameter has other strides now
   }
   if (parameter.is_moved) {
     slot.add_(gradient * share());
@@ -354,7 +359,8 @@ void Reducer::start_average(Bucket& bucket, const std::vector<float>& flags) con
       group_->all_reduce(bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
 
-/// Waits for the average. Returns for each flag whether any rank has set it.
+/// Waits for the average. Returns for each flag at the end of the bucket whether any rank has set
+/// it.
 std::vector<bool> Reducer::finish_average(Bucket& bucket) const {
   const at::NoGradGuard no_grad;
   bucket.pending.wait();
@@ -379,7 +385,7 @@ void Reducer::send(Bucket& bucket) {
   for (const std::size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
-    // A gradient that came under NoSyncScope may have been cleared since.
+    // The user may have cleared a gradient that came under NoSyncScope.
     const bool has_one = parameter.is_moved || (tensor.defined() && tensor.grad().defined());
     flags.push_back(has_one && parameter.is_pending ? 1.0F : 0.0F);
     if (!tensor.defined() || parameter.is_moved) continue;
@@ -441,8 +447,8 @@ void Reducer::add_late(Bucket& bucket) {
   bucket.flat = averages;
 }
 
-// All modules send first and wait afterwards, because ranks may reach the ends of their modules in
-// different orders.
+// First all replicated modules send their buckets, then they wait, because different ranks may end
+// their modules in different orders.
 void Reducer::end_backward() {
   const std::lock_guard lock(mutex_);
   try {
@@ -467,7 +473,8 @@ void Reducer::receive_all() {
                       "; all ranks drop its gradients (see the error of the failed rank)");
     }
     for (std::size_t i = 0; i < buckets_.size(); ++i) show(buckets_[i], flags[i]);
-    const std::size_t first = buckets_.back().parameters.size();  // of the flags for buckets
+    // Index of the first flag for a bucket.
+    const std::size_t first = buckets_.back().parameters.size();
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
       if (flags.back()[first + i]) add_late(buckets_[i]);
     }
@@ -560,7 +567,7 @@ void refuse_unfit(const std::string& fqn, const Tensor& parameter) {
 
 /// The parameters of a module that are not ignored.
 struct FoundParameters {
-  NamedTensors trained;  // each once; their gradients will be averaged
+  NamedTensors trained;  // each tensor once; their gradients will be averaged
   NamedTensors frozen;
 };
 
@@ -629,8 +636,8 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const ModulePtr owner = registry::weak_module(module).lock();
   refuse_applied(module, "");
   const FoundParameters parameters = find_parameters(module, options.ignored_states);
-  // With a group of its own, the module's collectives need no common order with those of other
-  // modules.
+  // Each replicated module has a connection (group) of its own. So ranks may mix its collectives
+  // with those of other modules in any order.
   const auto group = options.mesh.world()->separate("replicate");
   if (group->size() > 1) require_equal_modules(module, parameters.trained, options, group);
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {

@@ -29,7 +29,7 @@ void BackgroundSave::copy_tensors(SaveJob& job) {
       at::Tensor& copy = copies_[next++];
       if (!copy.defined() || copy.numel() != tensor.numel() ||
           copy.scalar_type() != tensor.scalar_type()) {
-        // Pinned memory belongs to an accelerator: the copies of its tensors run faster into it.
+        // Copies from an accelerator are faster if the host memory is pinned.
         const bool pinned = at::isAccelerator(tensor.device().type());
         copy = torch::empty({tensor.numel()},
                             at::TensorOptions(tensor.scalar_type()).pinned_memory(pinned));
@@ -68,7 +68,7 @@ void BackgroundSave::warn_of_failure() const noexcept {
     std::rethrow_exception(failure_);
   } catch (const std::exception& error) {
     TORCH_WARN(
-        "a save in the background failed, and nothing called TrainState::wait to learn of it: ",
+        "a save in the background failed, and TrainState::wait was not called to get the error: ",
         error.what());
   }
 }

@@ -35,9 +35,9 @@ class BackgroundSave {
  private:
   void warn_of_failure() const noexcept;
 
-  std::vector<at::Tensor> copies_;  // used again by the next save
+  std::vector<at::Tensor> copies_;  // their memory is used again by the next save
   std::thread thread_;
-  std::exception_ptr failure_;  // of the last save; not yet thrown
+  std::exception_ptr failure_;  // error of the last save that was not thrown yet
 };
 
 }  // namespace tessera::state

@@ -13,8 +13,8 @@ namespace {
 
 using formats::TensorEntry;
 
-constexpr std::size_t kNumSampled = 8;     // tensors, evenly spread over the names
-constexpr std::int64_t kSampleNumel = 64;  // at the beginning of each tensor
+constexpr std::size_t kNumSampled = 8;     // number of tensors, evenly spread over the names
+constexpr std::int64_t kSampleNumel = 64;  // elements at the beginning of each tensor
 
 void add(Sha256& hash, std::string_view text) {
   hash.update(std::as_bytes(std::span(text)));

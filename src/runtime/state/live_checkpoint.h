@@ -13,8 +13,8 @@
 #include "tessera/reshard/planner.h"
 #include "tessera/runtime/registry/state_dict.h"
 
-// A trainer's tensors as a checkpoint in memory: saving and loading are then copies between two
-// checkpoints.
+// Presents a trainer's tensors as a checkpoint in memory. So a save or a load is a copy from one
+// checkpoint to another.
 
 namespace tessera::state {
 
@@ -23,11 +23,11 @@ struct LiveState {
   /// Which rank writes which piece. Exactly one rank writes each piece. All ranks have the same
   /// `contents`.
   formats::CheckpointContents contents;
-  /// What this rank holds of each tensor, parallel to `contents.tensors`.
+  /// This rank's shards of each tensor in `contents.tensors`.
   std::vector<std::vector<LocalShard>> held;
 };
 
-/// Distributes the writing of a state dict over the ranks, in pieces that the format can hold.
+/// Decides which rank writes which piece of a state dict, in pieces that the format can hold.
 LiveState share_out(const StateDict& state_dict, int world_size,
                     const formats::FormatTraits& traits = {});
 
@@ -40,13 +40,14 @@ std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
 /// equal `contents` from `share_out`.
 std::string layout_digest(const StateDict& state_dict, int world_size, formats::Format format);
 
-/// Returns the contents of `state`, but with the regions that `rank` holds as pieces.
+/// Returns the contents of `state`, but the pieces are the regions that `rank` holds.
 formats::CheckpointContents held_contents(const LiveState& state, int rank);
 
 /// Returns a plan that writes the pieces of `rank`.
 reshard::Plan plan_save(const LiveState& state, int rank);
 
-/// Reads this rank's tensors. `contents` comes from `held_contents`; `held` is parallel to it.
+/// Reads from this rank's tensors, as a source for a move. `contents` is from `held_contents`;
+/// `held` has the shards of each of its tensors.
 class LiveSource final : public formats::TensorSource {
  public:
   LiveSource(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)
@@ -61,7 +62,7 @@ class LiveSource final : public formats::TensorSource {
   std::vector<std::vector<LocalShard>> held_;
 };
 
-/// Writes into this rank's tensors: the pieces of `contents` go into `held`.
+/// Writes the pieces of `contents` into this rank's tensors `held`, as the destination of a move.
 class LiveWriter final : public formats::CheckpointWriter {
  public:
   LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)

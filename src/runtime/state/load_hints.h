@@ -9,14 +9,16 @@
 #include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/train_state.h"
 
-// Hints for a load that was refused, one sentence each.
+// Hints in the error of a load that was refused. Each hint says in one sentence what the user can
+// do.
 
 namespace tessera::state {
 
-/// Returns one line that stands for all problems that a rename would fix.
+/// Returns one line that replaces the lines of all problems that a rename would fix.
 std::string line_of(const RenamedNames& found);
 
-/// Returns the hints. `held`: the first components of all names of the TrainState.
+/// Returns the hints for these problems. `held`: the first components of all names of the
+/// TrainState.
 std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
                                         const std::vector<RenamedNames>& renamed_names,
                                         const std::vector<std::string>& held,

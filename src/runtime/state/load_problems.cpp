@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMaxLines = 1000;
 
-/// Returns what a name of a checkpoint belongs to, such as the model.
+/// Returns in words what a name of a checkpoint belongs to: `the model`.
 std::string_view owner_of(const std::string& fqn) {
   if (fqn.starts_with("model.")) return "the model";
   if (fqn.starts_with("optim.")) return "the optimizer";
@@ -27,7 +27,7 @@ void add_unexpected(const StateDict::Item& item, LoadReport& report) {
 std::string line_of(const formats::Finding& finding, const LoadSides& sides) {
   if (finding.rule != "unexpected") return formats::finding_to_string(finding);
   const std::string_view to = sides.to.empty() ? owner_of(finding.where.fqn) : sides.to;
-  const bool is_named = finding.found.starts_with("parameter ");  // in a list
+  const bool is_named = finding.found.starts_with("parameter ");  // a parameter in a list of names
   return Error(ErrorKind::mismatch, finding.where,
                "unexpected: " + std::string(sides.from) + " has " + finding.found +
                    (is_named ? ", but " : " of this name, but ") + std::string(to) + " does not")

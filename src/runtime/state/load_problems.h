@@ -11,10 +11,11 @@
 
 namespace tessera::state {
 
-/// What a report calls the two sides of a load.
+/// How a report calls the source and the destination of a load.
 struct LoadSides {
   std::string_view from;
-  std::string_view to;  // if empty, named after the first component: the model, …
+  /// If empty, the name's first component decides, such as `the model`.
+  std::string_view to;
 };
 inline constexpr LoadSides kCheckpointOfState{"the checkpoint", ""};
 inline constexpr LoadSides kStateDictOfModule{"the state dict", "the module"};
@@ -38,7 +39,7 @@ void refuse_problems(const std::string& what, const std::vector<formats::Finding
 void refuse_lines(const std::string& what, std::size_t num_problems,
                   const std::vector<std::string>& lines, const std::vector<std::string>& hints);
 
-/// Throws an error with the text of another rank's error, line by line.
+/// Throws another rank's error on this rank. `text` is its message, which may have several lines.
 [[noreturn]] void rethrow_text(ErrorKind kind, std::string_view text);
 
 }  // namespace tessera::state

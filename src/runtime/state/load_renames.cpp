@@ -35,7 +35,7 @@ std::vector<std::string_view> components_of(std::string_view name) {
   return components;
 }
 
-/// Returns the number of components that two names have in common, in order.
+/// Returns how many components of two names can be matched in order.
 std::size_t num_common_components(std::string_view a, std::string_view b) {
   const auto left = components_of(a);
   const auto right = components_of(b);
@@ -51,10 +51,11 @@ std::size_t num_common_components(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Returns the rename of a prefix that turns `from` into `to`. The two prefixes are the names
-/// without the longest suffix of whole components that both names have.
+/// Returns the rename of a prefix that turns the name `from` into `to`: `{"net.fc.", "net.up."}`
+/// for `net.fc.weight` and `net.up.weight`. It keeps the longest end of whole components that both
+/// names have.
 Rename front_of(std::string_view from, std::string_view to) {
-  std::size_t num_common = 0;  // bytes, at the end
+  std::size_t num_common = 0;  // bytes at the end that both names have
   for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {
     if (from[from.size() - i] != to[to.size() - i]) break;
     const auto begins_component = [i](std::string_view name) {
@@ -72,8 +73,8 @@ struct NamesOfShape {
   std::vector<std::string> unexpected;
 };
 
-/// Adds pairs of a missing and an unexpected name, if each is the other's best match without a tie.
-/// In `pairs`, the unexpected name is the key.
+/// Adds pairs of an unexpected name (the key) and a missing name (the value). The two must be each
+/// other's best match, with no second match that is as good.
 void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
   constexpr std::size_t kMaxComparisons = 1'000'000;
   if (names.missing.size() * names.unexpected.size() > kMaxComparisons) return;
@@ -106,11 +107,11 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
   }
 }
 
-/// The names that are missing or unexpected according to the problems.
+/// The names of tensors that the problems call missing or unexpected.
 struct UnmatchedNames {
-  std::set<std::string> missing;                 // of the model
-  std::set<std::string> unexpected;              // of the model and the optimizer
-  std::map<std::string, NamesOfShape> by_shape;  // those that a rename may match
+  std::set<std::string> missing;                 // names of the model
+  std::set<std::string> unexpected;              // names of the model and the optimizer
+  std::map<std::string, NamesOfShape> by_shape;  // names that a rename may match
 };
 
 UnmatchedNames unmatched_names(const std::vector<Finding>& problems,
@@ -152,7 +153,7 @@ std::vector<RenamedNames> likely_renames(const UnmatchedNames& names) {
   return found;
 }
 
-/// Erases renames that would also rename names of the checkpoint that need no rename.
+/// Removes renames that would also change names of the checkpoint that fit already.
 void erase_breaking(std::vector<RenamedNames>& found, const CheckpointContents& source,
                     const UnmatchedNames& names) {
   std::erase_if(found, [&](const RenamedNames& each) {
@@ -165,20 +166,20 @@ void erase_breaking(std::vector<RenamedNames>& found, const CheckpointContents& 
   });
 }
 
-/// The names that renames match, each with its rename.
+/// The names that a rename fixes, each with its rename.
 struct MatchedNames {
   std::map<std::string, RenamedNames*> unexpected;
   std::map<std::string, RenamedNames*> missing;
 };
 
-/// Applies to each unexpected name the first rename that fits. Counts and returns the names that
-/// this matches.
+/// Applies to each unexpected name the first rename whose prefix it has. Returns the names that
+/// then fit, and counts them in `found`.
 MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointContents& source,
                          const CheckpointContents& wanted, const UnmatchedNames& names) {
   const auto has_same_shape = [&](const std::string& from, const std::string& to) {
     const formats::TensorEntry* const old_tensor = source.find_tensor(from);
     const formats::TensorEntry* const new_tensor = wanted.find_tensor(to);
-    return old_tensor == nullptr || new_tensor == nullptr ||  // an alias
+    return old_tensor == nullptr || new_tensor == nullptr ||  // one of them is an alias
            old_tensor->meta.shape == new_tensor->meta.shape;
   };
   MatchedNames matched;
@@ -195,15 +196,15 @@ MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointConte
   return matched;
 }
 
-/// Returns whether a rename would fix a problem of a matched name, or of that parameter's optimizer
-/// state or group. Counts the optimizer's problems with the rename.
+/// Returns whether the renames of `matched` would fix a problem: of a name, or of that parameter's
+/// optimizer state or group. Counts the optimizer's problems in the rename.
 bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   const std::string& fqn = problem.where.fqn;
   if (problem.rule == "missing") {
     if (matched.missing.contains(fqn)) return true;
     const auto of_group = matched.missing.find(std::string(kModel) + fqn);
     if (of_group == matched.missing.end()) return false;
-    ++of_group->second->num_optimizer_problems;  // a parameter that no group has
+    ++of_group->second->num_optimizer_problems;  // the problem is a parameter that no group has
     return true;
   }
   if (problem.rule != "unexpected") return false;
@@ -230,7 +231,7 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
     for (const std::string_view prefix : {kState, kGroups}) {
       const std::string from = std::string(prefix) + rename.from.substr(kModel.size());
       const std::string to = std::string(prefix) + rename.to.substr(kModel.size());
-      // If groups are numbered, their names have no parameter names.
+      // If groups have numbers, the names of their fields contain no parameter names.
       if (prefix == kGroups && has_numbered_groups) continue;
       if (has_name_below(source, from)) all.push_back({from, to});
     }
@@ -249,7 +250,8 @@ Value with_renamed_members(const std::string& name, Value value,
   }
   const std::string state = name.substr(0, groups) + "state.";
   const std::vector<Rename> of_parameters = [&] {
-    // A parameter without state has no names in the checkpoint that tell how to rename its state.
+    // A parameter without state has no names in the checkpoint that begin with the prefix. So it is
+    // renamed by the given renames alone.
     std::vector<Rename> all = renames;
     for (const Rename& rename : renames) {
       if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;

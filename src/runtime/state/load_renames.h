@@ -22,17 +22,18 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 Value with_renamed_members(const std::string& name, Value value,
                            const std::vector<Rename>& renames);
 
-/// Names that are missing under one prefix and unexpected under another.
+/// A rename of a prefix that would make names of the checkpoint fit the model, and how many names
+/// it fixes.
 struct RenamedNames {
-  Rename rename;  // of a prefix
+  Rename rename;  // prefix in the checkpoint, prefix in the model
   std::size_t num_tensors = 0;
   std::size_t num_optimizer_problems = 0;
 };
 
 /// Matches missing tensors of the model with unexpected tensors of equal shape, if each is the
 /// other's best match, without a tie. Returns the renames that turn unexpected names into missing
-/// names, longest prefixes first, because a load uses the first that fits. Sets `explained`, which
-/// has one element per problem: whether the renames would fix the problem.
+/// names, longest prefixes first, because a load uses the first that fits. Sets `explained`: for
+/// each problem, whether the renames would fix it.
 std::vector<RenamedNames> find_renames(const std::vector<formats::Finding>& problems,
                                        const formats::CheckpointContents& source,
                                        const formats::CheckpointContents& wanted,

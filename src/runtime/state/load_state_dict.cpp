@@ -30,7 +30,8 @@ class LoadWalk {
   void visit(Module& module, const std::string& prefix) {
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
-      for (const auto& [number, hook] : std::map(hooks->load_pre)) {  // a hook may remove itself
+      for (const auto& [number, hook] :
+           std::map(hooks->load_pre)) {  // a copy, because a hook may remove itself
         hook(module, state_dict_, prefix, report_);
       }
     }
@@ -94,7 +95,7 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();
   StateDict wanted = state::sharded_state_dict(module);
-  // Only rank 0 knows which keys there are and whether they fit.
+  // Rank 0 checks the keys, because only it has the state dict.
   std::string failure;
   std::string missing;  // keys, one per line
   StateDict sent = of_first;

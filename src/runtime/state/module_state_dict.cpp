@@ -24,7 +24,7 @@ class Walk {
  public:
   enum class Scopes { obey, ignore };
 
-  /// Whether all ranks are known to have equal copies of a tensor, or each rank has its own copy.
+  /// `equal`: all ranks have equal copies of a tensor. `own`: the copies may differ.
   enum class Copies { own, equal };
 
   explicit Walk(const Module& root, Scopes scopes) : scopes_(scopes) {

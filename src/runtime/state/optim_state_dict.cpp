@@ -35,7 +35,8 @@ std::string group_prefix(std::size_t group) {
   return "param_groups." + std::to_string(group) + ".";
 }
 
-/// A state dict without tensor elements.
+/// The names and dtypes of a state dict's tensors, and its values: a state dict without tensor
+/// elements.
 struct Catalogue {
   std::map<std::string, SavedTensor> tensors;
   ValueTree values;
@@ -91,7 +92,7 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
     const StateTensor* entry = find_fitting(source, item.fqn, own.dtype, own.shape, report);
     if (entry == nullptr) continue;
     found.emplace(item.fqn, entry);
-    // Rank 0 must have whole tensors to send.
+    // With rank0_only, rank 0 must have whole tensors, which it sends to the other ranks.
     const std::vector<LocalShard> whole = {{whole_box(own.shape), {}}};
     for (const LocalShard& local : report.options.rank0_only ? whole : own.local_shards) {
       if (state::cut(*entry, local.region)) continue;
@@ -108,8 +109,8 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
   return found;
 }
 
-/// Throws if there are problems. `from_first`: if not null, only rank 0 has the state dict and its
-/// problems, and all ranks throw.
+/// Throws if there are problems. If `from_first` is not null, only rank 0 has the state dict and
+/// knows the problems: it sends them, and all ranks throw.
 void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Group* from_first) {
   std::string failure;
   if (state::has_state_by_number(report.problems, "state.")) {
@@ -209,7 +210,8 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
   }
 }
 
-/// Adds the state of parameters that modules update by themselves, one group per module.
+/// Adds the state of parameters that modules update in the backward, with one parameter group per
+/// module.
 void OptimizerWalk::take_fused() {
   const auto all = registry::find_fused_updates(model_);
   if (all.empty()) return;
@@ -269,7 +271,7 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
 
   std::set<std::string> filled;
   for (const StateDict::Item& item : wanted) {
-    if (!catalogue.tensors.contains(item.fqn)) continue;  // not in the state dict
+    if (!catalogue.tensors.contains(item.fqn)) continue;  // the state dict does not have it
     const auto& own = std::get<StateTensor>(item.entry);
     const auto it = found.find(item.fqn);
     if (from_first != nullptr) {
@@ -299,7 +301,7 @@ void load_optim_state_dict(Module& model, const StateDict& state_dict,
 StateDict flatten_optim_state_dict(const StateDict& state_dict) {
   StateDict result;
   result.units = state_dict.units;
-  std::map<std::string, std::vector<StateDict::Item>> groups;  // fields, by group
+  std::map<std::string, std::vector<StateDict::Item>> groups;  // the fields of each group
   for (const StateDict::Item& item : state_dict) {
     if (!item.fqn.starts_with("param_groups.")) {
       result.set(item.fqn, item.entry, KeyPath{item.fqn});
@@ -335,7 +337,7 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const Module& model, const Optimizer& optimizer) {
   const std::vector<std::string> names = numbered_names(model, optimizer);
-  // Longest first: there may be a parameter `a.b` beside `a`.
+  // Sorted so that longer names come first, because there may be a parameter `a.b` beside `a`.
   std::map<std::string, std::string, std::greater<>> renamed;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string id = std::to_string(i);

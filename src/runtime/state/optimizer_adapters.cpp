@@ -23,10 +23,10 @@ using Slots = std::vector<OptimizerAdapter::Slot>;
 struct PythonField {
   std::string name;
   Value value;
-  bool is_required;  // libtorch supports no other value
+  bool is_required;  // a load refuses any other value, because libtorch does not support it
 };
 
-// --- what each optimizer has
+// --- state and fields of each optimizer
 
 template <class Visit>
 void visit_fields(optim::SGDOptions& options, Visit&& visit) {
@@ -153,7 +153,7 @@ const Value* find(const Value::Dict& fields, const std::string& name) {
   return it == fields.end() ? nullptr : &it->second;
 }
 
-/// Options plus fields that Tessera does not know, which stay with the group.
+/// An optimizer's options, plus fields of a saved group that Tessera does not know and saves again.
 template <class Options>
 struct WithCarriedFields final : Options {
   explicit WithCarriedFields(Options options) : Options(std::move(options)) {}
@@ -188,7 +188,8 @@ class AdapterOf final : public OptimizerAdapter {
   bool makes_state_at_once() const override { return makes_state_at_once_; }
 
   Value::Dict fields(const optim::OptimizerOptions& options) const override {
-    auto own = static_cast<const Options&>(options);  // copied for visit_fields
+    // A copy, because visit_fields needs a non-const object.
+    auto own = static_cast<const Options&>(options);
     Value::Dict fields;
     visit_fields(own, [&](const std::string& field_name, const auto& field) {
       fields.emplace_back(field_name, to_value(field));

@@ -27,19 +27,20 @@ class OptimizerAdapter {
   /// An elementwise tensor of a parameter's state.
   struct Slot {
     std::string name;
-    at::Tensor* tensor;  // undefined if it does not exist yet
-    bool is_required;    // needed by the next step with the present options
+    at::Tensor* tensor;  // points to an undefined tensor if the state does not exist yet
+    bool is_required;    // the next step needs it, by the current options
   };
   virtual std::vector<Slot> slots(torch::optim::OptimizerParamState& state,
                                   const torch::optim::OptimizerOptions& options) const = 0;
   /// Returns where the number of steps is stored; nullptr if the optimizer does not count steps.
   virtual std::int64_t* step(torch::optim::OptimizerParamState& state) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
-  /// Whether the optimizer's constructor creates the state, and `step` needs it.
+  /// Returns whether the optimizer's constructor creates the state and `step` relies on it, as
+  /// Adagrad's does.
   virtual bool makes_state_at_once() const = 0;
 
-  /// Returns all fields that Python's optimizer has for such a group, except `params`. Adds the
-  /// unknown fields that `with_fields` got.
+  /// Returns the fields that Python's optimizer saves for a group with these options, except
+  /// `params`, plus the unknown fields that `with_fields` got.
   virtual Value::Dict fields(const torch::optim::OptimizerOptions& options) const = 0;
   /// Returns options with these fields. Keeps unknown fields, to be saved again. Throws:
   /// Error(unsupported) naming a field whose value libtorch does not support (`maximize`);

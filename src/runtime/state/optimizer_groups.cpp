@@ -52,7 +52,7 @@ std::set<std::string> names_of(const std::vector<OptimizerParameter>& parameters
 std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::string& prefix,
                                           const std::vector<OptimizerParameter>& parameters) {
   const std::set<std::string> names = names_of(parameters);
-  std::map<std::string, Value::Dict> fields_of;  // by parameter
+  std::map<std::string, Value::Dict> fields_of;  // fields of the group, by parameter
   for (const auto& [name, leaf] : tree.leaves()) {
     if (!name.starts_with(prefix)) continue;
     const std::string rest = name.substr(prefix.size());

@@ -12,31 +12,32 @@
 
 namespace tessera::state {
 
-/// Returns the path of the groups in a state dict at `root`.
+/// Returns the key path of `param_groups` in an optimizer's state dict at `root`.
 formats::KeyPath groups_path(const formats::KeyPath& root);
 
-/// Returns the fields of saved groups; `params` is a list of names. Reads
-/// `param_groups.<number>.<field>`, or the flattened `param_groups.<fqn>.<field>`, where parameters
-/// with equal fields form one group. Ignores keys that belong to no parameter. `root`: the path of
-/// the state dict in the tree.
+/// Returns the fields of each saved group, including `params`, a list of names. Reads
+/// `param_groups.<number>.<field>`, or the flattened form `param_groups.<fqn>.<field>`, in which
+/// parameters with equal fields form one group. Ignores keys that belong to no parameter. `root`:
+/// the path of the optimizer's state dict in the tree.
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters);
 
 /// A saved value, or a parameter in a saved group, that nothing loads.
 struct UnusedValue {
-  std::string key;        // from the top of the tree
-  std::string parameter;  // in a list of names; empty if it is the value itself
+  std::string key;        // full name in the checkpoint
+  std::string parameter;  // the unused item of the list `key`; empty: the whole value is unused
 };
 
 /// Returns the values below `root` that `saved_groups` ignores, and the parameters of saved groups
-/// for which `is_known` is false. The fields of both would be lost.
+/// for which `is_known` is false. A load must report them, because their fields would be lost.
 std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
                                        const std::vector<OptimizerParameter>& parameters,
                                        const std::function<bool(const std::string&)>& is_known);
 
-/// Returns, for each group of an optimizer, the fields of the saved group with its parameters;
-/// nullopt if there is none. Reports parameters that no saved group has, and groups whose
-/// parameters are in several saved groups. `saved`: fields by group; `params` is a list of names.
+/// Finds for each group of an optimizer the saved group that has its parameters, and returns the
+/// fields of that group; nullopt if there is none. Reports parameters that no saved group has, and
+/// groups whose parameters are in several saved groups. `saved`: fields by group; `params` is a
+/// list of names.
 std::vector<std::optional<Value::Dict>> match_groups(
     const std::vector<OptimizerParameter>& parameters, std::size_t num_groups,
     const std::vector<Value::Dict>& saved, LoadReport& report);

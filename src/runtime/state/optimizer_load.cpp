@@ -16,7 +16,7 @@ std::string prefix_of(const OptimizerParameter& parameter) {
   return "state." + parameter.fqn + ".";
 }
 
-/// Returns the dtype that was saved under a name; float32 if none was.
+/// Returns the dtype of the saved tensor with this name; float32 if there is none.
 DType dtype_in(const std::map<std::string, SavedTensor>& saved, const std::string& name) {
   const auto it = saved.find(name);
   return it == saved.end() ? DType::float32 : it->second.dtype;
@@ -93,8 +93,8 @@ StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
   return wanted;
 }
 
-/// Adds to `wanted` all optimizer state of a parameter that a module updates. The module has this
-/// state from the start; it is loaded into the module's own memory.
+/// Adds to `wanted` the optimizer state of a parameter that a module updates in the backward. This
+/// state is loaded into the module's own memory, which exists from the start.
 void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                                const std::map<std::string, SavedTensor>& saved, StateDict& wanted) {
   const std::string prefix = "state." + fqn + ".";
@@ -112,7 +112,7 @@ void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const 
   wanted.set(key, std::move(entry));
 }
 
-/// Returns the tensors of a parameter's present state by slot name.
+/// Returns the tensors of a parameter's current state, by name: `exp_avg`.
 std::map<std::string, at::Tensor> OptimizerLoad::held_by(
     const OptimizerParameter& parameter) const {
   std::map<std::string, at::Tensor> held;
@@ -157,7 +157,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
   for (const OptimizerAdapter::Slot& slot : slots) {
     if (!is_saved(slot) && !slot.is_required) continue;
     at::Tensor& tensor = *slot.tensor = held[slot.name];
-    // If there is no state yet, this is the dtype that the optimizer would use.
+    // If there is no state yet, uses the dtype that the optimizer would choose.
     const at::ScalarType dtype = (tensor.defined() ? tensor : parameter.tensor).scalar_type();
     if (!is_replaced || !fits(tensor, parameter.tensor)) {
       tensor = torch::empty(parameter.tensor.sizes(),
@@ -207,7 +207,8 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
     const ValueTree& tree, const formats::KeyPath& root,
     const std::vector<formats::Finding>& problems) const {
   const std::string top = root.empty() ? "" : formats::spell(root) + ".";
-  std::unordered_set<std::string> told;  // reported names, and the parents of such names
+  // Names that were reported, and the prefixes of these names.
+  std::unordered_set<std::string> told;
   for (const formats::Finding& problem : problems) {
     if (problem.rule != "unexpected") continue;
     const std::string& fqn = problem.where.fqn;
@@ -233,7 +234,8 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
   return found;
 }
 
-/// torchrec saves no groups for tables. So if groups are missing, the present fields stay.
+/// Loads the fields of groups whose parameters modules update. If the checkpoint has no such
+/// groups, as torchrec's do not, the current fields stay.
 void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fused,
                                       const std::vector<Value::Dict>& saved, LoadReport& report) {
   LoadStateDictOptions lenient = report.options;

@@ -29,9 +29,9 @@ struct SavedTensor {
   bool is_read = true;  // false: saved, but not selected for loading
 };
 
-/// Loads optimizer state in three calls: `want` says which tensors to load, and allocates them;
-/// `take_groups` takes the groups' fields; when all tensors are read, `replace` replaces the state.
-/// Keys are those of `optim_state_dict`.
+/// Loads optimizer state in three calls. `want` returns the tensors to load; `take_groups` reads
+/// the fields of the parameter groups; `replace`, when all tensors have been read, replaces the
+/// optimizer's state. Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:
   /// `optimizer`: null if modules update all parameters.
@@ -41,8 +41,9 @@ class OptimizerLoad {
   /// memory if all of the parameter's state will be replaced and fits there, else in new memory.
   StateDict want(const std::map<std::string, SavedTensor>& saved);
 
-  /// Takes the fields of the saved groups (see `saved_groups`). Reports parameters without a group,
-  /// and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for invalid fields.
+  /// Reads the fields of the saved groups, for `replace` (see `saved_groups`). Reports parameters
+  /// without a group, and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for
+  /// invalid fields.
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
@@ -54,9 +55,9 @@ class OptimizerLoad {
   /// Throws: Error(mismatch) if a loaded step is not a valid number of steps. `filled`: as for
   /// `replace`.
   void check_steps(const std::set<std::string>& filled) const;
-  /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. If some wanted
-  /// keys of a parameter were not loaded, the parameter keeps its state. If it was saved without
-  /// state, it loses its state.
+  /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. A parameter
+  /// keeps its old state if some of its wanted keys were not loaded. A parameter that was saved
+  /// without state has none afterwards.
   void replace(const std::set<std::string>& filled);
 
  private:
@@ -67,8 +68,8 @@ class OptimizerLoad {
   /// The new state of a parameter.
   struct Loaded {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
-    std::vector<std::string> wanted;  // keys
-    std::vector<Step> steps;          // one, or none
+    std::vector<std::string> wanted;  // keys of its state to load
+    std::vector<Step> steps;          // at most one
   };
 
   std::vector<OptimizerParameter> fused_members() const;
@@ -83,8 +84,8 @@ class OptimizerLoad {
   void want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                   const std::map<std::string, SavedTensor>& saved, StateDict& wanted);
 
-  /// A module with a fused optimizer, which updates parameters in the backward, and the options and
-  /// steps to load into its param group.
+  /// A module that updates its parameters in the backward (fused optimizer), and the fields and
+  /// steps to load for it.
   struct Fused {
     registry::FoundFusedUpdates found;
     std::vector<registry::FusedParameter> parameters;
@@ -95,13 +96,13 @@ class OptimizerLoad {
   torch::optim::Optimizer* optimizer_;
   const OptimizerAdapter* adapter_;
   std::vector<OptimizerParameter> parameters_;
-  std::vector<Loaded> loaded_;  // parallel to parameters_
+  std::vector<Loaded> loaded_;  // by parameter, as parameters_
   std::vector<Fused> fused_;
-  std::vector<std::pair<std::string, Step>> fused_steps_;  // by key
-  std::unordered_set<std::string> known_;                  // parameters in a saved group
-  std::unordered_set<std::string> names_in_model_;  // of all parameters, with all their names
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>
-      options_;  // by group; null: unchanged
+  std::vector<std::pair<std::string, Step>> fused_steps_;  // with the key of each step
+  std::unordered_set<std::string> known_;           // names of parameters that are in a saved group
+  std::unordered_set<std::string> names_in_model_;  // all names of all parameters
+  // By group; null: unchanged.
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
 };
 
 }  // namespace tessera::state

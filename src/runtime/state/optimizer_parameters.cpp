@@ -72,8 +72,8 @@ ParameterKeys::ParameterKeys(torch::nn::Module& model) : state_dict_(sharded_sta
     const auto* const tensor = std::get_if<StateTensor>(&item.entry);
     if (tensor == nullptr || tensor->module_fqn.empty()) continue;
     const auto [it, is_new] = keys_.emplace(tensor->module_fqn, item.fqn);
-    // A hook may have copied the entry. Then the entry with the original key belongs to the
-    // parameter.
+    // If a hook has copied the entry under a new key, two entries have the same tensor. The entry
+    // with the original key is the parameter's.
     if (!is_new && item.fqn == tensor->module_fqn) it->second = item.fqn;
   }
 }
@@ -140,7 +140,7 @@ std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
             ErrorKind::unsupported, {.fqn = each.module_fqn},
             "parameter of the optimizer in the model's state dict",
             shape_to_string(shape) + ", as in the model", shape_to_string(entry->shape),
-            "does a state dict hook change its shape? the optimizer's state keeps the old one");
+            "does a state dict hook change its shape? the optimizer's state keeps the old shape");
       }
       parameters.push_back({group, each.tensor, keys.of(each.module_fqn), *entry});
     }

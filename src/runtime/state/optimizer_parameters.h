@@ -24,26 +24,27 @@ class ParameterKeys {
 
  private:
   StateDict state_dict_;
-  std::unordered_map<std::string, std::string> keys_;  // by name in the module tree
+  // Keys in the state dict, by name in the module tree.
+  std::unordered_map<std::string, std::string> keys_;
 };
 
-/// Throws Error(invalid_argument) naming a parameter that the optimizer holds twice, in one group
-/// or two, because it would be updated twice per step.
+/// Throws Error(invalid_argument) with the name of a parameter that the optimizer has twice, in one
+/// group or in two, because each step would update it twice.
 void refuse_parameters_held_twice(const torch::nn::Module& model,
                                   const torch::optim::Optimizer& optimizer);
 
 /// A parameter of an optimizer, with its name and sharding in the model.
 struct OptimizerParameter {
   std::size_t group;
-  at::Tensor tensor;   // as the optimizer has it
-  std::string fqn;     // key in the model's state dict; the first of a tied parameter's names
-  StateTensor layout;  // the parameter itself
+  at::Tensor tensor;   // the tensor that the optimizer updates
+  std::string fqn;     // key in the model's state dict; of a tied parameter, the first key
+  StateTensor layout;  // the parameter's entry in the state dict, with its shards
 };
 
-/// Returns the parameters of all groups, in order, without those that modules update by themselves
-/// (see registry::FusedUpdates). Throws: Error(invalid_argument) naming group and number of a
-/// parameter that the model does not have, or a parameter that is held twice; Error(unsupported)
-/// naming a parameter whose shape a state dict hook has changed.
+/// Returns the parameters of all groups, in order, except those that modules update in the backward
+/// (registry::FusedUpdates). Throws: Error(invalid_argument) with group and index of a parameter
+/// that the model does not have, or if the optimizer has a parameter twice; Error(unsupported) if a
+/// state dict hook has changed a parameter's shape.
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer);
 
@@ -51,8 +52,9 @@ std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
 std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
-/// Returns an entry with the parameter's layout and the dtype of `local`. `local` is this rank's
-/// shard. Shape: `local` has as many elements as this rank holds.
+/// Returns a state dict entry for optimizer state: it has the parameter's layout, and `local` with
+/// its dtype as this rank's shard. Shape: `local` has as many elements as this rank holds of the
+/// parameter.
 StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local);
 
 /// Returns `step` as Python saves it: float32, or int64 if float32 would round it.

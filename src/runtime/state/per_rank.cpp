@@ -24,7 +24,8 @@ std::string policy_name(PerRank policy) {
 
 namespace {
 
-/// Joins all lists in rank order, and returns the part of the result for `rank`.
+/// Joins the lists of all saved ranks, cuts the result into `world_size` parts of about equal
+/// length, and returns the part of `rank`.
 Value run_of(const std::vector<Value>& lists, int rank, int world_size) {
   Value::List all;
   for (const Value& list : lists) {

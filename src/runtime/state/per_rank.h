@@ -10,9 +10,9 @@ namespace tessera::state {
 
 std::string policy_name(PerRank policy);
 
-/// Returns a rank's value from the values of `saved.size()` ranks, if the number of ranks has
-/// changed. Requires: a policy other than refuse and drop. Throws: Error(mismatch) naming a value
-/// with policy split that is not a list and has no Stateful::branch.
+/// Makes a rank's value from the saved values of `saved.size()` ranks, after the number of ranks
+/// has changed. Requires: a policy other than refuse and drop. Throws: Error(mismatch) naming a
+/// value with policy split that is not a list and has no Stateful::branch.
 Value value_for(const std::string& name, const Stateful& object, PerRank policy,
                 const std::vector<Value>& saved, int rank, int world_size);
 

@@ -10,8 +10,8 @@
 namespace tessera::state {
 namespace {
 
-constexpr char kSaid = '+';    // precedes the ranks' texts
-constexpr char kFailed = '-';  // precedes the reason of a failure
+constexpr char kSaid = '+';    // first byte of an answer that has the ranks' texts
+constexpr char kFailed = '-';  // first byte of an answer that has the reason of a failure
 
 std::string join(const std::vector<std::string>& texts) {
   std::string joined;
@@ -36,7 +36,7 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-/// Encodes an error with its kind.
+/// Returns a text with the kind and the message of an error, to send it to other ranks.
 std::string failure_text(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const ErrorKind kind = ours != nullptr ? ours->kind() : ErrorKind::io;
@@ -58,7 +58,8 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
   set_timeout(mesh.world()->store()->getTimeout());
 }
 
-// Rank 0 names the late rank in an error. The other ranks wait a little longer, to get this error.
+// Rank 0 waits for `timeout` and sends an error that names the late rank. The other ranks wait a
+// little longer, so that they get this error.
 void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
   if (timeout <= timeout.zero()) {
@@ -69,8 +70,8 @@ void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 
-// Waits for the value of a key and returns it. Uses its own time-out, because ranks that are
-// threads may share the store and the store's time-out.
+// Waits for the value of a key and returns it. Passes the time-out with the call, because ranks
+// that are threads may share the store and so the time-out set in it.
 std::string Rendezvous::get(const std::string& key) const {
   store_->wait({key}, timeout_);
   const std::vector<std::uint8_t> bytes = store_->get(key);
@@ -121,7 +122,7 @@ std::vector<std::string> Rendezvous::all_gather(const std::string& what,
   return all;
 }
 
-/// What rank 0 does in `exchange`.
+/// Rank 0's part of `exchange`: collects the texts, and sends them to all ranks.
 std::vector<std::string> Rendezvous::collect(const std::string& prefix, const std::string& own,
                                              const std::string& what) {
   std::vector<std::string> texts = {own};
@@ -134,13 +135,14 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
       try {
         store_->set(prefix + "all", bytes_of(kFailed + failure));
       } catch (const std::exception&) {
-        // The store cannot be reached: the other ranks will time out.
+        // Ignored: the store cannot be reached, so the other ranks will time out.
       }
       throw Error(ErrorKind::io, {}, "rank 0: " + failure);
     }
   }
   store_->set(prefix + "all", bytes_of(kSaid + join(texts)));
-  // All ranks have sent a message for this exchange, so they have read the previous answer.
+  // The keys of the previous exchange can be deleted: all ranks have sent a message for this one,
+  // so they have read the previous answer.
   if (number_ > 0) {
     const std::string before = name_ + std::to_string(number_ - 1) + "/";
     store_->deleteKey(before + "all");

@@ -11,8 +11,8 @@
 
 namespace tessera::state {
 
-/// Exchanges messages between ranks about saves and loads. Uses its own connection to the store, so
-/// it may run on another thread than the trainer's. Not thread-safe.
+/// Exchanges texts between ranks during saves and loads. Has its own connection to the store, so it
+/// can be used on another thread than the trainer's. Not thread-safe.
 class Rendezvous {
  public:
   /// Collective: all ranks construct their Rendezvous objects in the same order.
@@ -21,8 +21,9 @@ class Rendezvous {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// Returns each rank's text, by rank. Collective. Throws: Error(io) naming a rank that sends
-  /// nothing in time; every later call throws the error again.
+  /// Sends `own` to all ranks and returns the texts of all ranks, by rank. `what` is for messages.
+  /// Collective. Throws: Error(io) naming a rank that sends nothing in time; every later call
+  /// throws the error again.
   std::vector<std::string> exchange(const std::string& own, const std::string& what);
 
   /// Calls `body` on every rank, and returns all results, by rank. Collective. If a body throws,
@@ -44,7 +45,7 @@ class Rendezvous {
   c10::intrusive_ptr<c10d::Store> store_;  // null: a single process
   std::chrono::milliseconds timeout_{};
   std::string name_;
-  std::uint64_t number_ = 0;  // of the next exchange
+  std::uint64_t number_ = 0;  // number of the next exchange
   std::string failure_;
 };
 

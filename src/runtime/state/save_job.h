@@ -10,13 +10,13 @@
 
 namespace tessera::state {
 
-/// What one rank does in a save, after planning.
+/// One rank's part of a save: what it writes, and the steps after planning.
 struct SaveJob {
   reshard::RankSave save;
   std::shared_ptr<const LiveState> live{};
   std::shared_ptr<const reshard::Plan> plan{};
   std::vector<std::vector<LocalShard>> held{};  // what to write: the trainer's memory, or a copy
-  std::exception_ptr failure{};                 // of this rank; not yet reported to the others
+  std::exception_ptr failure{};  // this rank's error, which the other ranks do not know yet
 
   /// Runs code that may fail on this rank only; `raise_failure` throws its error later.
   template <class Body>

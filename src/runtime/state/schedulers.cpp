@@ -57,7 +57,7 @@ template struct ExposePlateau<&Plateau::mode, &Plateau::factor, &Plateau::patien
                               &Plateau::mode_worse, &Plateau::best, &Plateau::last_epoch,
                               &Plateau::num_bad_epochs>;
 
-/// Accesses a protected member through a pointer that a derived class may name.
+/// Gives access to a protected member: a derived class may make a pointer to it.
 struct LrAccess : LRScheduler {
   static auto step_count() { return &LrAccess::step_count_; }
 };
@@ -96,7 +96,8 @@ unsigned steps_at_epoch(const Value& state) {
   return static_cast<unsigned>(epoch + 1);
 }
 
-/// Throws if `state` has other settings than `scheduler`: libtorch cannot change those of a StepLR.
+/// Throws if `state` has other settings than `scheduler`, because libtorch cannot change the
+/// settings of a StepLR.
 void check_step_lr(const StepLR& scheduler, const Value& state) {
   const auto check = [&](const std::string& field, double own) {
     read_field(state, field, [&](const Value& value) {
@@ -118,8 +119,8 @@ unsigned checked_steps(const LRScheduler& scheduler, const Value& state) {
 
 // --- ReduceLROnPlateau
 
-constexpr const char* kModes[] = {"min", "max"};           // by Plateau::SchedulerMode
-constexpr const char* kThresholdModes[] = {"rel", "abs"};  // by Plateau::ThresholdMode
+constexpr const char* kModes[] = {"min", "max"};           // indexed by Plateau::SchedulerMode
+constexpr const char* kThresholdModes[] = {"rel", "abs"};  // indexed by Plateau::ThresholdMode
 
 template <class Enum>
 Enum parse(const char* const (&names)[2], const Value& value) {

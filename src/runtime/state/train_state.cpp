@@ -77,7 +77,7 @@ TrainState::Impl::Impl(std::shared_ptr<Module> its_model, torch::optim::Optimize
       mesh_(mesh_of(checked(model_))),
       rendezvous_(mesh_) {
   if (optimizer_ == nullptr) return;
-  state::OptimizerAdapter::of(*optimizer_);  // throws now if it is of another kind
+  state::OptimizerAdapter::of(*optimizer_);  // throws if Tessera does not support the optimizer
   state::refuse_parameters_held_twice(*model_, *optimizer_);
 }
 
@@ -186,7 +186,7 @@ void save(const StateDict& state_dict, const std::string& path,
   CheckpointContents contents = state::held_contents(live, /*rank=*/0);
   const state::LiveSource reader(contents, std::move(live.held));
   const ValueTree tree = values_of(whole);
-  std::vector<Value> values;  // ordered as in the plan, which renames nothing
+  std::vector<Value> values;  // in the order of the plan
   for (const auto& [name, leaf] : tree.leaves()) {
     contents.values.push_back({name, leaf.path});
     values.push_back(leaf.value);

@@ -26,7 +26,8 @@ inline constexpr const char* kOptimizerName = "optim";
 /// Moves `entries` to `all`, with `name` as prefix.
 void add_under(const std::string& name, StateDict entries, StateDict& all);
 
-/// Parses JSON that a rank sent. In it, one level of a value may take three levels of JSON.
+/// Parses JSON that a rank has sent. Allows deep JSON, because one level of a value may take three
+/// levels of JSON.
 Value parse_message(const std::string& text);
 
 /// Throws: Error(invalid_argument) for a null pointer.
@@ -34,8 +35,9 @@ void check_file_system(const FileSystem* fs);
 
 }  // namespace state
 
-/// What a TrainState refers to, and what it keeps between saves. `save` and `load` are collective.
-/// Not thread-safe. `save`, `load` and the destructor wait for a save in the background.
+/// The objects that a TrainState saves and loads, and what it remembers from the last save. `save`
+/// and `load` are collective. Not thread-safe. `save`, `load` and the destructor wait for a save in
+/// the background.
 class TrainState::Impl {
  public:
   struct NamedValue {
@@ -95,7 +97,7 @@ class TrainState::Impl {
   std::vector<NamedValue> values_;
   std::vector<PerRankValue> per_rank_;
 
-  // Kept from the last save.
+  // From the last save, for the next one.
   std::string digest_;
   std::shared_ptr<const state::LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;

@@ -36,8 +36,8 @@ using state::ValueTree;
 
 /// Which checkpoint a rank has opened.
 struct OpenedCheckpoint {
-  std::string identity;  // see identity_of
-  std::string name;      // the last component of its path: directories differ between hosts
+  std::string identity;  // the digest of identity_of
+  std::string name;  // the last component of its path, because directories may differ between hosts
 };
 
 std::string to_json(const OpenedCheckpoint& opened) {
@@ -79,14 +79,15 @@ std::vector<std::string> keys_of(const StateDict& state_dict) {
   return keys;
 }
 
-/// Throws if `only` selects only a part of one parameter's optimizer state, or only a part of the
-/// groups: it must select all or nothing of each, because an optimizer needs all of it.
+/// Throws if `only` selects only a part of the optimizer state of a parameter, or only a part of
+/// the parameter groups. An optimizer needs all of it or nothing.
 void refuse_partial_state(const std::string& path, const StateDict& of_optimizer,
                           const CheckpointContents& source, const NameSelection& only,
                           const std::vector<reshard::Rename>& renames) {
   const std::string prefix = std::string(kOptimizerName) + ".";
   const std::string groups = prefix + "param_groups";
-  std::map<std::string, std::set<bool>> is_selected;  // by the name of what must be loaded whole
+  // Key: name of the state that must be loaded whole.
+  std::map<std::string, std::set<bool>> is_selected;
   for (const StateDict::Item& item : of_optimizer) {
     const std::string& parameter = std::get<StateTensor>(item.entry).parameter;
     is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));
@@ -104,12 +105,12 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
                         name == groups
                             ? "a pattern that selects all parameter groups or none"
                             : "a pattern that selects all state of the parameter or none",
-                        "a pattern that selects only a part of that"});
+                        "a pattern that selects only some of it"});
   }
   state::refuse_problems(path, problems);
 }
 
-/// Takes the groups' fields. Adds the checkpoint's path to errors about these fields.
+/// Loads the fields of the parameter groups. Adds the checkpoint's path to errors about them.
 void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& tree,
                  const NameSelection& only, LoadReport& report) {
   try {
@@ -132,8 +133,8 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
   return tensors;
 }
 
-/// Returns the model's entries that are copies, not the model's own memory: a hook converted them,
-/// or they were not contiguous.
+/// Returns the entries of `all` that are copies of the model's tensors, not the model's own memory,
+/// because a hook has converted them or they were not contiguous.
 StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
   std::set<const at::StorageImpl*> live;
   for (const at::Tensor& tensor : model.parameters()) {
@@ -176,8 +177,8 @@ void load_into(const std::string& name, const Stateful& object, const Value& sav
 
 }  // namespace
 
-/// What one rank does in a load. `prepare`, `read` and `take_over` are called in this order. None
-/// of them is collective; between the calls, ranks exchange errors.
+/// One rank's part of a load. Call `prepare`, `read` and `take_over` in this order. They are not
+/// collective; between the calls, the ranks exchange errors.
 class TrainState::Impl::Load {
  public:
   Load(const Impl& state, std::string path, const LoadOptions& options)
@@ -188,8 +189,8 @@ class TrainState::Impl::Load {
   /// Opens the checkpoint, plans what to read, and reads the values. Throws one report of all
   /// problems.
   void prepare();
-  /// Returns which checkpoint this rank opened; it must be the same on all ranks. Requires:
-  /// `prepare`.
+  /// Returns which checkpoint this rank has opened, to check that all ranks have opened the same.
+  /// Requires: `prepare`.
   OpenedCheckpoint opened() const;
   /// Reads the tensors.
   void read();
@@ -222,10 +223,10 @@ class TrainState::Impl::Load {
   std::unique_ptr<formats::CheckpointReader> reader_;
   reshard::Plan plan_;
   std::optional<OptimizerLoad> optimizer_load_;
-  ValueTree tree_;  // of the selected values
+  ValueTree tree_;  // the selected values of the checkpoint
   CheckpointContents wanted_;
-  std::vector<std::vector<LocalShard>> local_shards_;  // parallel to the plan's tensors
-  StateDict copies_;  // copies of the model's entries; take_over loads them
+  std::vector<std::vector<LocalShard>> local_shards_;  // memory to read into, by tensor of the plan
+  StateDict copies_;  // copies of model entries; `take_over` loads them into the model
 };
 
 void TrainState::Impl::Load::prepare() {
@@ -244,13 +245,13 @@ void TrainState::Impl::Load::prepare() {
   for (const NamedValue& value : state_.values_) check(value);
   for (const PerRankValue& value : state_.per_rank_) check(value);
   if (optimizer_load_) check_optimizer();
-  // The report names the path once.
+  // The report names the path once, at its beginning.
   for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
   refuse_problems();
   find_local_shards(live);
 }
 
-/// Sets which tensors and values to load; returns the tensors' memory.
+/// Decides which tensors and values to load. Returns the memory to load the tensors into.
 LiveState TrainState::Impl::Load::want() {
   const CheckpointContents& source = reader_->contents();
   StateDict all;
@@ -270,8 +271,8 @@ LiveState TrainState::Impl::Load::want() {
   return live;
 }
 
-/// Adds to what to load: the checkpoint's values that this TrainState holds. `check` reports
-/// missing values.
+/// Adds the values that this TrainState has to the list of entries to load. (`check` reports values
+/// that the checkpoint lacks.)
 void TrainState::Impl::Load::want_values() {
   for (const formats::ValueEntry& value : reader_->contents().values) {
     const std::string name = renamed(value.name, options_.renames);
@@ -343,7 +344,7 @@ void TrainState::Impl::Load::check_fits(const std::string& name, const Stateful&
   }
 }
 
-/// Reports the problems of a value.
+/// Reports the problems that prevent the load of a value.
 void TrainState::Impl::Load::check(const NamedValue& value) {
   if (!is_wanted(value.name)) return;
   if (const auto found = tree_.find({value.name})) {
@@ -376,7 +377,8 @@ void TrainState::Impl::Load::check(const PerRankValue& value) {
   }
 }
 
-/// Takes the groups' fields. Reports their problems, and saved values that nothing takes.
+/// Loads the fields of the parameter groups. Reports their problems, and saved values that nothing
+/// loads.
 void TrainState::Impl::Load::check_optimizer() {
   const LoadStateDictOptions relaxed{.allow_missing = options_.allow_missing};
   LoadReport of_groups{relaxed};
@@ -394,7 +396,8 @@ void TrainState::Impl::Load::check_optimizer() {
   }
 }
 
-/// Throws one report of all problems. Problems that one rename would fix share a line.
+/// Throws one error with all problems, if there are any. Problems that one rename would fix share a
+/// line.
 void TrainState::Impl::Load::refuse_problems() const {
   const std::vector<formats::Finding>& problems = plan_.problems;
   if (problems.empty()) return;
@@ -411,7 +414,7 @@ void TrainState::Impl::Load::refuse_problems() const {
       state::hints_for_load(problems, renamed_names, state_.held_names(), options_));
 }
 
-/// Sets where the plan's tensors are read to, and counts the bytes.
+/// Sets the memory that each tensor of the plan is read into, and counts the bytes.
 void TrainState::Impl::Load::find_local_shards(const LiveState& live) {
   std::map<std::string, std::size_t> place;
   for (std::size_t t = 0; t < wanted_.tensors.size(); ++t) place[wanted_.tensors[t].meta.fqn] = t;
@@ -436,8 +439,8 @@ void TrainState::Impl::Load::read() {
 }
 
 void TrainState::Impl::Load::take_over() {
-  std::set<std::string> filled;   // of the optimizer
-  std::set<std::string> is_read;  // of the model
+  std::set<std::string> filled;   // keys of optimizer state that were read
+  std::set<std::string> is_read;  // keys of the model that were read
   for (const formats::TensorEntry& tensor : plan_.destination.tensors) {
     if (const auto key = key_under(kModelName, tensor.meta.fqn)) is_read.insert(*key);
     if (const auto key = key_under(kOptimizerName, tensor.meta.fqn)) filled.insert(*key);
@@ -451,7 +454,7 @@ void TrainState::Impl::Load::take_over() {
   load_values();
 }
 
-/// Returns this rank's value from all saved ones.
+/// Returns this rank's value, made from the values of all ranks at the save.
 Value TrainState::Impl::Load::own_value(const PerRankValue& value, const Value::List& saved) const {
   const int rank = state_.mesh_.rank();
   const int world_size = state_.mesh_.world_size();
@@ -461,7 +464,7 @@ Value TrainState::Impl::Load::own_value(const PerRankValue& value, const Value::
   return state::value_for(value.name, value.object, value.policy, saved, rank, world_size);
 }
 
-/// Loads the values in the tree, which are the selected ones.
+/// Loads the selected values, which are in the tree, into their variables.
 void TrainState::Impl::Load::load_values() const {
   for (const NamedValue& value : state_.values_) {
     const auto found = tree_.find({value.name});
@@ -484,7 +487,7 @@ LoadSummary TrainState::Impl::Load::summary() && {
 
 LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOptions& options) {
   const std::string path = without_trailing_slashes(path_given);
-  background_save_.finish();  // it may be writing this checkpoint
+  background_save_.finish();  // because it may be writing this checkpoint
   const at::NoGradGuard no_grad;
   Load load(*this, path, options);
   const auto opened = rendezvous_.all_gather("loading " + path, [&] {
@@ -496,8 +499,8 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     load.read();
     return std::string();
   });
-  // This runs only after all ranks have read. So if a rank fails to read, everything that is not
-  // read in place stays unchanged.
+  // This begins when all ranks have read. So if a rank fails to read, everything that is not read
+  // in place stays unchanged on all ranks.
   rendezvous_.all_gather("applying " + path, [&] {
     load.take_over();
     return std::string();

@@ -19,15 +19,16 @@ using state::LiveState;
 using state::SaveJob;
 using state::ValueTree;
 
-/// What each rank sends before a save.
+/// The message that each rank sends to the others before a save.
 struct TrainState::Impl::SaveMessage {
-  std::string digest;       // of the tensors' layout
-  std::string directory;    // the staging directory, from rank 0
-  std::string values;       // as JSON, see values_to_json
+  std::string digest;       // layout_digest of the tensors
+  std::string directory;    // path of the staging directory, set by rank 0
+  std::string values;       // this rank's values as JSON, see values_to_json
   std::string value_names;  // names of the values, with policies
-  std::string checkpoint;   // the last component of its path: directories differ between hosts
-  std::string format;       // of the checkpoint
-  std::string base;         // the last component of its path; empty: none
+  // The last component of the checkpoint's path, because directories may differ between hosts.
+  std::string checkpoint;
+  std::string format;  // of the checkpoint
+  std::string base;    // the last component of its path; empty: none
 
   std::string to_json() const {
     Value::Dict dict;
@@ -52,7 +53,8 @@ struct TrainState::Impl::SaveMessage {
             .base = field("base")};
   }
 
-  /// Throws: Error(mismatch) unless `other`, which `its_rank` sent, is about the same save.
+  /// Throws Error(mismatch) if `other`, the message of `its_rank`, is about another save than this
+  /// message of `rank`.
   void check_same_save(int rank, const SaveMessage& other, int its_rank,
                        const std::string& path) const {
     const auto check_same = [&](const std::string& what, const std::string& own,
@@ -99,7 +101,7 @@ std::string TrainState::Impl::names_of_values() const {
   return names.empty() ? "none" : names;
 }
 
-/// Returns this rank's values as JSON: rank 0 adds those that are equal on all ranks.
+/// Returns this rank's own values as JSON. Rank 0 adds the values that are equal on all ranks.
 std::string TrainState::Impl::values_to_json() const {
   const auto state_of = [](const auto& named) {
     Value value = named.object.state_dict();
@@ -118,8 +120,8 @@ std::string TrainState::Impl::values_to_json() const {
   return value_to_json(said);
 }
 
-/// Adds the values of all ranks to `contents.values`. Adds to `its_values` the value of each of
-/// these entries, in the same order.
+/// Adds an entry to `contents.values` for each value of any rank, and the value itself to
+/// `its_values`, in the same order.
 void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
                                   formats::CheckpointContents& contents,
                                   std::vector<Value>& its_values) const {
@@ -156,7 +158,8 @@ bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format for
   auto live = std::make_shared<LiveState>(
       state::share_out(all, mesh_.world_size(), formats::traits_of(format_of_parts)));
   auto plan = std::make_shared<reshard::Plan>(state::plan_save(*live, mesh_.rank()));
-  live_ = std::move(live);  // together, so that a save after a failure mixes no layouts
+  // Set together with the digest, so that a save after a failure does not mix two layouts.
+  live_ = std::move(live);
   plan_ = std::move(plan);
   digest_ = digest;
   return true;
@@ -181,8 +184,8 @@ std::string TrainState::Impl::stage(reshard::RankSave& save) {
   return save.stage();
 }
 
-/// Takes the state, plans how to write it and, on rank 0, begins the staging directory. Returns
-/// what the other ranks must know. Not collective.
+/// Collects the state, plans how to write it and, on rank 0, makes the staging directory. Returns
+/// this rank's message to the others. Not collective.
 TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(reshard::RankSave& save,
                                                              const SaveOptions& options,
                                                              StateDict& all, SaveReport& report) {

@@ -51,7 +51,7 @@ void for_each_item(const Value& value, const Visit& visit) {
 
 }  // namespace
 
-// Not recursive: values may be nested very deeply.
+// Goes level by level instead of recursively, because values may be nested very deeply.
 void check_depth(const std::string& name, const Value& value) {
   std::vector<const Value*> level = {&value};
   for (int depth = 0; !level.empty(); ++depth) {
@@ -90,7 +90,7 @@ void ValueTree::add(const KeyPath& path, const Value& value) {
 }
 
 void ValueTree::add_renamed(const std::string& new_name, const KeyPath& path, Value value) {
-  // Keys after the renamed ones keep their type, such as a key '0' of a dict.
+  // Keys after the renamed part keep their type: the key '0' of a dict stays a string.
   for (auto kept = path.begin(); kept != path.end(); ++kept) {
     const std::string back = formats::spell({kept, path.end()});
     if (!new_name.ends_with(back)) continue;
@@ -108,7 +108,7 @@ std::optional<Value> ValueTree::find(const KeyPath& path) const {
   const std::string name = formats::spell(path);
   const auto leaf = leaves_.find(name);
   if (leaf != leaves_.end() && leaf->second.path == path) return leaf->second.value;
-  // The direct children, in order of key.
+  // The keys of the direct children, sorted.
   std::set<formats::Key> keys;
   const std::string prefix = name.empty() ? name : name + ".";
   for (auto it = leaves_.lower_bound(prefix); it != leaves_.end() && it->first.starts_with(prefix);

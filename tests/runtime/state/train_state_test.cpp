@@ -507,7 +507,7 @@ TEST(TrainStateTest, AFailureThatNobodyAskedForIsAWarning) {
     error_of(
         [&] { save(state, directory.path() + "/a", {.async = true, .file_system = &failing}); });
   }
-  EXPECT_THAT(heard.text, HasSubstr("nothing called TrainState::wait"));
+  EXPECT_THAT(heard.text, HasSubstr("TrainState::wait was not called"));
 }
 
 // Shows E7.

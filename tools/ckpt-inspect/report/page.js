@@ -1,13 +1,14 @@
 "use strict";
 (() => {
-// The data that ckpt-inspect wrote. Its names are from a file that anybody may have made. So the page
-// shows names only as text, never as markup.
+// The data that ckpt-inspect wrote. Its names come from a file that anybody may have made. So the
+// page shows names only as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 
 // ---- Words and numbers
 
-// Returns text in which invisible characters, and those that change the writing direction, are escapes.
+// Returns text in which invisible characters, and those that change the writing direction, are
+// escapes.
 const shown = (text) => text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
   (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 const exact = (count) => count.toLocaleString("en-US");
@@ -53,7 +54,8 @@ function make(tag, attributes, ...children) {
 }
 
 const tip = $("tip");
-// Shows `text(event)` beside the pointer while the pointer is over `element`. Shows nothing if the text is empty.
+// Shows `text(event)` beside the pointer while the pointer is over `element`. Shows nothing if the
+// text is empty.
 function giveTip(element, text) {
   element.addEventListener("pointermove", (event) => {
     const words = text(event);
@@ -90,7 +92,7 @@ function histogram(counts, width, height) {
   const step = width / Math.max(1, counts.length);
   const gap = step > 5 ? 1 : 0;
   let path = "";
-  if (counts.length === 1) path = `M${width * 0.45} ${height}v${-height}h${width * 0.1}v${height}z`;  // all the same
+  if (counts.length === 1) path = `M${width * 0.45} ${height}v${-height}h${width * 0.1}v${height}z`;  // all numbers are equal
   else counts.forEach((count, i) => {
     if (count === 0) return;
     const bar = Math.max(1, count / largest * height);
@@ -112,7 +114,7 @@ class Table {
   constructor(container, columns) {
     this.columns = columns;
     this.rows = [];
-    this.sorted = null;  // the column
+    this.sorted = null;  // the column to sort by
     this.descending = false;
     this.head = make("div", {class: "head", role: "row"});
     this.space = make("div", {style: {position: "relative"}});
@@ -136,7 +138,7 @@ class Table {
     this.draw();
   }
 
-  // A row without a key comes before all others.
+  // Rows without a key come before all others.
   static compare(a, b) {
     if (a === b) return 0;
     if (a === null || a === undefined) return -1;
@@ -259,7 +261,7 @@ function showCheckpoint() {
 
   const byName = new Map(tensors.map((tensor) => [tensor.name, tensor]));
   for (const tensor of tensors) {
-    tensor.weight = byName.get(tensor.parameter) ?? null;  // of optimizer state
+    tensor.weight = byName.get(tensor.parameter) ?? null;  // of optimizer state: the tensor of its parameter
     if (tensor.weight !== null) (tensor.weight.states ??= []).push(tensor);
   }
   const besideWeights = tensors.filter((tensor) => !tensor.weight).flatMap((tensor) => [tensor, ...(tensor.states ?? [])]);
@@ -305,7 +307,8 @@ function showCheckpoint() {
     return root;
   }
 
-  // The children to draw: the largest first, those of equal size by name. A child with a single child is joined with it.
+  // The children to draw: the largest first, those of equal size by name. A child with a single
+  // child is joined with it.
   function childrenOf(node) {
     const children = Array.from(node.children.values(), (child) => {
       let label = child.label;
@@ -322,8 +325,8 @@ function showCheckpoint() {
     return children.sort((a, b) => b.nbytes - a.nbytes || a.label.localeCompare(b.label, "en", {numeric: true}));
   }
 
-  // Divides a rectangle among the items by their bytes. Places rows of items along the shorter side.
-  // A row gets more items as long as its items become squarer (Bruls, Huizing, van Wijk).
+  // Divides a rectangle among the items by their bytes. Places rows of items along the shorter
+  // side. A row gets more items as long as its items become squarer (Bruls, Huizing, van Wijk).
   function squarify(items, {x, y, width, height}) {
     const placed = [];
     let left = items.reduce((sum, item) => sum + item.nbytes, 0);

@@ -39,8 +39,8 @@ using formats::CheckpointContents;
 using formats::KeyPath;
 using reshard::JobState;
 
-// As Python gives them. A key in a path is the key of a dict, or a tuple of one int: a position in
-// a list.
+// Types of Python's arguments. A key in a path is the key of a dict, or a tuple of one int for a
+// position in a list.
 using PythonPath = std::vector<nb::object>;
 using PythonBox = std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>;
 using PythonShard =
@@ -48,9 +48,10 @@ using PythonShard =
 using PythonTensor =
     std::tuple<PythonPath, std::string, std::vector<std::int64_t>, std::vector<PythonShard>>;
 using PythonValue = std::pair<PythonPath, nb::object>;
-/// By name: the boxes of a tensor that this rank holds. Has the names of tied tensors too.
+/// By name of a tensor: the boxes that this rank holds. A tied tensor is there under each of its
+/// names.
 using HeldBoxes = std::map<std::string, std::vector<PythonBox>>;
-/// By name: the address of the first element of each box, parallel to HeldBoxes.
+/// By name of a tensor: the address of the first element of each box in HeldBoxes.
 using Addresses = std::map<std::string, std::vector<std::uintptr_t>>;
 
 KeyPath key_path_of(const PythonPath& path) {
@@ -74,20 +75,19 @@ KeyPath key_path_of(const PythonPath& path) {
 DType dtype_of(const std::string& name, const std::string& fqn) {
   const auto dtype = parse_dtype(name);
   if (!dtype) {
-    throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "dtype", "one that Tessera has",
-                          name);
+    throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "dtype",
+                          "a dtype that Tessera supports", name);
   }
   return *dtype;
 }
 
-/// Returns an empty path if the path is a single string key, because the name says the same.
-/// Otherwise returns the path.
+/// Returns the path as checkpoints store it: empty for a single string key, which equals the name.
 KeyPath stored_path(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) return {};
   return path;
 }
 
-/// The tensors of a job, as all ranks know them.
+/// The tensors of a job with their layout over the ranks, equal on all ranks.
 class Job {
  public:
   Job(int world_size, const std::vector<PythonTensor>& tensors,
@@ -132,7 +132,7 @@ std::vector<std::vector<Region>> regions_of(const CheckpointContents& contents,
   return regions;
 }
 
-/// Returns the addresses parallel to the tensors of `contents`.
+/// Returns the addresses of the boxes of each tensor in `contents`.
 template <class Byte>
 std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
                                         const Addresses& addresses) {
@@ -149,7 +149,8 @@ std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
   return data;
 }
 
-/// What this rank writes of a job. Can be used for any number of saves of the same layout.
+/// Decides which pieces of a job's tensors this rank writes. Can be used for any number of saves of
+/// the same layout.
 class SavePlan {
  public:
   SavePlan(const Job& job, const std::string& format, int rank, const HeldBoxes& held) {
@@ -162,7 +163,7 @@ class SavePlan {
 
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
-  /// Returns, by the name of a tensor, which of its boxes are read, in order.
+  /// Returns the indices of the boxes that this rank writes, ascending, by name of the tensor.
   std::map<std::string, std::vector<std::uint32_t>> boxes_read() const {
     std::map<std::string, std::vector<std::uint32_t>> read;
     for (std::size_t t = 0; t < plan_.copies.size(); ++t) {
@@ -185,8 +186,8 @@ class SavePlan {
   }
 
  private:
-  CheckpointContents contents_;       // of the checkpoint
-  CheckpointContents held_contents_;  // of this rank's memory
+  CheckpointContents contents_;       // the pieces of the checkpoint
+  CheckpointContents held_contents_;  // the boxes in this rank's memory
   reshard::Plan plan_;
 };
 
@@ -204,7 +205,7 @@ class Save {
                   .base = string_of(base),
                   .memory_nbytes = memory}) {}
 
-  /// Whether one rank writes the format, from the parts of all ranks.
+  /// Returns whether rank 0 makes the file of this format from the parts of all ranks.
   bool is_one_file() const {
     const formats::Format format = save_->options().format;
     return reshard::format_of_parts(format) != format;
@@ -253,7 +254,8 @@ class Save {
     save_->set_contents(where, std::move(contents), std::move(stored));
   }
 
-  /// Removes what was written, and ends the lock. The save cannot go on.
+  /// Removes the files that were written, and releases the lock. The object cannot be used
+  /// afterwards.
   void abandon() {
     const nb::gil_scoped_release without_gil;
     save_.reset();
@@ -296,7 +298,7 @@ class Save {
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
 };
 
-/// An open checkpoint, and how this rank loads from it.
+/// An open checkpoint, and the plan by which this rank loads from it.
 class Load {
  public:
   explicit Load(const nb::bytes& path) {
@@ -310,7 +312,7 @@ class Load {
   int world_size() const { return reader_->contents().world_size; }
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
-  /// Returns `(name, path)` of each value, with paths as Python gives them.
+  /// Returns `(name, path)` of each value. Paths have the form that Python uses.
   nb::list values() const {
     nb::list list;
     for (const formats::ValueEntry& value : reader_->contents().values) {
@@ -328,8 +330,7 @@ class Load {
     return value_to_python(value);
   }
 
-  /// Plans the load of a job's tensors and of the values with these names. Returns the problems and
-  /// the notes.
+  /// Plans the load of a job's tensors and of the values `value_names`. Returns problems and notes.
   nb::list plan(const Job& job, int rank, const HeldBoxes& held,
                 const std::vector<nb::bytes>& value_names, bool allow_missing,
                 bool allow_unexpected, bool allow_cast, const std::vector<nb::bytes>& only,

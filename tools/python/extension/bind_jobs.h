@@ -7,7 +7,7 @@ namespace tessera::python {
 /// Adds `verify`, which finds the errors in a checkpoint.
 void bind_verify(nanobind::module_& module);
 
-/// Adds `scan`, which tells what pickles would import and call.
+/// Adds `scan`, which returns the names that pickles would import and call.
 void bind_scan(nanobind::module_& module);
 
 /// Adds `move`, which moves a checkpoint, a subset of one, or several merged into one.

@@ -39,11 +39,11 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
-  std::uint64_t linked_nbytes = 0;                   // that stay in files of the base
+  std::uint64_t linked_nbytes = 0;                   // bytes in files that are shared with the base
   std::optional<reshard::SharedMoveOutcome> shared;  // if several workers do the move
   std::vector<reshard::TensorOverflow> overflows;
   std::vector<reshard::TensorUnderflow> underflows;
-  reshard::FileStates source_files;  // when the source was opened
+  reshard::FileStates source_files;  // states of the source's files when they were opened
   std::string plan_digest;
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
 };
@@ -59,8 +59,9 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSyste
           {}};
 }
 
-/// Opens the source. If the user asks for it, gives names to an optimizer's numbers, and applies a
-/// recipe. Does neither if sources of a merge have the same names, so that this is reported first.
+/// Opens the source. If the options ask for it, gives names to an optimizer's numbers, and applies
+/// a recipe. If sources of a merge have the same names, does neither, so that the plan reports
+/// these names.
 formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs) {
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources, fs);
@@ -77,13 +78,13 @@ formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs)
   return source;
 }
 
-/// Where a writer makes the checkpoint.
+/// The file system and the path at which a writer makes the checkpoint.
 struct Place {
   FileSystem& fs;
   std::string path;
 };
 
-/// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
+/// Moves all bytes and commits. Returns how many bytes an interrupted move had moved before.
 std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
                       const Place& place, const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = place.fs;
@@ -107,7 +108,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   return reshard::finish_or_keep(plan, reader, *writer, fs, place.path, options);
 }
 
-/// As `execute`, to an object store. A dry run only checks whether the move could start.
+/// As `execute`, but to an object store. A dry run only checks whether the move could start.
 void execute_to_store(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
                       formats::CreateOptions create, Watch& watch) {
   const auto kept_work = create.journal ? create.journal->kept_work : formats::KeptWork::refuse;
@@ -120,7 +121,8 @@ void execute_to_store(const MoveRequest& request, const CheckpointReader& reader
                             .overwrite_option = "overwrite=True",
                             .extra_files = create.extra_files,
                             .spool = request.spool});
-  // The local folder is new each time: what is to be kept or replaced is at the server.
+  // The local folder (the spool) is new for each move. What is to be resumed or replaced is on the
+  // server.
   create.overwrite = OverwritePolicy::refuse;
   create.journal.reset();
   store.run([&] {
@@ -133,14 +135,14 @@ void execute_to_store(const MoveRequest& request, const CheckpointReader& reader
   });
 }
 
-/// Checks that the destination may be written to. A directory that is to be replaced may hold the
-/// extra files of the new checkpoint. So if `extra_files` is null, because they are not known yet,
-/// such a directory is not checked.
+/// Throws if the destination must not be written or replaced. A directory that is replaced may
+/// contain files with the names of `extra_files`. While these are not known (null), an existing
+/// directory is not checked.
 void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
   const OverwritePolicy overwrite = request.create.overwrite;
-  // What an interrupted move left there is compared later, object by object.
+  // The objects that an interrupted move has left there are compared later.
   const bool resumes =
       request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
   if (resumes && object_store::is_on_store(request.destination)) return;
@@ -225,7 +227,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   return outcome;
 }
 
-/// Returns the extra files that are carried, as (name, bytes, what is changed or None).
+/// Returns the extra files that are copied, as tuples (name, bytes, text about an edit or None).
 nb::list extra_files(const reshard::ExtraFilesPlan& files) {
   nb::list rows;
   for (const formats::ExtraFile& file : files.carried) {
@@ -238,7 +240,7 @@ nb::list extra_files(const reshard::ExtraFilesPlan& files) {
   return rows;
 }
 
-/// Returns the entries that are left, as (name, why).
+/// Returns the extra files that are not copied, as tuples (name, reason).
 nb::list left_files(const reshard::ExtraFilesPlan& files) {
   nb::list rows;
   for (const auto& [name, why] : files.left) {
@@ -304,8 +306,8 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   return result;
 }
 
-/// A dict of `_core.pyi`, read member by member. Python files and extension come from one build, so
-/// an unknown or missing member is a bug in Tessera.
+/// Reads the members of a dict that `_core.pyi` describes. An unknown or missing member is a bug in
+/// Tessera, because Python files and extension come from one build.
 class Members {
  public:
   explicit Members(const nb::dict& members) : members_(members) {}
@@ -385,8 +387,8 @@ MoveOptions move_options(const nb::dict& given) {
   return options;
 }
 
-/// Says with an exception of `progress` that the destination is complete: in a note on the
-/// exception, or, before Python 3.11, in a warning.
+/// Adds to an exception of `progress` that the destination is complete: as a note on the exception;
+/// before Python 3.11, as a warning.
 void tell_complete(const nb::python_error& error, const std::string& destination) {
   const std::string text =
       printable(destination) + " is complete: the exception came after the move";
@@ -395,7 +397,7 @@ void tell_complete(const nb::python_error& error, const std::string& destination
     value.attr("add_note")(text_to_python(text));
   } else {
     PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1);
-    PyErr_Clear();  // a warning may be an error, but the caller raises the other exception
+    PyErr_Clear();  // if the warning was turned into an error: the caller raises `error` instead
   }
 }
 

@@ -32,12 +32,12 @@ namespace {
 using formats::CheckpointContents;
 using formats::CheckpointReader;
 
-/// The bytes that one thread reads at a time.
+/// The bytes that one thread reads in one step.
 constexpr std::int64_t kWindowNbytes = std::int64_t{16} << 20;
-/// Larger reads take so long that the user may press Ctrl-C.
+/// Reads of at least this size can be interrupted by Ctrl-C.
 constexpr std::size_t kWatchedNbytes = std::size_t{64} << 20;
 
-/// Writable memory that a numpy array, a torch tensor or a bytearray lends, so not `const`.
+/// Writable memory of a numpy array, a torch tensor or a bytearray.
 using Buffer = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::span<std::byte> bytes_of(const Buffer& buffer) {

@@ -4,8 +4,8 @@
 
 namespace tessera::python {
 
-/// Makes every tessera::Error that leaves the extension a Python `tessera.Error` with its kind,
-/// path, tensor and byte range.
+/// Registers a translator: a tessera::Error that leaves the extension becomes a Python
+/// `tessera.Error` with its kind, path, tensor and byte range.
 void translate_errors();
 
 }  // namespace tessera::python

@@ -10,8 +10,8 @@
 #include "tessera/reshard/executor.h"
 
 // The extension under the package's Python code (src/tessera); src/tessera/_core.pyi has its types.
-// Paths arrive as bytes, findings and summaries leave as tuples and dicts. The Python code turns
-// them into the classes that users see.
+// Python passes paths as bytes, and gets findings and summaries as tuples and dicts. Its code turns
+// these into the classes that users see.
 NB_MODULE(_core, module) {
   module.attr("__version__") = TESSERA_VERSION;
   module.attr("__interface__") = TESSERA_INTERFACE;

@@ -21,8 +21,8 @@ using reshard::PlanOptions;
 using reshard::Relaxation;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
-constexpr const char* kTool =
-    "ckpt-reshard " TESSERA_VERSION;  // tool and package resume each other's work
+// The tool's name, so that tool and package can resume each other's work.
+constexpr const char* kTool = "ckpt-reshard " TESSERA_VERSION;
 
 [[noreturn]] void refuse(const std::string& option, const std::string& expected,
                          const std::string& found) {
@@ -170,7 +170,8 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
   return plan;
 }
 
-/// Returns the options of the journal; nothing if an interrupted move should keep no work.
+/// Returns the options of the journal; nothing if the move needs none, because its work is not kept
+/// after an interruption.
 std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
                                                        const Sources& sources,
                                                        JournaledOptions given) {
@@ -203,7 +204,7 @@ formats::NativeWriteOptions compression_to_write(const std::string& text, format
   if (!options) refuse("compress", std::string(formats::kCompressions), text);
   if (options->compression != formats::NativeWriteOptions::Compression::none &&
       !formats::traits_of(format).has_compression) {
-    refuse("compress", "none, as only the native format is compressed", text);
+    refuse("compress", "none, because only the native format is compressed", text);
   }
   return *options;
 }

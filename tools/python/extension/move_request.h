@@ -14,21 +14,21 @@
 #include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
 
-// The options of a move as Python gives them, and as the core takes them. Needs no Python.
+// Converts the options of a move from Python's form to the core's. Uses no Python.
 namespace tessera::python {
 
 /// The options of a move, as `_MoveOptions` in `_core.pyi` has them.
 struct MoveOptions {
-  std::optional<std::string> prefer;  // of a merge: "first" or "last"
-  std::vector<std::string> prefixes;  // of a split
-  bool keep_prefix = false;           // of a split
+  std::optional<std::string> prefer;  // only of a merge: "first" or "last"
+  std::vector<std::string> prefixes;  // only of a split
+  bool keep_prefix = false;           // only of a split
 
-  std::optional<std::string> to;  // none: by the suffix of the destination
+  std::optional<std::string> to;  // none: chosen by the suffix of the destination
   int world_size = 0;             // 0: not given
   std::optional<std::string> strategy;
   std::string plan_path;         // empty: not given
   std::string mesh_path;         // empty: not given
-  std::string like_path;         // of a checkpoint; empty: not given
+  std::string like_path;         // path of a checkpoint; empty: not given
   std::string units_path;        // empty: not given
   std::string flat_layout_path;  // empty: not given
   std::vector<std::string> as_dict;
@@ -39,8 +39,8 @@ struct MoveOptions {
   bool drop_optimizer = false;
   std::string optimizer_params;       // a file or "auto"; empty: not given
   std::string recipe_path;            // empty: not given
-  bool inverse = false;               // of the recipe
-  std::vector<std::string> settings;  // of the recipe: NAME=VALUE
+  bool inverse = false;               // apply the recipe backwards
+  std::vector<std::string> settings;  // variables of the recipe: NAME=VALUE
   std::string optimizer_names;
   std::optional<std::string> cast;
   std::string on_overflow;
@@ -54,12 +54,13 @@ struct MoveOptions {
   std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
   int num_threads = 0;  // 0: object_store::default_num_threads()
-  std::string spool;    // a folder; empty: that of the system
+  std::string spool;    // a folder; empty: TMPDIR or /tmp
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;
   bool discard = false;
-  std::optional<std::pair<int, int>> part;  // of several workers: its number, and how many
+  // Number of the part, and of all parts; none: one process.
+  std::optional<std::pair<int, int>> part;
   bool take_over = false;
 };
 
@@ -79,9 +80,9 @@ std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
 struct Sources {
   std::vector<formats::MergePath> paths;
   formats::MergePreference preference = formats::MergePreference::none;
-  std::string flat_layout_path;      // for one checkpoint only
+  std::string flat_layout_path;      // only if there is one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
-  reshard::NamePrefixes prefixes{};  // names must exist under each of them
+  reshard::NamePrefixes prefixes{};  // each prefix must have names
   /// Names for the numbers of an optimizer's parameters; none: numbers stay.
   std::optional<reshard::OptimizerParams> optimizer_params{};
   std::optional<RecipeRequest> recipe{};
@@ -93,14 +94,14 @@ struct Sources {
 struct MoveRequest {
   Sources sources;
   std::string destination;
-  std::string base{};   // of the checkpoint to share files with; empty: not given
+  std::string base{};   // path of the checkpoint to share files with; empty: not given
   std::string spool{};  // a folder, for a destination on an object store
   bool dry_run = false;
   reshard::PlanOptions plan{};
   formats::CreateOptions create{};
   reshard::ExtraFilesOptions extra_files{};
   reshard::ExecuteOptions execute{};
-  std::optional<reshard::SharedMoveOptions> worker{};  // if several workers do the move
+  std::optional<reshard::SharedMoveOptions> worker{};  // none: one process does the move
 };
 
 /// Reads the files that `options` name, and returns the move that they describe. Throws:
@@ -109,12 +110,13 @@ struct MoveRequest {
 MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::string destination,
                               const MoveOptions& options);
 
-/// Returns the format of that name; nothing: as the destination's name suggests. Throws:
-/// Error(invalid_argument) listing the formats that can be written.
+/// Returns the format with this name; without a name, the format that the destination's suffix
+/// means. Throws: Error(invalid_argument) with a list of the formats that can be written.
 formats::Format format_to_write(const std::optional<std::string>& name,
                                 const std::string& destination);
 
-/// Returns what `compress` means for that format. Throws: Error(invalid_argument).
+/// Returns the compression that the option `compress` means for this format. Throws:
+/// Error(invalid_argument).
 formats::NativeWriteOptions compression_to_write(const std::string& text, formats::Format format);
 
 }  // namespace tessera::python

@@ -6,7 +6,8 @@
 
 namespace tessera::python {
 
-/// Returns a remedy in the words of Python; empty for Action::none.
+/// Returns what the user can do about an error, with the keywords of the Python package; empty for
+/// Action::none.
 std::string python_remedy(const Remedy& remedy);
 
 }  // namespace tessera::python

@@ -11,13 +11,13 @@
 namespace tessera::python {
 namespace {
 
-/// Takes over a new reference. If it is null, throws the error that Python has set.
+/// Takes ownership of a new reference. If it is null, throws the error that Python has set.
 nb::object stolen(PyObject* object) {
   if (object == nullptr) throw nb::python_error();
   return nb::steal(object);
 }
 
-/// Where a value is put. Inside a set, or as a dict's key, a set must be a frozenset.
+/// `hashed`: the value is in a set or is a dict's key, so a set must become a frozenset.
 enum class Place { anywhere, hashed };
 
 class ToPython {
@@ -66,7 +66,7 @@ class ToPython {
     return list;
   }
 
-  /// Returns a str. A Value keeps surrogates of a str as `surrogatepass` writes them.
+  /// Returns a str. A Value stores surrogates of a str in the form that `surrogatepass` writes.
   static nb::object str_of(const std::string& text) {
     const auto nbytes = static_cast<Py_ssize_t>(text.size());
     PyObject* str = PyUnicode_DecodeUTF8(text.data(), nbytes, "surrogatepass");
@@ -96,7 +96,7 @@ class ToPython {
   Place place_;
 };
 
-/// A nesting deeper than this is a structure that contains itself.
+/// A deeper nesting is probably a structure that contains itself.
 constexpr int kMaxDepth = 200;
 
 class FromPython {

@@ -16,30 +16,30 @@ namespace nb = nanobind;
 // Converts Tessera's data to Python's and back. All functions need the GIL.
 namespace tessera::python {
 
-/// Returns a str; bytes that are no UTF-8 become lone surrogates, as Python does for file names.
+/// Returns a str. Bytes that are not UTF-8 become lone surrogates, as in Python's file names.
 nb::object text_to_python(std::string_view text);
 
-/// Returns the text of a path or a name, from the bytes that Python's `os.fsencode` or `str.encode`
+/// Returns a path or a name as text, from the bytes that Python's `os.fsencode` or `str.encode`
 /// made.
 std::string string_of(const nb::bytes& bytes);
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts);
 
-// Return a member of the place of an error or a finding; None if it is empty.
+// Both functions return a str for Python, or None if the text is empty.
 nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);
 
-/// Returns the keys of an entry: those of dicts, and a tuple of one int for a position in a list.
-/// An entry without a path has its name as its one key.
+/// Returns the keys of an entry's path. A position in a list is a tuple of one int. If the path is
+/// empty, the name is the only key.
 nb::list path_to_python(const formats::KeyPath& path, std::string_view name);
 
-/// Returns the Python object that a value stands for; a Symbol is a `tessera.Symbol`.
+/// Converts a value to a Python object. A Symbol becomes a `tessera.Symbol`.
 nb::object value_to_python(const Value& value);
 
-/// Undoes value_to_python. Takes None, bool, int, float, complex, str, bytes, list, tuple, set,
-/// dict, torch.dtype, torch.device, torch.Size and tessera.Symbol; a subclass of int, float, list
-/// or dict becomes a plain one. `name` is for errors.
-/// Throws: Error(unsupported) naming the type of any other object.
+/// Converts a Python object to a value: None, bool, int, float, complex, str, bytes, list, tuple,
+/// set, dict, torch.dtype, torch.device, torch.Size or tessera.Symbol. An object of a subclass of
+/// int, float, list or dict loses its class. `name` is for errors. Throws: Error(unsupported)
+/// naming the type of any other object.
 Value value_from_python(nb::handle object, const std::string& name);
 
 }  // namespace tessera::python

@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval(50);
 
-/// A thread that does some work. The destructor joins the thread.
+/// Runs work on a thread of its own. The destructor waits for the thread.
 class Worker {
  public:
   explicit Worker(std::function<void()> work)
       : thread_(std::make_unique<std::thread>([this, work = std::move(work)] { run(work); })) {}
   ~Worker() {
     if (is_elsewhere()) {
-      (void)thread_.release();  // the thread is the parent's: it may not be joined or detached
+      (void)thread_.release();  // in a forked child: only the parent has the thread
     } else {
       thread_->join();
     }
@@ -31,15 +31,15 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// Says whether this process is a child that was forked during the work. Only the parent has the
-  /// thread.
+  /// Returns whether this process was forked during the work. Then only the parent has the thread.
   bool is_elsewhere() const { return ::getpid() != process_; }
-  /// Says whether the work ended within `interval`.
+  /// Waits at most for `interval`. Returns whether the work has ended.
   bool wait_for(std::chrono::milliseconds interval) {
     std::unique_lock lock(mutex_);
     return ended_.wait_for(lock, interval, [this] { return has_ended_; });
   }
-  /// Returns what the work threw. Requires: the work has ended.
+  /// Returns the exception that the work threw; null if it threw none. Requires: the work has
+  /// ended.
   std::exception_ptr failure() const { return failure_; }
 
  private:
@@ -64,7 +64,8 @@ class Worker {
   std::unique_ptr<std::thread> thread_;  // declared last: the thread uses all other members
 };
 
-/// Reports new bytes to Python's `progress`. Some checks read more or fewer than announced.
+/// Calls Python's `progress` when more bytes are done. Never reports more than the announced total,
+/// although some checks read more or fewer bytes.
 class Reporter {
  public:
   Reporter(nb::handle progress, const Watch& watch) : progress_(progress), watch_(watch) {}

@@ -1,11 +1,11 @@
-"""Saves, loads, opens, checks and moves the checkpoints of training, whatever format and sharding they have.
+"""Saves, loads, opens, checks and moves checkpoints of training in many formats and any sharding.
 
     tessera.save(state_dict, "step-1000")                     # on all ranks; tessera.async_save in the background
     tessera.load(state_dict, "step-1000")                     # in place, on any number of ranks
     with tessera.open("step-1000") as checkpoint:
         checkpoint["model.embedding.weight"][10:20].torch()   # reads these rows alone
-    tessera.verify("step-1000")                               # a list of what is wrong
-    tessera.scan("download")                                  # what its pickles would import and call
+    tessera.verify("step-1000")                               # a list of problems
+    tessera.scan("download")                                  # the names that its pickles would import and call
     tessera.reshard("step-1000", "step-1000.8", ranks=8)      # and merge, and split
 """
 

@@ -1,4 +1,4 @@
-"""Arguments as the extension takes them; what has the wrong type or no meaning is refused by its name."""
+"""Checks arguments and converts them for the extension. Errors name the argument."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def optional_text(name: str, value: str | None) -> str | None:
 
 
 def name_bytes(name: str, value: str) -> bytes:
-    """Returns a name as bytes. Bytes that are not UTF-8 are lone surrogates in the str."""
+    """Returns a name as bytes. Lone surrogates in the str become bytes that are not UTF-8."""
     return text(name, value).encode("utf-8", "surrogateescape")
 
 
 def names_bytes(name: str, values: str | Iterable[str]) -> list[bytes]:
-    """Takes one name or pattern, or several."""
+    """Returns a list of names or patterns as bytes. `values` is one str or several."""
     if isinstance(values, str):
         return [name_bytes(name, values)]
     if isinstance(values, bytes) or not isinstance(values, Iterable):
@@ -59,7 +59,7 @@ def names_bytes(name: str, values: str | Iterable[str]) -> list[bytes]:
 
 
 def settings(name: str, values: Mapping[str, int | str] | None) -> list[bytes]:
-    """Takes the values of a recipe's variables. Returns NAME=VALUE for each."""
+    """Returns `NAME=VALUE` for each variable of a recipe."""
     if values is None:
         return []
     if not isinstance(values, Mapping):
@@ -74,7 +74,7 @@ def flag(name: str, value: bool) -> bool:
 
 
 def at_least_one(name: str, number: int | None, most: int = MAX_COUNT) -> int:
-    """Returns 0 for None: not given."""
+    """Returns a number from 1 to `most`; 0 for None, which means that it is not given."""
     if number is None:
         return 0
     if isinstance(number, bool) or not hasattr(number, "__index__"):
@@ -87,7 +87,7 @@ def at_least_one(name: str, number: int | None, most: int = MAX_COUNT) -> int:
 
 
 def nbytes(name: str, size: int | str) -> int:
-    """Takes a number of bytes, or a size as the tools do: "64MiB"."""
+    """Returns a number of bytes. `size` is a number, or a text such as "64MiB"."""
     if isinstance(size, str):
         number = _core.parse_size(size.encode("utf-8", "surrogateescape"))
         if number is None:

@@ -31,9 +31,9 @@ class Checkpoint(Mapping[str, Any]):
         self.format: str = reader.format
         self.world_size: int = reader.world_size
         self.aliases: dict[str, str] = dict(reader.aliases())
-        """Each second name of a tensor (tied weights), with the tensor's own name."""
+        """Maps each second name of a tensor (tied weights) to the tensor's own name."""
         self.opened_classes: dict[str, int] = dict(reader.opened_classes())
-        """How many objects of a class were read as dicts (`as_dict`), or as the state_dict() of a whole module."""
+        """For each class, how many of its objects were read as dicts (`as_dict`), or as the state_dict() of a module."""
         self.part: str | None = reader.part()
         """Which part of a checkpoint this is, such as the file of one rank; None: a whole checkpoint."""
         self._reader: _core.Reader | None = reader
@@ -67,11 +67,11 @@ class Checkpoint(Mapping[str, Any]):
                            byte_range=error.byte_range)
 
     def items(self) -> ItemsView[str, Any]:
-        """Each name with its Tensor or value; a Refused for a value that is never read."""
+        """Returns pairs of a name and its Tensor or value. A value that is never read is a Refused."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """The Tensor or value of each name, in order; a Refused for a value that is never read."""
+        """Returns the Tensor or value of each name, in order. A value that is never read is a Refused."""
         return _Values(self)
 
     def __contains__(self, name: object) -> bool:
@@ -83,7 +83,7 @@ class Checkpoint(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
-    # Mapping's own methods compare and print the items, which would read all values.
+    # Mapping's own __eq__ and __repr__ would read all values.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -95,18 +95,18 @@ class Checkpoint(Mapping[str, Any]):
                 f"{self.format}{', closed' if self._reader is None else ''}>")
 
     def _repr_html_(self) -> str:
-        """For notebooks: the tree of names and a map of the sizes."""
+        """Returns HTML for notebooks: the tree of names, and a map of the sizes."""
         return html_of(self)
 
     def state_dict(self, *, like: Mapping[Any, Any] | None = None, lazy: bool = False) -> dict[Any, Any]:
-        """Reads everything into nested dicts and lists, as the program had them that saved it.
+        """Reads everything into nested dicts and lists, as they were in the program that saved the checkpoint.
 
-        Tensors become torch.Tensors on the CPU; tied names share one. Values are what they were.
-        like: a state dict. Only what it has is read, and must have its shapes and dtypes. Its tensors are not changed, and may be
+        Tensors become torch.Tensors on the CPU; tied names get the same tensor. Values keep their types.
+        like: a state dict. Only its names are read, and must have its shapes and dtypes. Its tensors are not changed, and may be
             on the meta device.
         lazy: leave tensors unread, as `Tensor`. A module's `load_state_dict` takes them, and reads one at a time.
 
-        Raises Error: listing all that does not fit `like`; if a value is one that Tessera never reads.
+        Raises Error with a list of all names that do not fit `like`, or if Tessera never reads a value.
         """
         take = (lambda tensor: tensor) if flag("lazy", lazy) else Tensor.torch
         if like is not None:
@@ -115,7 +115,7 @@ class Checkpoint(Mapping[str, Any]):
         return whole(self, dict(zip(names, self._open_reader().paths())), take)
 
     def close(self) -> None:
-        """Closes the files. Afterwards names and shapes are still known, but no tensor can be read."""
+        """Closes the files. Names and shapes can still be used afterwards, but no tensor can be read."""
         self._reader = None
 
     def __enter__(self) -> Checkpoint:
@@ -148,7 +148,8 @@ class Checkpoint(Mapping[str, Any]):
         return self._open_reader().nearest_name(encoded)
 
 
-# Their iterators can continue after an item that could not be read. Generators cannot.
+# The iterators of the two classes below can continue after an item that could not be read.
+# Generators cannot.
 
 
 class _Items(ItemsView[str, Any]):
@@ -173,8 +174,8 @@ def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | 
          set: Mapping[str, int | str] | None = None) -> Checkpoint:
     """Opens a checkpoint of any format that Tessera reads, such as safetensors, PyTorch DCP or a `torch.save` file.
 
-    Reads what describes it and no tensor. `flat_layout` is a JSON file that says what the flat vectors of FSDP1 are
-    made of. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
+    Reads only the metadata, no tensor. `flat_layout` is a JSON file that lists the parameters in the flat vectors of
+    FSDP1. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
     names are compared as text, and nothing is imported. `recipe` is a JSON file with rules that give the tensors other
     names and shapes, `inverse` applies it backwards, from its new names to the old ones, and `set` gives values to its
     variables. Raises Error if there is no checkpoint, or if it cannot be read.

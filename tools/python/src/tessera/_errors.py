@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
+MAX_LISTED = 100  # most problems in an Error's text; `problems` has all of them
 
 
 class Problem(NamedTuple):
@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 
     @classmethod
     def of_entry(cls, severity: str, rule: str, name: str, expected: str, found: str) -> Problem:
-        """A problem of a tensor or value, worded as the tools word it."""
+        """Returns a problem of a tensor or value, with the text that the tools would print."""
         return cls(severity, rule, None, name, None, expected, found, f"{name}: {rule}: expected {expected}, found {found}")
 
 
@@ -46,7 +46,7 @@ class Error(Exception):
         self.problems = problems
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For pickle, which brings exceptions out of other processes.
+        # For pickle, by which exceptions come from other processes.
         facts = {name: getattr(self, name) for name in ("kind", "path", "tensor", "byte_range", "problems")}
         return _restored, (type(self), self.args[0], facts)
 
@@ -56,7 +56,7 @@ def _restored(kind: type[Error], message: str, facts: dict[str, Any]) -> Error:
 
 
 class Refused(Error):
-    """Stands for a value that Tessera never reads, such as an object of a class. Says why.
+    """Stands for a value that Tessera never reads, such as an object of a class. Its text says why.
 
     `checkpoint[name]` raises it. `items()` and `values()` return it in place of the value, so that the other values
     can still be read.
@@ -67,7 +67,7 @@ class MissingName(Error, KeyError):
     """A checkpoint does not have a name: a KeyError that suggests a similar name."""
 
     def __str__(self) -> str:
-        return Exception.__str__(self)  # KeyError's own puts the message into quotes
+        return Exception.__str__(self)  # KeyError.__str__ would put the message into quotes
 
 
 def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "problems", where: str = "") -> Error:

@@ -1,4 +1,4 @@
-"""What notebooks show of a checkpoint: the tree of names, and a map in which area is bytes."""
+"""The HTML that notebooks show for a checkpoint: the tree of names, and a map in which an area stands for bytes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ._checkpoint import Checkpoint
 
-MAX_CHILDREN = 40  # of one node; the rest is one line
+MAX_CHILDREN = 40  # most children that a node shows; the others share a line
 MAX_DEPTH = 8  # of nested boxes in the tree
-WIDTH, HEIGHT = 720.0, 160.0  # of the map
+WIDTH, HEIGHT = 720.0, 160.0  # of the map, in pixels
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
 
 
 class Node:
-    """A component of names, with what is below it."""
+    """A component of names, with the components below it."""
 
     def __init__(self, name: str):
         self.name = name
         self.nbytes = 0
         self.num_tensors = 0
-        self.leaf = ""  # the dtype and shape of a tensor, or what a value is
+        self.leaf = ""  # text for the entry of this name, such as dtype and shape; empty if there is none
         self.children: dict[str, Node] = {}
 
     def add(self, components: list[str], nbytes: int, leaf: str, is_tensor: bool) -> None:
@@ -69,7 +69,7 @@ def size_in_words(nbytes: int) -> str:
 
 
 def _shown(node: Node) -> list[Node]:
-    """Returns the children, those beyond MAX_CHILDREN as one."""
+    """Returns the children to show. If they are more than MAX_CHILDREN, one node stands for the others."""
     children = list(node.children.values())
     if len(children) <= MAX_CHILDREN:
         return children
@@ -104,7 +104,7 @@ def _map(root: Node) -> str:
         boxes.append(_box(area, COLOURS[i % len(COLOURS)], 1, child))
         for grandchild, inner in _divided(child, area):
             boxes.append(_box(inner, "#fff", 0.12, grandchild))
-            if inner.y > area.y or inner.x > area.x:  # the first one's corner has the outer label
+            if inner.y > area.y or inner.x > area.x:  # the first grandchild has the label of the child in its corner
                 boxes.append(_label(inner, grandchild))
         boxes.append(_label(area, child))
     return (f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" style="display:block;max-width:{WIDTH:.0f}px;margin:.4em 0">'

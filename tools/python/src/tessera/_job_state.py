@@ -22,7 +22,7 @@ MAX_DEPTH = 200  # of nested dicts; Python's own recursion allows about 300
 
 
 class JobState:
-    """The entries of a state dict by flattened name: the keys of its path joined by dots, as in DCP."""
+    """The entries of a state dict by flattened name. A flattened name is the keys of the path joined by dots, as in DCP."""
 
     def __init__(self, state_dict: Mapping[Any, Any], ranks: Ranks):
         import torch
@@ -36,12 +36,12 @@ class JobState:
         self.tensors: dict[str, JobTensor] = {}
         self.aliases: dict[str, str] = {}  # second names of tied tensors, and the first name of each
         self.values: dict[str, Any] = {}
-        self.per_rank: dict[str, PerRank] = {}  # of `values`, those that are a list of each rank's value in the checkpoint
-        self.objects: list[tuple[Path, Any]] = []  # those with load_state_dict
+        self.per_rank: dict[str, PerRank] = {}  # values for which the checkpoint stores a list of each rank's value
+        self.objects: list[tuple[Path, Any]] = []  # objects with load_state_dict()
         self.root = self._visit_dict((), state_dict)
 
     def _visit(self, path: Path, value: Any) -> Any:
-        """Records an entry, or all entries below it. Returns the object to put in its place in `root`."""
+        """Records an entry, or all entries below it. Returns the object that takes the place of `value` in `root`."""
         if isinstance(value, self._tensor_type):
             self._add_tensor(path, value)
             return value
@@ -112,11 +112,11 @@ class JobState:
                 **{alias: self.tensors[name].local for alias, name in self.aliases.items()}}
 
     def local_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Returns what this rank holds of each tensor, without the second names of tied tensors."""
+        """Returns this rank's boxes of each tensor, each with the tensor's name. A tied tensor has only its first name."""
         return [(name, local) for name, tensor in self.tensors.items() for _, local in tensor.local]
 
     def replace(self, values: dict[str, Any]) -> None:
-        """Replaces the values of these names in `root`."""
+        """Replaces values in `root`. `values` maps names to new values."""
         for name, value in values.items():
             self.root = _replaced(self.root, self.paths[name], value)
 
@@ -128,7 +128,7 @@ class JobState:
 
 
 def has_entries(value: Any, tensor_type: type) -> bool:
-    """Returns whether the items of a list with this item become entries of their own, as in DCP."""
+    """Returns whether a list that contains `value` is split into entries, one for each item, as in DCP."""
     if isinstance(value, (list, tuple)):
         return any(has_entries(item, tensor_type) for item in value)
     return isinstance(value, (Mapping, tensor_type))
@@ -158,7 +158,7 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
 
 
 def put_at(container: Any, keys: list[Any], value: Any) -> None:
-    """Puts an entry into nested dicts and lists. Makes the dicts and lists that are missing."""
+    """Puts an entry into nested dicts and lists. Adds dicts and lists that are missing on the way."""
     for i, key in enumerate(keys):
         is_last = i + 1 == len(keys)
         below: Any = value if is_last else ([] if _is_position(keys[i + 1]) else {})

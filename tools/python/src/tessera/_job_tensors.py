@@ -44,23 +44,23 @@ def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
 
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Says whether `data_ptr` points to the elements themselves: on the CPU, row-major, without pending conj or neg."""
+    """Returns whether `data_ptr` points to the elements as they are: on the CPU, row-major, without a pending conj or neg."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor, or a copy for which `is_in_host_memory` holds."""
+    """Returns the tensor if `is_in_host_memory` is true for it, otherwise a copy for which it is true."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raises Error if two contiguous tensors partly share memory: what is loaded last would change the other one.
+    """Raises Error if two contiguous tensors partly share memory, because loading one would change a part of the other.
 
-    Tensors with gaps, such as columns of a matrix, may lie between each other's elements. They are not looked at.
+    Does not check tensors with gaps, such as columns of a matrix: their memory may overlap without a shared element.
     """
     spans = sorted((str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
                    for name, tensor in tensors if tensor.numel() and tensor.is_contiguous())
-    last = ("", 0, 0, "")  # the one that reaches furthest
+    last = ("", 0, 0, "")  # the span so far with the largest end
     for span in spans:
         device, begin, end, name = span
         if device == last[0] and begin < last[2] and (begin, end) != last[1:3]:
@@ -124,8 +124,8 @@ def _placements_text(placements: tuple[Any, ...]) -> str:
 
 
 def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...], ranks: Ranks) -> list[Shard]:
-    """Returns the boxes that have elements, sorted, with the ranks that hold each. They are shared: do not change them."""
-    cuts: list[tuple[int, int]] = []  # for each axis of the mesh: dimension (-1: replicated), split factor
+    """Returns the boxes that have elements, sorted, each with its ranks. Do not change the lists: other calls return them too."""
+    cuts: list[tuple[int, int]] = []  # for each axis of the mesh: the dimension that it cuts (-1: none), and the split factor
     for placement in placements:
         if placement.is_partial():
             raise _refuse(name, "Shard or Replicate", f"the placement {placement!r} (call redistribute first)")
@@ -148,7 +148,7 @@ _meshes: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the mesh's shape and its global ranks, row-major. Kept, because torch computes them anew each time."""
+    """Returns the mesh's shape and its global ranks, row-major. Cached, because torch computes them at each access."""
     found = _meshes.get(mesh)
     if found is None:
         found = _meshes[mesh] = (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RankShare(NamedTuple):
-    """What one rank's file gets."""
+    """The pieces and bytes that one rank writes."""
 
     rank: int
     pieces: int
@@ -46,11 +46,11 @@ class LeftFile(NamedTuple):
     """A file or folder beside the checkpoint that was not copied."""
 
     name: str
-    why: str
+    why: str  # "looks like a checkpoint file"
 
 
 class Resharded(NamedTuple):
-    """What a move wrote, or with `dry_run` would have written."""
+    """The result of a move; with `dry_run`, what the move would write."""
 
     source_format: str
     format: str
@@ -61,22 +61,22 @@ class Resharded(NamedTuple):
     nbytes: int  # of tensors, before compression
     written: bool
     kept_nbytes: int  # how many of nbytes an interrupted move had already written
-    plan: str  # a digest, the same for equal plans
+    plan: str  # a digest of the plan; equal plans have the same digest
     ranks: list[RankShare]  # one for each rank, in order
     extra_files: list[ExtraFile]  # by name
     left_files: list[LeftFile]  # by name
     notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
     overflows: list[Overflow]  # what on_overflow let pass
     underflows: dict[str, int]  # by tensor of the destination: how many elements that were not zero the cast made zero
-    changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
-    left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
-    uncast: int  # floating-point tensors of another dtype that cast leaves as they are
-    linked_nbytes: int = 0  # with base: how many of nbytes stay in files of the base
+    changes: dict[str, int]  # how often each kind of change by the formats happened: the `changes` of ckpt-reshard --json
+    left_out: dict[str, int]  # how many tensors, values and aliases only, prefix and drop_optimizer left out
+    uncast: int  # how many floating-point tensors of another dtype the cast did not change
+    linked_nbytes: int = 0  # with base: how many of nbytes are in files that are shared with the base
     missing_parts: list[int] = []  # with part: the parts that are not complete yet; if there are any, written is False
 
 
 class MoveOptions(TypedDict, total=False):
-    """The keywords that `merge` and `split` share with `reshard`, which describes them."""
+    """The keywords that `merge` and `split` share with `reshard`. The docstring of `reshard` describes them."""
 
     to: str | None
     ranks: int | None
@@ -149,12 +149,13 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     plan: a JSON file with the plan of the embedding tables.
     mesh: a JSON file with a mesh of ranks, and for each pattern of names the dimension that each axis of the mesh cuts.
     like: another checkpoint; each tensor is cut as that checkpoint cuts the tensor of the same name.
-    units: a JSON file with the units for the strategies flat and hybrid-flat, in place of those that the source records.
+    units: a JSON file with the flat units (the parameters of each flat parameter) for the strategies flat and
+        hybrid-flat; None: those that the source records.
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
-    base: an older checkpoint on the same file system. Writes only what differs from it; hard links to its files hold
-        the rest. The new checkpoint is whole without it. Native format only, and not with part.
+    base: an older checkpoint on the same file system. Writes only what differs from it; the rest becomes hard links to its
+        files. You may remove the older checkpoint later. Native format only, and not with part.
     only: globs of names, one or several, with all names below them; "=GLOB" takes no names below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
@@ -163,23 +164,24 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     optimizer_names: the names of the state of fused optimizers of tables: "as-stored", "canonical" or "torchrec".
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
     inverse: apply the recipe backwards, from its new names to the old ones.
-    set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT}: the names have TEXT in front, and keep it.
-    cast: the dtype (torch's, or its name) to which floating-point tensors are converted, except tensors without
-        dimensions, and optimizer state with neither one number per element nor one number per row.
+    set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT} puts TEXT before all names in its rules.
+    cast: the dtype (torch's, or its name) to which floating-point tensors are converted. Tensors without dimensions keep
+        their dtype; so does optimizer state that has neither a number per element of its parameter nor one per row.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).
-    max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
+    max_shard_size: the largest size of one file, as a number of bytes or a text such as "5GB"; a larger tensor gets a file
+        of its own; safetensors only.
     device_mesh: device type and axis names of the trainer's mesh, to write into each rank's file, such as "cuda:ddp,fsdp"
         or "cpu"; "" stands for "cuda:fsdp"; rank_files only.
-    allow_missing: leave out what is incomplete or missing in the source.
+    allow_missing: leave out tensors and values that are incomplete or missing in the source.
     allow_lossy: allow merging row-wise optimizer state (one number per row) of several column shards by a weighted
         mean, which loses the shards' own numbers.
     as_is: move one part of a checkpoint, such as the file of one rank, as if it were whole.
     extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
         directory, "leave" does not copy them, "refuse" raises an error that names them.
     extra_files_from: a folder whose files are copied instead of those of the source.
-    extra_files_limit: the most bytes of such files together. If they have more, the largest are not copied.
+    extra_files_limit: the largest size of all such files together. If they are larger, the largest files are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
     spool: a folder for the files of a destination s3://… before they are uploaded; None: TMPDIR, or /tmp.
@@ -190,7 +192,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         interrupted, or a read or a write fails, keep its finished work. Without resume or discard, nothing is kept.
     discard: remove the work of an interrupted call, and start from the beginning. Keeps finished work as resume does.
     part: write only this part (from 0) of a move that `parts` workers share. Each worker makes this call with its own
-        part, on a file system that all of them see. The worker that finishes last makes the destination appear; for the
+        part, on a file system that all of them see. The worker that finishes last completes the destination; for the
         others, `written` is False. Finished work is kept, as with resume.
     parts: the number of workers.
     take_over: after its own part, this worker also writes the parts of workers that died or never started.
@@ -263,7 +265,7 @@ def _sources(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, Pa
 
 def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Mapping[str, Any], *,
           prefer: str | None = None, prefixes: Sequence[bytes] = (), keep_prefix: bool = False) -> Resharded:
-    """Takes the keywords of `reshard` as `options`; what they lack has its default from there."""
+    """Checks and runs a move. `options` are keywords of `reshard`; missing ones get the default that `reshard` has."""
     given = {**(reshard.__kwdefaults__ or {}), **options}
     ranks, world_size = given["ranks"], given["world_size"]
     if ranks is not None and world_size is not None:
@@ -299,7 +301,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
 
 
 def _part(part: int | None, parts: int | None) -> tuple[int, int] | None:
-    """Returns the number of a part and the number of all parts; None if one process writes all."""
+    """Returns (part, parts); None if one process writes the whole checkpoint."""
     if part is None and parts is None:
         return None
     if part is None or parts is None:
@@ -318,7 +320,7 @@ def _renames(name: str, renames: Mapping[str, str] | None) -> list[tuple[bytes, 
     if not isinstance(renames, Mapping):
         refuse_type(name, "a mapping of FROM to TO", renames)
     if renames.get("") == "":
-        raise ValueError(f"{name}: expected a prefix of names or what takes its place, found both empty")
+        raise ValueError(f"{name}: expected a prefix of names, or the text that replaces it, found both empty")
     return [(name_bytes(name, before), name_bytes(name, after)) for before, after in renames.items()]
 
 
@@ -327,7 +329,7 @@ def _dtype_name(name: str, dtype: Any) -> str | None:
 
 
 def _optional_nbytes(name: str, size: int | str | None) -> int:
-    """Returns 0 for None: not given."""
+    """Returns the size in bytes; 0 for None, which means that it is not given."""
     return 0 if size is None else nbytes(name, size)
 
 

@@ -1,4 +1,4 @@
-"""Values that differ between the ranks of a job, and what each rank gets if another number of ranks loads them."""
+"""Values that differ between the ranks of a job, and how a load distributes them if the number of ranks has changed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PerRank:
         "refuse": an error on all ranks, before anything is read.
         "replicate": the value of rank r mod N, where N ranks saved.
         "merge": the list of all values, by rank, also if the number of ranks is the same.
-        "split": an equal share of all lists, joined in the order of the ranks. If the values are no lists: the value
-        of the same rank; a new rank gets what the object's `branch(saved, rank)` makes of the value of rank r mod N.
-        "drop": nothing; the value stays as it is.
+        "split": if the values are lists, they are joined in rank order, and each rank gets an equal part. Other values: the
+        value of the same rank; a new rank r gets `branch(saved, r)` of its object, where saved is the value of rank r mod N.
+        "drop": nothing is loaded; the value stays as it is.
 
     The checkpoint holds the values of all ranks as one list, named `NAME.ranks`. Tessera's C++ trainers save it so, too.
     """
@@ -39,19 +39,19 @@ class PerRank:
         return self.value.state_dict() if self._is_object() else self.value
 
     def accept(self, value: Any) -> None:
-        """Takes a loaded value."""
+        """Sets the value, or passes it to the object's load_state_dict()."""
         if self._is_object():
             self.value.load_state_dict(value)
         else:
             self.value = value
 
     def is_left(self, num_saved: int | None, num_ranks: int) -> bool:
-        """Returns whether a load leaves the value as it is. num_saved: the number of ranks that saved; None: the checkpoint
-        has no value."""
+        """Returns whether a load does not change the value. num_saved: the number of ranks that saved; None: the checkpoint
+        does not have the value."""
         return self.policy == "drop" and num_saved != num_ranks
 
     def value_for(self, name: str, saved: list[Any], rank: int, num_ranks: int) -> Any:
-        """Returns the value of a rank, from those that all ranks saved. Raises Error if the policy does not allow it."""
+        """Returns the value that a rank gets from the values of all ranks at the save. Raises Error if the policy refuses."""
         if self.policy == "merge":
             return saved
         if len(saved) == num_ranks:
@@ -106,7 +106,7 @@ class rng:
             self._module().set_rng_state(tensor, self.device)
 
     def branch(self, saved: bytes, rank: int) -> bytes:
-        """Returns a state for a new rank, made from that of another one."""
+        """Returns a generator state for a new rank, made from the saved state of another rank."""
         import torch
 
         generator = torch.Generator(self.device)

@@ -11,7 +11,7 @@ Progress = Union[Callable[[int, int], object], bool, None]
 
 
 def progress_function(progress: Progress, what: str) -> Callable[[int, int], object] | None:
-    """Returns what the extension calls with the bytes done and the total. True: a bar of tqdm."""
+    """Returns a function that the extension calls with the bytes done and the total. If `progress` is True, it shows a bar."""
     if progress is None or progress is False:
         return None
     if progress is True:

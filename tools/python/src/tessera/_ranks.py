@@ -13,7 +13,7 @@ from ._errors import Error
 
 T = TypeVar("T")
 
-_SHORT_NBYTES = 1024  # of a message that needs no second collective
+_SHORT_NBYTES = 1024  # a longer message needs a second collective
 
 
 class Ranks:
@@ -125,7 +125,7 @@ class Ranks:
         return [result for _, result in results]
 
     def _all_gather(self, own: bytes) -> list[Any]:
-        """Returns the unpickled messages of all ranks. Short ones take one collective, where all_gather_object takes two."""
+        """Returns the unpickled messages of all ranks. Short messages need one collective; all_gather_object always uses two."""
         import torch
         import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Tells what the pickles in files would import and call."""
+"""Finds the names that the pickles in files would import and call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ScannedPlace(NamedTuple):
 
     path: str
     member: str | None  # of an archive; None: the file itself
-    offset: int  # of the opcode, in bytes within the member or the file
+    offset: int  # position of the opcode in the member or the file, in bytes
 
 
 class ScannedName(NamedTuple):
@@ -28,7 +28,7 @@ class ScannedName(NamedTuple):
 
 
 class ScanProblem(NamedTuple):
-    """What makes a scan incomplete, or what an honest writer does not write."""
+    """A part that the scan could not look at, or an error in a file that normal writers never produce."""
 
     kind: str  # "broken pickle", "archive" or "not looked at"
     path: str
@@ -39,7 +39,7 @@ class ScanProblem(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What `scan` found."""
+    """The result of `scan`."""
 
     names: list[ScannedName]  # the worst first
     problems: list[ScanProblem]
@@ -48,7 +48,7 @@ class Scanned(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is dangerous, and everything was looked at."""
+        """True if no name is dangerous and there is no problem."""
         return not self.problems and all(name.verdict != "dangerous" for name in self.names)
 
 

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint as nested dicts and lists, as the program had them that saved it."""
+"""The contents of a checkpoint as nested dicts and lists, as they were in the program that saved it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Likeness:
         self._problems: list[Problem] = []
 
     def of(self, like: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Returns new dicts and lists with the keys of `like`. Raises Error, listing all that does not fit."""
+        """Returns new dicts and lists with the keys of `like`. Raises Error with a list of all entries that do not fit."""
         wanted: list[tuple[str, Any]] = []
         self._visit([], like, lambda name, value: wanted.append((name, value)))
         for name, value in wanted:

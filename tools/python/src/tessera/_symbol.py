@@ -1,4 +1,4 @@
-"""Constants that a checkpoint holds by name."""
+"""Constants of PyTorch, such as dtypes, which a checkpoint stores by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Symbol(str):
 
 
 def with_constants(value: Any) -> Any:
-    """Returns a value with torch's own constants in place of their names."""
+    """Returns a value in which each Symbol is replaced by the constant of torch that it names."""
     if isinstance(value, Symbol):
         return value.torch()
     if isinstance(value, dict):

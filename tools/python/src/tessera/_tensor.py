@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, read when their elements are asked for."""
+"""Tensors of a checkpoint, which are read only when their elements are needed."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ Index = SupportsIndex | slice | EllipsisType
 NUMPY_NAMES = {name: name for name in (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
     "complex64", "complex128")}
-# Dtypes that NumPy lacks, but whose numbers float32 holds. For complex32 and float4_e2m1fn_x2, NumPy has no such type.
+# Dtypes that NumPy lacks, but whose numbers float32 can hold exactly. (complex32 and float4_e2m1fn_x2 are not among them.)
 EXACT_IN_FLOAT32 = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
 class TensorMeta(NamedTuple):
-    number: int  # among the reader's tensors
+    number: int  # index in the reader's tensors
     dtype: str
     itemsize: int
     shape: tuple[int, ...]
 
 
 class Tensor:
-    """A tensor of a checkpoint, or a slice of one; nothing is read before the elements are asked for.
+    """A tensor of a checkpoint, or a slice of a tensor. Its elements are read only when a method needs them.
 
-    `t[10:20, :, 3]` is a Tensor again: ints, slices of step 1 and `...`, as in NumPy. `t.torch()` and `t.numpy()` (or
-    `numpy.asarray(t)`) read what it covers, anew at each call.
+    `t[10:20, :, 3]` is a Tensor too: the index may have ints, slices of step 1 and `...`, as in NumPy. `t.torch()` and
+    `t.numpy()` (or `numpy.asarray(t)`) read its elements, at each call again.
     """
 
     __slots__ = ("_checkpoint", "_dims", "_meta", "_offsets", "_sizes", "_source", "name")
 
     _checkpoint: Checkpoint
     _meta: TensorMeta
-    _offsets: tuple[int, ...]  # of the box that this covers, in the whole tensor
+    _offsets: tuple[int, ...]  # of the box of the whole tensor that this object is
     _sizes: tuple[int, ...]
-    _dims: tuple[int, ...]  # the box's dimensions that are left; an int in an index removes one
+    _dims: tuple[int, ...]  # the dimensions that remain: an int in an index removes a dimension
     _source: list[_core.TensorSource]  # shared by all slices of a tensor; filled by the first read
     name: str
     """The name in the checkpoint."""
@@ -93,7 +93,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements, which is what reading costs in memory."""
+        """The bytes of the elements, which is the memory that a read needs."""
         return self.numel * self.itemsize
 
     def __len__(self) -> int:
@@ -176,14 +176,14 @@ class Tensor:
     def numpy(self, dtype: Any = None) -> ndarray[Any, Any]:
         """Reads the elements into a new array.
 
-        NumPy has no bfloat16, float8, complex32 and float4. bfloat16 and float8 have to be asked for as another dtype:
-        "float32" (or wider) holds their numbers exactly, and the dtype of that name in `ml_dtypes` holds their bits.
+        NumPy has no bfloat16, float8, complex32 and float4. For bfloat16 and float8, pass another dtype: "float32" (or
+        wider) has the same numbers, and the dtype of the same name in `ml_dtypes` has the same bits.
         """
         import numpy
 
         wanted = None if dtype is None else numpy.dtype(dtype)
         is_own = self.dtype in NUMPY_NAMES
-        elsewhere = wanted if wanted is not None and wanted.name == self.dtype else None  # ml_dtypes
+        elsewhere = wanted if wanted is not None and wanted.name == self.dtype else None  # a dtype of ml_dtypes
         if not is_own and elsewhere is None and (wanted is None or self.dtype not in EXACT_IN_FLOAT32):
             raise TypeError(self._no_numpy())
         raw = numpy.empty(self.nbytes, numpy.uint8)
@@ -223,11 +223,11 @@ class Tensor:
             self._read_into(raw)
         return raw.view(dtype).reshape(self.shape)
 
-    is_meta = False  # a module's load_state_dict asks
+    is_meta = False  # a module's load_state_dict reads this attribute
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Lets torch's functions take a Tensor: it is read at once, for this call."""
+        """Makes torch's functions accept a Tensor: reads it into a torch.Tensor for this call."""
         def read(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.torch()

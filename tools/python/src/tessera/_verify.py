@@ -14,12 +14,12 @@ def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_la
            as_dict: str | Sequence[str] = (),
            memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
            progress: Progress = None) -> list[Problem]:
-    """Returns everything that is wrong with a checkpoint: an empty list if it is sound.
+    """Checks a checkpoint and returns all its problems: an empty list if it has none.
 
     Checks the structure, that pieces cover their tensors, and all checksums. Continues after a problem.
 
     values: also report numbers that are NaN or infinite as problems.
-    notes: also return what the format does not protect, with the severity "note".
+    notes: also return notes about what the format does not protect, with the severity "note".
     flat_layout: a JSON file that lists the parameters in the flat vectors (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts.
     memory: bytes for the elements of all threads together, as a number or a size such as "64MiB".

@@ -68,7 +68,7 @@ class StorageReader(DcpStorageReader):
         return self._opened
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        self._opened = None  # it may have been replaced since the last load
+        self._opened = None  # the checkpoint may have been replaced since the last load
         checkpoint = self._checkpoint()
         entries: dict[str, Any] = {}
         for name in checkpoint:
@@ -127,7 +127,7 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
 class StorageWriter(DcpStorageWriter):
     """Writes a native checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
 
-    DCP's planner decides which rank writes what. The checkpoint appears when it is complete. Create the writer on
+    DCP's planner decides which rank writes which elements. The checkpoint appears when it is complete. Create the writer on
     all ranks together. process_group: the group that is passed to DCP's `save`; None: all ranks. The other options are
     those of `tessera.save`.
     """
@@ -139,7 +139,7 @@ class StorageWriter(DcpStorageWriter):
         self._group = process_group
         self._options = (flag("overwrite", overwrite), at_least_one("keep_last", keep_last, MAX_COUNT),
                          text("compress", compress), nbytes("memory", memory))
-        Ranks.of(process_group)  # collective, so it must not first run on the thread of an async_save
+        Ranks.of(process_group)  # the first call is collective, so it must not be on the thread of an async_save
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
         if checkpoint_id:
@@ -215,7 +215,7 @@ class _PlannedSave(SaveSteps):
             path = [(key,) if isinstance(key, int) else key for key in self._paths.get(name, (name,))]
             data = planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
-                # Safe to unpickle: this process has just pickled it.
+                # This is safe to unpickle, because this process has just pickled it.
                 assert isinstance(data, io.BytesIO)
                 data.seek(0)
                 values.append((path, torch.load(data, weights_only=False)))

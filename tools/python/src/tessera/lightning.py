@@ -19,7 +19,7 @@ from ._save import Saved, async_save, save
 
 
 class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Saves what Lightning gives it as a Tessera checkpoint, and loads any checkpoint that Tessera reads.
+    """Saves Lightning's checkpoints in a format of Tessera, and loads any checkpoint that Tessera reads.
 
     Use it with strategies in which one rank has the whole state: one device, or DDP. Files that Lightning itself wrote
     are loaded as before.
@@ -35,7 +35,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
                         storage_options: Any | None = None) -> None:
-        """Called on one rank. `storage_options` must be None."""
+        """Saves the dict. Lightning calls this on one rank. `storage_options` must be None."""
         if storage_options is not None:
             raise TypeError(f"storage_options: expected None, found {type(storage_options).__name__}")
         self._wait()
@@ -67,7 +67,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             os.unlink(path)
 
     def teardown(self) -> None:
-        """Called at the end of the run."""
+        """Waits for the last save. Lightning calls this at the end of the run."""
         self._wait()
         super().teardown()
 
@@ -78,7 +78,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
 
 def _this_rank_alone() -> Any:
-    """Returns a process group of this rank, or None without torch.distributed."""
+    """Returns a process group that has only this rank; None without torch.distributed."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -20,8 +20,8 @@ from ._load import load
 from ._save import Saved, async_save
 from ._tensor import Tensor
 
-FOLDER = "tessera"  # in each folder of the Trainer
-STATE_FILE = "trainer_state.json"  # what the Trainer writes last
+FOLDER = "tessera"  # name of the folder in each checkpoint folder of the Trainer
+STATE_FILE = "trainer_state.json"  # the file that the Trainer writes last
 
 
 class SaveCallback(TrainerCallback):  # type: ignore[misc]
@@ -37,7 +37,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, *, format: str = "native", compress: str = "none"):
         self._options = {"format": format, "compress": compress}
         self._saving: Future[Saved] | None = None
-        self._random: dict[str, Any] | None = None  # to set before the first step: the data loader draws numbers too
+        self._random: dict[str, Any] | None = None  # set right before the first step, because the data loader draws numbers before it
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not args.save_only_model:
@@ -53,7 +53,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:
-            self.wait()  # before the Trainer removes old folders
+            self.wait()  # the Trainer may remove old folders next
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.wait()
