@@ -33,8 +33,8 @@ bool can_hold(Accumulation accumulation, double weight);
 /// What the combined tensors are rounded to.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // not yet: they stay float64 until the move casts them; tensors that a cast
-                    // never changes (is_never_cast) are rounded at once, to_first_source
+  later,            // they stay float64 until the move casts them; but tensors that a cast
+                    // never changes (is_never_cast) are rounded as by to_first_source
 };
 
 /// How to combine.
@@ -44,12 +44,13 @@ struct CombineOptions {
   Rounding rounding = Rounding::to_first_source;
   /// What becomes of sums that are too large for the dtype.
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
-  /// Whose entry is taken if entries that cannot be added up (integers, values) differ.
+  /// From which source an entry is taken if it cannot be added up (integers, values) and differs
+  /// between sources.
   formats::MergePreference preference = formats::MergePreference::none;
-  /// Takes the names of tensors in which rounding made sums zero; none: they are not collected.
-  /// Shared, because the caller reads it after the reader has read.
+  /// Collects the names of tensors in which rounding made sums zero. Null: does not collect them. A
+  /// shared_ptr, because the reader adds names and the caller reads them later.
   std::shared_ptr<UnderflowNames> underflows{};
-  /// `only` and `optimizer` select the names that are combined.
+  /// Its options `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};
 };
 
@@ -62,8 +63,8 @@ struct WeightedReader {
 /// What an adapter changes in its base.
 struct AdapterCounts {
   std::string path;
-  std::size_t num_changed = 0;   // tensors to which it adds something
-  std::size_t num_replaced = 0;  // tensors that it replaces
+  std::size_t num_changed = 0;   // tensors to which the adapter adds something
+  std::size_t num_replaced = 0;  // tensors that the adapter replaces
 };
 
 /// What a combination does.
@@ -77,7 +78,7 @@ struct CombinationCounts {
 /// The result of a combination.
 struct CombinedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
-  std::vector<formats::Finding> problems;  // every reason to refuse it, by name
+  std::vector<formats::Finding> problems;  // every reason to refuse the combination, by name
   CombinationCounts counts;                // of the selected tensors
 };
 

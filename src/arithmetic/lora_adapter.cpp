@@ -24,8 +24,8 @@ constexpr const char* kConfigName = "adapter_config.json";
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kNamePrefix = "base_model.model.";
 
-// Members of adapter_config.json. An adapter that sets one of them is more than a product of two
-// matrices.
+// Options in adapter_config.json. If one is set, the adapter adds more than a product of two
+// matrices, so Tessera refuses the adapter.
 constexpr std::array<std::string_view, 10> kUnsupported = {
     "use_dora",          "use_qalora",
     "use_bdlora",        "layer_replication",
@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, 10> kUnsupported = {
     "monteclora_config", "trainable_token_indices",
     "target_parameters", "alora_invocation_tokens"};
 
-/// Whether a member is set. Null, false, 0 and empty values count as not set, as in Python.
+/// Whether an option is set. Null, false, 0 and empty values count as not set, as in Python.
 bool is_given(const Value* value) {
   if (value == nullptr || value->is<Value::None>()) return false;
   if (const auto* flag = value->get_if<bool>()) return *flag;
@@ -51,7 +51,7 @@ std::optional<double> number_of(const Value& value) {
   return std::nullopt;
 }
 
-/// What the configuration says of the scales.
+/// The scales of an adapter's changes, as its configuration states them.
 class Scales {
  public:
   Scales(const Value& config, std::string path, double given)
@@ -72,7 +72,8 @@ class Scales {
 
   /// Returns what the product of a module's two matrices is multiplied by.
   double of(const std::string& module, std::int64_t rank) const {
-    constexpr std::size_t kMaxNameNbytes = 300;  // the time to match grows with a power of it
+    constexpr std::size_t kMaxNameNbytes =
+        300;  // the time to match grows with a power of the length
     double alpha = alpha_;
     if (!patterns_.empty() && module.size() > kMaxNameNbytes) {
       refuse("alpha_pattern", "names of modules of at most 300 bytes",
@@ -101,16 +102,17 @@ class Scales {
     return *number;
   }
 
-  /// A pattern of names, and how long it takes to match it.
+  /// A pattern of module names, and its number of repetitions, which decides how long a match
+  /// takes.
   struct Pattern {
     std::regex regex;
     double alpha;
     int num_repetitions;
   };
 
-  /// Refuses patterns if matching all names would take more than minutes. To match a name takes
-  /// about size^repetitions steps. Each regex has one more repetition than its pattern, in
-  /// `(.*\.)?`.
+  /// Adds the steps of matching one name, and throws if all matches together would take more than
+  /// minutes. To match a name takes about size^repetitions steps. Each regex has one more
+  /// repetition than its pattern, because it begins with `(.*\.)?`.
   void count_steps(const Pattern& pattern, const std::string& module) const {
     constexpr double kMaxSteps = 1e11;
     num_steps_ += std::pow(static_cast<double>(module.size()), pattern.num_repetitions + 1);
@@ -178,8 +180,9 @@ class Scales {
   mutable double num_steps_ = 0;  // of all matches so far
 };
 
-/// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA:
-/// PEFT changes them again when it loads the adapter, so the sum with the base has other numbers.
+/// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA.
+/// When PEFT loads such an adapter, it changes the weights of the base again, so the sum of base
+/// and adapter is not the model.
 void require_plain_initialization(const Value& config, const std::string& path) {
   constexpr std::string_view kMember = "init_lora_weights";
   constexpr std::array<std::string_view, 5> kPlain = {"", "gaussian", "Gaussian", "eva",
@@ -218,7 +221,7 @@ void remove_all(std::string& text, std::string_view part) {
   }
 }
 
-/// The tensors of one layer.
+/// The adapter's tensors for one layer, as indices.
 struct Layer {
   std::optional<std::size_t> down;
   std::optional<std::size_t> up;
@@ -265,7 +268,7 @@ class AdapterNames {
     if (name.find(".lora_") != std::string::npos) {
       return problem(tensor, "only lora_A and lora_B", "another tensor of an adapter");
     }
-    if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's
+    if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's tensor
     remove_all(name, ".modules_to_save.default");
     remove_all(name, ".modules_to_save");
     remove_all(name, ".base_layer");

@@ -24,8 +24,8 @@ struct AdapterChange {
   std::size_t tensor = 0;  // for scaled and replaced
   std::size_t down = 0;    // lora_A
   std::size_t up = 0;      // lora_B
-  /// Whether the change is the transpose of up * down: embeddings, and layers that store their
-  /// weight as [in, out].
+  /// Whether the change is the transpose of up * down. True for embeddings, and for layers that
+  /// store their weight as [in, out].
   bool is_transposed = false;
   double scale = 1.0;
 };
@@ -35,12 +35,12 @@ struct LoraAdapter {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<AdapterChange> changes{};      // by target
   std::vector<formats::Finding> problems{};  // tensors that cannot be merged, by name
-  double scale = 1.0;                        // as given; each change's scale includes it
+  double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };
 
-/// Opens an adapter. `scale` multiplies what it adds. `fs` must outlive the reader.
-/// Throws: Error(unsupported) if it is not a LoRA adapter, or naming what it has that is not
-/// supported; Error(corruption) naming what is wrong in the configuration; what open_checkpoint
+/// Opens an adapter. `scale` multiplies what the adapter adds. `fs` must outlive the reader.
+/// Throws: Error(unsupported) if it is not a LoRA adapter, or naming the option that Tessera does
+/// not support; Error(corruption) naming the error in the configuration; what open_checkpoint
 /// throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 

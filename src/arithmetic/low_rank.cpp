@@ -32,7 +32,8 @@ struct Part {
   }
 };
 
-/// How the elements of a matrix become numbers: as `pass` says, times `factor`.
+/// How the elements of a matrix become numbers: `pass` says what is computed (SumPass), and
+/// `factor` multiplies the result.
 struct Reading {
   SumPass pass;
   double factor = 1.0;

@@ -21,7 +21,8 @@ double number_at(const CalculatedNumbers& calculated, std::size_t place) {
   return number;
 }
 
-/// Writes the largest number of `to`, with the right sign, where a calculation overflowed.
+/// Replaces each number whose calculation overflowed by the largest finite number of `to` with the
+/// same sign. Throws: Error(mismatch) if such a number is NaN, because its sign is not known.
 void saturate(const CalculatedNumbers& calculated, const std::string& path, const std::string& fqn,
               DType to, std::span<std::byte> out) {
   const std::size_t size = itemsize(to);
@@ -49,7 +50,7 @@ bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_o
   const bool has_underflow = losses.num_became_zero > 0;
   if (on_overflow != reshard::OnOverflow::refuse) return has_underflow;
   if (!calculated.overflowed.empty()) {
-    const bool counted = to == DType::float8_e4m3fn;  // it has no infinity
+    const bool counted = to == DType::float8_e4m3fn;  // without infinity: the cast counted them
     losses.merge(
         {.num_too_large = counted ? 0 : static_cast<std::int64_t>(calculated.overflowed.size()),
          .largest_magnitude = std::numeric_limits<double>::infinity()});

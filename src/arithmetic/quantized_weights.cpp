@@ -111,7 +111,7 @@ struct Parts {
   std::size_t codes;
   std::size_t scales;
   std::string_view scheme;
-  std::map<std::string_view, std::size_t> companions;  // by role
+  std::map<std::string_view, std::size_t> companions;  // key: role
   std::size_t num_companions = 0;
 };
 
@@ -259,7 +259,7 @@ class Builder {
     return weight;
   }
 
-  /// Returns the number in a companion tensor of one element.
+  /// Returns the only number in a tensor of one element, such as a second scale.
   float number_of(std::size_t tensor) const {
     const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
     if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {
@@ -444,7 +444,8 @@ class Builder {
   const TensorMeta scales_;
 };
 
-/// Whether a tensor of this dtype and name holds codes rather than numbers, if it stands alone.
+/// Whether a tensor that is part of no known scheme holds codes rather than numbers, as its dtype,
+/// its name and config.json show.
 bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
   switch (meta.dtype) {
     case DType::float8_e4m3fn:
@@ -459,7 +460,7 @@ bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
   }
 }
 
-/// Reports codes without scales. Without quantization_config, no program would read them as codes.
+/// Reports tensors that look like codes (look_like_codes) but have no scales.
 void find_codes_without_scales(const CheckpointReader& reader, const QuantizedTensors& quantized,
                                const QuantizationConfig& config, const NameSelection& only,
                                std::vector<Finding>& problems) {
@@ -484,7 +485,7 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
   const QuantizedTensors quantized(reader.contents());
   const QuantizationConfig described(config);
   QuantizedWeights result;
-  std::map<std::size_t, Parts> weights;  // by codes
+  std::map<std::size_t, Parts> weights;  // key: index of the codes
   const auto& tensors = reader.contents().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (quantized.are_codes(i)) {

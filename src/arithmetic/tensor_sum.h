@@ -52,11 +52,10 @@ class TensorSum {
 
   /// Adds the next term. Requires: the shape of the sum.
   void add(SumTerm term) { terms_.push_back(std::move(term)); }
-  /// Adds a term that the divisor does not divide.
+  /// Adds a term to the result of the division by the divisor.
   void add_after(SumTerm term) { added_.push_back(std::move(term)); }
   void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
-  /// Uses the elements of another tensor in place of all terms and the divisor. What adapters add
-  /// stays.
+  /// Replaces all terms and the divisor by the elements of another tensor. Keeps what adapters add.
   void replace_terms(SumTerm term) {
     terms_.clear();
     terms_.push_back(std::move(term));
@@ -65,8 +64,8 @@ class TensorSum {
 
   /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
   /// A sum of finite numbers that is infinite or NaN counts as too large.
-  /// Throws: Error(mismatch) with the tensor if a sum is too large for `to`, unless that is
-  /// allowed; what readers throw.
+  /// Throws: Error(mismatch) naming the tensor if a sum is too large for `to` and
+  /// CombineOptions::on_overflow is `refuse`; what readers throw.
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:

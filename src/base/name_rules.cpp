@@ -69,7 +69,7 @@ std::optional<std::size_t> match_one(std::string_view pattern, Character charact
 }
 
 /// Says whether the pattern selects the name. A pattern without `=` also selects the names below a
-/// name that it matches.
+/// name that it matches: `layers.0` selects `layers.0.bias`.
 bool pattern_selects(const std::string& pattern, std::string_view name) {
   if (pattern == name) return true;
   if (pattern.starts_with('=')) {

@@ -19,7 +19,7 @@ struct ShardCost {
 struct ShardingCandidate {
   TableSharding sharding = TableSharding::table_wise;
   int num_column_shards = 1;
-  int num_hosts = 0;                // hosts that get equal parts of `shards`; 0: any ranks
+  int num_hosts = 0;  // number of hosts that get equal parts of `shards`; 0: any ranks
   std::vector<ShardCost> shards{};  // in the order of TableRule::ranks, the most expensive first
 
   std::uint64_t largest_nbytes() const { return shards.front().nbytes; }

@@ -46,7 +46,7 @@ bool is_extra_state(const Path& path) {
 
 RankModel read_rank_model(const File& file, const Place& place) {
   RankModel model{.file = &file, .place = place, .num_chunks = 0, .tensors = {}};
-  std::unordered_map<std::string, std::size_t> order;  // of tensors in the pickle
+  std::unordered_map<std::string, std::size_t> order;  // of the tensors in the pickle
   for (const auto& names : file.reader().dict_orders()) {
     for (const std::string& name : names) order.emplace(name, order.size());
   }
