@@ -15,7 +15,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns the path with its links resolved, as far as there are objects.
+/// Returns the path with its links resolved. If nothing exists at `path`, resolves only its parent
+/// directory; if that does not exist either, returns `path` unchanged.
 std::string resolved(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path)) return fs.resolve_links(path);
   const std::string parent = directory_of(path);

@@ -211,7 +211,7 @@ std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::stri
          found + " (not read, and left out by a move)");
   }
   if (!rest.total_size) return notes;
-  // Programs count a tied tensor once, or once for each of its names.
+  // Some programs count a tied tensor once, others once for each of its names. Accept both.
   std::uint64_t all = 0;
   std::uint64_t listed = 0;
   std::uint64_t of_aliases = 0;

@@ -14,7 +14,7 @@
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
-// Shared by the formats whose checkpoints are several files and an index, as Hugging Face writes
+// Shared by the formats that store a model in several files with an index, as Hugging Face does
 // them.
 namespace tessera::formats::detail {
 

@@ -21,8 +21,8 @@ struct TensorMesh {
   friend bool operator==(const TensorMesh&, const TensorMesh&) = default;
 };
 
-/// A reader of a format whose files say over which mesh a tensor was placed. Ask for it with
-/// dynamic_cast. Thread-safe.
+/// Interface of a CheckpointReader whose files say over which mesh a tensor was placed. To find out
+/// whether a reader has it, use dynamic_cast. Thread-safe.
 class MeshSource {
  public:
   virtual ~MeshSource() = default;

@@ -35,8 +35,8 @@ struct SharedObjects {
   std::map<DType, Handle> element_types{};
 };
 
-/// An HDF5 file that is being laid out. If the File is destroyed before `close_file`, data that is
-/// still in the library is dropped.
+/// An HDF5 file that is being written. If the File is destroyed before `close_file`, the data that
+/// the library has not written yet is lost.
 struct File {
   std::string path;
   std::shared_ptr<Channel> channel;

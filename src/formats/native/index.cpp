@@ -18,7 +18,7 @@ constexpr std::uint8_t kPositionTag = 1;
 constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
-constexpr std::uint8_t kLinkedTag = 3;  // in the place of an encoding, which follows it
+constexpr std::uint8_t kLinkedTag = 3;  // stands before the encoding of a linked piece
 
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
@@ -352,7 +352,7 @@ void get_annotations(ByteReader& in, CheckpointContents& contents) {
   }
 }
 
-/// Reads a tensor without its pieces, but makes room for them.
+/// Reads a tensor without its pieces, and sets the size of `tensor.pieces`.
 void get_tensor(ByteReader& in, TensorEntry& tensor) {
   tensor.meta.fqn = in.str();
   tensor.meta.dtype = get_dtype(in);
@@ -656,7 +656,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   get_rank_files(in, header, index);
   if (!in.at_end()) in.fail("end", "no more bytes", "some");
 
-  // Not for a rank file: its aliases may name tensors that only other ranks have.
+  // Not checked in a rank file, whose aliases may name tensors that only other ranks have.
   if (header.role == FileRole::index) {
     validate_names(index.contents, ErrorKind::corruption, path);
   }

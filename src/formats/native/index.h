@@ -33,9 +33,10 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;  // the largest itemsize
 struct StoredPiece {
   std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
   std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
-  /// Of a linked piece: where HDF5 readers find it in the linked file. If it is packed there: the
-  /// place of its first element in the packed dataset. Otherwise: its tensor's number in the list
-  /// of that file's index, which is in the link names of long FQNs.
+  /// Of a linked piece: where HDF5 readers find the piece in the linked file. If it is packed
+  /// there: the place of its first element in the packed dataset. Otherwise: the number of its
+  /// tensor in the list of that file's index. HDF5 link names of tensors with long FQNs contain
+  /// this number.
   std::uint64_t place = 0;
   Encoding encoding = Encoding::none;
   std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
@@ -105,8 +106,9 @@ std::vector<std::byte> encode_rank_index(const Index& whole,
                                          std::span<const CheckpointWriter::PieceId> pieces);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
-/// more. The caller may rely on: sorted and unique names, known dtypes, valid shapes, regions
-/// within their tensors, ranks below the world size, byte ranges within the rank file.
+/// another part of the files. The caller may rely on: sorted and unique names, known dtypes, valid
+/// shapes, regions within their tensors, ranks below the world size, byte ranges within the rank
+/// file.
 /// Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);
@@ -129,8 +131,8 @@ Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceI
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
                   const Index& rank_index);
 
-/// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires:
-/// `select_pieces` made each of them.
+/// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires: each index
+/// was made by `select_pieces`.
 /// Throws: Error(corruption) naming `path` if they contradict each other.
 Index merge_ranks(std::vector<Index> ranks, const std::string& path);
 

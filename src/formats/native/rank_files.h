@@ -12,8 +12,8 @@
 
 namespace tessera::formats::native {
 
-/// The rank files and linked files of an open checkpoint. Each is opened when first needed, and may
-/// be closed when many files are open (open_kept). Thread-safe.
+/// The rank files and linked files of an open checkpoint. A file is opened when it is first needed.
+/// It may be closed, and opened again later, if many files are open (open_kept). Thread-safe.
 class RankFiles {
  public:
   /// `index` must outlive this object.

@@ -25,8 +25,8 @@ void remove_separators(std::string_view& text) {
   }
 }
 
-/// Removes `<word>_<number>` from the end of a text. Returns the number; nothing if it is not
-/// there, and `text` is unchanged.
+/// Removes `<word>_<number>` from the end of `text` and returns the number. If `text` does not end
+/// so, returns nothing and leaves it unchanged.
 std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view word) {
   const std::size_t last = text.find_last_not_of(kDigits);
   const std::string_view digits = text.substr(last == std::string_view::npos ? 0 : last + 1);
@@ -50,7 +50,8 @@ std::optional<std::uint64_t> take_number(std::string_view& text, std::string_vie
   throw Error::expected(kind, {.path = path}, "files of ranks", expected, found, cause);
 }
 
-/// Returns the number of ranks of an item: what its names say, else the largest rank.
+/// Returns the number of ranks that saved an item: the `world_size` in its file names; without it,
+/// the largest rank plus one.
 std::uint64_t num_ranks_of(const Item& item, const std::string& path) {
   std::set<std::uint64_t> stated;
   std::uint64_t num_ranks = 0;

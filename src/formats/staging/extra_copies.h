@@ -16,7 +16,7 @@ std::string file_state(const std::string& path);
 
 /// Whether the two paths are regular files, not links, with the same bytes.
 bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::string& other);
-/// Whether `path` is a regular file, not a link, with the bytes that a copy of `file` has.
+/// Whether `path` is a regular file, not a link, and equal to a copy of the extra file `file`.
 bool holds_copy(const FileSystem& fs, const std::string& path, const ExtraFile& file);
 
 /// Throws Error(corruption) if the extra file has changed since it was listed.

@@ -24,8 +24,8 @@ constexpr std::size_t kMinTidiedEntries = std::size_t{1} << 16;
 constexpr std::size_t kChecksumDigits = 16;
 constexpr auto kLastForm = BlockForm::raw_chunk;
 
-/// Lines are collected in memory. They are written when their blocks, or the lines themselves,
-/// reach these sizes.
+/// Lines are collected in memory. They are written when the collected lines, or the blocks that
+/// they describe, reach these sizes.
 constexpr std::uint64_t kMaxUnnotedNbytes = std::uint64_t{4} << 20;
 constexpr std::size_t kMaxLinesNbytes = 8192;
 
@@ -39,12 +39,12 @@ std::string hex(std::uint64_t number) {
   return digits;
 }
 
-/// A line begins with the checksum of the rest of it.
+/// Returns a line of the journal: the checksum of the text, then the text.
 std::string line_of(const std::string& text) {
   return hex(xxh3_64(bytes_of(text))) + " " + text + "\n";
 }
 
-/// A journal that is read line by line, with little more than one line in memory.
+/// Reads a journal line by line, with little more than one line in memory.
 class JournalLines {
  public:
   JournalLines(const ReadableFile& file, std::uint64_t first_byte)
@@ -245,7 +245,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // A run that resumes this work writes each block that has no line again.
+    // Ignored: a run that resumes this work writes the blocks again that have no line.
   }
 }
 

@@ -32,7 +32,7 @@ constexpr const char* kEndedName = "work.ended";
 constexpr std::string_view kSharePrefix = "share-";
 constexpr std::string_view kDoneSuffix = ".done";
 constexpr std::string_view kDoneText = "complete, written by ";
-constexpr const char* kNumShares = "number of workers";  // in the identity
+constexpr const char* kNumShares = "number of workers";  // a name in the stored identity
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
 
@@ -190,7 +190,8 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
     FileDescriptor file(tessera::detail::retry_on_interrupt(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666); }));
     if (!file) {
-      if (errno == ENOENT) continue;  // another process has just finished and removed the folder
+      if (errno == ENOENT)
+        continue;  // another process has just finished the work and removed the folder
       tessera::detail::throw_system_error(errno, path, "open");
     }
     LockResult result = tessera::detail::try_lock_between_hosts(file);
@@ -233,8 +234,8 @@ std::string SharedWork::journal_path(int share) const {
 }
 
 std::set<int> SharedWork::complete_shares() const {
-  // Lists the folder, because a network file system may remember for a while that a name was not
-  // there.
+  // Lists the folder instead of looking for each name: a network file system may remember for a
+  // while that a name did not exist.
   std::set<int> shares;
   for (const std::string& name : fs_.list_directory(path_)) {
     if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
@@ -282,7 +283,7 @@ void SharedWork::refuse_held(int share) const {
 void SharedWork::mark_complete(int share) {
   const std::string path = journal_path(share) + std::string(kDoneSuffix);
   if (!is_complete(share)) {
-    fs_.remove_all(path);  // of a process that died as it wrote the file
+    fs_.remove_all(path);  // left by a process that died while it wrote the file
     write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
   }
   try {
@@ -320,12 +321,12 @@ void SharedWork::undo_end() noexcept {
   try {
     fs_.rename(path_in(kEndedName), path_in(kWorkName));
   } catch (...) {
-    // The work is lost, as after a kill at this point.
+    // Ignored. The work cannot be resumed then, as if the process had been killed here.
   }
 }
 
 void SharedWork::remove() {
-  // The file `work` goes first: without it, nobody takes the rest for shared work.
+  // Remove the file `work` first: without it, no process takes the other files for shared work.
   fs_.remove_all(path_in(kWorkName));
   try {
     fs_.remove_all(path_);

@@ -15,7 +15,8 @@
 namespace tessera::formats::torch_files {
 namespace {
 
-/// Returns a whole number as a float, if it is the same number.
+/// Returns an integer, or a float without fraction, as a float32; nothing if float32 would round
+/// it.
 std::optional<float> as_float(const std::optional<Value>& value) {
   constexpr std::int64_t kMax = std::int64_t{1} << std::numeric_limits<float>::digits;
   const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
@@ -82,7 +83,8 @@ std::size_t EntryReader::add_small_file(std::string name) {
   return small_files_.size() - 1;
 }
 
-/// Opens the small file of a tensor that is one whole tensor of the file.
+/// Opens the small file that `source` names, and returns it. Throws if its tensor is not the one
+/// that was there when the checkpoint was opened.
 std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
                                                     const Source& source) const {
   const std::string& name = small_files_[*source.small_file];
@@ -153,7 +155,8 @@ std::vector<std::string> EntryReader::data_files() const {
 
 void EntryReader::verify(const FindingSink& sink, const ProgressSink& progress,
                          int num_threads) const {
-  // The files' notes are about values of the framework's classes and copies of parameters.
+  // Leaves out the notes of the files' readers: they are about details of the framework's files,
+  // which this reader handles.
   const auto without_notes = [&](const Finding& finding) {
     if (finding.severity == Finding::Severity::error) sink(finding);
   };
@@ -298,8 +301,8 @@ void EntryReader::finish() {
   add_what_readers_found();
 }
 
-/// Adds the classes that the caller asked to read as dicts. Leaves out the framework's records,
-/// which are always read as dicts.
+/// Adds the opened classes (those in `as_dict`), without the framework's own records, which are
+/// always read as dicts. Also adds simplifications.
 void EntryReader::add_what_readers_found() {
   OpenedClassSum opened;
   for (const File& file : files_) {
@@ -313,10 +316,11 @@ void EntryReader::add_what_readers_found() {
   add_simplifications();
 }
 
-/// Adds what the files' readers made simpler, under the names that the entries have here. The dict
-/// of the module is left out: that of the checkpoint is made from several dicts and vectors.
+/// Adds the simplifications that the files' readers report, with this checkpoint's names. Leaves
+/// out simplifications of the dict `module`, because this checkpoint has no such dict.
 void EntryReader::add_simplifications() {
-  std::map<const File*, std::map<std::string, std::string>> names;  // in the file, and here
+  std::map<const File*, std::map<std::string, std::string>>
+      names;  // name in the file -> name in this checkpoint
   for (const auto& [file, keys, name] : renamed_) names[file].emplace(spell(keys), name);
   std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
   for (const auto& [file, of_file] : names) {
