@@ -33,7 +33,7 @@ class StreamStorages final : public Storages {
  public:
   explicit StreamStorages(const ReadableFile& file) : file_(file) {}
 
-  /// Takes the storages that follow each other from `position` to the end of the file.
+  /// Finds the storages, which follow each other from `position` to the end of the file.
   void place(const Object& keys, const ObjectGraph& graph, std::uint64_t position) {
     const std::map<std::string_view, StorageId> ids = storage_ids(graph);
     const std::size_t num_keys = keys.num_items("storage keys");
@@ -71,7 +71,7 @@ class StreamStorages final : public Storages {
   }
 
  private:
-  /// Returns for each storage what the object says at the first place that names the storage.
+  /// Returns the persistent id of each storage: the first one in the pickle with the storage's key.
   static std::map<std::string_view, StorageId> storage_ids(const ObjectGraph& graph) {
     std::map<std::string_view, StorageId> ids;
     for (std::size_t i = 0; i < graph.num_objects(); ++i) {
@@ -124,7 +124,7 @@ class StreamStorages final : public Storages {
   std::map<std::string, std::size_t, std::less<>> by_key_;
 };
 
-/// Reads one pickle after the other.
+/// Reads the pickles of a stream, one after the other.
 class PickleSequence {
  public:
   explicit PickleSequence(const ReadableFile& file) : file_(file) {}
