@@ -95,7 +95,7 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
     return;
   }
   if (!is_new) {
-    return problem(target.fqn, "one adapter that replaces this tensor", "a second one");
+    return problem(target.fqn, "one adapter that replaces this tensor", "a second adapter");
   }
   sum->replace_terms({whole(change.tensor), {.weight = 1.0}});
   ++counts_.num_replaced;
@@ -126,9 +126,9 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
   }
   if (!fits && !change.is_transposed) {
     return problem(target.fqn,
-                   "fan_in_fan_out in " + printable(counts_.path) +
+                   "fan_in_fan_out to be set in " + printable(counts_.path) +
                        ", because only the transpose of the matrices fits",
-                   "none");
+                   "it not set");
   }
   // If the product and its transpose both fit, the weight is square: then the configuration
   // decides.

@@ -220,7 +220,7 @@ class Combination {
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
          .expected = "equal values and equal tensors of integers in all sources",
-         .found = "different ones; that of the preferred source is taken: '" +
+         .found = "different entries (the preferred source's entry is taken): '" +
                   printable(preferred_.front()) + "'" + others});
   }
 
@@ -242,8 +242,8 @@ class Combination {
         {.severity = Finding::Severity::note,
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
-         .expected = "the same texts beside the tensors in all sources",
-         .found = "other texts in later sources, which are left out: '" + printable(*left.begin()) +
+         .expected = "the same annotations in all sources",
+         .found = "other annotations in later sources (left out): '" + printable(*left.begin()) +
                   "'" + others});
   }
 

@@ -344,8 +344,8 @@ LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, d
   const std::string config_path = join_path(folder, kConfigName);
   if (fs.kind_of(folder) != FileKind::directory || fs.kind_of(config_path) != FileKind::regular) {
     throw Error::expected(ErrorKind::not_found, {.path = folder}, "adapter",
-                          "a folder of PEFT, with adapter_config.json",
-                          fs.kind_of(folder) ? "none in it" : "nothing");
+                          "a folder of PEFT with adapter_config.json",
+                          fs.kind_of(folder) ? "no such file in it" : "nothing");
   }
   const std::string config = read_file(fs, config_path, kMaxConfigNbytes);
   return read_lora_adapter(formats::open_checkpoint(fs, folder), config, config_path, scale);

@@ -29,9 +29,10 @@ void saturate(const CalculatedNumbers& calculated, const std::string& path, cons
   for (const std::size_t place : calculated.overflowed) {
     const double number = number_at(calculated, place);
     if (std::isnan(number)) {
-      throw Error::expected(ErrorKind::mismatch, {.path = path, .fqn = fqn}, "overflow",
-                            "a sum with a sign, to take the largest number of this sign",
-                            "NaN, because terms of both signs are too large");
+      throw Error::expected(
+          ErrorKind::mismatch, {.path = path, .fqn = fqn}, "overflow",
+          "a sum whose sign is known, to replace it by the largest number of this sign",
+          "NaN, because terms of both signs are too large");
     }
     const double largest = std::copysign(largest_finite(to), number);
     cast_elements(DType::float64, std::as_bytes(std::span(&largest, 1)), to,

@@ -132,9 +132,9 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   [[noreturn]] void fail_at_end() const {
     const bool is_empty = text_.find_first_not_of(" \t\r\n") == std::string_view::npos;
     throw Error::expected(
-        ErrorKind::corruption, {.path = path_}, "JSON", "a whole text",
-        is_empty ? "an empty one"
-                 : "one that is cut short after " + std::to_string(text_.size()) + " bytes",
+        ErrorKind::corruption, {.path = path_}, "JSON", "a complete JSON text",
+        is_empty ? "an empty text"
+                 : "a text that is cut short after " + std::to_string(text_.size()) + " bytes",
         "incomplete download or copy?");
   }
 

@@ -203,7 +203,8 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
     }
     const auto index = static_cast<std::size_t>(found - below.tensors.data());
     if (!replaced.insert(index).second) {
-      refuse(vector.key, "flat vector", "one layout for each vector", "two for this one");
+      refuse(vector.key, "flat vector", "one layout for each vector",
+             "two layouts for this vector");
     }
     show_vector(index, vector);
     by_state_name.emplace(vector.key, &vector);

@@ -449,16 +449,16 @@ class MergedReader final : public CheckpointReader {
 
   /// Adds a note for each kind of difference between sources that the preference decided.
   void note_preferred() {
-    note(
-        parts_,
-        "what looks like the parts of one tensor, of which only one is taken; the others are lost");
-    note(different_, "different bytes (versions, or parts of one tensor); one of them is taken");
-    note(different_values_, "different values, or a value and a tensor; one of them is taken");
+    note(parts_,
+         "tensors that look like parts of one tensor (one part is taken, the others are lost)");
+    note(different_,
+         "different bytes, as of versions or parts of one tensor (one tensor is taken)");
+    note(different_values_, "different values, or a value and a tensor (one entry is taken)");
     note_lists();
     note_empty_sources();
     if (preference_ == MergePreference::none)
       return;  // without a preference, collisions are refused
-    note(different_keys_, "keys of different types (0 and \"0\"); one of them is taken",
+    note(different_keys_, "keys of different types, such as 0 and \"0\" (one entry is taken)",
          "the same keys under one name");
     note_split_ties();
   }
@@ -592,7 +592,7 @@ class MergedReader final : public CheckpointReader {
         if (preference_ == MergePreference::last) known->second = text;
       }
     }
-    note({different.begin(), different.end()}, "different texts; one of them is taken",
+    note({different.begin(), different.end()}, "different texts (one text is taken)",
          "equal texts under one key");
   }
 

@@ -94,7 +94,7 @@ class KeptFile final : public ReadableFile {
     }
     if (const std::string version = object_store::version_of(*file); version != version_) {
       throw Error::expected(ErrorKind::mismatch, {.path = path_}, "file",
-                            "the one that was opened: " + version_, version,
+                            "the file that was opened: " + version_, version,
                             "did another program write it meanwhile?");
     }
     OpenFiles::of_process().add(this, file);

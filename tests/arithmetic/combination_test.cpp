@@ -242,8 +242,8 @@ TEST(CombinationTest, ASumWithoutASignIsNotSaturated) {
   EXPECT_THAT(
       [&] { elements<double>(*result.reader, "w"); },
       ThrowsError(ErrorKind::mismatch,
-                  "w: overflow: expected a sum with a sign, to take the largest number of this "
-                  "sign"));
+                  "w: overflow: expected a sum whose sign is known, to replace it by the largest "
+                  "number of this sign"));
 }
 
 TEST(CombinationTest, ListsAllProblemsAtOnce) {
@@ -522,8 +522,8 @@ TEST(LoraTest, OnlyTheConfigurationTransposes) {
       combined({{base_of({3, 4}, {{whole_box(Shape{3, 4}), 0}})}}, {}, std::move(adapters));
   EXPECT_THAT(
       texts(result.problems),
-      ElementsAre(HasSubstr("w.weight: combine: expected fan_in_fan_out in adapter, because "
-                            "only the transpose of the matrices fits, found none")));
+      ElementsAre(HasSubstr("w.weight: combine: expected fan_in_fan_out to be set in adapter, "
+                            "because only the transpose of the matrices fits, found it not set")));
 }
 
 TEST(LoraTest, MatricesMustMakeTheWeight) {

@@ -335,7 +335,7 @@ TEST(NativeBaseTest, AnIndexThatNamesLinkedFilesWronglyIsRefused) {
     EXPECT_THAT([&] { decode(native::encode_index(index)); },
                 ThrowsError(ErrorKind::corruption, text));
   };
-  refuses("linked files: expected sorted and different ones",
+  refuses("linked files: expected files sorted by name, each once",
           [](auto& index) { std::swap(index.linked_files[0], index.linked_files[1]); });
   refuses("linked files", [](auto& index) { index.linked_files[1].checkpoint_id = 5; });
   refuses("world size of a linked file", [](auto& index) { index.linked_files[0].rank = 1; });

@@ -105,7 +105,7 @@ class BinReader final : public CheckpointReader {
     throw Error::expected(ErrorKind::corruption,
                           {.path = shards_[origin.shard]->path(), .fqn = name}, "names",
                           "each tensor in one file",
-                          "a tensor that '" + printable(names_[known->second.shard]) + "' also has",
+                          "this tensor in '" + printable(names_[known->second.shard]) + "', too",
                           "are these files of different checkpoints?");
   }
 

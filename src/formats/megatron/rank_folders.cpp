@@ -124,7 +124,7 @@ RankFolders find_rank_folders(const std::vector<std::string>& names, const std::
   std::ranges::sort(by_rank);
   if (const auto missing = first_missing(by_rank, folders, directory)) {
     throw Error::expected(ErrorKind::corruption, {.path = directory}, "folders of ranks",
-                          "one of each rank",
+                          "one folder of each rank",
                           "none of " + in_words(folders.place_of(*missing), num_numbers, second),
                           "not copied from its host?");
   }

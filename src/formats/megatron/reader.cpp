@@ -131,9 +131,10 @@ class MegatronReader final : public EntryReader {
     const auto of_experts = file.number_at({"args", "expert_tensor_parallel_size"});
     const bool has_experts = file.number_at({"args", "num_experts"}).value_or(0) > 0;
     if (!has_experts || !size || !of_experts || *size == *of_experts) return;
-    throw Error::expected(
-        ErrorKind::unsupported, {.path = file.reader().path()}, "expert_tensor_parallel_size",
-        std::to_string(*size) + ", as tensor_model_parallel_size", std::to_string(*of_experts));
+    throw Error::expected(ErrorKind::unsupported, {.path = file.reader().path()},
+                          "expert_tensor_parallel_size",
+                          std::to_string(*size) + ", the same as tensor_model_parallel_size",
+                          std::to_string(*of_experts));
   }
 
   void require_one_save() const {
@@ -158,7 +159,7 @@ class MegatronReader final : public EntryReader {
     const auto stated = file.number_at({"args", argument});
     if (!stated || *stated == static_cast<std::int64_t>(found)) return;
     refuse(file, "args." + argument, "folders of ranks", std::to_string(*stated),
-           std::to_string(found) + " by the names of the folders");
+           std::to_string(found) + ", as the names of the folders show");
   }
 
   // --- the optimizer
@@ -340,9 +341,9 @@ class MegatronReader final : public EntryReader {
   }
 
   void note_replicas(const std::string& name) {
-    note("replicas", "equal parts on ranks that have the same part",
+    note("replicas", "equal bytes on all ranks that have the same part",
          "'" + printable(name) +
-             "' with other bytes on some rank; those of the first rank are read");
+             "' with other bytes on some rank (the bytes of the first rank are read)");
   }
 
   void add_state(const std::string& name, const std::vector<Part>& parts, const Joint& joint) {
@@ -359,7 +360,7 @@ class MegatronReader final : public EntryReader {
         const Entry& expected = *state_of(first->second)->scalars.at(kind);
         if (are_equal(*of_first.file, expected, *tensor_of(part).file, *entry)) continue;
         refuse(*tensor_of(part).file, spell({"optim", "state", name, kind}), kind,
-               "what " + of_first.file->name() + " has", "something else");
+               "the value in " + of_first.file->name(), "another value");
       }
     }
     for (const std::string& kind : kinds) {
@@ -439,8 +440,8 @@ class MegatronReader final : public EntryReader {
   void note_copies() {
     if (num_copies_ == 0) return;
     note("copies", "each parameter once",
-         counted(num_copies_, "name") +
-             " also in the dtype of the model; the fp32 weights of the optimizer are read");
+         counted(num_copies_, "parameter") +
+             " also in the dtype of the model (the fp32 weights of the optimizer are read)");
   }
 
   const FileSystem& fs_;
@@ -465,9 +466,10 @@ bool has_ranks(const std::vector<std::string>& names) {
 [[noreturn]] void refuse_run(const std::string& path, const std::vector<std::string>& names) {
   // The numbers have leading zeros, so the last name is the newest.
   const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
-  const std::string advice = newest == names.rend() ? "; it has no folder iter_*"
-                                                    : " (give one of them, such as " +
-                                                          printable(join_path(path, *newest)) + ")";
+  const std::string advice = newest == names.rend()
+                                 ? "; it has no folder iter_*"
+                                 : " (give the path of one checkpoint, such as " +
+                                       printable(join_path(path, *newest)) + ")";
   throw Error(ErrorKind::unsupported, {.path = path},
               "expected a checkpoint, found a folder of Megatron's checkpoints" + advice);
 }

@@ -40,7 +40,7 @@ void check_magic(std::span<const std::byte> there, const std::string& path) {
   }
   if (there.size() < kMagic.size()) fail_truncated(there.size(), path);
   throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
-                        "a file of a native checkpoint", "a file that does not start like one");
+                        "a file of a native checkpoint", "a file with other first bytes");
 }
 
 void check_version_and_checksum(std::uint32_t version,
@@ -67,8 +67,8 @@ FileRole get_role(ByteReader& reader) {
   const std::uint32_t role = reader.u32();
   if (role != static_cast<std::uint32_t>(FileRole::index) &&
       role != static_cast<std::uint32_t>(FileRole::rank)) {
-    throw Error::expected(ErrorKind::corruption, {.path = reader.path()}, "role", "1 or 2",
-                          std::to_string(role));
+    throw Error::expected(ErrorKind::corruption, {.path = reader.path()}, "role",
+                          "1 (index) or 2 (rank file)", std::to_string(role));
   }
   return static_cast<FileRole>(role);
 }

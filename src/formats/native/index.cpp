@@ -449,7 +449,8 @@ void get_linked_files(ByteReader& in, Index& index) {
     file.record = get_record(in);
     if (last != nullptr &&
         std::pair(last->checkpoint_id, last->rank) >= std::pair(file.checkpoint_id, file.rank)) {
-      in.fail("linked files", "sorted and different ones", last->name() + ", then " + file.name());
+      in.fail("linked files", "files sorted by name, each once",
+              last->name() + ", then " + file.name());
     }
     last = &file;
   }
@@ -654,7 +655,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   get_linked_files(in, index);
   get_tensors(in, header, index);
   get_rank_files(in, header, index);
-  if (!in.at_end()) in.fail("end", "no more bytes", "some");
+  if (!in.at_end()) in.fail("end", "no bytes after the last entry", "more bytes");
 
   // Not checked in a rank file, whose aliases may name tensors that only other ranks have.
   if (header.role == FileRole::index) {
@@ -770,7 +771,7 @@ void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::
   std::vector<bool> is_placed(num_pieces, false);
   for (const RankTensor& each : by_rank) {
     if (each.entry->meta != tensor.meta) {
-      fail("ranks", "the same dtype and shape on every rank", "different ones");
+      fail("ranks", "the same dtype and shape on every rank", "other ones");
     }
     for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
       const StoredPiece& stored = (*each.storage)[p];

@@ -228,7 +228,7 @@ std::unique_ptr<NativeCheckpoint> open_native_checkpoint(const FileSystem& fs, s
   require_index_role(header, index_path);
   if (header.checkpoint_id != header.index_checksum) {
     throw Error(ErrorKind::corruption, {.path = index_path},
-                "header: the checkpoint id is not the index checksum");
+                "header: expected the checkpoint id to be the index checksum, found another id");
   }
   Index index = decode_index(read_index_bytes(*file, header), header, index_path);
   return std::make_unique<NativeReader>(fs, std::move(path), header.checkpoint_id,

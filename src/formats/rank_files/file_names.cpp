@@ -60,7 +60,7 @@ std::uint64_t num_ranks_of(const Item& item, const std::string& path) {
     num_ranks = std::max(num_ranks, file.rank + 1);
   }
   if (stated.size() > 1) {
-    refuse(ErrorKind::unsupported, path, "files of one number of ranks",
+    refuse(ErrorKind::unsupported, path, "files of one save, with one number of ranks",
            "files of " + std::to_string(*stated.begin()) + " and of " +
                std::to_string(*stated.rbegin()) + " ranks",
            "move the files of one save to a folder of their own");

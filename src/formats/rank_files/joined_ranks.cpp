@@ -486,9 +486,9 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
                                             .found = std::move(found)});
     };
     if (num_flat_ > 0) {
-      note("optimizer state that says what part each rank has",
+      note("optimizer state with the place of each rank's part",
            std::to_string(num_flat_) +
-               " flat ones, as FSDP1 keeps them: the parts follow each other by rank");
+               " flat tensors of FSDP1 without it (joined in the order of ranks)");
     }
     const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
                             const std::string& name) {
@@ -497,13 +497,13 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     if (!untied_.empty()) {
       note("the same tied tensors on all ranks",
            such_as(untied_.size(), "name", "tied on some ranks only", untied_.front()) +
-               ": a tensor of its own on all ranks");
+               " (read as a separate tensor on all ranks)");
     }
     if (!other_keys_.empty()) {
       const auto& [name, rank] = *other_keys_.begin();
       note("keys of the same types on all ranks",
            such_as(other_keys_.size(), "name", "with a key of another type (0 and '0')", name) +
-               " on rank " + std::to_string(rank) + ": that of the lowest rank is kept");
+               " on rank " + std::to_string(rank) + " (the key of the lowest rank is kept)");
     }
     std::vector<std::string> lists;  // of different lengths
     for (const auto& [name, lengths] : list_lengths_) {

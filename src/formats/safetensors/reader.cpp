@@ -268,8 +268,8 @@ class SafetensorsReader final : public CheckpointReader {
       tell({.severity = Finding::Severity::note,
             .rule = "structure",
             .where = {.path = join_path(set.directory, name)},
-            .expected = "a file that the index names, as its name says",
-            .found = "a file that it does not name"});
+            .expected = "an index that names this file, as the file's name suggests",
+            .found = "an index that does not name it (not read)"});
     }
     named_tensors_.clear();
     rank_of_prefix_.clear();
@@ -445,7 +445,7 @@ class SafetensorsReader final : public CheckpointReader {
       if (!named.is_sharded || !saved_offsets) {
         throw Error::expected(
             ErrorKind::corruption, where, "names", "each tensor in one file",
-            "a tensor that '" + printable(files_[named.locations[0].file].name) + "' also has",
+            "this tensor in '" + printable(files_[named.locations[0].file].name) + "', too",
             "are these files of different checkpoints?");
       }
       Shape& shape = named.entry.meta.shape;
@@ -574,8 +574,8 @@ class SafetensorsReader final : public CheckpointReader {
           .rule = "structure",
           .where = {.path = path_},
           .expected = "an index that names the files of one checkpoint",
-          .found = "none; joined " + std::to_string(set.names.size()) +
-                   " files of several names: " + detail::some_of(set.names)});
+          .found = "none (" + std::to_string(set.names.size()) +
+                   " files are read as one checkpoint: " + detail::some_of(set.names) + ")"});
   }
 
   /// Adds a note about tensors in a file that are not read, because the index names another file
@@ -590,7 +590,7 @@ class SafetensorsReader final : public CheckpointReader {
          .expected = "each tensor in one file",
          .found = std::to_string(num_copies) +
                   (num_copies == 1 ? " second copy: " : " second copies, such as ") +
-                  second_copies_[0] + "; the index names another file, which is read"});
+                  second_copies_[0] + " (not read: the index names another file)"});
   }
 
   /// Reports that the index is missing. If a values file is beside the shards, this is an error:
@@ -635,8 +635,8 @@ class SafetensorsReader final : public CheckpointReader {
       tell({.severity = Finding::Severity::note,
             .rule = "values",
             .where = {.path = path},
-            .expected = "tensors that name the values in " + last_component(path),
-            .found = "none, so it is not read (did another program save the tensors again?)"});
+            .expected = "a tensor file that refers to these values",
+            .found = "none, so they are not read (did another program save the tensors again?)"});
     }
   }
 
@@ -692,7 +692,8 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
     if (values_.empty()) return;
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
-                          detail::kStructureKey, "no values here, because they have their own file",
+                          detail::kStructureKey,
+                          "no values here, because values have their own file",
                           "a value of this name");
   }
 

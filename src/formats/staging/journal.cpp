@@ -321,7 +321,8 @@ FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
   const auto block = journal != nullptr ? journal->find(id) : std::nullopt;
   if (block && block->form == BlockForm::plain && block->range == range) return *block;
   throw Error::expected(ErrorKind::corruption, {.path = path, .byte_range = range},
-                        "finished blocks", "each block in the journal of one share", "none");
+                        "finished blocks", "each block in the journal of one share",
+                        "a block that no journal lists");
 }
 
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,

@@ -93,7 +93,7 @@ void require_checkpoint_alone(const FileSystem& fs, const std::string& directory
     if (extra_file(*name) != extra_files.end()) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = join_path(directory, *name)},
                             option, "the bytes that the new checkpoint gets under this name",
-                            "others, which would be lost", "move it, or write elsewhere");
+                            "other bytes, which would be lost", "move it, or write elsewhere");
     }
     refuse_foreign_file(directory, *name, option);
   }
@@ -122,10 +122,9 @@ void refuse_to_replace(const std::string& path, const std::string& option,
 
 void refuse_foreign_file(const std::string& directory, const std::string& name,
                          const std::string& option) {
-  throw Error::expected(
-      ErrorKind::invalid_argument, {.path = directory}, option,
-      "a directory with only the files of one checkpoint, as all of it is replaced",
-      "'" + printable(name) + "'", "move it, or write elsewhere");
+  throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, option,
+                        "only the files of one checkpoint, because the whole directory is replaced",
+                        "'" + printable(name) + "'", "move it, or write elsewhere");
 }
 
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {

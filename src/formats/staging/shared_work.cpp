@@ -164,12 +164,13 @@ void SharedWork::require_own() const {
   if (::lstat(path_.c_str(), &named) != 0) return;
   const auto refuse = [&](const std::string& found) {
     throw Error::expected(ErrorKind::already_exists, {.path = path_}, "folder of shared work",
-                          "one that this user's workers have made", found, "rename or remove it");
+                          "a folder that this user's workers have made", found,
+                          "rename or remove it");
   };
   if (!S_ISDIR(named.st_mode)) refuse(S_ISLNK(named.st_mode) ? "a link" : "a file");
   if (named.st_uid != ::geteuid()) refuse("a folder of another user");
   for (const std::string& name : fs_.list_directory(path_)) {
-    if (!is_own_name(name)) refuse("another file in it, " + printable(name));
+    if (!is_own_name(name)) refuse("a folder with another file, " + printable(name));
   }
 }
 

@@ -248,7 +248,7 @@ void StagedDestination::stage(const Judge& judge) {
     ::close(std::exchange(lock_fd_, -1));
   }
   throw Error(ErrorKind::already_exists, {.path = staging_path_},
-              "staging: other processes keep creating it (try again later)");
+              "staging: other processes keep creating this path (try again later)");
 }
 
 /// Says whether the object at the staging path was left by a writer that died; see [Note: Left

@@ -82,9 +82,10 @@ void require_own_file(FileSystem& fs, const std::string& directory, const std::s
                       const OwnFiles& own) {
   const std::string path = join_path(directory, name);
   if (!own.names.contains(name)) {
-    throw Error(ErrorKind::already_exists, {.path = path},
-                "kept work: this file does not belong to it, but would become part of the "
-                "checkpoint (remove or rename it)");
+    throw Error(
+        ErrorKind::already_exists, {.path = path},
+        "kept work: the interrupted run did not write this file, but it would become part of the "
+        "checkpoint (remove or rename it)");
   }
   if (!own.linked_names.contains(name)) require_writable(fs, path);
 }

@@ -139,7 +139,7 @@ class Finder {
            .rule = "ranks",
            .where = {.path = directory_},
            .expected = "files of " + ranks_in_words() + " for '" + printable(item) + "'",
-           .found = "that of rank 0 only: what it holds is taken for all ranks"});
+           .found = "only the file of rank 0 (its content is used for all ranks)"});
     } else {
       for (std::uint64_t rank = 0; rank < world_size; ++rank) {
         if (ranks.contains(rank)) continue;

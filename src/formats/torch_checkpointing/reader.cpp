@@ -113,7 +113,7 @@ class Opener {
                               .where = {.path = metadata_path()},
                               .expected = "a type of metadata that Tessera knows",
                               .found = "'" + printable(type, 60) +
-                                       "': what each rank has is kept as it is in its file"});
+                                       "' (each rank's tensor is read as it is in its file)"});
   }
 
   [[noreturn]] static void refuse(const std::string& path, const std::string& name,
@@ -205,8 +205,8 @@ class Opener {
         throw Error::expected(
             ErrorKind::corruption,
             {.path = metadata_path(), .fqn = name.empty() ? item_name : item_name + "." + name},
-            "tensor", "it in a file of '" + printable(item_name) + "'", "none that has it",
-            kOtherSave);
+            "tensor", "this tensor in a file of '" + printable(item_name) + "'",
+            "no file that has it", kOtherSave);
       }
     }
   }
@@ -222,7 +222,7 @@ class Opener {
     throw Error::expected(ErrorKind::unsupported, {.path = path_}, "files of ranks",
                           std::string(kMetadataName) + ", or DTensors in the files",
                           "neither: the numbers in the names may be steps",
-                          "name one of the files");
+                          "give the path of one file");
   }
 
   const FileSystem& fs_;

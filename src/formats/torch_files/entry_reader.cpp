@@ -98,8 +98,8 @@ std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
   if (is_same) return file;
   throw Error::expected(ErrorKind::corruption,
                         {.path = join_path(folder_, name), .fqn = expected.fqn}, "file",
-                        "the tensor that was there when the checkpoint was opened", "another one",
-                        "did another program write it meanwhile?");
+                        "the tensor that was there when the checkpoint was opened",
+                        "another tensor", "did another program write it meanwhile?");
 }
 
 void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
@@ -284,7 +284,7 @@ void EntryReader::finish() {
     if (names.insert(name).second) return;
     throw Error::expected(ErrorKind::unsupported, {.path = folder_, .fqn = name}, "names",
                           "one entry of this name", "two",
-                          "save what is beside the model under another key");
+                          "save the entries beside the model under another key");
   };
   for (const Tensor& tensor : tensors_) {
     require_new(tensor.entry.meta.fqn);

@@ -201,7 +201,7 @@ std::optional<Error> refusal_of_meta(const std::string& directory,
   const std::uint64_t last = *ranks.rbegin();
   if (last == 0) {
     return Error::expected(ErrorKind::unsupported, {.path = directory}, "directory", "a checkpoint",
-                           "a folder with " + first + ", which alone is a whole model of Meta",
+                           "a folder with " + first + ", a whole model of Meta in one file",
                            "give the path " + printable(join_path(directory, first)));
   }
   std::uint64_t missing = 0;

@@ -234,14 +234,16 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
 /// Returns the dtype in the arguments of `_rebuild_tensor_v3`.
 DType stated_dtype(Object dtype) {
   if (pickle::is_foreign(dtype)) {
-    dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
+    dtype.fail(ErrorKind::unsupported,
+               "dtype: expected a dtype that Tessera knows, found " + dtype.describe());
   }
   if (!dtype.is(ObjectKind::global) || value_global(dtype) != pickle::ValueGlobal::torch_dtype) {
     dtype.fail_expected("dtype", "a torch.dtype");
   }
   const std::optional<DType> known = parse_dtype(dtype.global_name("dtype"));
   if (!known)
-    dtype.fail(ErrorKind::unsupported, "dtype: expected a known dtype, found " + dtype.describe());
+    dtype.fail(ErrorKind::unsupported,
+               "dtype: expected a dtype that Tessera knows, found " + dtype.describe());
   return *known;
 }
 
@@ -286,7 +288,7 @@ void set_flags(TensorRecord& tensor, Object flags) {
   if ((tensor.conjugate && !is_complex(tensor.dtype)) ||
       (tensor.negative && !is_complex(tensor.dtype) &&
        (!is_floating_point(tensor.dtype) || itemsize(tensor.dtype) < 2))) {
-    flags.fail_expected("conj and neg", "a complex or floating-point tensor under them");
+    flags.fail_expected("conj and neg", "a complex or floating-point tensor with these flags");
   }
 }
 

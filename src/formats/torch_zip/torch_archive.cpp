@@ -453,7 +453,7 @@ class ZipStorages final : public Storages {
     throw Error::expected(
         ErrorKind::corruption,
         {.path = file.path(), .byte_range = ByteRange{window.begin, window.begin + nbytes}},
-        "zip archive", "nothing before it", counted(nbytes, "byte"),
+        "zip archive", "nothing before the archive", counted(nbytes, "byte"),
         "several torch.save calls into one file?");
   }
 
@@ -516,7 +516,7 @@ Finding note_of_foreign_names(const std::string& path, const std::set<std::strin
   return {.severity = Finding::Severity::note,
           .rule = "foreign",
           .where = {.path = path},
-          .expected = "no names but those of tensors and plain values",
+          .expected = "only classes and functions of tensors and plain values",
           .found = text + "; nothing was executed"};
 }
 

@@ -41,9 +41,9 @@ class StreamStorages final : public Storages {
       const std::string_view key = keys.item(i).as_str("storage key");
       const auto id = ids.find(key);
       if (id == ids.end()) {
-        keys.item(i).fail(
-            ErrorKind::corruption,
-            "storage keys: expected those of the tensors, found '" + printable(key, 40) + "'");
+        keys.item(i).fail(ErrorKind::corruption,
+                          "storage keys: expected the keys of storages that tensors use, found '" +
+                              printable(key, 40) + "'");
       }
       position = place_one(id->second, position);
     }

@@ -254,7 +254,8 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
     rest = rest.subspan(parse_member(rest, limits));
   }
   if (!rest.empty()) {
-    fail(ErrorKind::corruption, "directory", std::to_string(directory.num_members) + " members",
+    fail(ErrorKind::corruption, "directory",
+         "only " + std::to_string(directory.num_members) + " members",
          std::to_string(rest.size()) + " bytes more");
   }
   by_name_.reserve(members_.size());
