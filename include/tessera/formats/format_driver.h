@@ -28,7 +28,7 @@ enum class Match {
   none,
   hint,     // the path looks like a file of such a checkpoint
   by_name,  // the names of the files say so
-  remains,  // some of its files are there, but not the one that makes a checkpoint
+  remains,  // files of such a checkpoint are there, but its index is missing
   certain,  // the index file is there, or the first bytes say so
 };
 

@@ -62,12 +62,12 @@ struct ExtraFilesOptions {
 
 /// What happens to the extra files of a move.
 struct ExtraFilesPlan {
-  /// An entry of the source's folder that is not copied.
+  /// An entry of the source's folder that is not copied, and the reason.
   struct Left {
     std::string name;
     std::string why;  // such as `a folder`; the words are in docs/cli/ckpt-reshard.md
   };
-  /// What is changed in a copy.
+  /// A change that is made in the copy of a file.
   struct Edit {
     std::string name;
     std::string what;  // such as `text_config.torch_dtype: float32 to bfloat16`
@@ -204,7 +204,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
 // worker calls `move_share` with the same source and options, and with a share of its own. On disk:
 // docs/formats/journal.md.
 
-/// What one worker of a move does.
+/// Options of one worker that writes a share of a move.
 struct SharedMoveOptions {
   /// Whether to write, after its own share, the shares that no living worker holds.
   enum class OtherShares { leave, take_over };
@@ -217,14 +217,14 @@ struct SharedMoveOptions {
   std::function<void(int share, std::uint64_t nbytes)> begins{};
 };
 
-/// What a worker has done.
+/// What a worker has written, and which shares are still missing.
 struct SharedMoveOutcome {
   /// A share that this worker has written.
   struct Share {
     int index = 0;                     // from 0
     std::uint64_t nbytes = 0;          // of tensors
     std::uint64_t resumed_nbytes = 0;  // of these, what an interrupted worker had written
-    bool was_complete = false;         // before this worker came
+    bool was_complete = false;         // another worker had written it before
   };
   /// A share that is not complete.
   struct Missing {

@@ -168,8 +168,8 @@ class RankSave {
   /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();
-  /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
-  /// parallel to `contents.values`.
+  /// Sets the contents and values of the checkpoint. `directory`: the result of `stage` on rank 0.
+  /// `values` is parallel to `contents.values`.
   void set_contents(std::string directory, formats::CheckpointContents contents,
                     std::vector<Value> values);
   /// Creates the single file if one process must write the format. Otherwise does nothing. Throws:

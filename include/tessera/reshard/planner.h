@@ -49,7 +49,8 @@ std::string_view on_overflow_name(OnOverflow on_overflow);
 /// Whether to move the entries of optimizers (OptimizerEntries).
 enum class OptimizerSelection { keep, leave_out };
 
-/// What the destination is to be. The defaults keep everything as it is in the source.
+/// The format, layout, names and dtypes of the destination. The defaults keep everything as it is
+/// in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
   int world_size = 0;                     // 0: as the strategy, the table plan or the source says
@@ -74,7 +75,7 @@ struct PlanOptions {
   Relaxation part = Relaxation::refuse;     // take one part of a checkpoint (PartOfWhole) as it is
 };
 
-/// What a source lists in its contents but cannot deliver.
+/// Pieces and values that a source lists in its contents but cannot read.
 struct SourceGaps {
   formats::MissingData missing{};
   std::map<std::size_t, Error>
@@ -102,7 +103,7 @@ struct TensorCopy {
 /// What a move changes because a format, or a new name, has no place for it
 /// (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // keys of dicts that are not strings become text; not counted here:
+  text_keys,       // keys of dicts that are not strings become text, except:
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict
@@ -156,8 +157,8 @@ struct Plan {
   std::vector<formats::Finding> notes;  // what a Relaxation allowed
   std::uint64_t nbytes_to_write = 0;    // of tensors
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
-  std::vector<FormatChangeCount> changes{};     // what the formats have no place for
-  LeftOut left_out{};                           // as the options ask
+  std::vector<FormatChangeCount> changes{};     // made because a format lacks a place
+  LeftOut left_out{};                           // because the options say so
   UncastTensors uncast{};                       // by PlanOptions::cast
 };
 

@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-/// Where this rank's shards are between passes.
+/// Where this rank's shards are between passes (a pass is a forward and its backward).
 enum class Offload {
   none,    // on the device of the parameters
   params,  // on the CPU, with their gradients, so that the optimizer steps there
