@@ -319,7 +319,7 @@ class AdapterNames {
   const std::vector<TensorEntry>& tensors_;
   const Scales& scales_;
   const bool stores_transposed_;
-  std::map<std::string, Layer> layers_;  // by module
+  std::map<std::string, Layer> layers_;  // key: module
   std::set<std::string> replaced_;
 };
 

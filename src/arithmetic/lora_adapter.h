@@ -33,7 +33,7 @@ struct AdapterChange {
 /// An open LoRA adapter of PEFT: a folder with `adapter_config.json` and the adapter's tensors.
 struct LoraAdapter {
   std::unique_ptr<formats::CheckpointReader> reader;
-  std::vector<AdapterChange> changes{};      // by target
+  std::vector<AdapterChange> changes{};      // sorted by target
   std::vector<formats::Finding> problems{};  // tensors that cannot be merged, by name
   double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };

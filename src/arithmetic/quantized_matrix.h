@@ -40,7 +40,7 @@ struct QuantizedMatrix {
   float scale_factor = 1.0F;   // multiplies the scales
   float scale_divisor = 1.0F;  // divides the scales
 
-  std::optional<inspect::TensorReader> zeros{};  // one for each scale
+  std::optional<inspect::TensorReader> zeros{};  // zero points, one for each scale
   CodeForm zero_form = CodeForm::elements;
   float zero_added = 0.0F;  // is added to each stored zero point
   std::vector<std::int32_t>

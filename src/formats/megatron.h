@@ -18,7 +18,7 @@ namespace tessera::formats {
 /// reader.
 /// Throws:
 /// - Error(corruption) naming a missing rank, or files of different saves
-/// - Error(unsupported) for a layout of ranks that is not read
+/// - Error(unsupported) for kinds of parallelism that Tessera does not read
 /// - what `open_torch_zip` throws
 std::unique_ptr<CheckpointReader> open_megatron(const FileSystem& fs, std::string path,
                                                 const std::vector<std::string>& as_dict = {});

@@ -114,7 +114,7 @@ class MergedReader final : public CheckpointReader {
     return files;
   }
   MissingData find_missing_data() const override {
-    std::vector<MissingData> missing;  // by source
+    std::vector<MissingData> missing;  // indexed by source
     for (const MergeSource& source : sources_)
       missing.push_back(source.reader->find_missing_data());
     const auto in_source = [&](const Origin& origin, const std::string& file) {
@@ -312,7 +312,7 @@ class MergedReader final : public CheckpointReader {
   /// item from the source that the preference chooses, so such a list is a mixture.
   void note_lists() {
     if (preference_ == MergePreference::none) return;
-    std::map<std::string, std::set<std::int64_t>> lengths;  // by the list's name
+    std::map<std::string, std::set<std::int64_t>> lengths;  // key: list's name
     for (const MergeSource& source : sources_) {
       for (const auto& [name, length] : lists_of(source)) lengths[name].insert(length);
     }

@@ -19,7 +19,8 @@ struct FormatInDirectory {
   std::string in_words() const;
 };
 
-/// Returns the formats, except `known`, that the names in a directory show.
+/// Returns the formats of which a directory has files, as their names show. Leaves out the format
+/// `known`.
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
                                                 const FormatDriver& known);

@@ -59,7 +59,7 @@ class QuantizedTensors {
 
   const CheckpointContents& contents_;
   const std::string method_;
-  std::map<std::size_t, QuantizedPart> parts_;  // by tensor
+  std::map<std::size_t, QuantizedPart> parts_;  // key: index of the tensor
 };
 
 }  // namespace tessera::formats

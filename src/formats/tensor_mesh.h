@@ -14,7 +14,7 @@ namespace tessera::formats {
 struct TensorMesh {
   std::vector<std::string> axes;        // names; empty if the mesh has none
   Shape sizes;                          // of the axes
-  std::vector<std::string> placements;  // by axis, as PyTorch writes them: `Shard(0)`
+  std::vector<std::string> placements;  // indexed by axis, as PyTorch writes them: `Shard(0)`
   /// Where each rank is in the mesh: one coordinate for each axis. Sorted by rank.
   std::vector<std::pair<int, Shape>> coordinates;
 

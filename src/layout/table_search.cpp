@@ -19,7 +19,7 @@ constexpr double kWorthwhile = 1e-3;  // the least relative gain that counts
 /// An order of tables and candidates to try.
 struct Attempt {
   std::vector<std::size_t> tables;                   // in the order of placement
-  std::vector<std::vector<std::size_t>> candidates;  // by table, in the order of trying
+  std::vector<std::vector<std::size_t>> candidates;  // indexed by table, in the order of trying
   LoadOrder load_order;
 };
 

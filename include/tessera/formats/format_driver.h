@@ -82,7 +82,7 @@ struct FormatTraits {
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
   bool has_device_mesh = false;      // uses CreateOptions::device_mesh
   bool has_several_files = false;    // uses CreateOptions::safetensors.max_shard_nbytes
-  bool holds_number_steps = true;    // else an optimizer's step that is a number becomes a tensor
+  bool holds_number_steps = true;    // false: a step that is a number becomes a tensor
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks

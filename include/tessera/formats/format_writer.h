@@ -51,7 +51,7 @@ struct ShareOptions {
 
   Step step = Step::write;  // of the work
   int index = 0;            // of the share, from 0; for `write`
-  int num_shares = 1;       // that the work is divided into
+  int num_shares = 1;       // number of shares of the work
   std::string command{};    // stored for the process that finishes the work; not compared
   /// Whether a share may begin the work, if no other process has done so.
   enum class Beginning { allowed, refused } beginning = Beginning::allowed;

@@ -35,7 +35,7 @@ struct ScannedName {
 
   Verdict verdict = Verdict::opaque;
   std::string module{};
-  std::string name{};                  // `system`; with dots if it is an attribute of an attribute
+  std::string name{};                  // `system` in `os.system`; `Outer.Inner` for a nested class
   std::string reason{};                // why the name is dangerous, in words; else empty
   bool is_called = false;              // a pickle calls it, or makes an object of it
   std::uint64_t num_times = 0;         // how often it is imported

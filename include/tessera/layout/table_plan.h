@@ -47,7 +47,7 @@ std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
 /// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
 struct TablePlan {
   int world_size = 1;
-  std::map<std::string, TableRule> tables;  // by table name
+  std::map<std::string, TableRule> tables;  // key: table name
 
   /// Throws: Error(corruption) that names `path`, the table, and the broken rule.
   static TablePlan from_json(std::string_view text, const std::string& path);

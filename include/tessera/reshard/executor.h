@@ -73,9 +73,9 @@ struct ExtraFilesPlan {
     std::string what;  // such as `text_config.torch_dtype: float32 to bfloat16`
   };
 
-  std::vector<formats::ExtraFile> carried{};  // by name, for CreateOptions::extra_files
-  std::vector<Left> left{};                   // by name
-  std::vector<Edit> edits{};                  // by name
+  std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
+  std::vector<Left> left{};                   // sorted by name
+  std::vector<Edit> edits{};                  // sorted by name
   /// Whether the source's own files have names of a model (`model…`), not of an adapter
   /// (`adapter_model…`). For SafetensorsWriteOptions::is_base_model.
   bool is_base_model = false;
@@ -134,7 +134,7 @@ struct ExecuteOptions {
   int num_threads = 0;                                 // 0: default_num_threads()
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
-  formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
+  formats::ProgressSink resumed{};   // the part of `progress` that an interrupted run wrote
   std::string source_path{};         // for errors; finish_move sets it
   /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
   /// them with the states at the end. Empty: the states when finish_move begins.
@@ -223,7 +223,7 @@ struct SharedMoveOutcome {
   struct Share {
     int index = 0;                     // from 0
     std::uint64_t nbytes = 0;          // of tensors
-    std::uint64_t resumed_nbytes = 0;  // of these, what an interrupted worker had written
+    std::uint64_t resumed_nbytes = 0;  // the part of `nbytes` that an interrupted worker wrote
     bool was_complete = false;         // another worker had written it before
   };
   /// A share that is not complete.
@@ -232,8 +232,8 @@ struct SharedMoveOutcome {
     std::string state;  // such as `was never begun`
   };
 
-  std::vector<Share> shares{};     // that this worker has written
-  std::vector<Missing> missing{};  // by index
+  std::vector<Share> shares{};     // shares that this worker has written
+  std::vector<Missing> missing{};  // sorted by index
   bool is_finished = false;        // the destination has appeared
 };
 

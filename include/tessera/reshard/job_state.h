@@ -156,7 +156,7 @@ class RankSave {
   RankSave& operator=(const RankSave&) = delete;
 
   const std::string& path() const;         // of the checkpoint
-  const RankSaveOptions& options() const;  // as given
+  const RankSaveOptions& options() const;  // the options that the constructor got
 
   /// Creates the staging directory and returns its path. If a single process must write the format,
   /// checks `<path>.parts` instead of the path, and `start_one_file` checks the path.

@@ -61,13 +61,13 @@ struct PlanOptions {
   /// that checkpoint; optimizer state is cut like its parameter. Excludes all options above except
   /// the format.
   std::shared_ptr<const formats::CheckpointContents> like{};
-  std::string like_path{};        // of that checkpoint, for errors
+  std::string like_path{};        // path of the checkpoint `like`, for errors
   std::vector<FlatUnit> units{};  // replace the source's units; same names, shapes, dtypes
   NameSelection only{};           // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
-  OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;  // names of the state of fused tables
   std::vector<Rename> renames{};  // for each name, the first that fits is used
-  std::optional<DType> cast{};    // of floating-point tensors; plan_reshard says of which
+  std::optional<DType> cast{};    // new dtype of floating-point tensors; see plan_reshard
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
   std::string quantization_method{};  // method named by config.json beside the source; for messages
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
@@ -78,8 +78,7 @@ struct PlanOptions {
 /// Pieces and values that a source lists in its contents but cannot read.
 struct SourceGaps {
   formats::MissingData missing{};
-  std::map<std::size_t, Error>
-      refused_values{};  // by value index: values of kinds that are never read
+  std::map<std::size_t, Error> refused_values{};  // key: index of a value that Tessera never reads
 };
 
 /// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
@@ -126,7 +125,7 @@ struct FormatChangeCount {
   FormatChange change;
   std::size_t count;
   std::vector<std::string> names{};  // of attributes or types: sorted, at most ten
-  std::size_t by_rename = 0;         // of these, those that a rename makes, not the format
+  std::size_t by_rename = 0;         // part of `count` that a rename causes, not the format
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 
@@ -159,7 +158,7 @@ struct Plan {
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
   std::vector<FormatChangeCount> changes{};     // made because a format lacks a place
   LeftOut left_out{};                           // because the options say so
-  UncastTensors uncast{};                       // by PlanOptions::cast
+  UncastTensors uncast{};                       // tensors that PlanOptions::cast leaves as they are
 };
 
 /// Plans a move of everything that is selected.

@@ -56,7 +56,7 @@ class FlatBuffers {
   const File& file_;
   const Path root_;
   const File& model_;
-  std::map<std::size_t, Buffer> buffers_;  // by number
+  std::map<std::size_t, Buffer> buffers_;  // key: number
   std::string problem_;
 };
 

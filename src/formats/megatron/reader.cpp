@@ -446,10 +446,10 @@ class MegatronReader final : public EntryReader {
 
   const FileSystem& fs_;
   RankFolders folders_;
-  std::vector<const File*> files_;    // by rank
-  std::vector<const File*> vectors_;  // by rank; null: none
+  std::vector<const File*> files_;    // indexed by rank
+  std::vector<const File*> vectors_;  // indexed by rank; null: none
   std::vector<RankModel> ranks_;
-  std::vector<RankOptimizer> optimizers_;  // by rank
+  std::vector<RankOptimizer> optimizers_;  // indexed by rank
   std::string problem_;                    // why optimizer state is not read; empty: it is read
   std::size_t num_copies_ = 0;
   // Only while opening.

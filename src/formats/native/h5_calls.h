@@ -30,8 +30,8 @@ struct SharedObjects {
   Handle dataset_properties{};
   Handle plain_properties{};
   Handle scalar_space{};
-  Handle number_type{};                        // of attributes
-  std::map<std::size_t, Handle> text_types{};  // by length in bytes
+  Handle number_type{};                        // type of numbers in attributes
+  std::map<std::size_t, Handle> text_types{};  // key: length in bytes
   std::map<DType, Handle> element_types{};
 };
 

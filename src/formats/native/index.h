@@ -50,7 +50,7 @@ struct StoredPiece {
 /// How a piece is cut into blocks with one checksum each: blocks of plain data, or compressed
 /// chunks.
 struct BlockGrid {
-  std::uint64_t block_nbytes = 0;  // of all except the last; before compression
+  std::uint64_t block_nbytes = 0;  // of each block but the last; before compression
   std::uint64_t nbytes = 0;        // of the piece, before compression
 
   std::uint64_t num_blocks() const { return nbytes == 0 ? 0 : (nbytes - 1) / block_nbytes + 1; }
@@ -70,7 +70,7 @@ struct RankFileRecord {
 /// What the index records about a linked file: what the file's header says.
 struct LinkedFile {
   std::uint64_t checkpoint_id = 0;  // of the checkpoint for which the file was written
-  std::uint32_t rank = 0;           // in that checkpoint
+  std::uint32_t rank = 0;           // rank of the file in that checkpoint
   std::uint32_t world_size = 0;
   std::uint32_t format_version = kFirstVersion;
   std::uint64_t chunk_nbytes = 0;  // of its compressed pieces
@@ -88,8 +88,8 @@ struct Index {
   CheckpointContents contents;
   std::vector<std::string> value_json;            // parallel to contents.values
   std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
-  std::vector<RankFileRecord> rank_files;         // by rank; empty in a rank file's index
-  std::vector<LinkedFile> linked_files;  // by checkpoint id and rank; the same on all ranks
+  std::vector<RankFileRecord> rank_files;         // indexed by rank; empty in a rank file's index
+  std::vector<LinkedFile> linked_files;  // sorted by checkpoint id and rank; the same on all ranks
 
   BlockGrid grid(std::size_t tensor_index, std::size_t piece_index) const;
 };

@@ -354,7 +354,7 @@ class LinkedFileCheck final : FileCheck {
   const Index& index_;
   const std::size_t number_;
   const LinkedFile& linked_;
-  std::multimap<std::uint64_t, Wanted> wanted_;  // by the begin of the piece's bytes
+  std::multimap<std::uint64_t, Wanted> wanted_;  // key: begin of the piece's bytes
 };
 
 }  // namespace

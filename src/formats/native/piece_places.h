@@ -24,7 +24,8 @@ class PiecePlaces {
 
   const Index& index_;
   std::size_t next_ = 0;
-  std::vector<std::size_t> number_on_rank_;  // by rank: the next tensor's number in its file
+  std::vector<std::size_t>
+      number_on_rank_;  // indexed by rank: the next tensor's number in its file
   std::vector<PackedNumels> packed_on_rank_;
   std::vector<std::size_t> holders_;  // kept for its memory
 };

@@ -116,7 +116,7 @@ class RankFileWriter {
   std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
   h5::File h5_file_;
   h5::Handle own_group_;            // in the file; set once it is needed
-  std::vector<PieceState> pieces_;  // by number; their datasets are in the file
+  std::vector<PieceState> pieces_;  // indexed by number; their datasets are in the file
 
   bool is_streamed_ = false;  // written past the page cache, into reserved space
 

@@ -31,7 +31,8 @@ class RankFiles {
   std::uint64_t checkpoint_id_;
   const Index& index_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<const ReadableFile>> files_;  // by rank, then linked files
+  mutable std::vector<std::unique_ptr<const ReadableFile>>
+      files_;  // indexed by rank, then linked files
 };
 
 /// Returns the name of the file that holds a piece of `rank` with the place `stored`.

@@ -28,10 +28,10 @@ namespace {
 /// The usable ranks, and why the others are not usable.
 struct RankIndexes {
   std::int64_t world_size = 0;
-  std::uint64_t checkpoint_id = 0;  // of the first usable one
-  std::vector<Index> ranks{};       // the usable ones, in order
+  std::uint64_t checkpoint_id = 0;  // of the first usable rank
+  std::vector<Index> ranks{};       // the indexes of the usable ranks, in order
   std::vector<RankFileRecord> records{};
-  std::vector<std::string> refusals{};  // of the others, one line each
+  std::vector<std::string> refusals{};  // why other ranks are not usable, one line each
 };
 
 /// Returns the world size in the first rank file header that can be read.

@@ -249,7 +249,7 @@ class RankFilesWriter : public ShareWriter {
   // in this list of each tensor's first piece.
   std::vector<std::uint32_t> numbers_on_rank_;
   std::vector<std::size_t> first_pieces_;
-  std::vector<RankSlot> rank_slots_;  // by rank
+  std::vector<RankSlot> rank_slots_;  // indexed by rank
   std::atomic<bool> abandoned_ = false;
   bool are_ranks_there_ = false;  // the shares have written all blocks
 };

@@ -316,7 +316,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
 
   /// Adds a note for each replica whose stored checksum differs from that of the first replica.
   void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
-    std::map<Region, std::size_t> first_of;  // by region
+    std::map<Region, std::size_t> first_of;  // key: region
     for (std::size_t i = 0; i < origins.size(); ++i) {
       const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, i);
       if (is_new) continue;

@@ -77,7 +77,7 @@ class RankContents {
     std::string name;
     std::size_t item = 0;
     int rank = 0;
-    std::vector<std::size_t> tensors;  // by storage
+    std::vector<std::size_t> tensors;  // indexed by storage
     std::vector<std::optional<PieceId>> storages;
     bool has_ranks_storage = false;
   };
@@ -102,12 +102,12 @@ class RankContents {
   const std::string destination_;
   bool is_one_file_ = false;        // one file for each rank, because of tied tensors
   std::set<std::size_t> dicts_;     // items for which the contents have an outermost dict
-  std::vector<Spot> tensor_spots_;  // by tensor
-  std::vector<Spot> alias_spots_;   // by alias
-  std::vector<Spot> value_spots_;   // by value
-  std::vector<std::optional<DTensorCut>> cuts_;            // by tensor; nothing: an ordinary tensor
-  std::vector<std::map<int, std::size_t>> piece_of_rank_;  // by tensor
-  std::vector<std::vector<Place>> places_;                 // by tensor, by piece
+  std::vector<Spot> tensor_spots_;  // indexed by tensor
+  std::vector<Spot> alias_spots_;   // indexed by alias
+  std::vector<Spot> value_spots_;   // indexed by value
+  std::vector<std::optional<DTensorCut>> cuts_;  // indexed by tensor; nothing: an ordinary tensor
+  std::vector<std::map<int, std::size_t>> piece_of_rank_;  // indexed by tensor
+  std::vector<std::vector<Place>> places_;                 // indexed by tensor and piece
   std::vector<File> files_;
   std::string ranks_bytes_;
 };

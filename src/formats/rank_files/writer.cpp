@@ -202,7 +202,7 @@ class RankFilesWriter final : public ShareWriter {
   const CheckpointContents contents_;
   const std::vector<Value> values_;
   const RankContents files_;
-  std::vector<FileState> states_;  // by file
+  std::vector<FileState> states_;  // indexed by file
   StorageBlocks blocks_;
   StagedWork work_;
 };

@@ -19,7 +19,7 @@ constexpr int kMaxFolders = 8;  // within each other
 /// The rule that decides which files and folders belong to a checkpoint.
 struct OwnNames {
   IsOwn is_file;
-  std::vector<const FormatDriver*> drivers;  // that may own folders
+  std::vector<const FormatDriver*> drivers;  // formats that may have folders
 };
 
 bool is_of_our_writers(std::string_view name) {

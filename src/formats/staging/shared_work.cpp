@@ -332,8 +332,8 @@ void SharedWork::remove() {
   try {
     fs_.remove_all(path_);
   } catch (const Error&) {
-    // A process that waits for the lock has just made a new lock file. It finds no work, and
-    // removes what is left.
+    // Ignored: a process that waits for the lock has made a new lock file in the folder. That
+    // process will find no work, and remove the folder.
   }
 }
 

@@ -41,7 +41,7 @@ struct Source {
 
 struct Sources {
   int world_size = 1;
-  std::vector<Source> files;  // by item, then by rank
+  std::vector<Source> files;  // sorted by item, then rank
   std::vector<Finding> notes{};
 };
 

@@ -281,7 +281,7 @@ class Parser {
   pickle::WalkBudget budget_;
   int world_size_ = 1;
   std::map<std::uint32_t, std::shared_ptr<const std::vector<int>>> ranks_;  // key: id of the object
-  std::map<std::uint32_t, std::shared_ptr<const Mesh>> meshes_;             // by object
+  std::map<std::uint32_t, std::shared_ptr<const Mesh>> meshes_;             // key: id of the object
 };
 
 }  // namespace

@@ -73,8 +73,8 @@ struct Item {
     KeyPath path;  // empty: the item itself, or a path with a number
     std::vector<Group> groups;
   };
-  std::map<std::string, Tensor> tensors;  // by name: the keys of the path joined by dots
-  std::vector<ItemFile> files;            // by rank
+  std::map<std::string, Tensor> tensors;  // key: name, the keys of the path joined by dots
+  std::vector<ItemFile> files;            // indexed by rank
 
   const Group* find(const std::string& tensor, int rank) const;
 };

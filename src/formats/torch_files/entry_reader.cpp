@@ -201,7 +201,7 @@ void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
 void EntryReader::add_of_each_rank(
     const std::vector<const File*>& files,
     const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
-  std::map<std::string, Origin> first_of;  // by name
+  std::map<std::string, Origin> first_of;  // key: name
   for (std::size_t i = 0; i < files.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const Entry& entry : files[i]->entries()) {

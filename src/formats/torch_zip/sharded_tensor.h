@@ -18,7 +18,7 @@ struct ShardPlace {
   Shape mesh;                     // the sizes of a DTensor's mesh; empty for a ShardedTensor
   Shape coordinates;              // of the rank in the mesh
   std::vector<std::string> axes;  // names of the mesh's axes, if it has names
-  std::vector<AxisPlacement> placements;  // by axis
+  std::vector<AxisPlacement> placements;  // indexed by axis
   std::optional<int> rank;                // the rank that saved the part, if the tensor says so
   std::string problem;                    // why the region is not known; empty if it is known
 

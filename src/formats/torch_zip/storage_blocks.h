@@ -37,7 +37,7 @@ class StorageBlocks {
 
  private:
   const CheckpointContents& contents_;
-  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // by tensor, piece and block
+  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // indexed by tensor, piece and block
 };
 
 }  // namespace tessera::formats::torch_zip

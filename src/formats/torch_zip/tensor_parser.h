@@ -88,7 +88,7 @@ class TensorParser {
   void spend(pickle::Object object, const TensorRecord& tensor);
 
   const Storages& stored_;
-  std::map<std::string, Storage, std::less<>> storages_;  // by key
+  std::map<std::string, Storage, std::less<>> storages_;  // key: what the pickle calls the storage
   std::size_t num_local_tensors_ = 0;
   std::uint64_t nbytes_left_;     // the rest of the limit, for further tensors
   std::set<std::uint32_t> paid_;  // ids of shared tensors that were counted

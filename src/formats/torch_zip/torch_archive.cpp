@@ -378,9 +378,9 @@ class Flattener {
   KeyPath path_;  // of the visited object, also during an exception
   std::vector<Leaf> leaves_;
   std::vector<Simplification> simplifications_;
-  std::vector<Known> opened_;       // by id
-  std::vector<Known> with_tensor_;  // by id
-  std::vector<Known> is_module_;    // by id
+  std::vector<Known> opened_;       // indexed by id
+  std::vector<Known> with_tensor_;  // indexed by id
+  std::vector<Known> is_module_;    // indexed by id
   bool is_in_module_ = false;
   std::set<std::uint32_t> modules_;  // ids of the outermost modules
 };

@@ -144,7 +144,7 @@ class SavedObject {
   std::unique_ptr<Storages> storages_;
   ByteOrder order_ = ByteOrder::little;
   mutable std::mutex checks_mutex_;
-  mutable std::map<std::size_t, StorageCheck> checks_;  // by storage
+  mutable std::map<std::size_t, StorageCheck> checks_;  // key: number of the storage
 };
 
 /// An archive that torch.save or torch.jit.save wrote. It fills a window of a file, often all of

@@ -30,7 +30,7 @@ struct PlanOptions {
   std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; else 1
   std::optional<FusedOptimizer> optimizer{};             // to count its state; empty: dense tables
   int ranks_per_host = 0;                                // 0: all ranks on one host
-  std::map<std::string, TableConstraint> constraints{};  // by table
+  std::map<std::string, TableConstraint> constraints{};  // key: table
   PlannerBandwidths bandwidths{};                        // to estimate times
   std::uint64_t reserved = 0;                            // bytes of memory_per_rank to leave free
   bool is_weighted = false;                              // every id has a weight
