@@ -126,7 +126,7 @@ class Scales {
   static bool is_cheap(std::string_view pattern) {
     constexpr std::size_t kMaxNbytes = 200;
     constexpr double kMaxCost = 512;
-    constexpr double kRepetitionCost = 8;  // so at most 3 repetitions are allowed
+    constexpr double kRepetitionCost = 8;  // allows 3 repetitions: 8 * 8 * 8 is kMaxCost
     if (pattern.size() > kMaxNbytes) return false;
     double cost = 1;
     std::vector<double> num_branches{1};  // of each open group

@@ -155,7 +155,8 @@ class Builder {
     }
     return scales;
   }
-  /// Keeps products of a size and a small factor, such as 8 codes in a word, within 64 bits.
+  /// Refuses sizes above 2^40, so that a size times a small factor, such as 8 codes in a word, fits
+  /// into 64 bits.
   static void require_sizes(const Shape& shape) {
     for (const std::int64_t size : shape) {
       if (size < 0 || size > kMaxSize) refuse("sizes up to 2^40", shape_to_string(shape));

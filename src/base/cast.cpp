@@ -298,13 +298,13 @@ Number largest_castable(DType to) {
   };
   switch (to) {
     case DType::float16:
-      return below(0x1.FFEp15);  // the tie between the largest finite number and the next
+      return below(0x1.FFEp15);  // below the tie of 65504, the largest number, and the next
     case DType::bfloat16:
       return below(0x1.FFp127);
     case DType::float8_e5m2:
       return below(0x1.Ep15);
     case DType::float8_e4m3fn:
-      return Number{464};  // this tie rounds down, to 448
+      return Number{464};  // a tie of 448 and 480; rounds to 448
     case DType::float32:
       if constexpr (std::is_same_v<Number, double>) return below(0x1.FFFFFFp127);
       break;

@@ -124,7 +124,7 @@ class PosixWritableFile final : public WritableFile {
 
   void close() override {
     direct_ = FileDescriptor();
-    // Linux has closed the descriptor even if it reports EINTR.
+    // Linux closes the descriptor even if close() reports EINTR, so EINTR is no failure.
     if (::close(file_.release()) != 0 && errno != EINTR) throw_system_error(errno, path_, "close");
   }
 

@@ -103,7 +103,8 @@ class MergedReader final : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Origin& origin = tensors_[tensor_index];
     PieceStorage storage = reader_of(origin).piece_storage(origin.index, piece_index);
-    storage.file = join_path(reader_of(origin).path(), storage.file);  // unique among sources
+    // Two sources can have files of the same name, so the whole path is shown.
+    storage.file = join_path(reader_of(origin).path(), storage.file);
     return storage;
   }
   std::vector<std::string> data_files() const override {
@@ -118,7 +119,7 @@ class MergedReader final : public CheckpointReader {
     for (const MergeSource& source : sources_)
       missing.push_back(source.reader->find_missing_data());
     const auto in_source = [&](const Origin& origin, const std::string& file) {
-      return join_path(reader_of(origin).path(), file);  // unique among sources
+      return join_path(reader_of(origin).path(), file);  // two sources may have equal names
     };
     MissingData result;
     for (std::size_t v = 0; v < values_.size(); ++v) {

@@ -46,7 +46,7 @@ ShardIndex::Rest rest_of(const Value& index) {
   return rest;
 }
 
-/// Whether a number in JSON, an integer or a float, is `nbytes`.
+/// Whether a JSON value is a number, integer or float, and equals `nbytes`.
 bool is_number(const Value& value, std::uint64_t nbytes) {
   if (const auto* integer = value.get_if<std::int64_t>()) {
     return *integer >= 0 && static_cast<std::uint64_t>(*integer) == nbytes;

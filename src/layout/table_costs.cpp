@@ -28,7 +28,7 @@ double id_nbytes(const TableSize& table) {
   return kIdNbytes + (table.is_weighted ? kIdWeightNbytes : 0);
 }
 
-/// A table and the options, in the terms of the cost model.
+/// Computes the costs of one table's shards; see [Note: What a shard costs].
 class CostModel {
  public:
   CostModel(const TableSize& table, TableKernel kernel, const PlannerOptions& options)

@@ -83,7 +83,7 @@ enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
-/// Shows a range of a source dataset as a box of a virtual dataset.
+/// A box of a virtual dataset, and the range of a source dataset whose elements it shows.
 struct VirtualMapping {
   Box box;
   std::string source_file;     // relative to the file of the virtual dataset

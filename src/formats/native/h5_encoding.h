@@ -13,7 +13,7 @@
 namespace tessera::formats::native::h5 {
 
 // The structures of an HDF5 file that `VirtualFile` writes by itself, as the HDF5 file format
-// specification (version 3.0) defines them. Every function returns a structure as a string of its
+// specification (version 3.0) defines them. The functions return a structure as a string of its
 // bytes. Numbers are little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
 
 inline constexpr std::uint64_t kNoAddress = UINT64_MAX;

@@ -90,7 +90,7 @@ class VirtualFile {
 
   const std::uint64_t user_block_nbytes_;
   std::unique_ptr<WritableFile> file_;
-  std::uint64_t end_;   // of the file, with `buffer_`
+  std::uint64_t end_;   // of the file, including `buffer_`
   std::string buffer_;  // the last bytes of the file
   // The part of the global heap that is being filled. Its place is before `buffer_`.
   std::uint64_t collection_begin_ = 0;

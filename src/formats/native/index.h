@@ -21,7 +21,8 @@ enum class Encoding : std::uint8_t {
 
 inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // of plain data under one checksum
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
-inline constexpr std::uint64_t kChunkNbytesUnit = 16;  // the largest itemsize
+inline constexpr std::uint64_t kChunkNbytesUnit =
+    16;  // chunk sizes are multiples of the largest itemsize
 
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
 // its pieces, the linked pieces, with the same bytes. The rank files of the base that hold them are

@@ -113,7 +113,7 @@ class RankFileWriter {
   const NativeWriteOptions options_;
   Journal* const journal_;
   const RankFileContents contents_;
-  std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
+  std::uint64_t reserved_end_ = 0;  // of the space that this or an interrupted writer reserved
   h5::File h5_file_;
   h5::Handle own_group_;            // in the file; set once it is needed
   std::vector<PieceState> pieces_;  // indexed by number; their datasets are in the file

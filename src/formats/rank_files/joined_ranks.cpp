@@ -505,7 +505,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
            such_as(other_keys_.size(), "name", "with a key of another type (0 and '0')", name) +
                " on rank " + std::to_string(rank) + " (the key of the lowest rank is kept)");
     }
-    std::vector<std::string> lists;  // of different lengths
+    std::vector<std::string> lists;  // names of lists that differ in length
     for (const auto& [name, lengths] : list_lengths_) {
       const std::int64_t first = lengths.begin()->second;
       const auto differs = [&](const auto& length) { return length.second != first; };

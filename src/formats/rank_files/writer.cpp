@@ -151,7 +151,8 @@ class RankFilesWriter final : public ShareWriter {
     return {first, first + block_nbytes};
   }
 
-  /// Returns the file of a piece, open and of its final size.
+  /// Opens the file of a piece, unless it is open already, and returns it. The file has its final
+  /// size.
   Open open_file(PieceId piece) { return open_file(files_.place_of(piece).file); }
   Open open_file(std::size_t file) {
     FileState& state = states_[file];

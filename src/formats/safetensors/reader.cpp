@@ -738,8 +738,9 @@ class SafetensorsReader final : public CheckpointReader {
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_prefix_;         // while opening
-  std::set<std::string> differing_metadata_;          // keys; while opening
-  std::vector<std::string> second_copies_;            // described in words; while opening
+  std::set<std::string>
+      differing_metadata_;                  // keys whose texts differ between files; while opening
+  std::vector<std::string> second_copies_;  // described in words; while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases

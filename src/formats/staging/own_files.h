@@ -31,7 +31,7 @@ bool is_plain_folder(const std::string& path);
 /// Returns a link as a file. Returns a folder that is nested too deep instead of the files in it.
 std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory);
 
-/// Whether any of the paths is of a file in the folder `folder`.
+/// Whether any of `paths` is the path of a file in the folder `folder`.
 bool has_file_in(const std::set<std::string>& paths, const std::string& folder);
 
 /// Returns the first entry of a directory that does not belong to a checkpoint: a name, or the path

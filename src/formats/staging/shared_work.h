@@ -82,7 +82,8 @@ class SharedWork {
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
   void mark_complete(int share);
 
-  /// Returns the blocks of all shares, with the identity of the main journal, to be resumed.
+  /// Returns the finished blocks of all shares, with the identity of the main journal, so that one
+  /// process can resume them all.
   JournalContents all_blocks() const;
 
   /// Marks the work as ended, just before two checkpoints are exchanged. From then on the staging

@@ -64,7 +64,7 @@ struct Group {
 /// The file that one rank wrote for an item.
 struct ItemFile {
   std::string path;  // from the checkpoint's directory
-  std::string form;  // `TorchSerialization`
+  std::string form;  // such as `TorchSerialization`
 };
 
 /// One item that the trainer saved, such as its model.

@@ -14,7 +14,8 @@ namespace tessera::formats::torch_checkpointing {
 /// not have these places, so the caller gives them.
 class PlacedFile final : public torch_zip::TorchFileReader {
  public:
-  /// `places`: by tensor; nothing for a tensor that every rank has whole. `key_paths`: by tensor.
+  /// `places`: one for each tensor; nothing for a tensor that every rank has whole. `key_paths`:
+  /// one for each tensor.
   PlacedFile(std::unique_ptr<CheckpointReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places,
              std::vector<KeyPath> key_paths);

@@ -28,7 +28,7 @@ constexpr std::int64_t kProtocol = 1001;
 constexpr std::string_view kMagicNumber("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 13);
 constexpr std::string_view kMagicLine = "L119547037146038801333356L\n.";
 
-/// Where the storages of a stream are.
+/// The storages of a stream, and their places in the file.
 class StreamStorages final : public Storages {
  public:
   explicit StreamStorages(const ReadableFile& file) : file_(file) {}
