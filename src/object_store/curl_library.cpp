@@ -18,7 +18,7 @@ constexpr const char* kLibrary = "libcurl.so.4";
 }
 
 void* open_library() {
-  // Also tries the build with GnuTLS, which has the same interface.
+  // Also tries libcurl built with GnuTLS, which has another file name and the same interface.
   for (const char* name : {kLibrary, "libcurl-gnutls.so.4"}) {
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
   }
