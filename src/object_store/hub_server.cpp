@@ -171,7 +171,7 @@ Error HubServer::error_for(const std::string& url, const HttpResponse& response)
   }
   const bool is_missing = response.status == 404;
   return Error::expected(is_missing ? ErrorKind::not_found : ErrorKind::io, {.path = url}, "model",
-                         "one that can be read", response.failure_in_words(),
+                         "a model that can be read", response.failure_in_words(),
                          token().empty()
                              ? "check the name; for a private or gated model, set HF_TOKEN"
                              : "check the name; has the token (HF_TOKEN) access to the model?");

@@ -126,7 +126,7 @@ Answer S3Uploads::send_if_free(const std::string& url, Call call, Existing exist
 namespace {
 
 [[noreturn]] void refuse_existing(const std::string& url) {
-  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "none", "one",
+  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "no object at this URL", "an object",
                         "another program wrote it meanwhile, or an earlier run did");
 }
 

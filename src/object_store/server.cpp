@@ -144,7 +144,7 @@ class Server::RangeRead {
   [[noreturn]] void refuse_change() const {
     const auto now = server_.find(url_);
     throw Error::expected(ErrorKind::mismatch, {.path = url_}, "object",
-                          "the one that was opened: " + version_.in_words(),
+                          "the version that was opened: " + version_.in_words(),
                           now ? now->version.in_words() : "none",
                           "did another program write it? read a checkpoint that is complete");
   }
