@@ -150,11 +150,12 @@ class Combination {
       are_equal = have_equal_elements(tensors.front(), tensors[s]);
     }
     if (!are_equal && options_->preference == MergePreference::none) {
-      problems_.push_back(combine_problem(
-          name,
-          "equal elements in all sources, because " +
-              std::string(dtype_name(contents_.tensors[index].meta.dtype)) + " has no sum",
-          "different elements", {Remedy::Action::prefer_source}));
+      problems_.push_back(
+          combine_problem(name,
+                          "equal elements in all sources, because " +
+                              std::string(dtype_name(contents_.tensors[index].meta.dtype)) +
+                              " tensors cannot be added up",
+                          "different elements", {Remedy::Action::prefer_source}));
     }
     if (!are_equal) preferred_.push_back(name);
     const bool is_last = options_->preference == MergePreference::last;

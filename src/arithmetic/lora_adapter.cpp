@@ -281,7 +281,7 @@ class AdapterNames {
     auto& place = is_bias ? layer.bias : role.ends_with('A') ? layer.down : layer.up;
     if (place) {
       return problem(tensor, "one lora_A and lora_B for each layer",
-                     "a second one (are there several adapters in the file?)");
+                     "a second tensor of this kind (are there several adapters in the file?)");
     }
     place = tensor;
     layer.is_embedding = role.find("embedding") != std::string_view::npos;

@@ -91,7 +91,7 @@ void check_base(const FileSystem& fs, const std::string& base, const std::string
   if (fs.kind_of(parent) && device_of(base) != device_of(parent)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = base}, "base",
                           "a checkpoint on the file system of the destination",
-                          "one on another file system",
+                          "a checkpoint on another file system",
                           "hard links cannot lead there; without a base, all pieces are written");
   }
 }

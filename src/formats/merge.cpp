@@ -380,8 +380,7 @@ class MergedReader final : public CheckpointReader {
       }
     }
     note({names.begin(), names.end()},
-         "tensors that come apart, as one of them is taken from "
-         "another source",
+         "tied tensors that become separate, because one is taken from another source",
          "tied tensors that stay tied");
   }
 

@@ -362,7 +362,7 @@ TEST(MergeTest, APreferenceTellsOfTiesThatComeApart) {
     return found;
   };
   const std::string text =
-      "tensors that come apart, as one of them is taken from another source: '";
+      "tied tensors that become separate, because one is taken from another source: '";
   EXPECT_THAT(notes_of(MergePreference::last), ElementsAre(text + "b'"));
   EXPECT_THAT(notes_of(MergePreference::first), ElementsAre(text + "c'"));
 }

@@ -368,7 +368,7 @@ TEST(NativeBaseTest, ABaseThatCannotServeIsRefused) {
   EXPECT_THAT([&] { check_base(fs, folder / "link", folder / "1"); },
               ThrowsError(ErrorKind::invalid_argument, "the destination itself"));
   EXPECT_THAT([&] { check_base(fs, "/proc/self", folder / "2"); },
-              ThrowsError(ErrorKind::invalid_argument, "one on another file system"));
+              ThrowsError(ErrorKind::invalid_argument, "a checkpoint on another file system"));
   write_file(folder / "1/index.h5", read_all(folder / "1/index.h5").substr(0, 5000));
   EXPECT_THAT([&] { open_base_at(folder / "1"); }, ThrowsError(ErrorKind::corruption, "index.h5"));
 }

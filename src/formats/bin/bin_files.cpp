@@ -71,7 +71,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
         names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
     if (num_indexes > 1 && !is_usual) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one index",
-                            std::to_string(num_indexes) + " of them", "give the path of one index");
+                            std::to_string(num_indexes) + " indexes", "give the path of one index");
     }
     detail::require_in_checkpoint(fs, path, *index);
     take_index(fs, join_path(path, *index), set);

@@ -57,7 +57,7 @@ std::vector<std::size_t> checked_numbers(const std::string& name, const std::str
   std::vector<std::size_t> numbers = numbers_in(name);
   if (std::ranges::find(numbers, kMaxOfOneKind) == numbers.end()) return numbers;
   throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "rank",
-                        "numbers below " + std::to_string(kMaxOfOneKind), "a larger one");
+                        "numbers below " + std::to_string(kMaxOfOneKind), "a larger number");
 }
 
 /// Returns the first rank without a folder. Makes no list of all ranks, because a hostile folder

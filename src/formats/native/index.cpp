@@ -771,7 +771,7 @@ void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::
   std::vector<bool> is_placed(num_pieces, false);
   for (const RankTensor& each : by_rank) {
     if (each.entry->meta != tensor.meta) {
-      fail("ranks", "the same dtype and shape on every rank", "other ones");
+      fail("ranks", "the same dtype and shape on every rank", "other dtypes or shapes");
     }
     for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
       const StoredPiece& stored = (*each.storage)[p];

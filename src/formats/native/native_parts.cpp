@@ -31,7 +31,8 @@ RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std:
       encode_without_places(found.index) != encode_without_places(std::move(expected))) {
     throw Error::expected(ErrorKind::corruption,
                           {.path = join_path(directory, rank_file_name(rank))}, "part",
-                          "the contents, values and options of rank 0", "others", likely_cause);
+                          "the contents, values and options of rank 0",
+                          "other contents, values or options", likely_cause);
   }
   return found;
 }

@@ -514,7 +514,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     if (!lists.empty()) {
       note("lists of equal lengths on all ranks",
            such_as(lists.size(), "list", "with other lengths on some ranks", lists.front()) +
-               ": one list of all positions");
+               " (read as one list with all positions)");
     }
     list_lengths_.clear();
     if (differing_.empty()) return;

@@ -96,7 +96,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     const std::string usual = "model" + std::string(detail::kIndexSuffix);
     if (std::ranges::find(indexes, usual) == indexes.end()) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one index",
-                            std::to_string(indexes.size()) + " of them",
+                            std::to_string(indexes.size()) + " indexes",
                             "give the path of one index");
     }
     indexes = {usual};

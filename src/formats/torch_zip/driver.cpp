@@ -66,7 +66,7 @@ class TorchZipDriver final : public FormatDriver {
     if (std::ranges::none_of(directory.names, is_torch_save)) return {};
     return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
                                "expected a checkpoint, found a directory of torch.save files (give "
-                               "the path of one of them)")};
+                               "the path of one file)")};
   }
 
   Recognition recognize_file(const FileBegin& file) const override {

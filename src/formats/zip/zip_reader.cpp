@@ -220,7 +220,7 @@ ZipReader::Directory ZipReader::find_directory() const {
   if (const auto zip64 = find_zip64_trailer(trailer.begin)) trailer = *zip64;
   if (trailer.disk != 0 || trailer.first_disk != 0 ||
       trailer.num_members_on_disk != trailer.num_members) {
-    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
+    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several disks");
   }
   const auto stated_end = checked_add(trailer.directory_begin, trailer.directory_nbytes);
   if (!stated_end || *stated_end > trailer.begin - window_.begin) {
@@ -307,7 +307,7 @@ void ZipReader::check_member(std::size_t member, std::uint16_t flags,
     fail(ErrorKind::unsupported, describe(member), "unencrypted data", "encrypted data");
   }
   if (first_disk != 0)
-    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
+    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several disks");
   const Member& added = members_[member];
   if (added.compression == Compression::stored && added.nbytes != added.stored_nbytes) {
     fail(ErrorKind::corruption, describe(member) + " stored without compression",
@@ -356,7 +356,7 @@ ByteRange ZipReader::data_range(std::size_t index) const {
     const auto contradicts = [&](std::string_view what) {
       fail(ErrorKind::corruption, describe(index),
            "the " + std::string(what) + " that the directory states",
-           "a different one in the local header");
+           "another value in the local header");
     };
     if (u32(header, 0) != kLocalHeaderSignature) contradicts("signature");
     const std::uint16_t flags = u16(header, 6);
