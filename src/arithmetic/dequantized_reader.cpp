@@ -79,8 +79,7 @@ class DequantizedReader final : public formats::DerivedReader {
  private:
   /// Where a tensor comes from.
   struct Origin {
-    std::size_t source =
-        0;  // index of the tensor in the source; of a quantized weight: of its codes
+    std::size_t source = 0;             // index of the tensor, or of the weight's codes
     std::optional<std::size_t> weight;  // index in weights_; none: the tensor is not quantized
   };
 

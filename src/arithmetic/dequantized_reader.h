@@ -20,7 +20,7 @@ struct DequantizedCheckpoint {
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
   bool has_weights = false;                  // whether there are quantized weights, selected or not
   std::size_t num_weights = 0;               // quantized weights that `only` selects
-  std::size_t num_companions = 0;            // their scales, zero points, …, which are left out
+  std::size_t num_companions = 0;            // scales, zero points, …, which are left out
 };
 
 /// Returns the content of `config.json` beside a checkpoint; None if there is no such file.

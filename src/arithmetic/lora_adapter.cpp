@@ -72,8 +72,7 @@ class Scales {
 
   /// Returns what the product of a module's two matrices is multiplied by.
   double of(const std::string& module, std::int64_t rank) const {
-    constexpr std::size_t kMaxNameNbytes =
-        300;  // the time to match grows with a power of the length
+    constexpr std::size_t kMaxNameNbytes = 300;  // matching takes a power of the length
     double alpha = alpha_;
     if (!patterns_.empty() && module.size() > kMaxNameNbytes) {
       refuse("alpha_pattern", "names of modules of at most 300 bytes",

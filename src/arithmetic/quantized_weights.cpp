@@ -124,7 +124,7 @@ class Builder {
         codes_(reader.contents().tensors[parts.codes].meta),
         scales_(without_ones(reader.contents().tensors[parts.scales].meta, codes_.shape.size())) {}
 
-  /// Throws: Refusal.
+  /// Returns the weight with its scales and zero points. Throws: Refusal.
   QuantizedWeight build() const {
     for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
     if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {

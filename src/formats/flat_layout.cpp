@@ -356,8 +356,7 @@ void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& lay
   const bool has_first_component = vector_name == layout.key;
   std::set<std::pair<std::int64_t, Shape>> done;
   for (const FlatUnitParameter& parameter : layout.parameters) {
-    if (!done.emplace(parameter.offset, parameter.shape).second)
-      continue;  // a tied parameter, which has been shown already
+    if (!done.emplace(parameter.offset, parameter.shape).second) continue;  // tied: already shown
     const std::string_view name =
         has_first_component ? parameter.fqn
                             : without_first_component(parameter.fqn).value_or(parameter.fqn);

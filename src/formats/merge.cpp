@@ -456,8 +456,7 @@ class MergedReader final : public CheckpointReader {
     note(different_values_, "different values, or a value and a tensor (one entry is taken)");
     note_lists();
     note_empty_sources();
-    if (preference_ == MergePreference::none)
-      return;  // without a preference, collisions are refused
+    if (preference_ == MergePreference::none) return;  // collisions are refused
     note(different_keys_, "keys of different types, such as 0 and \"0\" (one entry is taken)",
          "the same keys under one name");
     note_split_ties();

@@ -31,8 +31,7 @@ class DTypes {
 constexpr DTypes kFloat8 = {DType::float8_e4m3fn, DType::float8_e5m2, DType::float8_e4m3fnuz,
                             DType::float8_e5m2fnuz};
 constexpr DTypes kFloats = {DType::float16, DType::bfloat16, DType::float32, DType::float64};
-constexpr DTypes kPowersOfTwo = {DType::uint8,
-                                 DType::float8_e8m0fnu};  // scales that are exponents of 2
+constexpr DTypes kPowersOfTwo = {DType::uint8, DType::float8_e8m0fnu};  // exponents
 constexpr DTypes kPackedIntegers = {DType::uint8, DType::int32};
 constexpr DTypes kSignedIntegers = {DType::int8, DType::int16, DType::int32, DType::int64};
 constexpr DTypes kTorchaoCodes = {

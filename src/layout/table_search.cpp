@@ -16,7 +16,7 @@ constexpr std::size_t kMostTablesCombined = 12;
 constexpr int kMostPlacesCombined = 20000;
 constexpr double kWorthwhile = 1e-3;  // the least relative gain that counts
 
-/// An order of tables and candidates to try.
+/// The order in which the search places tables, and tries the candidates of each table.
 struct Attempt {
   std::vector<std::size_t> tables;                   // in the order of placement
   std::vector<std::vector<std::size_t>> candidates;  // indexed by table, in the order of trying

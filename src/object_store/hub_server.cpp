@@ -15,8 +15,7 @@ constexpr std::uint64_t kMaxAnswerNbytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMaxTokenNbytes = 4096;
 constexpr std::size_t kMaxPages = 1000;
 constexpr const char* kHub = "https://huggingface.co";
-constexpr const char* kApi =
-    "tessera-api";  // marks a request to the hub's API in a Query; never sent
+constexpr const char* kApi = "tessera-api";  // marks an API request in a Query; never sent
 
 std::string hub() {
   std::string origin = environment_of_process()("HF_ENDPOINT").value_or(kHub);

@@ -43,8 +43,7 @@ RemoteFileSystem::RemoteFileSystem()
 RemoteFileSystem::~RemoteFileSystem() = default;
 
 RemoteFileSystem& RemoteFileSystem::of_process() {
-  static auto& files =
-      *new RemoteFileSystem;  // never destroyed, because requests in the background use it
+  static auto& files = *new RemoteFileSystem;  // not destroyed: background requests use it
   return files;
 }
 

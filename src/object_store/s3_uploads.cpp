@@ -126,8 +126,8 @@ Answer S3Uploads::send_if_free(const std::string& url, Call call, Existing exist
 namespace {
 
 [[noreturn]] void refuse_existing(const std::string& url) {
-  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "no object at this URL", "an object",
-                        "another program wrote it meanwhile, or an earlier run did");
+  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "no object at this URL",
+                        "an object", "another program wrote it meanwhile, or an earlier run did");
 }
 
 [[noreturn]] void refuse_etag(const std::string& url, std::string_view what,

@@ -208,8 +208,9 @@ void Spool::require_replaced_unchanged() const {
       if (before == after) continue;
       throw Error::expected(ErrorKind::already_exists,
                             {.path = name.empty() ? options_.url : join_path(options_.url, name)},
-                            "object to replace", "the object that was there at the start: " + before,
-                            after, "another program writes here");
+                            "object to replace",
+                            "the object that was there at the start: " + before, after,
+                            "another program writes here");
     }
   }
 }

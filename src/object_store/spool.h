@@ -100,7 +100,7 @@ class Spool final : public ForwardingFileSystem {
   const std::string parent_url_;
   S3Uploads uploads_;
   mutable std::mutex mutex_;                  // guards all below
-  std::map<std::string, FilePointer> files_;  // by local path
+  std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
   std::size_t num_published_ = 0;             // objects that have appeared
   UploadWorkers workers_;                     // ends first

@@ -35,7 +35,7 @@ class WrittenRanges {
   bool covers(ByteRange range) const;
 
  private:
-  std::map<std::uint64_t, std::uint64_t> ends_;  // by begin
+  std::map<std::uint64_t, std::uint64_t> ends_;  // key: begin of a range; value: its end
 };
 
 /// A file that is written on the local disk and uploaded part by part. Knows which parts are

@@ -25,8 +25,9 @@ void remove_objects(const std::string& url, const StoredObjects& objects,
 void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,
                  Existing existing);
 
-/// What find_unfinished does with unfinished uploads at a URL, and in the folder of that name.
+/// Whether find_unfinished removes the uploads that it finds.
 enum class Unfinished { count, remove };
+/// Returns the number of unfinished uploads at a URL, and in the folder of that name.
 int find_unfinished(const std::string& url, Unfinished action);
 
 }  // namespace tessera::object_store

@@ -168,7 +168,7 @@ class FormatDriver {
     return DestinationKind::directory;
   }
 
-  // What may be replaced or removed
+  // --- which files may be replaced or removed
 
   /// Whether a file of that name can belong to a directory of this format, whoever wrote it.
   virtual bool may_own_file(std::string_view /*name*/) const { return false; }
@@ -189,7 +189,7 @@ class FormatDriver {
   virtual bool is_whole_file(const ReadableFile& /*file*/, std::string_view /*first_bytes*/) const {
     return false;
   }
-  /// Whether the file at `path` is one of several that make up a checkpoint of this format.
+  /// Whether the file at `path` is one of several files of a checkpoint of this format.
   virtual bool is_one_of_several(const FileSystem& /*fs*/, const std::string& /*path*/) const {
     return false;
   }

@@ -53,7 +53,7 @@ struct ShareOptions {
   int index = 0;            // of the share, from 0; for `write`
   int num_shares = 1;       // number of shares of the work
   std::string command{};    // stored for the process that finishes the work; not compared
-  /// Whether a share may begin the work, if no other process has done so.
+  /// Whether this process may begin the work of all shares, if no other process has done so.
   enum class Beginning { allowed, refused } beginning = Beginning::allowed;
 };
 
@@ -111,7 +111,7 @@ class FormatWriter {
   /// several writers.
   virtual const PartsWriter* parts() const { return nullptr; }
 
-  /// As `BaseCheckpoint::open`; null if the format has no base.
+  /// Opens a base as `BaseCheckpoint::open` does; returns null if the format has no base.
   virtual std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& /*fs*/,
                                                           const std::string& /*path*/) const {
     return nullptr;

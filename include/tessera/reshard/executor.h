@@ -135,7 +135,7 @@ struct ExecuteOptions {
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
   formats::ProgressSink resumed{};   // the part of `progress` that an interrupted run wrote
-  std::string source_path{};         // for errors; finish_move sets it
+  std::string source_path{};         // path of the source, for errors; finish_move sets it
   /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
   /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};

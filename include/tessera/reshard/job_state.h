@@ -81,7 +81,7 @@ struct LoadPlanOptions {
   Relaxation unexpected = Relaxation::refuse;  // names that only the checkpoint has are skipped
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
   Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
-  NameSelection only{};  // of the wanted names; others keep their values, and are not unexpected
+  NameSelection only{};           // the wanted names to load; other names keep their values
   std::vector<Rename> renames{};  // from the checkpoint's names to the wanted ones
 };
 

@@ -456,7 +456,7 @@ std::array<std::byte, 16> fill_element(DType dtype) {
 }
 
 std::string encode_element_type(DType dtype, const std::string& path) {
-  constexpr std::size_t kPrefixNbytes = 2;  // of H5Tencode, not of an object header
+  constexpr std::size_t kPrefixNbytes = 2;  // H5Tencode adds it; object headers lack it
   const LibraryScope library;
   const Handle type = make_element_type(dtype, path);
   std::size_t nbytes = 0;

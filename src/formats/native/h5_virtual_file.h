@@ -34,7 +34,7 @@ class VirtualFile {
     std::string_view text;
   };
 
-  // Each of these writes an object and returns its address.
+  // Each of the functions below writes an object, and returns its address.
 
   /// A dataset of `shape` that shows `mappings`, as `create_virtual_dataset` makes it.
   /// `num_links` is the number of links that will lead to it.

@@ -19,10 +19,10 @@ enum class Encoding : std::uint8_t {
   zstd = 2,   // chunks, byte-shuffled and compressed
 };
 
-inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // of plain data under one checksum
+inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // bytes of plain data with one checksum
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
-inline constexpr std::uint64_t kChunkNbytesUnit =
-    16;  // chunk sizes are multiples of the largest itemsize
+/// All chunk sizes are multiples of the largest itemsize.
+inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
 // its pieces, the linked pieces, with the same bytes. The rank files of the base that hold them are

@@ -313,7 +313,7 @@ class LinkedFileCheck final : FileCheck {
   }
 
  private:
-  /// A piece that the checkpoint has in this file.
+  /// A piece of the checkpoint whose bytes are in this file.
   struct Wanted {
     const TensorEntry* tensor;
     Region region;

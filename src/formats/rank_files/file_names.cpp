@@ -26,7 +26,7 @@ void remove_separators(std::string_view& text) {
 }
 
 /// Removes `<word>_<number>` from the end of `text` and returns the number. If `text` does not end
-/// so, returns nothing and leaves it unchanged.
+/// in this way, returns nothing and does not change `text`.
 std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view word) {
   const std::size_t last = text.find_last_not_of(kDigits);
   const std::string_view digits = text.substr(last == std::string_view::npos ? 0 : last + 1);

@@ -325,8 +325,8 @@ class FileLayout {
     return {metadata.begin(), metadata.end()};
   }
 
-  /// Returns the members of `__metadata__`, or of the index, that name the values or hold the
-  /// structure.
+  /// Returns members of `__metadata__`, or of the index: the digest of the values file, or the
+  /// structure text.
   std::map<std::string, std::string> values_metadata() const {
     std::map<std::string, std::string> metadata;
     if (!texts_.values.empty()) {

@@ -73,7 +73,7 @@ ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
   return identity;
 }
 
-/// Returns whether a name is one of a file of shared work.
+/// Returns whether a name in the folder of shared work is that of one of its own files.
 bool is_own_name(std::string_view name) {
   if (name == kLockName || name == kCommandName || name == kEndedName) return true;
   if (name == kWorkName || name == std::string(kWorkName) + ".new") return true;
@@ -191,8 +191,7 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
     FileDescriptor file(tessera::detail::retry_on_interrupt(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666); }));
     if (!file) {
-      if (errno == ENOENT)
-        continue;  // another process has just finished the work and removed the folder
+      if (errno == ENOENT) continue;  // another process has just removed the folder
       tessera::detail::throw_system_error(errno, path, "open");
     }
     LockResult result = tessera::detail::try_lock_between_hosts(file);
@@ -290,8 +289,8 @@ void SharedWork::mark_complete(int share) {
   try {
     fs_.sync_directory(path_);
   } catch (const Error&) {
-    // If this was the last share, another worker may have seen it complete, finished the work, and
-    // removed the folder.
+    // No error if the folder is gone: another worker may have seen that all shares are complete,
+    // and has finished the work.
     if (mode_of_name(path_)) throw;
   }
 }

@@ -48,9 +48,8 @@ namespace tessera::formats {
 class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
-  static constexpr std::string_view kJournalSuffix = ".journal";  // after the staging path
-  static constexpr std::string_view kJournalMagic =
-      "tessera-journal ";  // begins journals of all versions
+  static constexpr std::string_view kJournalSuffix = ".journal";         // after the staging path
+  static constexpr std::string_view kJournalMagic = "tessera-journal ";  // of all versions
   static constexpr std::string_view kJournalFirstLine =
       "tessera-journal 1\n";  // with its line feed
 

@@ -69,8 +69,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
 
  private:
   std::unique_ptr<CheckpointReader> base_;
-  const torch_zip::TorchFileReader* torch_ =
-      nullptr;  // base_, if it is a TorchFileReader; else null
+  const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
   std::vector<std::optional<torch_zip::ShardPlace>> places_;
   CheckpointContents contents_;
   bool is_empty_dict_ = false;

@@ -319,8 +319,7 @@ void EntryReader::add_what_readers_found() {
 /// Adds the simplifications that the files' readers report, with this checkpoint's names. Leaves
 /// out simplifications of the dict `module`, because this checkpoint has no such dict.
 void EntryReader::add_simplifications() {
-  std::map<const File*, std::map<std::string, std::string>>
-      names;  // name in the file -> name in this checkpoint
+  std::map<const File*, std::map<std::string, std::string>> names;  // name in the file -> name here
   for (const auto& [file, keys, name] : renamed_) names[file].emplace(spell(keys), name);
   std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
   for (const auto& [file, of_file] : names) {

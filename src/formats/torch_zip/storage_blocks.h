@@ -14,8 +14,7 @@ namespace tessera::formats::torch_zip {
 class StorageBlocks {
  public:
   using PieceId = CheckpointWriter::PieceId;
-  static constexpr std::uint64_t kNbytes = std::uint64_t{4}
-                                           << 20;  // of each block but the last of a piece
+  static constexpr std::uint64_t kNbytes = std::uint64_t{4} << 20;  // of all blocks but the last
 
   /// Keeps a view of `contents`, which must outlive this.
   explicit StorageBlocks(const CheckpointContents& contents);

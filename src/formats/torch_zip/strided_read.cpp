@@ -84,8 +84,7 @@ class StridedRead {
       return;
     }
     const std::int64_t stretch = span_of(inner);
-    const std::int64_t spacing =
-        far ? stretch : outer.stride;  // between two stretches in `staging_`
+    const std::int64_t spacing = far ? stretch : outer.stride;  // between stretches in staging_
     const std::int64_t room = kStagingNbytes / element_nbytes_ - stretch;
     const std::int64_t num_staged =
         spacing == 0 ? outer.size : std::min(outer.size, 1 + room / spacing);

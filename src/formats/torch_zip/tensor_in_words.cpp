@@ -77,8 +77,7 @@ std::string dtensor_in_words(Object call) {
 
 std::string sharded_tensor_in_words(Object call) {
   const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
-  const std::optional<Object> shard =
-      item_of(item_of(state, 0), 0);  // the first shard of this rank
+  const std::optional<Object> shard = item_of(item_of(state, 0), 0);  // the rank's first shard
   const std::optional<Object> metadata = attribute_of(shard, "metadata");
   const std::string sizes = shape_in_words(attribute_of(metadata, "shard_sizes"));
   const std::string offsets = shape_in_words(attribute_of(metadata, "shard_offsets"));

@@ -30,8 +30,7 @@ constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
 constexpr std::uint16_t kZip64ExtraId = 0x0001;
 
 constexpr std::uint16_t kEncryptedFlags = 1U << 0 | 1U << 6 | 1U << 13;
-constexpr std::uint16_t kSizesFollowFlag =
-    1U << 3;  // sizes are after the data, not in the local header
+constexpr std::uint16_t kSizesFollowFlag = 1U << 3;  // the sizes are after the data
 
 constexpr std::uint64_t kSmallWindowNbytes = 64 * 1024;
 constexpr std::uint64_t kTailNbytes = 8 * 1024;

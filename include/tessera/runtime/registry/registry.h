@@ -68,7 +68,8 @@ class PassMember : public ModuleState {
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 
-/// Returns the number of modules with a state. Frees the states of dead modules.
+/// Returns the number of modules with a ModuleState. Frees the states of modules that were
+/// destroyed.
 std::size_t num_modules();
 
 }  // namespace tessera::registry
