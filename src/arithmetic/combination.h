@@ -30,7 +30,7 @@ enum class Accumulation { float64, float32 };
 /// Whether this dtype can hold a weight: the weight stays finite, and only a weight of 0 becomes 0.
 bool can_hold(Accumulation accumulation, double weight);
 
-/// What the combined tensors are rounded to.
+/// The dtype to which the combined tensors are rounded.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
   later,            // they stay float64 until the move casts them; but tensors that a cast
@@ -60,7 +60,7 @@ struct WeightedReader {
   Step step{};
 };
 
-/// What an adapter changes in its base.
+/// Counts of the tensors of the base model that an adapter changes.
 struct AdapterCounts {
   std::string path;
   std::size_t num_changed = 0;   // tensors to which the adapter adds something
@@ -89,8 +89,8 @@ struct CombinedCheckpoint {
 ///
 /// Floating-point and complex tensors are added up. All other tensors, and values, are taken from
 /// the first source and must be equal in all of them, unless there is a preference. The selected
-/// names and their shapes must be equal in all sources. Optimizer state has no sum: it must be left
-/// out. Requires: at least one source.
+/// names and their shapes must be equal in all sources. Optimizer state cannot be added up: the
+/// selection must leave it out. Requires: at least one source.
 CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
                                        std::vector<LoraAdapter> adapters,
                                        const CombineOptions& options);

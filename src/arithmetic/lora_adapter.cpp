@@ -70,7 +70,7 @@ class Scales {
     for (const auto& [key, alpha] : *dict) add_pattern(key, alpha);
   }
 
-  /// Returns what the product of a module's two matrices is multiplied by.
+  /// Returns the scale of a module: the factor of the product of its two matrices.
   double of(const std::string& module, std::int64_t rank) const {
     constexpr std::size_t kMaxNameNbytes = 300;  // matching takes a power of the length
     double alpha = alpha_;
@@ -228,7 +228,7 @@ struct Layer {
   bool is_embedding = false;
 };
 
-/// Sorts an adapter's tensors by layers.
+/// Groups an adapter's tensors by layer.
 class AdapterNames {
  public:
   AdapterNames(LoraAdapter& adapter, const Scales& scales, bool stores_transposed)

@@ -38,16 +38,16 @@ struct LoraAdapter {
   double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };
 
-/// Opens an adapter. `scale` multiplies what the adapter adds. `fs` must outlive the reader.
-/// Throws: Error(unsupported) if it is not a LoRA adapter, or naming the option that Tessera does
-/// not support; Error(corruption) naming the error in the configuration; what open_checkpoint
-/// throws.
+/// Opens an adapter. All that the adapter adds to weights is multiplied by `scale`. `fs` must
+/// outlive the reader. Throws: Error(unsupported) if it is not a LoRA adapter, or naming the option
+/// that Tessera does not support; Error(corruption) naming the error in the configuration; what
+/// open_checkpoint throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 
 /// Returns a digest of an adapter's configuration; empty if the folder has no configuration.
 std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
 
-/// Returns what an adapter with this configuration (JSON) changes.
+/// Reads an adapter that has this configuration (JSON). Returns the changes that it makes.
 LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
                               std::string_view config, const std::string& config_path,
                               double scale);

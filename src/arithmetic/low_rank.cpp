@@ -13,7 +13,7 @@ namespace {
 /// The most numbers of a matrix in memory at a time, unless one row has more.
 constexpr std::int64_t kPartNumel = std::int64_t{1} << 19;
 
-/// Elements of one row of the term, and where they are in the sum.
+/// Consecutive elements of one row of the term, and the index of the first one in the sum's memory.
 struct Segment {
   std::int64_t row;
   FlatRange columns;

@@ -28,7 +28,7 @@ struct Refusal {
   std::string found;
 };
 
-/// What config.json says of the quantization.
+/// The parameters of the quantization in config.json.
 class QuantizationConfig {
  public:
   explicit QuantizationConfig(const Value& config) {
@@ -106,7 +106,7 @@ class QuantizationConfig {
   std::optional<Value> config_;
 };
 
-/// The tensors of one weight.
+/// The tensors that together store one quantized weight, as indices.
 struct Parts {
   std::size_t codes;
   std::size_t scales;
@@ -228,8 +228,8 @@ class Builder {
           (matrix.num_columns - 1) / block_columns + 1 != columns) {
         continue;
       }
-      // A block may be larger than the weight. Then the weight's size counts, so that sums of sizes
-      // stay small.
+      // A block may be larger than the weight. Then the block gets the weight's size, so that sums
+      // of sizes do not overflow.
       fitting.emplace(std::min(block_rows, matrix.num_rows),
                       std::min(block_columns, matrix.num_columns));
     }

@@ -47,8 +47,8 @@ std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
     const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);
 
-/// Lists the floating-point tensors whose dtype has no sum, such as float8_e4m3fnuz. Leaves out the
-/// parts of quantized weights, which match_sources lists.
+/// Lists the floating-point tensors whose dtype cannot be added up, such as float8_e4m3fnuz. Leaves
+/// out the parts of quantized weights, which match_sources lists.
 std::vector<formats::Finding> find_floats_without_sum(const formats::CheckpointReader& source,
                                                       const SelectedEntries& entries);
 

@@ -35,7 +35,7 @@ enum class SumPass {
   infinities,   // NaN where a term is infinite or NaN, else 0
 };
 
-/// The power of two of SumPass::scaled_down.
+/// SumPass::scaled_down multiplies the sum by 2 to the power -kSumScale.
 template <class Number>
 inline constexpr int kSumScale = sizeof(Number) == sizeof(double) ? 64 : 32;
 
@@ -50,9 +50,9 @@ class TensorSum {
   TensorSum(TensorMeta meta, const CombineOptions& options)
       : meta_(std::move(meta)), options_(&options), divisor_(options.divisor) {}
 
-  /// Adds the next term. Requires: the shape of the sum.
+  /// Adds the next term. Requires: the term has the shape of the sum.
   void add(SumTerm term) { terms_.push_back(std::move(term)); }
-  /// Adds a term to the result of the division by the divisor.
+  /// Adds a term that is added after the sum was divided by the divisor.
   void add_after(SumTerm term) { added_.push_back(std::move(term)); }
   void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
   /// Replaces all terms and the divisor by the elements of another tensor. Keeps what adapters add.

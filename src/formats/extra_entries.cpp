@@ -14,7 +14,7 @@ std::string without_partial(const std::string& name) {
   return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
 }
 
-/// Whether some format could own a file of this name.
+/// Whether a file of this name can belong to a checkpoint of some format.
 bool is_checkpoint_name(const std::string& directory, const std::string& name) {
   const std::vector<std::string> names{name};
   return std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {

@@ -113,7 +113,7 @@ struct Companion {
   std::string_view role;
 };
 
-// The name of such a tensor is the weight's base (Scheme), then the suffix.
+// Companions whose name is the weight's base (Scheme), then the suffix.
 constexpr std::array kCompanions = {
     Companion{"_scale_2", "second scales"},
     Companion{"_global_scale", "second scales"},
@@ -151,7 +151,7 @@ constexpr std::array kCompanions = {
     Companion{"_act_pre_scale", "scales of inputs"},
 };
 
-// The name of such a tensor is that of the weight's module, then a dot and the suffix.
+// Companions whose name is the name of the weight's module, then a dot and the suffix.
 constexpr std::array kCompanionsInModule = {
     Companion{"input_scale", "scales of inputs"},
     Companion{"input_global_scale", "scales of inputs"},

@@ -70,7 +70,7 @@ FlatBuffers::FlatBuffers(const File& vectors, Path root, const File& model)
     return entry.path.size() > depth && std::equal(root_.begin(), root_.end(), entry.path.begin());
   };
   for (const Entry& entry : file_.entries()) {
-    // <number of the buffer>, <its dtypes>, <name>
+    // The path of a vector: <number of the buffer>, <dtypes of the buffer>, <name of the vector>
     if (!is_below(entry) || entry.kind != Entry::Kind::tensor) continue;
     const std::string& text = entry.path[depth];
     std::size_t number = 0;

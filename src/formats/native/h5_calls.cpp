@@ -232,8 +232,8 @@ LibraryScope::LibraryScope() : lock_(LibraryMutex::get()) {
 }
 
 LibraryScope::~LibraryScope() {
-  // Even successful calls leave errors on the stack. They must be cleared before the thread ends,
-  // or the library cannot close when the process ends.
+  // Even successful calls leave errors on HDF5's error stack. They must be cleared before the
+  // thread ends, or the library cannot close when the process ends.
   H5Eclear2(H5E_DEFAULT);
   H5Eset_auto2(H5E_DEFAULT, report_, report_data_);
 }

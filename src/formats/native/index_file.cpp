@@ -30,7 +30,7 @@ class PieceDatasets {
   std::vector<h5::VirtualMapping> mappings_of(std::size_t t);
 
  private:
-  /// The version of the file that holds a piece.
+  /// Returns the format version of the file that holds a piece.
   std::uint32_t version_of(const StoredPiece& stored) const {
     return stored.file == 0 ? index_.format_version
                             : index_.linked_files[stored.file - 1].format_version;
@@ -73,7 +73,7 @@ std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
   return mappings;
 }
 
-/// Returns the place of an alias's target among the tensors.
+/// Returns the index of an alias's target in the list of tensors.
 std::size_t target_of(const Alias& alias, const CheckpointContents& contents) {
   const auto target = std::ranges::lower_bound(
       contents.tensors, alias.target, {},

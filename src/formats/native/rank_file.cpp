@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kMinCompressedNbytes = 65536;
 
-// Files with at least this much data are written past the page cache.
+// Files with at least this much data are written without the page cache.
 constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kReservedNbytes = std::uint64_t{64} << 20;
 

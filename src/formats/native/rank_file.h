@@ -118,7 +118,7 @@ class RankFileWriter {
   h5::Handle own_group_;            // in the file; set once it is needed
   std::vector<PieceState> pieces_;  // indexed by number; their datasets are in the file
 
-  bool is_streamed_ = false;  // written past the page cache, into reserved space
+  bool is_streamed_ = false;  // written without the page cache, into reserved space
 
   // Whose turn it is: the next piece to lay out, and its next chunk.
   std::mutex turn_mutex_;

@@ -451,7 +451,7 @@ class NativeFormatWriter final : public FormatWriter {
                                                   const std::string& path) const override {
     return native::open_base(fs, path);
   }
-  // HDF5 reads and rewrites what it has written.
+  // HDF5 reads bytes that it has written, and overwrites them.
   bool writes_bytes_once() const override { return false; }
   const PartsWriter* parts() const override {
     static const NativeParts parts;

@@ -275,7 +275,8 @@ void StagedDestination::require_only_removable_entries() const {
       });
 }
 
-/// Says whether to resume or remove what a dead process left; throws if neither is allowed.
+/// Decides whether to resume or remove the work that a dead process left; throws if neither is
+/// allowed.
 StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
   const bool is_directory = fs_.kind_of(staging_path_) == FileKind::directory;
   const bool is_other_kind = is_directory != (kind_ == DestinationKind::directory);
@@ -310,7 +311,8 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
   return verdict;
 }
 
-/// Resumes what is left over, or removes it. Returns whether the staging path still exists.
+/// Resumes the work that a dead process left, or removes it. Returns whether the staging path still
+/// exists.
 bool StagedDestination::empty_or_go_on(const Judge& judge) {
   if (judge_left_over(judge) == LeftOver::go_on) {
     has_left_over_ = true;
@@ -325,7 +327,7 @@ bool StagedDestination::empty_or_go_on(const Judge& judge) {
   }
 }
 
-/// Removes what is left over. Returns whether the staging path still exists.
+/// Removes the work that a dead process left. Returns whether the staging path still exists.
 bool StagedDestination::empty() {
   const bool is_directory =
       kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory;
