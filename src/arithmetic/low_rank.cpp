@@ -32,8 +32,8 @@ struct Part {
   }
 };
 
-/// How the elements of a matrix become numbers: `pass` says what is computed (SumPass), and
-/// `factor` multiplies the result.
+/// How the elements of a matrix become numbers: first the computation of `pass` (SumPass), then a
+/// multiplication by `factor`.
 struct Reading {
   SumPass pass;
   double factor = 1.0;

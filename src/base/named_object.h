@@ -11,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// Returns what an object of this mode is, such as `a file`.
+/// Returns the kind of an object with this mode in words, such as `a file`.
 inline std::string_view kind_in_words(mode_t mode) {
   if (S_ISREG(mode)) return "a file";
   if (S_ISDIR(mode)) return "a directory";

@@ -190,7 +190,7 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
 }
 
 /// Whether a folder holds only files that Tessera's writers make, but no index. On an object store,
-/// this is what an interrupted save or removal leaves.
+/// an interrupted save or removal leaves such a folder.
 bool is_left_on_store(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) return false;
   const std::vector<std::string> names = fs.list_directory(path);

@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kMethodKey = "quant_method";
 
-/// Returns the method that a configuration names for the model, or for a part of it
-/// (`text_config`, `llm_config`) at any depth; empty if none.
+/// Returns the quantization method that a configuration names for the model, or for a part of the
+/// model (`text_config`, `llm_config`) at any depth; empty if none.
 std::string method_of_config(const Value& config) {
   // Older versions of compressed-tensors wrote `compression_config`.
   for (const std::string_view key : {"quantization_config", "compression_config"}) {

@@ -44,7 +44,7 @@ std::vector<ShardingCandidate> sharding_candidates(const TableSize& table,
                                                    const AllowedRanks& allowed,
                                                    const PlannerOptions& options);
 
-/// Returns the bytes that each rank needs for its own samples, with any sharding.
+/// Returns the bytes that each rank needs for its own samples; the sharding does not change them.
 double batch_nbytes(const TableSize& table, const PlannerOptions& options);
 
 /// Returns the bytes of a table's weights, gradient and optimizer state, as a double, because the

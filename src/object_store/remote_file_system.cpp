@@ -130,7 +130,7 @@ std::optional<FoundObject> RemoteFileSystem::object(const std::string& url) cons
   return objects_.emplace(url, std::move(found)).first->second;
 }
 
-/// Returns what the list of the parent folder says about a URL; nothing if the parent has not been
+/// Returns the entry of a URL in the list of its parent folder; nothing if the parent has not been
 /// listed.
 std::optional<RemoteFileSystem::Known> RemoteFileSystem::look_in_parent(
     const std::string& url) const {

@@ -59,7 +59,7 @@ class Server {
   /// information such as a list.
   virtual HttpRequest request_for(const std::string& url, const Query& query,
                                   std::vector<std::string> headers) = 0;
-  /// Takes from an answer what the next request needs, such as the region of a bucket. Returns
+  /// Remembers values of an answer for the next request, such as the region of a bucket. Returns
   /// whether to send the request again.
   virtual bool learns_from(const std::string& /*url*/, const HttpResponse& /*response*/) {
     return false;

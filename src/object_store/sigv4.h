@@ -34,7 +34,7 @@ struct SigningScope {
 /// Returns a time as `20130524T000000Z`.
 std::string amz_date(std::time_t time);
 
-/// Returns the query as it is written in the URL, sorted by names: `list-type=2&prefix=a%2Fb`.
+/// Returns the query in the form for a URL, sorted by names: `list-type=2&prefix=a%2Fb`.
 std::string canonical_query(std::vector<std::pair<std::string, std::string>> query);
 
 /// Returns the value of the header `Authorization`. All headers of the request are signed.

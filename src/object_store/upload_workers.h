@@ -23,10 +23,10 @@ class UploadWorkers {
   UploadWorkers(const UploadWorkers&) = delete;
   UploadWorkers& operator=(const UploadWorkers&) = delete;
 
-  /// Runs `task` on a worker, later. Throws: what an earlier task threw; after that, no further
-  /// task runs.
+  /// Runs `task` on a worker, later. Throws: the exception of an earlier task; after that, no
+  /// further task runs.
   void run(std::function<void()> task);
-  /// Waits until all tasks have ended. Throws: what a task threw.
+  /// Waits until all tasks have ended. Throws: the exception of a task.
   void wait();
   /// Drops the tasks that have not begun, waits for the running tasks, and forgets failures.
   void stop() noexcept;

@@ -65,7 +65,7 @@ class BaseCheckpoint {
 std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
                                    const CheckpointContents& base);
 
-/// Returns what is linked if the pieces in `equal` have equal bytes; null if nothing is worth a
+/// Returns the pieces to link if the pieces in `equal` have equal bytes; null if no file is worth a
 /// link. `equal`: as for worth_linking. `contents`: of the new checkpoint.
 std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckpoint> base,
                                                 const CheckpointContents& contents,

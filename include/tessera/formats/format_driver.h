@@ -72,7 +72,7 @@ struct FormatTraits {
   bool holds_key_types = true;    // false: every key of a dict becomes text
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
-  /// The annotation that the format itself asks for: `format=pt`. It is not a user's text.
+  /// The annotation that writers of the format always add: `format=pt`. It is not a user's text.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only
@@ -153,9 +153,9 @@ class FormatDriver {
     return open(fs, path);
   }
 
-  /// Returns the size of the whole file, which its first bytes state; nothing if only the end of
-  /// the file says what is in it. A checkpoint that comes from a pipe and does not fit in memory
-  /// can only be read if this function returns a size. Throws: Error(corruption).
+  /// Returns the size of the whole file, which its first bytes state; nothing if the table of
+  /// contents is at the end of the file. A checkpoint that comes from a pipe and does not fit in
+  /// memory can only be read if this function returns a size. Throws: Error(corruption).
   virtual std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& /*file*/) const {
     return std::nullopt;
   }

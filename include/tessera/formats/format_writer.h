@@ -68,7 +68,7 @@ class ShareWriter : public CheckpointWriter {
     file,   // all blocks of a file
   };
 
-  /// Returns what a share of this writer can consist of.
+  /// Returns the unit in which the work of this writer is divided into shares.
   virtual Unit unit() const = 0;
   /// Returns the number of the file with the bytes of `piece`. In `write_order`, the pieces of one
   /// file follow each other.

@@ -64,8 +64,8 @@ void add_setting(RecipeOptions& options, std::string_view text);
 /// Throws: Error(corruption) if it is no JSON.
 void read_config(const FileSystem& fs, const std::string& checkpoint, RecipeOptions& options);
 
-/// Returns a text with everything that decides what a recipe does, so that two runs can be
-/// compared.
+/// Returns a text with the recipe and all options that change its result. Runs with
+/// equal texts do the same.
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options);
 
 /// A rule of a recipe, and how many tensors it used and made.

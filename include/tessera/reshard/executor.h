@@ -21,8 +21,8 @@
 namespace tessera::reshard {
 
 /// How many elements of one tensor were too large for the dtype of a cast, and the largest of them.
-/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides what they
-/// become.
+/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides which
+/// values they get.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
@@ -52,7 +52,7 @@ inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 
 /// Which extra files a move takes.
 struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
-  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all together; the largest are left
+  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all files; the largest are skipped
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
   /// Whose file is carried if several sources of a merge have a file of the same name.
   formats::MergePreference preference = formats::MergePreference::none;
@@ -88,10 +88,10 @@ struct ExtraFilesPlan {
 /// folders.
 ///
 /// If several sources have a file of the same name, it is copied if a preference is set or the
-/// files are equal; otherwise it is left. If the plan casts tensors, `config.json` gets the new
-/// dtype. A file with a name that a checkpoint's own file could have is left, because readers could
-/// take it for a part of the checkpoint. A file with a name that the destination's writer itself
-/// uses is a problem.
+/// files are equal; otherwise it is not copied. If the plan casts tensors, `config.json` gets the
+/// new dtype. A file with a name that a checkpoint's own file could have is not copied, because
+/// readers could take it for a part of the checkpoint. A file with a name that the destination's
+/// writer itself uses is a problem.
 /// Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,
@@ -171,8 +171,8 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       formats::CreateOptions create);
 /// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
 /// replace the destination or to resume the staging directory, and whether files of the source are
-/// missing. `num_shares`: of a move by several workers; then work that others have begun is no
-/// obstacle, if it is the same. Throws: what the move would.
+/// missing. `num_shares`: the shares of a move by several workers; then it is no error if other
+/// workers have begun the same work. Throws: the error that the move would throw.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares = {});
@@ -213,7 +213,7 @@ struct SharedMoveOptions {
   int num_shares = 1;                             // the number of workers
   OtherShares other_shares = OtherShares::leave;  // shares without a living worker
   std::string command{};  // stored for a program that finishes the move; empty: none
-  /// Called before a share is written, with its number and its bytes.
+  /// Called before a share is written, with the share's number and its size in bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};
 };
 

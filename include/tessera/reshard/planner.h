@@ -153,12 +153,12 @@ struct Plan {
   std::vector<std::size_t> value_sources;  // parallel to destination.values
   std::vector<formats::Finding>
       problems;                         // every reason to refuse the move; empty in a usable plan
-  std::vector<formats::Finding> notes;  // what a Relaxation allowed
+  std::vector<formats::Finding> notes;  // differences that a Relaxation allowed
   std::uint64_t nbytes_to_write = 0;    // of tensors
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
-  std::vector<FormatChangeCount> changes{};     // made because a format lacks a place
-  LeftOut left_out{};                           // because the options say so
-  UncastTensors uncast{};                       // tensors that PlanOptions::cast leaves as they are
+  std::vector<FormatChangeCount> changes{};  // made because the format has no place for something
+  LeftOut left_out{};                        // because the options say so
+  UncastTensors uncast{};                    // tensors that PlanOptions::cast leaves as they are
 };
 
 /// Plans a move of everything that is selected.

@@ -153,7 +153,7 @@ class BinReader final : public CheckpointReader {
     }
   }
 
-  /// Adds what the files' readers found besides entries: opened classes, simplifications, notes.
+  /// Adds the other findings of the files' readers: opened classes, simplifications, notes.
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;

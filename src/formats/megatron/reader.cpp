@@ -474,7 +474,8 @@ bool has_ranks(const std::vector<std::string>& names) {
               "expected a checkpoint, found a folder of Megatron's checkpoints" + advice);
 }
 
-/// Returns the folder of the checkpoint: `path`, or the one that the run's file names.
+/// Returns the folder of the checkpoint: `path`, or the folder that a file of the run at `path`
+/// names.
 std::string folder_of(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
   if (has_ranks(names)) return path;

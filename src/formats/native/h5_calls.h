@@ -20,8 +20,8 @@
 namespace tessera::formats::native::h5 {
 
 // All calls of the HDF5 library in Tessera are in these functions. Each function holds the
-// library's mutex while it runs. If it fails, it throws what the file system threw, or else
-// Error(io) with the path and the library's innermost reason.
+// library's mutex while it runs. If a call fails, the function throws the file system's exception,
+// if there is one; otherwise Error(io) with the path and the library's innermost reason.
 
 /// Objects that every dataset and attribute needs. They are shared, because making them each time
 /// would be costly.

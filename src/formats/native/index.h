@@ -25,10 +25,10 @@ inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
-// its pieces, the linked pieces, with the same bytes. The rank files of the base that hold them are
-// hard links in the new checkpoint's directory, under names that no rank file of its own has. So
-// the checkpoint is whole without the base. A base can have linked files itself; those are linked
-// like its own. See docs/formats/native.md.
+// its pieces, the linked pieces, with the same bytes. The rank files of the base with these pieces
+// are hard links in the new checkpoint's directory, under names that none of its own rank files
+// has. So the checkpoint is whole without the base. A base can have linked files too; they are
+// linked like its rank files. See docs/formats/native.md.
 
 /// The place of a piece's bytes in its rank file, or in a linked file.
 struct StoredPiece {
@@ -68,7 +68,7 @@ struct RankFileRecord {
   friend bool operator==(const RankFileRecord&, const RankFileRecord&) = default;
 };
 
-/// What the index records about a linked file: what the file's header says.
+/// The index's record of a linked file: a copy of the fields in the file's header.
 struct LinkedFile {
   std::uint64_t checkpoint_id = 0;  // of the checkpoint for which the file was written
   std::uint32_t rank = 0;           // rank of the file in that checkpoint

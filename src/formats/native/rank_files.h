@@ -21,7 +21,7 @@ class RankFiles {
             const Index& index);
 
   /// Returns the open file that holds a piece of `rank` with the place `stored`, after checking
-  /// that the file is the one that the index names. Throws: Error(corruption) if it is missing, of
+  /// that it is the file that the index names. Throws: Error(corruption) if it is missing, of
   /// another checkpoint, or of another size.
   const ReadableFile& open(std::int64_t rank, const StoredPiece& stored) const;
 

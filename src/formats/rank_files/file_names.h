@@ -9,15 +9,15 @@
 
 namespace tessera::formats::rank_files {
 
-/// What the name of one rank's file says: `model_world_size_8_rank_3.pt`, `rank3.pt`.
+/// The parts of the name of one rank's file: `model_world_size_8_rank_3.pt`, `rank3.pt`.
 struct FileName {
   std::string name;
-  std::string item;                        // what the ranks saved: `model`; may be empty
+  std::string item;                        // the object that the ranks saved: `model`; may be empty
   std::optional<std::uint64_t> num_ranks;  // if the name has a `world_size_<N>`
   std::uint64_t rank = 0;
 };
 
-/// Returns what the name says; nothing unless it ends with `rank`, a number, and a suffix of
+/// Returns the parts of the name; nothing unless it ends with `rank`, a number, and a suffix of
 /// torch.save files.
 std::optional<FileName> parse_file_name(std::string_view name);
 

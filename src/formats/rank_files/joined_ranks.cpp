@@ -137,7 +137,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     return reader_of(origin).contents().tensors[origin.index];
   }
   /// Returns the place of one rank's part in the whole tensor `name`. Returns null if the rank has
-  /// no such tensor, or has all of it.
+  /// no tensor `name`, or has the whole tensor.
   static const ShardPlace* place_in(const RankFile& file, std::string_view name) {
     const std::string front = file.item.empty() ? std::string() : file.item + ".";
     if (file.is_sole || !name.starts_with(front)) return nullptr;
@@ -455,8 +455,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     parallel = std::move(sorted_parallel);
   }
 
-  /// Adds what the files' readers found besides entries. Adds equal findings of several ranks only
-  /// once.
+  /// Adds the other findings of the files' readers: opened classes, simplifications, notes. Adds
+  /// equal findings of several ranks only once.
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;

@@ -27,7 +27,7 @@ namespace {
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kDcpShardPrefix = "shard-";  // then the rank, counted from 1
 
-/// The files of a checkpoint, and what the index says about them.
+/// The files of a checkpoint, and the contents of its index.
 struct FileSet {
   std::string directory;                                      // the names below are relative to it
   std::vector<std::string> names{};                           // sorted

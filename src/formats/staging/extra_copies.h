@@ -28,7 +28,8 @@ void copy_extra_file(FileSystem& fs, const ExtraFile& file, const std::string& p
 
 std::set<std::string> names_of(const std::vector<ExtraFile>& files);
 
-/// Returns what a journal's identity says about extra files: their names, and their states.
+/// Returns the part of a journal's identity that describes extra files: their names, and their
+/// states.
 ResumeIdentity identify_extra_files(const std::vector<ExtraFile>& files);
 /// Returns the names of the extra files in an identity.
 std::set<std::string> extra_names_in(const ResumeIdentity& identity);

@@ -107,7 +107,7 @@ class Journal {
   /// Writes all recorded lines to the disk.
   void sync();
 
-  /// Returns what the interrupted run recorded about the block.
+  /// Returns the interrupted run's record of the block; nothing if it has none.
   std::optional<FinishedBlock> find(const BlockId& id) const;
   /// Fills `out` with a range of a file that an interrupted run has written. Returns whether the
   /// range could be read. Does not check the bytes; the caller does.

@@ -17,7 +17,7 @@ namespace tessera::formats {
 // the folder `<destination>.partial.shares`:
 //
 //     lock           is locked by a process that begins or finishes the work
-//     work           what the work is: an identity that must be equal in all processes
+//     work           the identity of the work, which must be equal in all processes
 //     command        a text of the process that began the work
 //     share-I        the journal of share I
 //     share-I.lock   is locked by the process that writes share I, and names that process
@@ -27,8 +27,8 @@ namespace tessera::formats {
 // writes the blocks of its share into the files at the staging path, and records them in the
 // journal of its share. When all shares are complete, one process takes over all blocks from the
 // journals without reading them, and commits like a writer that works alone. It removes the folder
-// after the checkpoint has appeared. A folder without a staging path is what a process left that
-// died in between.
+// after the checkpoint has appeared. If a process dies in between, the folder stays without a
+// staging path.
 //
 // The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
 // refused.
@@ -50,9 +50,8 @@ class SharedWork {
   /// Returns the text of the process that began the work. Requires: is_begun().
   std::string command() const;
 
-  /// Throws Error(already_exists) if the name of the folder is taken by something else: a file, a
-  /// link, a folder of another user, or a folder with other files. Does nothing if nothing is
-  /// there.
+  /// Throws Error(already_exists) if `path()` is a file, a link, a folder of another user, or a
+  /// folder with other files. Does nothing if it does not exist.
   void require_own() const;
   /// Waits for the lock of the whole work, and creates the folder if it is missing. Throws:
   /// Error(unsupported) if the file system has no locks; Error(interrupted); what require_own

@@ -71,8 +71,8 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
       rule + ": this file does not belong to a checkpoint, and " + why + " (move it elsewhere)");
 }
 
-/// Throws the error for files of an earlier writer that cannot be removed. Its message says what to
-/// do.
+/// Throws the error for files of an earlier writer that cannot be removed. Its message advises to
+/// remove them by hand.
 [[noreturn]] void refuse_stuck(const std::string& path, std::string_view failure) {
   throw Error(ErrorKind::io, {.path = path},
               "staging: cannot remove what an earlier run left here: " + std::string(failure) +

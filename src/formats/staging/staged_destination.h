@@ -89,7 +89,7 @@ class StagedDestination {
   /// throws. If it throws, nothing is changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
-  /// Throws what the constructor would throw, and changes nothing.
+  /// Throws the errors that the constructor would throw, and changes nothing.
   static void check(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   ~StagedDestination();

@@ -64,8 +64,8 @@ class StagedWork {
   /// - Error(unsupported) if the file system has no locks.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws what the constructor and then `set_file_names` would throw, and changes nothing.
-  /// Returns whether work would be resumed.
+  /// Throws the errors that the constructor and then `set_file_names` would throw, and changes
+  /// nothing. Returns whether work would be resumed.
   static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
                     const WorkOptions& options, const std::set<std::string>& names = {});
   StagedWork(const StagedWork&) = delete;

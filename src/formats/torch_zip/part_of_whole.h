@@ -17,8 +17,8 @@ namespace tessera::formats::torch_zip {
 std::optional<PartOfWhole> find_part(pickle::Object root, std::size_t num_local_tensors,
                                      const std::string& path);
 
-/// Returns what the files in a directory are, as their `names` show: `DeepSpeed's files, one for
-/// each rank`. Returns nothing if the names belong to no known kind of checkpoint.
+/// Describes the files in a directory by their `names`: `DeepSpeed's files, one for each rank`.
+/// Returns nothing if the names belong to no known kind of checkpoint.
 std::optional<std::string> form_of_directory(const std::vector<std::string>& names);
 
 /// Returns the error for a directory with Meta's files `consolidated.00.pth`, …. One such file

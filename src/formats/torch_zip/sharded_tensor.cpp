@@ -108,7 +108,7 @@ std::vector<std::string> names_of_axes(const std::optional<Object>& mesh, std::s
   return found;
 }
 
-/// Fills in the mesh of a DTensor and the part of it that this rank holds.
+/// Fills in the mesh of a DTensor and the part of the tensor that this rank holds.
 void find_place(const std::optional<Object>& spec, ShardPlace& place) {
   const auto mesh = attribute_of(spec, "mesh");
   const auto sizes = sizes_of_mesh(mesh);

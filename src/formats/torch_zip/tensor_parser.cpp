@@ -140,8 +140,8 @@ std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
               "tensor: expected a dense tensor with its bytes, found " + std::string(found));
 }
 
-/// The call that rebuilds a tensor, such as `_rebuild_tensor_v2`, and what the calls around it add:
-/// a Parameter, a subclass, attributes.
+/// The call that rebuilds a tensor, such as `_rebuild_tensor_v2`, and the properties that calls
+/// around it add: a Parameter, a subclass, attributes.
 struct RebuildCall {
   Object object;  // the object that messages name
   TensorGlobal function;

@@ -71,7 +71,7 @@ struct Leaves {
 };
 
 /// An object that torch.save or torch.jit.save wrote: its pickle, and the bytes of its storages.
-/// The base class for all forms of file that hold such an object. Thread-safe.
+/// The base class of the readers of all file formats that hold a saved object. Thread-safe.
 class SavedObject {
  public:
   virtual ~SavedObject() = default;
@@ -99,11 +99,11 @@ class SavedObject {
   /// know: sorted, at most 1000.
   std::vector<std::string> foreign_names() const;
 
-  /// Returns the keys of the storages that the pickle mentions.
+  /// Returns the keys of all storages that the pickle refers to.
   std::unordered_set<std::string_view> storage_keys() const;
 
-  /// Returns the whole saved object as one value. Throws: Error(unsupported) naming what is not a
-  /// plain value, such as a tensor.
+  /// Returns the whole saved object as one value. Throws: Error(unsupported) naming the first part
+  /// that is not a plain value, such as a tensor.
   Value as_value() const;
   /// Returns the classes whose objects `as_value` reads as dicts. Throws: as as_value.
   std::vector<OpenedClass> classes_in_value() const;

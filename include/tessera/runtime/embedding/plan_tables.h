@@ -23,7 +23,7 @@ constexpr std::uint64_t operator""_GiB(unsigned long long value) {
 
 namespace embedding {
 
-/// The limits of a plan, and what it assumes about batches and machines.
+/// The limits of a plan, and the sizes of batches and machines that it is made for.
 struct PlanOptions {
   std::uint64_t memory_per_rank = 0;  // bytes, for tables, optimizer state and a step's buffers
   std::int64_t batch_size = 1024;     // of one rank

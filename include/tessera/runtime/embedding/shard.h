@@ -72,7 +72,7 @@ class DistributedInput {
   explicit DistributedInput(std::shared_ptr<embedding::Inputs> inputs)
       : inputs_(std::move(inputs)) {}
   /// Starts the second of the two messages between ranks, after the first has arrived. Collective.
-  /// Throws: what is wrong with this rank's batch, or that another rank refused its batch.
+  /// Throws: the error in this rank's batch, or an error that names the rank with a wrong batch.
   void advance();
 
  private:
