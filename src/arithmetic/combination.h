@@ -42,7 +42,7 @@ struct CombineOptions {
   double divisor = 1.0;  // divides the sum, before adapters are added
   Accumulation accumulation = Accumulation::float64;
   Rounding rounding = Rounding::to_first_source;
-  /// What becomes of sums that are too large for the dtype.
+  /// How to treat sums that are too large for the dtype.
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   /// From which source an entry is taken if it cannot be added up (integers, values) and differs
   /// between sources.

@@ -11,7 +11,8 @@
 
 namespace tessera::arithmetic {
 
-/// What an adapter does to one tensor of its base. Indices are those of the adapter's tensors.
+/// The change that an adapter makes to one tensor of its base model. Indices are those of the
+/// adapter's tensors.
 struct AdapterChange {
   enum class Kind {
     low_rank,  // adds scale * up * down

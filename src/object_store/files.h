@@ -16,7 +16,7 @@ FileSystem& files();
 /// more, because threads mostly wait for the server.
 int default_num_threads();
 
-/// Returns what exists at `path`; nothing if nothing does.
+/// Returns the object at `path`; nothing if there is none.
 std::optional<NamedObject> find_name(const std::string& path);
 
 /// Returns a text that differs between versions of an object (its ETag or date); empty for a file

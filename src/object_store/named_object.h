@@ -11,7 +11,7 @@ struct NamedObject {
 
   Kind kind = Kind::other;
   std::uint64_t nbytes = 0;  // of a file
-  /// The object in words. For a file, the text is another one after the file has changed.
+  /// The object in words. For a file, the text changes when the file changes.
   std::string state{};
 };
 

@@ -32,7 +32,7 @@ struct SpoolOptions {
   std::function<bool(const std::string& name)> is_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
   bool resumes = false;   // takes over parts that an interrupted run has uploaded
-  bool discards = false;  // removes such parts
+  bool discards = false;  // removes these parts instead
   std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
   int num_uploads = 4;  // at the same time; each has one part in memory
 };

@@ -41,10 +41,11 @@ struct LinkedPieces {
 class BaseCheckpoint {
  public:
   /// Opens the checkpoint at `path`, to be the base of a new checkpoint of `format`. `fs` must
-  /// outlive it.
+  /// outlive the result.
   /// Throws:
   /// - Error(not_found) if there is no checkpoint;
-  /// - Error(unsupported) if the checkpoint has another format, or if the format has no base;
+  /// - Error(unsupported) if the checkpoint has another format, or if the format does not support a
+  ///   base;
   /// - Error(corruption) if its index is damaged.
   static std::shared_ptr<const BaseCheckpoint> open(const FileSystem& fs, const std::string& path,
                                                     Format format);

@@ -31,9 +31,9 @@ struct Part {
 /// Returns the tensors of the model in a file, without the extra state of layers (`_extra_state`).
 /// Throws: Error(corruption) if there is no model.
 RankModel read_rank_model(const File& file, const Place& place);
-/// Returns which chunk of the model a member of the file's dict is: 1 for `model1`, 0 for `model`,
-/// which is then the only chunk. Nothing for any other member. A rank has several chunks if the
-/// pipeline is interleaved.
+/// Returns the number of the model chunk under a key of the file's dict: 1 for `model1`; 0 for
+/// `model`, the key if there is only one chunk. Nothing for any other key. A rank has several
+/// chunks if the pipeline is interleaved.
 std::optional<std::size_t> chunk_number(std::string_view member);
 /// Whether an entry of the model is extra state of a layer. Extra state is not joined: each rank
 /// keeps its own.

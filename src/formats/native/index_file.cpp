@@ -99,8 +99,8 @@ void write_virtual_datasets(h5::File& file, const Index& index) {
   }
 }
 
-/// Does what `write_virtual_datasets` does, but faster, for many tensors. Returns the links of the
-/// root group.
+/// Adds the same datasets as `write_virtual_datasets`; faster if there are many tensors. Returns
+/// the links of the root group.
 std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, const Index& index) {
   const CheckpointContents& contents = index.contents;
   std::vector<std::uint32_t> num_links(contents.tensors.size(), 1);

@@ -88,8 +88,8 @@ class JournalLines {
   const ReadableFile& file_;
   std::uint64_t end_nbytes_;
   std::uint64_t read_nbytes_;
-  std::string text_;              // the end of what has been read
-  std::size_t taken_nbytes_ = 0;  // of `text_`
+  std::string text_;              // the last part of the bytes read so far
+  std::size_t taken_nbytes_ = 0;  // bytes of `text_` in lines already taken
 };
 
 std::string identity_line(const ResumeIdentity& identity) {

@@ -14,7 +14,7 @@ namespace {
 
 using IsOwn = std::function<bool(std::string_view whole_name)>;
 
-constexpr int kMaxFolders = 8;  // within each other
+constexpr int kMaxFolders = 8;  // depth of nested folders
 
 /// The rule that decides which files and folders belong to a checkpoint.
 struct OwnNames {

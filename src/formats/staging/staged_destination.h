@@ -56,7 +56,7 @@ class StagedDestination {
   /// What to do with the work that a dead process left at the staging path.
   enum class LeftOver {
     remove,
-    go_on,    // resumed, and kept even if this is destroyed without commit
+    go_on,    // resume it, and keep it if this run does not commit
     kept,     // refused: another run may resume it
     foreign,  // refused: no writer made it
   };

@@ -141,7 +141,7 @@ class Parser {
         path.emplace_back(*name);
       } else if (const auto* const position = each.get_if<std::int64_t>()) {
         path.emplace_back(*position);
-        has_number = true;  // a list position or a dict key: the file does not say
+        has_number = true;  // list position or dict key; the file does not record which
       } else {
         key.fail_expected("path of a tensor", "texts and numbers");
       }

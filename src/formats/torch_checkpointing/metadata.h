@@ -79,7 +79,7 @@ struct Item {
   const Group* find(const std::string& tensor, int rank) const;
 };
 
-/// What `metadata.pkl` says: the items that can be resharded. Other items have files only.
+/// The contents of `metadata.pkl`: the items that can be resharded. Other items have files only.
 struct Metadata {
   int world_size = 1;
   std::map<std::string, Item> items;
