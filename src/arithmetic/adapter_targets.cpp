@@ -126,9 +126,9 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
   }
   if (!fits && !change.is_transposed) {
     return problem(target.fqn,
-                   "fan_in_fan_out to be set in " + printable(counts_.path) +
+                   "fan_in_fan_out: true in " + printable(counts_.path) +
                        ", because only the transpose of the matrices fits",
-                   "it not set");
+                   "false, or no such key");
   }
   // If the product and its transpose both fit, the weight is square: then the configuration
   // decides.

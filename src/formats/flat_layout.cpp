@@ -55,7 +55,7 @@ FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
   parameter.offset = json.member_as<std::int64_t>(object, "offset", where, "int");
   for (const Value& size : json.member_as<Value::List>(object, "shape", where, "list")) {
     const auto* number = size.get_if<std::int64_t>();
-    if (number == nullptr) json.fail(where + ".shape", "ints", type_name(size));
+    if (number == nullptr) json.fail(where + ".shape", "integers", type_name(size));
     parameter.shape.push_back(*number);
   }
   validate_tensor_meta({parameter.fqn, vector.dtype, parameter.shape}, path);
