@@ -120,7 +120,7 @@ class SourceFiles {
   const FileSystem& file_system() const;
 
   /// Returns the states of a source's data files. For a file that has been opened: its state before
-  /// that. For any other file: its state now. Throws: Error(io).
+  /// the opening. For any other file: its state now. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
 
  private:

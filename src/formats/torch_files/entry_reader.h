@@ -99,7 +99,7 @@ class EntryReader : public CheckpointReader {
   /// the entry.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
-  /// As above. `path_of` also gets the rank.
+  /// Adds the same entries; `path_of` also gets the rank.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
   /// Adds the `step` of an optimizer. If it is a number, it becomes a tensor without dimensions, as

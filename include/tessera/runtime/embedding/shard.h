@@ -31,8 +31,8 @@ struct ShardOptions {
   std::optional<at::Device> device{};
   /// For tables that are larger than the device's memory: how many rows of the table a rank keeps
   /// on the device, by table name. Weight and optimizer state are then in pinned host memory, and
-  /// the device holds the rows that were looked up last. A batch must not look up more rows of the
-  /// table on a rank. Tables on the CPU, and shards that are not larger, ignore this.
+  /// the device holds the rows that were looked up last. A batch must look up at most this many
+  /// rows on a rank. Tables on the CPU, and shards of at most this many rows, ignore this.
   std::map<std::string, std::int64_t> cached_rows{};
 };
 
