@@ -30,7 +30,8 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
   problems_.push_back(combine_problem(name, expected, found));
 }
 
-/// Returns the one prefix under which the base has all targets; empty if there is none.
+/// Returns the prefix, such as `model.`, with which the base has every tensor that the adapter
+/// changes. Empty if no prefix fits or several do.
 std::string AdapterTargets::find_prefix() const {
   const auto has_all = [&](const std::string& prefix) {
     return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
@@ -94,7 +95,7 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
     return;
   }
   if (!is_new) {
-    return problem(target.fqn, "one adapter that replaces this tensor", "a second one");
+    return problem(target.fqn, "one adapter that replaces this tensor", "a second adapter");
   }
   sum->replace_terms({whole(change.tensor), {.weight = 1.0}});
   ++counts_.num_replaced;
@@ -125,11 +126,12 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
   }
   if (!fits && !change.is_transposed) {
     return problem(target.fqn,
-                   "fan_in_fan_out in " + printable(counts_.path) +
+                   "fan_in_fan_out: true in " + printable(counts_.path) +
                        ", because only the transpose of the matrices fits",
-                   "none");
+                   "false, or no such key");
   }
-  // If both fit, the weight is square, and only the configuration knows.
+  // If the product and its transpose both fit, the weight is square: then the configuration
+  // decides.
   const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;
   sum.add_after(LowRankTerm{.down = TensorReader(*adapter_.reader, change.down),
                             .up = TensorReader(*adapter_.reader, change.up),

@@ -13,9 +13,9 @@
 
 namespace tessera::arithmetic {
 
-/// The tensors of a base that an adapter changes. The base's names may have a prefix that the
-/// adapter's names lack, such as `model.`. The prefix is found if it is the same for all these
-/// tensors.
+/// The tensors of a base model that a LoRA adapter changes. The base's names may have a prefix that
+/// the adapter's names lack, such as `model.`. This class finds the prefix if it is the same for
+/// all these tensors.
 class AdapterTargets {
  public:
   /// Keeps references to all arguments.

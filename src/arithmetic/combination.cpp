@@ -25,7 +25,7 @@ using formats::MergePreference;
 using formats::TensorEntry;
 using inspect::TensorReader;
 
-/// Whether a tensor has the same bytes in two places. Requires: the same shape and dtype.
+/// Whether two tensors have the same bytes. Requires: the same shape and dtype.
 bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
   constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
   std::vector<std::byte> other;
@@ -54,7 +54,7 @@ class Combination {
       sources_.push_back(std::move(source.reader));
     }
     contents_ = readers_.front()->contents();
-    origins_.resize(contents_.tensors.size());  // AsInFirst
+    origins_.resize(contents_.tensors.size());  // all begin as AsInFirst
   }
 
   CombinedCheckpoint make() {
@@ -83,7 +83,8 @@ class Combination {
   }
 
  private:
-  /// Whether the sum is the only source itself, unless an adapter changes it.
+  /// Whether the result, before adapters are added, is a copy of the only source: there is one
+  /// source, its weight is 1, and the divisor is 1.
   bool is_copy() const {
     return steps_.size() == 1 && steps_.front().weight == 1.0 && options_->divisor == 1.0;
   }
@@ -97,9 +98,9 @@ class Combination {
     return refused;
   }
 
-  /// Opens a tensor of a source, so that any part of it can be read. Returns nothing if pieces are
-  /// missing. Reports this as a problem, except for the first source: the move itself reports what
-  /// that source lacks.
+  /// Opens a tensor of a source, so that any part of it can be read. If pieces are missing, returns
+  /// nothing and reports a problem. Does not report missing pieces of the first source, because the
+  /// move itself reports these.
   std::optional<TensorReader> open(std::size_t source, std::size_t index) {
     try {
       return TensorReader(*readers_[source], index);
@@ -115,7 +116,8 @@ class Combination {
     }
   }
 
-  /// Returns the tensor in each source; empty if a source lacks some of its elements.
+  /// Opens the tensor `name` in each source, and returns one reader for each source. Returns an
+  /// empty list if a source lacks some of the tensor's elements.
   std::vector<TensorReader> open_in_all(const std::string& name) {
     std::vector<TensorReader> tensors;
     for (std::size_t s = 0; s < readers_.size(); ++s) {
@@ -140,18 +142,20 @@ class Combination {
     }
   }
 
-  /// Takes a tensor that has no sum from one source.
+  /// Takes a tensor that cannot be added up, such as one of integers, from one source. Reports a
+  /// problem if the sources have different elements and there is no preference.
   void take_tensor(const std::string& name, std::size_t index, std::vector<TensorReader> tensors) {
     bool are_equal = true;
     for (std::size_t s = 1; s < tensors.size() && are_equal; ++s) {
       are_equal = have_equal_elements(tensors.front(), tensors[s]);
     }
     if (!are_equal && options_->preference == MergePreference::none) {
-      problems_.push_back(combine_problem(
-          name,
-          "equal elements in all sources, because " +
-              std::string(dtype_name(contents_.tensors[index].meta.dtype)) + " has no sum",
-          "different elements", {Remedy::Action::prefer_source}));
+      problems_.push_back(
+          combine_problem(name,
+                          "equal elements in all sources, because " +
+                              std::string(dtype_name(contents_.tensors[index].meta.dtype)) +
+                              " tensors cannot be added up",
+                          "different elements", {Remedy::Action::prefer_source}));
     }
     if (!are_equal) preferred_.push_back(name);
     const bool is_last = options_->preference == MergePreference::last;
@@ -187,8 +191,8 @@ class Combination {
     }
   }
 
-  /// Reports the values that the first source does not have, or notes them if there is a
-  /// preference. They are left out.
+  /// Leaves out the values that only later sources have, not the first one. Reports them as
+  /// problems, or as a note if there is a preference.
   void note_values_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {
@@ -217,12 +221,12 @@ class Combination {
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
          .expected = "equal values and equal tensors of integers in all sources",
-         .found = "different ones; that of the preferred source is taken: '" +
+         .found = "different entries (the preferred source's entry is taken): '" +
                   printable(preferred_.front()) + "'" + others});
   }
 
-  /// Adds a note about annotations of later sources that the first source does not have with the
-  /// same text. They are left out.
+  /// Adds a note about annotations that later sources have and the first source lacks, or has with
+  /// another text. The result does not have these annotations.
   void note_texts_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {
@@ -239,8 +243,8 @@ class Combination {
         {.severity = Finding::Severity::note,
          .rule = kCombineRule,
          .where = {.path = readers_.front()->path()},
-         .expected = "the same texts beside the tensors in all sources",
-         .found = "other texts in later sources, which are left out: '" + printable(*left.begin()) +
+         .expected = "the same annotations in all sources",
+         .found = "other annotations in later sources (left out): '" + printable(*left.begin()) +
                   "'" + others});
   }
 

@@ -30,11 +30,11 @@ enum class Accumulation { float64, float32 };
 /// Whether this dtype can hold a weight: the weight stays finite, and only a weight of 0 becomes 0.
 bool can_hold(Accumulation accumulation, double weight);
 
-/// What the combined tensors are rounded to.
+/// The dtype to which the combined tensors are rounded.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // not yet: they stay float64 until the move casts them; tensors that a cast
-                    // never changes (is_never_cast) are rounded at once, to_first_source
+  later,            // they stay float64 until the move casts them; but tensors that a cast
+                    // never changes (is_never_cast) are rounded as by to_first_source
 };
 
 /// How to combine.
@@ -42,14 +42,15 @@ struct CombineOptions {
   double divisor = 1.0;  // divides the sum, before adapters are added
   Accumulation accumulation = Accumulation::float64;
   Rounding rounding = Rounding::to_first_source;
-  /// What becomes of sums that are too large for the dtype.
+  /// How to treat sums that are too large for the dtype.
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
-  /// Whose entry is taken if entries that cannot be added up (integers, values) differ.
+  /// From which source an entry is taken if it cannot be added up (integers, values) and differs
+  /// between sources.
   formats::MergePreference preference = formats::MergePreference::none;
-  /// Takes the names of tensors in which rounding made sums zero; none: they are not collected.
-  /// Shared, because the caller reads it after the reader has read.
+  /// Collects the names of tensors in which rounding made sums zero. Null: does not collect them. A
+  /// shared_ptr, because the reader adds names and the caller reads them later.
   std::shared_ptr<UnderflowNames> underflows{};
-  /// `only` and `optimizer` select the names that are combined.
+  /// Its options `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};
 };
 
@@ -59,11 +60,11 @@ struct WeightedReader {
   Step step{};
 };
 
-/// What an adapter changes in its base.
+/// Counts of the tensors of the base model that an adapter changes.
 struct AdapterCounts {
   std::string path;
-  std::size_t num_changed = 0;   // tensors to which it adds something
-  std::size_t num_replaced = 0;  // tensors that it replaces
+  std::size_t num_changed = 0;   // tensors to which the adapter adds something
+  std::size_t num_replaced = 0;  // tensors that the adapter replaces
 };
 
 /// What a combination does.
@@ -77,7 +78,7 @@ struct CombinationCounts {
 /// The result of a combination.
 struct CombinedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
-  std::vector<formats::Finding> problems;  // every reason to refuse it, by name
+  std::vector<formats::Finding> problems;  // every reason to refuse the combination, by name
   CombinationCounts counts;                // of the selected tensors
 };
 
@@ -88,8 +89,8 @@ struct CombinedCheckpoint {
 ///
 /// Floating-point and complex tensors are added up. All other tensors, and values, are taken from
 /// the first source and must be equal in all of them, unless there is a preference. The selected
-/// names and their shapes must be equal in all sources. Optimizer state has no sum: it must be left
-/// out. Requires: at least one source.
+/// names and their shapes must be equal in all sources. Optimizer state cannot be added up: the
+/// selection must leave it out. Requires: at least one source.
 CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
                                        std::vector<LoraAdapter> adapters,
                                        const CombineOptions& options);

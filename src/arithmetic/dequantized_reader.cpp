@@ -30,8 +30,8 @@ void replace_suffix(std::string& text, const QuantizedWeight& weight) {
   text += weight.suffix;
 }
 
-/// Returns the pieces of the numbers: the pieces of the codes if each code is an element of its
-/// tensor, else one piece with the whole tensor.
+/// Returns the pieces of the tensor of numbers. If each code is one element of the tensor of codes,
+/// these are the pieces of the codes. If codes are packed, it is one piece with the whole tensor.
 std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedWeight& weight) {
   if (weight.matrix.form == CodeForm::elements) return codes.pieces;
   return {{whole_box(weight.shape), codes.pieces.empty() ? 0 : codes.pieces.front().rank}};
@@ -79,7 +79,7 @@ class DequantizedReader final : public formats::DerivedReader {
  private:
   /// Where a tensor comes from.
   struct Origin {
-    std::size_t source = 0;             // index of the tensor, or of the codes
+    std::size_t source = 0;             // index of the tensor, or of the weight's codes
     std::optional<std::size_t> weight;  // index in weights_; none: the tensor is not quantized
   };
 
@@ -101,7 +101,7 @@ class DequantizedReader final : public formats::DerivedReader {
 };
 
 void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
-  std::map<std::size_t, std::size_t> weight_of;  // by codes
+  std::map<std::size_t, std::size_t> weight_of;  // key: index of the codes
   for (std::size_t w = 0; w < weights_.size(); ++w) weight_of.emplace(weights_[w].codes, w);
   std::map<std::string, std::pair<TensorEntry, Origin>> named;
   const auto& tensors = base().contents().tensors;
@@ -214,8 +214,9 @@ void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::stri
   }
 }
 
-/// Reads one share of a range of a weight. Requires: the rows of the weight are the columns of its
-/// codes.
+/// Reads a range of a weight whose rows are the columns of its codes. Decodes the codes in blocks
+/// of rows, and only every kNumShares-th block, beginning with block number `share`: several
+/// threads read one range together, each its share.
 void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std::string& fqn,
                                         FlatRange range, int share,
                                         std::span<std::byte> out) const {

@@ -14,13 +14,13 @@
 
 namespace tessera::arithmetic {
 
-/// A checkpoint whose quantized weights are numbers.
+/// A checkpoint in which the quantized weights have become tensors of numbers.
 struct DequantizedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
   bool has_weights = false;                  // whether there are quantized weights, selected or not
   std::size_t num_weights = 0;               // quantized weights that `only` selects
-  std::size_t num_companions = 0;            // their scales, zero points, …, which are left out
+  std::size_t num_companions = 0;            // scales, zero points, …, which are left out
 };
 
 /// Returns the content of `config.json` beside a checkpoint; None if there is no such file.
@@ -33,10 +33,10 @@ bool can_be_dequantized_to(DType dtype);
 
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
 /// codes times scales, computed in float32 and rounded. Reads elements when they are asked for, in
-/// bounded memory. Adds to `underflows`, if given, the tensors in which rounding makes numbers
-/// zero: shared, because the caller reads it after the reader has read. `config` is the
-/// checkpoint's config.json. `only` selects the weights that must become numbers. If there are
-/// problems, or no quantized weights, returns `reader`.
+/// bounded memory. Adds to `underflows`, unless null, the tensors in which rounding makes numbers
+/// zero. It is a shared_ptr, because the reader adds names and the caller reads them later.
+/// `config` is the checkpoint's config.json. `only` selects the weights that must become numbers.
+/// If there are problems, or no quantized weights, returns `reader` itself.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
                                  const Value& config, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,

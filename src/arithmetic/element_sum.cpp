@@ -1,4 +1,4 @@
-// Compiled without fused multiply-add (CMakeLists.txt).
+// Compiled without fused multiply-add (CMakeLists.txt), so that all machines compute equal sums.
 #include "arithmetic/element_sum.h"
 
 #include <algorithm>

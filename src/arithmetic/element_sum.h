@@ -8,7 +8,7 @@
 
 namespace tessera::arithmetic {
 
-/// Whether tensors of a dtype can be added up: it casts to float64 and back.
+/// Whether tensors of a dtype can be added up: the dtype can be cast to float64 and back.
 bool can_be_summed(DType dtype);
 
 /// Returns the real dtype of the numbers of a dtype: float32 for complex64, else the same.
@@ -16,12 +16,13 @@ DType number_dtype(DType dtype);
 /// Returns how many numbers an element has: 2 if it is complex.
 std::size_t numbers_per_element(DType dtype);
 
-/// Returns float64 numbers: NaN for each infinity or NaN among `elements`, else 0. `dtype` is real.
+/// Returns one float64 for each element: NaN if the element is infinite or NaN, else 0. `dtype` is
+/// real.
 std::vector<std::byte> infinities_of(DType dtype, std::span<const std::byte> elements);
 
 // Sums of numbers, element by element, in the order of the calls. `Number` is float or double.
 // `elements` are of the real dtype `dtype`, one for each number of `sum`. No multiply-add is fused,
-// so every machine computes the same.
+// so all machines compute equal sums.
 
 /// `sum = weight * elements`
 template <class Number>

@@ -24,8 +24,8 @@ constexpr const char* kConfigName = "adapter_config.json";
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kNamePrefix = "base_model.model.";
 
-// Members of adapter_config.json. An adapter that sets one of them is more than a product of two
-// matrices.
+// Options in adapter_config.json. If one is set, the adapter adds more than a product of two
+// matrices, so Tessera refuses the adapter.
 constexpr std::array<std::string_view, 10> kUnsupported = {
     "use_dora",          "use_qalora",
     "use_bdlora",        "layer_replication",
@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, 10> kUnsupported = {
     "monteclora_config", "trainable_token_indices",
     "target_parameters", "alora_invocation_tokens"};
 
-/// Whether a member is set. Null, false, 0 and empty values count as not set, as in Python.
+/// Whether an option is set. Null, false, 0 and empty values count as not set, as in Python.
 bool is_given(const Value* value) {
   if (value == nullptr || value->is<Value::None>()) return false;
   if (const auto* flag = value->get_if<bool>()) return *flag;
@@ -51,7 +51,7 @@ std::optional<double> number_of(const Value& value) {
   return std::nullopt;
 }
 
-/// What the configuration says of the scales.
+/// The scales of an adapter's changes, as its configuration states them.
 class Scales {
  public:
   Scales(const Value& config, std::string path, double given)
@@ -70,9 +70,9 @@ class Scales {
     for (const auto& [key, alpha] : *dict) add_pattern(key, alpha);
   }
 
-  /// Returns what the product of a module's two matrices is multiplied by.
+  /// Returns the scale of a module: the factor of the product of its two matrices.
   double of(const std::string& module, std::int64_t rank) const {
-    constexpr std::size_t kMaxNameNbytes = 300;  // the time to match grows with a power of it
+    constexpr std::size_t kMaxNameNbytes = 300;  // matching takes a power of the length
     double alpha = alpha_;
     if (!patterns_.empty() && module.size() > kMaxNameNbytes) {
       refuse("alpha_pattern", "names of modules of at most 300 bytes",
@@ -101,16 +101,17 @@ class Scales {
     return *number;
   }
 
-  /// A pattern of names, and how long it takes to match it.
+  /// A pattern of module names, and its number of repetitions, which decides how long a match
+  /// takes.
   struct Pattern {
     std::regex regex;
     double alpha;
     int num_repetitions;
   };
 
-  /// Refuses patterns if matching all names would take more than minutes. To match a name takes
-  /// about size^repetitions steps. Each regex has one more repetition than its pattern, in
-  /// `(.*\.)?`.
+  /// Adds the steps of matching one name, and throws if all matches together would take more than
+  /// minutes. To match a name takes about size^repetitions steps. Each regex has one more
+  /// repetition than its pattern, because it begins with `(.*\.)?`.
   void count_steps(const Pattern& pattern, const std::string& module) const {
     constexpr double kMaxSteps = 1e11;
     num_steps_ += std::pow(static_cast<double>(module.size()), pattern.num_repetitions + 1);
@@ -124,7 +125,7 @@ class Scales {
   static bool is_cheap(std::string_view pattern) {
     constexpr std::size_t kMaxNbytes = 200;
     constexpr double kMaxCost = 512;
-    constexpr double kRepetitionCost = 8;  // so at most 3 repetitions are allowed
+    constexpr double kRepetitionCost = 8;  // allows 3 repetitions: 8 * 8 * 8 is kMaxCost
     if (pattern.size() > kMaxNbytes) return false;
     double cost = 1;
     std::vector<double> num_branches{1};  // of each open group
@@ -178,8 +179,9 @@ class Scales {
   mutable double num_steps_ = 0;  // of all matches so far
 };
 
-/// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA:
-/// PEFT changes them again when it loads the adapter, so the sum with the base has other numbers.
+/// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA.
+/// When PEFT loads such an adapter, it changes the weights of the base again, so the sum of base
+/// and adapter is not the model.
 void require_plain_initialization(const Value& config, const std::string& path) {
   constexpr std::string_view kMember = "init_lora_weights";
   constexpr std::array<std::string_view, 5> kPlain = {"", "gaussian", "Gaussian", "eva",
@@ -218,7 +220,7 @@ void remove_all(std::string& text, std::string_view part) {
   }
 }
 
-/// The tensors of one layer.
+/// The adapter's tensors for one layer, as indices.
 struct Layer {
   std::optional<std::size_t> down;
   std::optional<std::size_t> up;
@@ -226,7 +228,7 @@ struct Layer {
   bool is_embedding = false;
 };
 
-/// Sorts an adapter's tensors by layers.
+/// Groups an adapter's tensors by layer.
 class AdapterNames {
  public:
   AdapterNames(LoraAdapter& adapter, const Scales& scales, bool stores_transposed)
@@ -265,7 +267,7 @@ class AdapterNames {
     if (name.find(".lora_") != std::string::npos) {
       return problem(tensor, "only lora_A and lora_B", "another tensor of an adapter");
     }
-    if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's
+    if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's tensor
     remove_all(name, ".modules_to_save.default");
     remove_all(name, ".modules_to_save");
     remove_all(name, ".base_layer");
@@ -278,7 +280,7 @@ class AdapterNames {
     auto& place = is_bias ? layer.bias : role.ends_with('A') ? layer.down : layer.up;
     if (place) {
       return problem(tensor, "one lora_A and lora_B for each layer",
-                     "a second one (are there several adapters in the file?)");
+                     "a second tensor of this kind (are there several adapters in the file?)");
     }
     place = tensor;
     layer.is_embedding = role.find("embedding") != std::string_view::npos;
@@ -316,7 +318,7 @@ class AdapterNames {
   const std::vector<TensorEntry>& tensors_;
   const Scales& scales_;
   const bool stores_transposed_;
-  std::map<std::string, Layer> layers_;  // by module
+  std::map<std::string, Layer> layers_;  // key: module
   std::set<std::string> replaced_;
 };
 
@@ -341,8 +343,8 @@ LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, d
   const std::string config_path = join_path(folder, kConfigName);
   if (fs.kind_of(folder) != FileKind::directory || fs.kind_of(config_path) != FileKind::regular) {
     throw Error::expected(ErrorKind::not_found, {.path = folder}, "adapter",
-                          "a folder of PEFT, with adapter_config.json",
-                          fs.kind_of(folder) ? "none in it" : "nothing");
+                          "a folder of PEFT with adapter_config.json",
+                          fs.kind_of(folder) ? "no such file in it" : "nothing");
   }
   const std::string config = read_file(fs, config_path, kMaxConfigNbytes);
   return read_lora_adapter(formats::open_checkpoint(fs, folder), config, config_path, scale);

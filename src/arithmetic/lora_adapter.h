@@ -11,7 +11,8 @@
 
 namespace tessera::arithmetic {
 
-/// What an adapter does to one tensor of its base. Indices are those of the adapter's tensors.
+/// The change that an adapter makes to one tensor of its base model. Indices are those of the
+/// adapter's tensors.
 struct AdapterChange {
   enum class Kind {
     low_rank,  // adds scale * up * down
@@ -24,8 +25,8 @@ struct AdapterChange {
   std::size_t tensor = 0;  // for scaled and replaced
   std::size_t down = 0;    // lora_A
   std::size_t up = 0;      // lora_B
-  /// Whether the change is the transpose of up * down: embeddings, and layers that store their
-  /// weight as [in, out].
+  /// Whether the change is the transpose of up * down. True for embeddings, and for layers that
+  /// store their weight as [in, out].
   bool is_transposed = false;
   double scale = 1.0;
 };
@@ -33,21 +34,21 @@ struct AdapterChange {
 /// An open LoRA adapter of PEFT: a folder with `adapter_config.json` and the adapter's tensors.
 struct LoraAdapter {
   std::unique_ptr<formats::CheckpointReader> reader;
-  std::vector<AdapterChange> changes{};      // by target
+  std::vector<AdapterChange> changes{};      // sorted by target
   std::vector<formats::Finding> problems{};  // tensors that cannot be merged, by name
-  double scale = 1.0;                        // as given; each change's scale includes it
+  double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };
 
-/// Opens an adapter. `scale` multiplies what it adds. `fs` must outlive the reader.
-/// Throws: Error(unsupported) if it is not a LoRA adapter, or naming what it has that is not
-/// supported; Error(corruption) naming what is wrong in the configuration; what open_checkpoint
-/// throws.
+/// Opens an adapter. All that the adapter adds to weights is multiplied by `scale`. `fs` must
+/// outlive the reader. Throws: Error(unsupported) if it is not a LoRA adapter, or naming the option
+/// that Tessera does not support; Error(corruption) naming the error in the configuration; what
+/// open_checkpoint throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 
 /// Returns a digest of an adapter's configuration; empty if the folder has no configuration.
 std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
 
-/// Returns what an adapter with this configuration (JSON) changes.
+/// Reads an adapter that has this configuration (JSON). Returns the changes that it makes.
 LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
                               std::string_view config, const std::string& config_path,
                               double scale);

@@ -13,7 +13,7 @@ namespace {
 /// The most numbers of a matrix in memory at a time, unless one row has more.
 constexpr std::int64_t kPartNumel = std::int64_t{1} << 19;
 
-/// Elements of one row of the term, and where they are in the sum.
+/// Consecutive elements of one row of the term, and the index of the first one in the sum's memory.
 struct Segment {
   std::int64_t row;
   FlatRange columns;
@@ -32,7 +32,8 @@ struct Part {
   }
 };
 
-/// How the elements of a matrix become numbers: as `pass` says, times `factor`.
+/// How the elements of a matrix become numbers: first the computation of `pass` (SumPass), then a
+/// multiplication by `factor`.
 struct Reading {
   SumPass pass;
   double factor = 1.0;

@@ -21,16 +21,18 @@ double number_at(const CalculatedNumbers& calculated, std::size_t place) {
   return number;
 }
 
-/// Writes the largest number of `to`, with the right sign, where a calculation overflowed.
+/// Replaces each number whose calculation overflowed by the largest finite number of `to` with the
+/// same sign. Throws: Error(mismatch) if such a number is NaN, because its sign is not known.
 void saturate(const CalculatedNumbers& calculated, const std::string& path, const std::string& fqn,
               DType to, std::span<std::byte> out) {
   const std::size_t size = itemsize(to);
   for (const std::size_t place : calculated.overflowed) {
     const double number = number_at(calculated, place);
     if (std::isnan(number)) {
-      throw Error::expected(ErrorKind::mismatch, {.path = path, .fqn = fqn}, "overflow",
-                            "a sum with a sign, to take the largest number of this sign",
-                            "NaN, because terms of both signs are too large");
+      throw Error::expected(
+          ErrorKind::mismatch, {.path = path, .fqn = fqn}, "overflow",
+          "a sum whose sign is known, to replace it by the largest number of this sign",
+          "NaN, because terms of both signs are too large");
     }
     const double largest = std::copysign(largest_finite(to), number);
     cast_elements(DType::float64, std::as_bytes(std::span(&largest, 1)), to,
@@ -49,7 +51,7 @@ bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_o
   const bool has_underflow = losses.num_became_zero > 0;
   if (on_overflow != reshard::OnOverflow::refuse) return has_underflow;
   if (!calculated.overflowed.empty()) {
-    const bool counted = to == DType::float8_e4m3fn;  // it has no infinity
+    const bool counted = to == DType::float8_e4m3fn;  // without infinity: the cast counted them
     losses.merge(
         {.num_too_large = counted ? 0 : static_cast<std::int64_t>(calculated.overflowed.size()),
          .largest_magnitude = std::numeric_limits<double>::infinity()});

@@ -13,15 +13,17 @@ namespace tessera::arithmetic {
 struct CalculatedNumbers {
   DType dtype;  // float32 or float64
   std::span<const std::byte> numbers;
-  /// Positions of numbers that overflow `dtype`, but would be finite in a dtype with a larger
+  /// Positions of numbers that are too large for `dtype`, but finite in a dtype with a larger
   /// range. Such a number is stored as infinity with its sign, or as NaN if its sign is not known.
   std::span<const std::size_t> overflowed;
 };
 
-/// Rounds numbers to `to`. Numbers that are too large for `to`, and those in `overflowed`, become
-/// what `on_overflow` says. Returns whether numbers that were not zero became zero.
-/// Throws: Error(mismatch) naming `path` and `fqn` if there are such numbers and `on_overflow` is
-/// `refuse`, or if it is `saturate` and the sign of one of them is not known.
+/// Rounds numbers to `to`. `on_overflow` decides what becomes of numbers that are too large for
+/// `to`, and of the numbers in `overflowed`. Returns whether numbers that were not zero became
+/// zero.
+/// Throws: Error(mismatch) naming `path` and `fqn` if `on_overflow` is `refuse` and a number is too
+/// large, or if `on_overflow` is `saturate` and the sign of a number that is too large is not
+/// known.
 bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
                    const std::string& path, const std::string& fqn, DType to,
                    std::span<std::byte> out);

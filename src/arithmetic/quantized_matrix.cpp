@@ -1,4 +1,4 @@
-// Compiled without fused multiply-add (CMakeLists.txt).
+// Compiled without fused multiply-add (CMakeLists.txt), so that all machines compute equal numbers.
 #include "arithmetic/quantized_matrix.h"
 
 #include <array>
@@ -57,10 +57,11 @@ Table read_table(const TensorReader& tensor, std::int64_t width, FlatRange rows,
   return table;
 }
 
-/// A table of codes, of which some rows and columns are wanted.
+/// The rows and columns of one matrix that are to be decoded, and where the matrix is in the
+/// tensor.
 struct Wanted {
-  std::int64_t first_table_row;  // of the whole tensor, in rows of codes
-  std::int64_t num_rows;         // of one matrix
+  std::int64_t first_table_row;  // of the matrix in the tensor of codes
+  std::int64_t num_rows;         // of the whole matrix
   std::int64_t num_columns;
   FlatRange rows;
   FlatRange columns;

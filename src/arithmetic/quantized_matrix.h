@@ -40,10 +40,11 @@ struct QuantizedMatrix {
   float scale_factor = 1.0F;   // multiplies the scales
   float scale_divisor = 1.0F;  // divides the scales
 
-  std::optional<inspect::TensorReader> zeros{};  // one for each scale
+  std::optional<inspect::TensorReader> zeros{};  // zero points, one for each scale
   CodeForm zero_form = CodeForm::elements;
-  float zero_added = 0.0F;                 // is added to each stored zero
-  std::vector<std::int32_t> row_blocks{};  // by row: its row of blocks; empty: see block_rows
+  float zero_added = 0.0F;  // is added to each stored zero point
+  std::vector<std::int32_t>
+      row_blocks{};  // of each row: the index of its row of blocks; empty: see block_rows
 
   std::int64_t num_block_rows() const {
     return row_blocks.empty() ? (num_rows + block_rows - 1) / block_rows : num_row_blocks;
@@ -51,7 +52,7 @@ struct QuantizedMatrix {
   std::int64_t num_block_columns() const {
     return (num_columns + block_columns - 1) / block_columns;
   }
-  std::int64_t num_row_blocks = 0;  // with `row_blocks`
+  std::int64_t num_row_blocks = 0;  // only with `row_blocks`
 
   /// Fills `out` with the numbers of some rows and columns of one matrix, row by row. Computes in
   /// float32, as the libraries do that wrote the codes. Returns the positions in `out` of numbers

@@ -28,7 +28,7 @@ struct Refusal {
   std::string found;
 };
 
-/// What config.json says of the quantization.
+/// The parameters of the quantization in config.json.
 class QuantizationConfig {
  public:
   explicit QuantizationConfig(const Value& config) {
@@ -106,12 +106,12 @@ class QuantizationConfig {
   std::optional<Value> config_;
 };
 
-/// The tensors of one weight.
+/// The tensors that together store one quantized weight, as indices.
 struct Parts {
   std::size_t codes;
   std::size_t scales;
   std::string_view scheme;
-  std::map<std::string_view, std::size_t> companions;  // by role
+  std::map<std::string_view, std::size_t> companions;  // key: role
   std::size_t num_companions = 0;
 };
 
@@ -124,7 +124,7 @@ class Builder {
         codes_(reader.contents().tensors[parts.codes].meta),
         scales_(without_ones(reader.contents().tensors[parts.scales].meta, codes_.shape.size())) {}
 
-  /// Throws: Refusal.
+  /// Returns the weight with its scales and zero points. Throws: Refusal.
   QuantizedWeight build() const {
     for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
     if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
@@ -155,7 +155,8 @@ class Builder {
     }
     return scales;
   }
-  /// Keeps products of a size and a small factor, such as 8 codes in a word, within 64 bits.
+  /// Refuses sizes above 2^40, so that a size times a small factor, such as 8 codes in a word, fits
+  /// into 64 bits.
   static void require_sizes(const Shape& shape) {
     for (const std::int64_t size : shape) {
       if (size < 0 || size > kMaxSize) refuse("sizes up to 2^40", shape_to_string(shape));
@@ -227,8 +228,8 @@ class Builder {
           (matrix.num_columns - 1) / block_columns + 1 != columns) {
         continue;
       }
-      // A block may be larger than the weight. Then the weight's size counts, so that sums of sizes
-      // stay small.
+      // A block may be larger than the weight. Then the block gets the weight's size, so that sums
+      // of sizes do not overflow.
       fitting.emplace(std::min(block_rows, matrix.num_rows),
                       std::min(block_columns, matrix.num_columns));
     }
@@ -259,7 +260,7 @@ class Builder {
     return weight;
   }
 
-  /// Returns the number in a companion tensor of one element.
+  /// Returns the only number in a tensor of one element, such as a second scale.
   float number_of(std::size_t tensor) const {
     const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
     if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {
@@ -444,7 +445,8 @@ class Builder {
   const TensorMeta scales_;
 };
 
-/// Whether a tensor of this dtype and name holds codes rather than numbers, if it stands alone.
+/// Whether a tensor that is part of no known scheme holds codes rather than numbers, as its dtype,
+/// its name and config.json show.
 bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
   switch (meta.dtype) {
     case DType::float8_e4m3fn:
@@ -459,7 +461,7 @@ bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
   }
 }
 
-/// Reports codes without scales. Without quantization_config, no program would read them as codes.
+/// Reports tensors that look like codes (look_like_codes) but have no scales.
 void find_codes_without_scales(const CheckpointReader& reader, const QuantizedTensors& quantized,
                                const QuantizationConfig& config, const NameSelection& only,
                                std::vector<Finding>& problems) {
@@ -484,7 +486,7 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
   const QuantizedTensors quantized(reader.contents());
   const QuantizationConfig described(config);
   QuantizedWeights result;
-  std::map<std::size_t, Parts> weights;  // by codes
+  std::map<std::size_t, Parts> weights;  // key: index of the codes
   const auto& tensors = reader.contents().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (quantized.are_codes(i)) {

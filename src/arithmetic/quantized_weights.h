@@ -15,10 +15,10 @@ namespace tessera::arithmetic {
 
 /// A quantized weight, and the tensor of numbers that it becomes: `up.qweight` becomes `up.weight`.
 struct QuantizedWeight {
-  std::size_t codes = 0;       // index of the tensor
-  std::string codes_suffix{};  // what the name of the codes ends with
-  std::string suffix{};        // what the name of the numbers has instead
-  Shape shape{};               // of the numbers
+  std::size_t codes = 0;       // index of the tensor of codes
+  std::string codes_suffix{};  // the end of the codes' name: `qweight`
+  std::string suffix{};        // replaces `codes_suffix` in the numbers' name
+  Shape shape{};               // of the tensor of numbers
   bool is_transposed =
       false;  // whether the numbers' last two dimensions are those of the codes, swapped
   QuantizedMatrix matrix;

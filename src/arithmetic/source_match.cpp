@@ -195,7 +195,7 @@ std::vector<Finding> find_floats_without_sum(const CheckpointReader& source,
     problems.push_back(combine_problem(
         name, "a dtype that sums can be rounded to",
         std::string(dtype_name(dtype)) +
-            (has_numbers ? " (cast the source first)" : ", of which only copies are made")));
+            (has_numbers ? " (cast the source first)" : ", which can only be copied")));
     problems.back().where.path = source.path();
   }
   return problems;

@@ -13,15 +13,15 @@
 
 namespace tessera::arithmetic {
 
-/// The rule that all problems of a combination name.
+/// The rule in all findings about a combination.
 inline constexpr const char* kCombineRule = "combine";
 
 /// Returns a problem of a combination.
 formats::Finding combine_problem(std::string fqn, std::string expected, std::string found,
                                  Remedy remedy = {});
 
-/// The tensors (also under the names of aliases) and values of a source that are selected, by name.
-/// Optimizer state is never among them.
+/// The tensors and values of a source that are selected, by name; a tensor is also found by the
+/// names of its aliases. Optimizer state is never selected.
 class SelectedEntries {
  public:
   /// Takes the names that `selection.only` selects. Keeps no reference.
@@ -47,8 +47,8 @@ std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
     const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);
 
-/// Lists the floating-point tensors whose dtype has no sum, such as float8_e4m3fnuz. Leaves out the
-/// parts of quantized weights, which match_sources lists.
+/// Lists the floating-point tensors whose dtype cannot be added up, such as float8_e4m3fnuz. Leaves
+/// out the parts of quantized weights, which match_sources lists.
 std::vector<formats::Finding> find_floats_without_sum(const formats::CheckpointReader& source,
                                                       const SelectedEntries& entries);
 

@@ -54,8 +54,9 @@ void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
   if (has_underflow && options_->underflows) options_->underflows->add(meta_.fqn);
 }
 
-/// Some sums are infinite or NaN although all their terms are finite. Computes these again, scaled
-/// down, so that they overflow later. Returns the positions of those that still overflow.
+/// A sum can be infinite or NaN although all its terms are finite. Computes such sums again from
+/// smaller numbers (SumPass::scaled_down), then scales them up. Returns the positions of the sums
+/// that are still infinite or NaN.
 template <class Number>
 std::vector<std::size_t> TensorSum::mend_overflows(const Region& region, FlatRange window,
                                                    std::span<Number> sum) const {

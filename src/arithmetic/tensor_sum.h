@@ -35,7 +35,7 @@ enum class SumPass {
   infinities,   // NaN where a term is infinite or NaN, else 0
 };
 
-/// The power of two of SumPass::scaled_down.
+/// SumPass::scaled_down multiplies the sum by 2 to the power -kSumScale.
 template <class Number>
 inline constexpr int kSumScale = sizeof(Number) == sizeof(double) ? 64 : 32;
 
@@ -50,13 +50,12 @@ class TensorSum {
   TensorSum(TensorMeta meta, const CombineOptions& options)
       : meta_(std::move(meta)), options_(&options), divisor_(options.divisor) {}
 
-  /// Adds the next term. Requires: the shape of the sum.
+  /// Adds the next term. Requires: the term has the shape of the sum.
   void add(SumTerm term) { terms_.push_back(std::move(term)); }
-  /// Adds a term that the divisor does not divide.
+  /// Adds a term that is added after the sum was divided by the divisor.
   void add_after(SumTerm term) { added_.push_back(std::move(term)); }
   void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
-  /// Uses the elements of another tensor in place of all terms and the divisor. What adapters add
-  /// stays.
+  /// Replaces all terms and the divisor by the elements of another tensor. Keeps what adapters add.
   void replace_terms(SumTerm term) {
     terms_.clear();
     terms_.push_back(std::move(term));
@@ -65,8 +64,8 @@ class TensorSum {
 
   /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
   /// A sum of finite numbers that is infinite or NaN counts as too large.
-  /// Throws: Error(mismatch) with the tensor if a sum is too large for `to`, unless that is
-  /// allowed; what readers throw.
+  /// Throws: Error(mismatch) naming the tensor if a sum is too large for `to` and
+  /// CombineOptions::on_overflow is `refuse`; what readers throw.
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:

@@ -6,7 +6,7 @@
 
 namespace tessera::arithmetic {
 
-/// The names of tensors in which rounding made numbers zero that were not. Thread-safe.
+/// The names of tensors in which rounding turned nonzero numbers into zero. Thread-safe.
 class UnderflowNames {
  public:
   void add(const std::string& fqn) {

@@ -9,7 +9,7 @@
 
 namespace tessera::detail {
 
-/// The result of `try_lock`.
+/// The result of `try_lock`. `unavailable`: the file system has no locks.
 enum class LockResult { held, held_by_another, unavailable };
 
 /// Tries to take the advisory lock on a file or directory, without waiting. The lock is held until

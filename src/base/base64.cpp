@@ -14,7 +14,8 @@ std::string base64_encode(std::string_view bytes) {
 }
 
 std::optional<std::string> base64_decode(std::string_view text) {
-  // nettle is less strict: it skips spaces, and accepts text with too little or too much padding.
+  // nettle's decoder, which is called below, is less strict: it skips spaces, and accepts text with
+  // too little or too much padding.
   constexpr std::string_view kSpaces = " \t\n\v\f\r";
   if (text.size() % 4 != 0 || text.ends_with("===") ||
       text.find_first_of(kSpaces) != std::string_view::npos) {

@@ -61,8 +61,8 @@ float decode_e8m0(std::uint8_t code) {
   return std::ldexp(1.0F, static_cast<int>(code) - 127);
 }
 
-// Returns the number with this code. Computes all three cases and selects one, so that a loop over
-// elements has no branches.
+// Returns the number that the 16 bits of a float16 stand for. Computes all three cases (subnormal,
+// normal, infinite or NaN) and selects one, so that a loop over elements has no branches.
 float decode_float16(std::uint16_t code) {
   constexpr std::uint32_t kExponentMask = 0x1FU << 23;
   constexpr std::uint32_t kBiasDifference = (127U - 15U) << 23;
@@ -71,7 +71,7 @@ float decode_float16(std::uint16_t code) {
   const std::uint32_t exponent = magnitude & kExponentMask;
   const std::uint32_t normal = magnitude + kBiasDifference;
   const std::uint32_t infinite_or_nan = normal + kBiasDifference;
-  // A subnormal has no hidden bit: add one, then subtract the value of this bit.
+  // A subnormal number has no hidden bit: add the bit, then subtract its value.
   const std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(normal + (1U << 23)) - 0x1p-14F);
   const std::uint32_t bits = exponent == 0               ? subnormal
@@ -298,13 +298,13 @@ Number largest_castable(DType to) {
   };
   switch (to) {
     case DType::float16:
-      return below(0x1.FFEp15);  // the tie between the largest finite number and the next
+      return below(0x1.FFEp15);  // below the tie of 65504, the largest number, and the next
     case DType::bfloat16:
       return below(0x1.FFp127);
     case DType::float8_e5m2:
       return below(0x1.Ep15);
     case DType::float8_e4m3fn:
-      return Number{464};  // this tie rounds down, to 448
+      return Number{464};  // a tie of 448 and 480; rounds to 448
     case DType::float32:
       if constexpr (std::is_same_v<Number, double>) return below(0x1.FFFFFFp127);
       break;
@@ -314,16 +314,16 @@ Number largest_castable(DType to) {
   return std::numeric_limits<Number>::max();
 }
 
-/// The smallest and the largest of some codes without their signs, as integers. Such integers have
-/// the same order as the magnitudes of the numbers.
+/// The smallest and the largest code among some floats. A code is the bits of a float without its
+/// sign, read as an integer. Codes have the same order as the magnitudes of the floats.
 struct MagnitudeRange {
   std::int32_t smallest;
   std::int32_t largest;
 };
 
-/// Returns the range of the codes without their signs. `mask` selects all bits of a code but the
-/// sign. `Code` is a signed type if it has more than 8 bits, because processors compare signed
-/// numbers fastest.
+/// Returns the smallest and the largest of the codes, without their signs. `mask` selects all bits
+/// of a code but the sign. `Code` is a signed type if it has more than 8 bits, because processors
+/// compare signed numbers fastest.
 template <class Code>
 MagnitudeRange magnitudes_of(std::span<const std::byte> codes, Code mask) {
   Code smallest = mask;
@@ -352,7 +352,7 @@ MagnitudeRange magnitudes_of(std::span<const std::byte> codes, DType dtype) {
   TESSERA_CHECK(false && "magnitudes_of: a cast to this dtype loses nothing");
 }
 
-/// Returns the smallest magnitude of a code that is infinite or NaN.
+/// Returns the smallest code, without its sign, that is infinite or NaN.
 std::int32_t first_not_finite(DType dtype) {
   switch (dtype) {
     case DType::float32:
@@ -371,7 +371,7 @@ std::int32_t first_not_finite(DType dtype) {
   TESSERA_CHECK(false && "first_not_finite: a cast to this dtype loses nothing");
 }
 
-/// Counts the numbers that are not zero but have a code that is zero.
+/// Counts the numbers that are not zero, and whose codes are zero because the cast made them zero.
 template <class Code, class Number>
 std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const std::byte> codes,
                                Code mask) {
@@ -400,8 +400,8 @@ std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const 
 
 constexpr std::size_t kBatchNumel = 1024;
 
-/// Returns the largest magnitude that counts as too large. Infinity counts only if the dtype has
-/// none.
+/// Returns the largest magnitude that CastLosses counts as too large for `to`: infinity if `to` has
+/// no infinity, else the largest finite number.
 template <class Number>
 Number largest_counted(DType to) {
   return to == DType::float8_e4m3fn ? std::numeric_limits<Number>::infinity()
@@ -545,7 +545,7 @@ double largest_finite(DType dtype) {
 bool can_overflow(DType from, DType to) {
   if (from == to) return false;
   if (is_complex(from)) return can_overflow(real_dtype_of(from), real_dtype_of(to));
-  // Integers cast only to float32 and float64, which hold the magnitudes of all of them.
+  // Integers cast only to float32 and float64, whose ranges include all integers of 64 bits.
   return is_floating_point(from) && largest_finite(from) > largest_castable<double>(to);
 }
 

@@ -36,7 +36,7 @@ bool can_underflow(DType from, DType to);
 /// float8_e4m3fn, which has none; every other dtype keeps it.
 struct CastLosses {
   std::int64_t num_too_large = 0;
-  double largest_magnitude = 0.0;    // of the too large ones before the cast; may be infinite
+  double largest_magnitude = 0.0;    // of the numbers that were too large; may be infinite
   std::int64_t num_became_zero = 0;  // numbers that were not zero before the cast
 
   void merge(const CastLosses& other);

@@ -19,7 +19,7 @@ class Xxh3 {
   ~Xxh3();
   Xxh3(Xxh3&&) noexcept;
   Xxh3& operator=(Xxh3&&) noexcept;
-  /// Adds bytes at the end of what is digested.
+  /// Adds the next bytes to the digest.
   void update(std::span<const std::byte> bytes);
   /// Returns the digest of all bytes so far; more may follow.
   std::uint64_t digest() const;
@@ -37,7 +37,7 @@ class Xxh3Wide {
   ~Xxh3Wide();
   Xxh3Wide(Xxh3Wide&&) noexcept;
   Xxh3Wide& operator=(Xxh3Wide&&) noexcept;
-  /// Adds bytes at the end of what is digested.
+  /// Adds the next bytes to the digest.
   void update(std::span<const std::byte> bytes);
   /// Returns the 32 lower-case hex digits that `xxh128sum` prints.
   std::string hex_digest() const;
@@ -54,7 +54,7 @@ class Sha256 {
   ~Sha256();
   Sha256(Sha256&&) noexcept;
   Sha256& operator=(Sha256&&) noexcept;
-  /// Adds bytes at the end of what is digested.
+  /// Adds the next bytes to the digest.
   void update(std::span<const std::byte> bytes);
   /// Returns the digest of all bytes so far as 64 lower-case hex digits, and starts a new digest.
   std::string hex_digest();

@@ -117,8 +117,8 @@ std::string printable(std::string_view text, std::size_t max_nbytes) {
 
   static constexpr std::string_view kEllipsis = "…";
   static constexpr char kHex[] = "0123456789abcdef";
-  // Passes to `emit` the units that must not be cut: whole characters and whole escapes. Of a long
-  // text, only the bytes at both ends that may be shown are escaped.
+  // Calls `emit` for each unit that must not be cut: a whole character or a whole escape. Of a long
+  // text, only the bytes at both ends are escaped, because the rest is not shown.
   const auto escape = [](std::string_view section, auto&& emit) {
     for (std::size_t i = 0; i < section.size();) {
       const std::size_t nbytes = detail::utf8_sequence_nbytes(section, i);

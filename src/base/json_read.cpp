@@ -128,13 +128,13 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
     fail(parser_position > 0 ? parser_position - 1 : 0, "syntax: " + printable(reason));
   }
 
-  /// Reports a text that ends too early: all of it is the beginning of a JSON text.
+  /// Throws the error for a text that ends too early: the text is the beginning of a JSON document.
   [[noreturn]] void fail_at_end() const {
     const bool is_empty = text_.find_first_not_of(" \t\r\n") == std::string_view::npos;
     throw Error::expected(
-        ErrorKind::corruption, {.path = path_}, "JSON", "a whole text",
-        is_empty ? "an empty one"
-                 : "one that is cut short after " + std::to_string(text_.size()) + " bytes",
+        ErrorKind::corruption, {.path = path_}, "JSON", "a complete JSON text",
+        is_empty ? "an empty text"
+                 : "a text that is cut short after " + std::to_string(text_.size()) + " bytes",
         "incomplete download or copy?");
   }
 

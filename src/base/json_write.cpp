@@ -118,7 +118,7 @@ class JsonPrinter {
     close(']');
   }
 
-  // A form stays on one line, except the items inside it.
+  // A `$` form, such as `{"$tuple":[…]}`, stays on one line, except the items inside it.
   void show_form(std::string_view name, std::string_view text) {
     begin_form(name);
     append_quoted(out_, text);

@@ -69,7 +69,7 @@ std::optional<std::size_t> match_one(std::string_view pattern, Character charact
 }
 
 /// Says whether the pattern selects the name. A pattern without `=` also selects the names below a
-/// name that it matches.
+/// name that it matches: `layers.0` selects `layers.0.bias`.
 bool pattern_selects(const std::string& pattern, std::string_view name) {
   if (pattern == name) return true;
   if (pattern.starts_with('=')) {
@@ -94,8 +94,8 @@ std::string glob_of(std::string_view text) {
 bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;
-  std::optional<std::size_t> star;  // where the pattern continues after the last `*`
-  std::size_t star_name = 0;        // where the name continues after that `*`
+  std::optional<std::size_t> star;  // position in the pattern after the last `*`
+  std::size_t star_name = 0;        // position in the name after the text that this `*` matches
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = ++p;

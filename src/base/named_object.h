@@ -11,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// Returns what an object of this mode is, such as `a file`.
+/// Returns the kind of an object with this mode in words, such as `a file`.
 inline std::string_view kind_in_words(mode_t mode) {
   if (S_ISREG(mode)) return "a file";
   if (S_ISDIR(mode)) return "a directory";
@@ -21,7 +21,7 @@ inline std::string_view kind_in_words(mode_t mode) {
   return "a device";
 }
 
-/// Returns the mode of the object with this name, which may be a link; nothing if the name is free.
+/// Returns the mode of the object at `path`; nothing if nothing is there. Does not follow a link.
 inline std::optional<mode_t> mode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
@@ -38,7 +38,7 @@ inline std::string state_in_words(const struct stat& status) {
   return text;
 }
 
-/// Refuses a destination whose name is taken by a dangling link.
+/// Throws Error(already_exists) if the destination is a link whose target does not exist.
 inline void require_no_dangling_link(const std::string& destination) {
   struct stat status {};
   const auto mode = mode_of_name(destination);

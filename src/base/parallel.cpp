@@ -20,8 +20,8 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
   std::atomic<std::int64_t> next_task{0};
   std::atomic<bool> failed{false};
   std::mutex failure_mutex;
-  // A failure is preferred to an interruption, then the task with the lowest index. Tasks start in
-  // order, so this task has always run, and the choice does not depend on the threads.
+  // The exception to throw: a failure before an interruption, then that of the task with the lowest
+  // index. Tasks start in order, so the choice does not depend on the number of threads.
   std::exception_ptr first_failure;
   std::pair<bool, std::int64_t> first_rank;
   const auto fail = [&](std::int64_t index, std::exception_ptr failure, bool interrupts) {
@@ -55,7 +55,7 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
       try {
         helpers.emplace_back(work);
       } catch (const std::system_error&) {
-        break;  // fewer threads can do the work
+        break;  // the threads that have started do the work
       }
     }
     work();

@@ -124,7 +124,7 @@ class PosixWritableFile final : public WritableFile {
 
   void close() override {
     direct_ = FileDescriptor();
-    // Linux has closed the descriptor even if it reports EINTR.
+    // Linux closes the descriptor even if close() reports EINTR, so EINTR is no failure.
     if (::close(file_.release()) != 0 && errno != EINTR) throw_system_error(errno, path_, "close");
   }
 
@@ -203,7 +203,8 @@ class PosixFileSystem final : public FileSystem {
     return std::make_unique<PosixWritableFile>(path, O_WRONLY | O_CREAT | O_EXCL);
   }
 
-  /// Opens a file that a writer has begun, never a link or a file with a second name.
+  /// Opens a file that a writer has begun. Refuses a link, and a file that has a second name (a
+  /// hard link).
   std::unique_ptr<WritableFile> open_for_update(const std::string& path) override {
     struct stat status {};
     const bool is_there = ::lstat(path.c_str(), &status) == 0;
@@ -249,7 +250,7 @@ class PosixFileSystem final : public FileSystem {
     const int error = rename_with_flags(from, to, RENAME_NOREPLACE);
     if (error == 0) return;
     if (!is_flag_unsupported(error)) throw_rename_error(error, from, to);
-    // Without the flag, another process may create `to` between the two calls.
+    // Without RENAME_NOREPLACE, another process may create `to` between the two calls.
     if (detail::mode_of_name(to)) throw_rename_error(EEXIST, from, to);
     plain_rename(from, to);
   }

@@ -34,8 +34,8 @@ Shape row_major_strides(std::span<const std::int64_t> sizes) {
   for (std::size_t d = sizes.size(); d-- > 0;) {
     strides[d] = stride;
     const auto next = checked_mul(stride, std::max<std::int64_t>(sizes[d], 1));
-    // An overflow does no harm. Either this is the outermost product, which is no stride, or the
-    // tensor is empty, and its strides address nothing.
+    // An overflow does no harm: this product is the outermost one, which is not used as a stride,
+    // or the tensor is empty, and its strides are never used.
     stride = next.value_or(0);
   }
   return strides;

@@ -15,7 +15,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns the path with its links resolved, as far as there are objects.
+/// Returns the path with its links resolved. If nothing exists at `path`, resolves only its parent
+/// directory; if that does not exist either, returns `path` unchanged.
 std::string resolved(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path)) return fs.resolve_links(path);
   const std::string parent = directory_of(path);
@@ -90,7 +91,7 @@ void check_base(const FileSystem& fs, const std::string& base, const std::string
   if (fs.kind_of(parent) && device_of(base) != device_of(parent)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = base}, "base",
                           "a checkpoint on the file system of the destination",
-                          "one on another file system",
+                          "a checkpoint on another file system",
                           "hard links cannot lead there; without a base, all pieces are written");
   }
 }

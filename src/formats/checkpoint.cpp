@@ -48,8 +48,8 @@ std::string finding_to_string(const Finding& finding) {
 
 namespace {
 
-// Enough for all keys: readers accept values nested 64 levels deep, and a tuple takes two levels of
-// JSON.
+// A key can be a nested tuple. Readers accept values nested 64 levels deep, and a tuple takes two
+// levels of JSON, so 1000 levels are enough for any key.
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};
 
 bool is_hashable(const Value& key) {

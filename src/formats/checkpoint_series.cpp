@@ -33,7 +33,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Returns the number at position `at`, as digits without leading zeros, and moves `at` past it.
+/// Returns the digits of the number at position `at`, without leading zeros, and moves `at` past
+/// the number.
 std::string_view take_number(std::string_view text, std::size_t& at) {
   while (at < text.size() && text[at] == '0') ++at;
   const std::size_t begin = at;
@@ -41,8 +42,8 @@ std::string_view take_number(std::string_view text, std::size_t& at) {
   return text.substr(begin, at - begin);
 }
 
-/// Whether `a` is before `b` in the natural order of names. Names that differ only in leading zeros
-/// are ordered by their bytes.
+/// Whether `a` is before `b` in the natural order of names, in which digits compare as numbers
+/// (`step-9` before `step-10`). Names that differ only in leading zeros are ordered by their bytes.
 bool natural_less(std::string_view a, std::string_view b) {
   std::size_t i = 0;
   std::size_t j = 0;
@@ -76,7 +77,7 @@ std::vector<std::string> names_newest_first(const FileSystem& fs, const std::str
 }
 
 /// Says whether this process can never open `path`: the system reports a loop of links, or missing
-/// permission. A failing disk reports neither.
+/// permission. (A failing disk reports other errors.)
 bool is_closed(const FileSystem& fs, const std::string& path) {
   const auto is_refused = [&](int mode) {
     return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) != 0 &&
@@ -85,7 +86,7 @@ bool is_closed(const FileSystem& fs, const std::string& path) {
   return is_refused(R_OK) || (fs.kind_of(path) == FileKind::directory && is_refused(X_OK));
 }
 
-/// What was found at a path.
+/// Whether a path holds a checkpoint, and whether the checkpoint is valid.
 struct Examined {
   enum class State { none, invalid, valid } state = State::none;
   bool is_open = false;  // it opened as a checkpoint, perhaps an invalid one
@@ -151,7 +152,8 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
          });
 }
 
-/// Whether a folder holds files of a checkpoint alone, so that its removal takes no other file.
+/// Whether a folder holds only files of a checkpoint, so that removing the folder removes no other
+/// file.
 bool holds_checkpoint_alone(const FileSystem& fs, const std::string& path) {
   return fs.kind_of(path) != FileKind::directory ||
          !first_foreign_entry(fs, path, FileNames::of_one_checkpoint);
@@ -159,7 +161,7 @@ bool holds_checkpoint_alone(const FileSystem& fs, const std::string& path) {
 
 /// Deletes a checkpoint that was renamed from `path` to `path` + kRemovingSuffix.
 void delete_renamed(FileSystem& fs, const std::string& path) {
-  // If a new checkpoint has been written at `path`, its side files stay.
+  // If a new checkpoint has been written at `path`, the side files belong to it and stay.
   if (!fs.kind_of(path)) {
     for (const FormatDriver* driver : format_drivers()) {
       if (driver->side_files() != nullptr) driver->side_files()->remove_orphans(fs, path);
@@ -168,8 +170,8 @@ void delete_renamed(FileSystem& fs, const std::string& path) {
   fs.remove_all(path + std::string(kRemovingSuffix));
 }
 
-/// Removes a checkpoint from an object store: first its index, so that no half-removed checkpoint
-/// is one.
+/// Removes a checkpoint from an object store: first its index, so that a half-removed checkpoint
+/// never looks like a whole one.
 void remove_from_store(const FileSystem& fs, const std::string& path) {
   for (const FormatDriver* driver : format_drivers()) {
     if (driver->side_files() == nullptr) continue;
@@ -187,8 +189,8 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
   object_store::forget(path);
 }
 
-/// Whether a folder holds files of our writers alone, but no index: what is left of a save or a
-/// removal that was interrupted on an object store.
+/// Whether a folder holds only files that Tessera's writers make, but no index. On an object store,
+/// an interrupted save or removal leaves such a folder.
 bool is_left_on_store(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) return false;
   const std::vector<std::string> names = fs.list_directory(path);
@@ -226,7 +228,8 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 
 namespace {
 
-/// The text around the last number in a name. Empty if the name has no number.
+/// A name cut at its last number: `step-` and `.pt` for `step-900.pt`. Empty if the name has no
+/// number.
 struct Numbered {
   explicit Numbered(const std::string& name) {
     constexpr const char* kDigits = "0123456789";

@@ -14,8 +14,8 @@ namespace tessera::formats {
 namespace {
 
 /// Returns `path` with its links resolved. If nothing exists at `path`, resolves only the links of
-/// its parent directory. Leaves a pipe or other special file unresolved: it may have no resolved
-/// path.
+/// its parent directory. Returns the path of a pipe or other special file as it is, because such a
+/// file may have no resolved path.
 std::string resolved(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (kind == FileKind::other) return path;

@@ -10,13 +10,14 @@
 
 namespace tessera::formats {
 
-/// Opens a checkpoint of PyTorch's distributed checkpoint (DCP): a directory with `.metadata` and
-/// `.distcp` files. Reads `.metadata` only; the other files are opened when a piece or a value is
-/// asked for. `path` may also be the file `__<rank>.metadata` of a save without coordination; then
-/// the checkpoint is what that rank saved. `fs` must outlive the reader. The layout on disk:
-/// docs/formats/dcp.md.
+/// Opens a checkpoint that torch.distributed.checkpoint (DCP) saved: a directory with `.metadata`
+/// and `.distcp` files. Reads `.metadata` only; the other files are opened when a piece or a value
+/// is asked for. `path` may also be a file `__<rank>.metadata`, which each rank writes in a save
+/// without coordination between ranks; the checkpoint then consists of what this rank saved. `fs`
+/// must outlive the reader. The layout on disk: docs/formats/dcp.md.
 /// Throws: Error(not_found) if there is no `.metadata`; Error(corruption); Error(unsupported)
-/// naming a foreign global or an extension (compression, encryption).
+/// naming a class that DCP's metadata does not need, or an extension of DCP (compression,
+/// encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);
 
 /// Opens a checkpoint as open_dcp does, and reads objects of the classes in `as_dict` as dicts

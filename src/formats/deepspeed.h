@@ -13,8 +13,8 @@ namespace tessera::formats {
 /// the folder above it whose file `latest` names one, or a universal checkpoint made of it. Reads
 /// the pickles of all ranks, and no tensor bytes. Parameters are `model.<fqn>` with the fp32 master
 /// weights, optimizer state is `optim.state.<fqn>.<name>`; each rank has a flat range of both.
-/// Buffers and frozen parameters are `model.<fqn>` too. What is on the disk, and what becomes of
-/// it: docs/formats/deepspeed.md. `as_dict`: see OpenOptions. `fs` must outlive the reader. Throws:
+/// Buffers and frozen parameters are `model.<fqn>` too. The files and how they are read:
+/// docs/formats/deepspeed.md. `as_dict`: see OpenOptions. `fs` must outlive the reader. Throws:
 /// Error(corruption) naming a missing rank, a parameter whose parts do not add up, or files of
 /// different runs; Error(unsupported) for tensor and pipeline parallelism; and what
 /// `open_torch_zip` throws.

@@ -9,8 +9,8 @@
 
 namespace tessera::formats {
 
-/// Gives what another reader has under other names or in another form. Format, path and files are
-/// those of the other reader.
+/// Base class of readers that show the entries of another reader under other names or in another
+/// form. Format, path and files are those of the other reader.
 class DerivedReader : public CheckpointReader {
  public:
   Format format() const override { return base_->format(); }

@@ -43,7 +43,7 @@ BestMatch match_of_directory(const DirectoryListing& directory) {
       [&](const FormatDriver& driver) { return driver.recognize_directory(directory); });
 }
 
-/// Returns the texts of the drivers as "a, b or c".
+/// Joins this text of all drivers: "a, b or c".
 std::string described(std::string_view FormatDescription::*member) {
   std::vector<std::string_view> texts;
   for (const FormatDriver* driver : format_drivers()) {
@@ -78,7 +78,7 @@ std::vector<std::string> checkpoints_within(const FileSystem& fs, const std::str
   return found;
 }
 
-/// Returns the error for a directory whose files are no checkpoint, but whose folders are.
+/// Returns the error for a directory that is no checkpoint itself, but contains folders that are.
 Error refusal_of_folders(const std::string& path, const std::vector<std::string>& folders) {
   constexpr std::size_t kMaxListed = 3;
   std::string list;

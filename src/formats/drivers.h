@@ -5,7 +5,7 @@
 
 namespace tessera::formats {
 
-// The drivers of the formats that are built into Tessera. Each is defined in its format's folder.
+// Return the drivers of the formats that are built into Tessera. Defined in each format's folder.
 
 const FormatDriver& native_driver();
 const FormatDriver& dcp_driver();

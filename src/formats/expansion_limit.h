@@ -5,9 +5,10 @@
 
 namespace tessera::formats {
 
-/// Returns how many bytes all tensors of a checkpoint may have together. Tensors may share stored
-/// bytes (views of one storage, strides of 0), so a small file could describe any number of bytes
-/// to read, hash and move. `stored_nbytes` is the size of all files together.
+/// Returns how many bytes all tensors of a checkpoint may have together. The limit is needed
+/// because tensors may share stored bytes (views of one storage, strides of 0): a small hostile
+/// file could describe any number of bytes to read. `stored_nbytes` is the size of all files
+/// together.
 constexpr std::uint64_t max_tensor_nbytes(std::uint64_t stored_nbytes) {
   constexpr std::uint64_t kFactor = 16;
   constexpr std::uint64_t kFloor = std::uint64_t{1} << 30;

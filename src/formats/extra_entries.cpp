@@ -14,7 +14,7 @@ std::string without_partial(const std::string& name) {
   return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
 }
 
-/// Whether some format could own a file of this name.
+/// Whether a file of this name can belong to a checkpoint of some format.
 bool is_checkpoint_name(const std::string& directory, const std::string& name) {
   const std::vector<std::string> names{name};
   return std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {
@@ -30,8 +30,8 @@ bool is_journal(const FileSystem& fs, const std::string& path) {
          read_begin(fs, path, kMagic.size()) == kMagic;
 }
 
-/// Whether the name is that of a journal, or of something that has a journal: a writer of Tessera
-/// works there, or worked there and died.
+/// Whether the name is that of a journal, or of a file or directory that has a journal beside it. A
+/// writer of Tessera writes there, or died while it wrote there.
 bool is_work(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
   return is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(path));

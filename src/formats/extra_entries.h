@@ -29,20 +29,21 @@ struct ExtraEntry {
 };
 
 /// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
-/// name. Leaves out what Tessera's writers left there: unfinished checkpoints and their journals.
-/// `opened` lists paths of files that belong to the checkpoint, whatever their names are. Does not
-/// look into folders inside.
+/// name. Leaves out unfinished checkpoints of Tessera's writers, and their journals. `opened` lists
+/// paths of files that belong to the checkpoint, whatever their names are. Does not look into
+/// folders inside.
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened);
 
-/// Returns the folders below a checkpoint's folder that hold files of the checkpoint, as paths from
-/// it; each after the one that it is in. `opened`: as for `list_extra_entries`.
+/// Returns the folders below a checkpoint's folder that hold files of the checkpoint, as paths
+/// relative to the checkpoint's folder. A folder comes after the folder that contains it. `opened`:
+/// as for `list_extra_entries`.
 std::set<std::string> list_own_folders(const std::string& directory,
                                        const std::set<std::string>& opened);
 
-/// Returns the entries of a folder that no checkpoint in the folder could own. Does not look
-/// whether there is a checkpoint. So it leaves out every file whose name some format could use, and
-/// also what Tessera's writers left there.
+/// Returns the entries of a folder that could not belong to any checkpoint in the folder. Judges by
+/// names alone: leaves out every file whose name some format could use, and unfinished checkpoints
+/// of Tessera's writers.
 std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
                                                         const std::string& directory);
 

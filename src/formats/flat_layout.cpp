@@ -55,7 +55,7 @@ FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
   parameter.offset = json.member_as<std::int64_t>(object, "offset", where, "int");
   for (const Value& size : json.member_as<Value::List>(object, "shape", where, "list")) {
     const auto* number = size.get_if<std::int64_t>();
-    if (number == nullptr) json.fail(where + ".shape", "ints", type_name(size));
+    if (number == nullptr) json.fail(where + ".shape", "integers", type_name(size));
     parameter.shape.push_back(*number);
   }
   validate_tensor_meta({parameter.fqn, vector.dtype, parameter.shape}, path);
@@ -140,8 +140,8 @@ class FlatLayoutReader final : public CheckpointReader {
   }
 
  private:
-  /// Where the elements of a piece come from: piece `piece` of tensor `tensor` in the wrapped
-  /// reader, from its element `begin` on.
+  /// Where the elements of a piece come from: from piece `piece` of tensor `tensor` in the wrapped
+  /// reader, beginning at the piece's element `begin`.
   struct Source {
     std::size_t tensor;
     std::size_t piece;
@@ -193,7 +193,7 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   show_simplifications(layout);
 
   std::set<std::size_t> replaced;
-  // Name of a vector in optimizer state -> its layout.
+  // Key: the name that a vector has in optimizer state.
   std::unordered_map<std::string_view, const FlatVectorLayout*> by_state_name;
   for (const FlatVectorLayout& vector : layout) {
     const TensorEntry* found = below.find_tensor(vector.key);
@@ -203,7 +203,8 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
     }
     const auto index = static_cast<std::size_t>(found - below.tensors.data());
     if (!replaced.insert(index).second) {
-      refuse(vector.key, "flat vector", "one layout for each vector", "two for this one");
+      refuse(vector.key, "flat vector", "one layout for each vector",
+             "two layouts for this vector");
     }
     show_vector(index, vector);
     by_state_name.emplace(vector.key, &vector);
@@ -265,7 +266,7 @@ void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParamete
   const std::int64_t parameter_end = parameter.offset + numel_of(parameter.shape);
   for (std::size_t p = 0; p < below.pieces.size(); ++p) {
     const auto held = as_flat_range(below.pieces[p].region, below.meta.shape);
-    TESSERA_CHECK(held.has_value());  // every region of a 1-d tensor is one range
+    TESSERA_CHECK(held.has_value());  // true, because every region of a 1-d tensor is one range
     const std::int64_t begin = std::max(held->begin, parameter.offset);
     const std::int64_t end = std::min(held->end, parameter_end);
     if (begin >= end) continue;
@@ -276,8 +277,8 @@ void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParamete
   shown_.push_back(std::move(shown));
 }
 
-/// Returns the key path of the parameter `fqn`, which is in the same dict as the vector. Returns an
-/// empty path if the vector's key path does not show which dict that is.
+/// Returns a key path that puts the parameter `fqn` into the dict of the vector. Returns an empty
+/// path if the vector's key path does not show which dict this is.
 KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   if (vector.key_path.size() < 2) return {};
   KeyPath path(vector.key_path.begin(), vector.key_path.end() - 1);
@@ -287,9 +288,9 @@ KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   return path;
 }
 
-/// Throws if a gap between parameters is larger than FSDP1's alignment to 16 bytes can leave, or if
-/// the padding at the end is larger than shards of equal size need. Elements in such a gap would be
-/// lost.
+/// Throws if the layout leaves out elements that may be data: if a gap between parameters is larger
+/// than FSDP1's alignment to 16 bytes can make it, or the padding at the end is larger than shards
+/// of equal size need.
 void FlatLayoutReader::refuse_holes(const TensorEntry& vector,
                                     const FlatVectorLayout& layout) const {
   constexpr std::uint64_t kAlignmentNbytes = 16;
@@ -355,7 +356,7 @@ void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& lay
   const bool has_first_component = vector_name == layout.key;
   std::set<std::pair<std::int64_t, Shape>> done;
   for (const FlatUnitParameter& parameter : layout.parameters) {
-    if (!done.emplace(parameter.offset, parameter.shape).second) continue;  // tied: shown already
+    if (!done.emplace(parameter.offset, parameter.shape).second) continue;  // tied: already shown
     const std::string_view name =
         has_first_component ? parameter.fqn
                             : without_first_component(parameter.fqn).value_or(parameter.fqn);

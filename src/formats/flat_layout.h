@@ -12,9 +12,9 @@
 
 namespace tessera::formats {
 
-/// The parameters in a flat vector of a checkpoint, and where each of them is. FSDP1 writes such
-/// vectors (LOCAL_STATE_DICT) without this information. Units: elements; offsets count within the
-/// vector, which may have gaps for alignment and padding at the end.
+/// The parameters in a flat vector of a checkpoint, and the place of each parameter. FSDP1 writes
+/// such vectors (LOCAL_STATE_DICT) without this information. Units: elements; offsets count within
+/// the vector, which may have gaps for alignment and padding at the end.
 struct FlatVectorLayout {
   std::string key;  // the vector's fqn in the checkpoint
   DType dtype = DType::float32;
@@ -31,12 +31,12 @@ struct FlatVectorLayout {
 /// Error(not_found), Error(io).
 std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::string& path);
 
-/// Returns a reader that shows each vector of `reader` as its parameters. A parameter is a tensor;
-/// its pieces are the ranges of it that the vector's pieces hold. The optimizer state of a vector
-/// (`….state.<vector>.<name>`, where `<vector>` may lack its first component) becomes state of each
-/// parameter: state of the vector's length is cut in the same way, state without dimensions is
-/// repeated. Tied parameters become aliases. `contents().units` names the units. All else is
-/// unchanged.
+/// Returns a reader that shows each vector of `reader` as its parameters. Each parameter becomes a
+/// tensor. For each piece of the vector that holds elements of the parameter, the parameter has a
+/// piece. The optimizer state of a vector (`….state.<vector>.<name>`, where `<vector>` may lack its
+/// first component) becomes state of each parameter: state of the vector's length is cut in the
+/// same way, state without dimensions is repeated. Tied parameters become aliases.
+/// `contents().units` names the units. All else is unchanged.
 /// Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it with
 /// another dtype or length, or already has one of its parameters.
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,

@@ -21,9 +21,10 @@ class Gatherer {
   Gatherer(const TensorSource& source, std::size_t tensor_index,
            tessera::detail::ByteBuffer& scratch);
 
-  /// Copies elements from `pieces` into `out`; elements that no piece has stay as they are. `out`:
-  /// the elements `window` of the region `destination`, numbered in that region's own order.
-  /// Requires: regions within the tensor; `out.size() == window.numel() * itemsize`.
+  /// Copies elements from `pieces` into `out`. `out` stands for the elements `window` of the region
+  /// `destination`, numbered in the region's own row-major order. Elements of `out` that no piece
+  /// has stay unchanged. Requires: regions within the tensor; `out.size() == window.numel() *
+  /// itemsize`.
   void gather(std::span<const std::uint32_t> pieces, const Region& destination, FlatRange window,
               std::span<std::byte> out);
 

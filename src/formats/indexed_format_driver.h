@@ -17,14 +17,14 @@ class IndexedFormatDriver : public FormatDriver {
   virtual std::string_view index_name() const = 0;
 
   /// Returns the index, the files that it names, and empty files that the format may own (older
-  /// PyTorch makes a file even for a rank that saves nothing). If the index cannot be read, returns
-  /// every file that the format may own. If `opened` is not empty, it lists the named files.
-  /// Otherwise the function opens the checkpoint to find them.
+  /// PyTorch makes a file even for a rank that saves nothing). The files that the index names are
+  /// `opened`; if `opened` is empty, opens the checkpoint to find them. If the index cannot be
+  /// read, returns every file that the format may own.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override;
-  /// Throws for the first file that the format may own but that this checkpoint does not own. Such
-  /// a file is from another save, and replacing the checkpoint would remove it.
+  /// Throws for the first file that has a name of this format but does not belong to this
+  /// checkpoint. Such a file is from another save, and replacing the checkpoint would remove it.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override;

@@ -12,7 +12,8 @@
 namespace tessera::formats {
 namespace {
 
-/// The text of a key. Different paths with the same spelling have different joined texts.
+/// Makes a text of a key that also shows the key's type. So `a.0` with the string "0" and `a.0`
+/// with the list position 0 get different texts.
 struct KeyText {
   std::string operator()(const std::string& key) const { return text('s', key); }
   std::string operator()(std::int64_t position) const {

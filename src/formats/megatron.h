@@ -9,16 +9,16 @@
 
 namespace tessera::formats {
 
-/// Opens a checkpoint that Megatron-LM saved with `--ckpt-format torch`: a folder
+/// Opens a checkpoint that Megatron-LM saved with `--ckpt-format torch`. `path` is a folder
 /// `iter_<n>` with a folder `mp_rank_<t>[_<p>][_<e>]` for each rank, or the folder above it, whose
-/// `latest_checkpointed_iteration.txt` names the newest one. Reads the pickles of all ranks, and
-/// few bytes of tensors. Weights are `model.<name>` with the numbers that layers and experts have
-/// in the whole model; optimizer state is `optim.state.<name>.<kind>`. What is on the disk, and
-/// what becomes of it: docs/formats/megatron.md. `as_dict`: see OpenOptions. `fs` must outlive the
+/// `latest_checkpointed_iteration.txt` names the newest `iter_<n>`. Reads the pickles of all ranks,
+/// and few bytes of tensors. Weights are `model.<name>`, in which layers and experts have their
+/// numbers in the whole model. Optimizer state is `optim.state.<name>.<kind>`. The files and how
+/// they are read: docs/formats/megatron.md. `as_dict`: see OpenOptions. `fs` must outlive the
 /// reader.
 /// Throws:
-/// - Error(corruption) naming a missing rank, or files that cannot be of one save
-/// - Error(unsupported) for a layout of ranks that is not read
+/// - Error(corruption) naming a missing rank, or files of different saves
+/// - Error(unsupported) for kinds of parallelism that Tessera does not read
 /// - what `open_torch_zip` throws
 std::unique_ptr<CheckpointReader> open_megatron(const FileSystem& fs, std::string path,
                                                 const std::vector<std::string>& as_dict = {});

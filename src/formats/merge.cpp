@@ -73,8 +73,8 @@ class MergedReader final : public CheckpointReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
-  /// Returns the orders of all sources, with the new names, and without entries that another source
-  /// has given.
+  /// Returns the dict orders of all sources, with the new names. Leaves out entries that the merge
+  /// takes from another source.
   std::vector<std::vector<std::string>> dict_orders() const override {
     std::vector<std::vector<std::string>> orders;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
@@ -103,7 +103,8 @@ class MergedReader final : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Origin& origin = tensors_[tensor_index];
     PieceStorage storage = reader_of(origin).piece_storage(origin.index, piece_index);
-    storage.file = join_path(reader_of(origin).path(), storage.file);  // sources may share names
+    // Two sources can have files of the same name, so the whole path is shown.
+    storage.file = join_path(reader_of(origin).path(), storage.file);
     return storage;
   }
   std::vector<std::string> data_files() const override {
@@ -114,11 +115,11 @@ class MergedReader final : public CheckpointReader {
     return files;
   }
   MissingData find_missing_data() const override {
-    std::vector<MissingData> missing;  // by source
+    std::vector<MissingData> missing;  // indexed by source
     for (const MergeSource& source : sources_)
       missing.push_back(source.reader->find_missing_data());
     const auto in_source = [&](const Origin& origin, const std::string& file) {
-      return join_path(reader_of(origin).path(), file);  // sources may share names
+      return join_path(reader_of(origin).path(), file);  // two sources may have equal names
     };
     MissingData result;
     for (std::size_t v = 0; v < values_.size(); ++v) {
@@ -205,8 +206,9 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  /// Finds entries of one source within which another source has entries: a value `s` and a tensor
-  /// `s.w`. Leaves out an empty dict, because the other source's dict has its name. Reports others.
+  /// Finds entries of one source within which another source has entries, such as a value `s` and a
+  /// tensor `s.w`. Leaves out the outer entry if it is an empty dict. Otherwise reports a
+  /// collision.
   void find_nested() {
     std::vector<Named> kept;
     for (Named& named : chosen_) {
@@ -225,7 +227,8 @@ class MergedReader final : public CheckpointReader {
     chosen_ = std::move(kept);
   }
 
-  /// Returns the first entry of another source whose path goes through that of `outer`, or null.
+  /// Returns the first entry of another source that is inside the entry `outer`, as `s.w` is inside
+  /// `s`; null if there is none.
   const Named* first_within(const Named& outer) const {
     const std::string start = outer.name + ".";
     auto inner = std::ranges::lower_bound(chosen_, start, {}, &Named::name);
@@ -254,8 +257,8 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  /// Reports entries that have the same name. If there is a preference, only remembers the names of
-  /// tensors that are not equal.
+  /// Reports entries that have the same name. If there is a preference, does not report them, but
+  /// remembers the names of entries that differ, for a note.
   void note_collision(std::span<const Named> entries) {
     std::string found;
     for (const Named& entry : entries) {
@@ -296,7 +299,8 @@ class MergedReader final : public CheckpointReader {
     return {};
   }
 
-  /// Whether entries of one name have keys of different types: 0 and "0".
+  /// Whether entries of one name have keys of different types in their key paths, such as 0 and
+  /// "0".
   bool have_different_keys(std::span<const Named> entries) const {
     const KeyPath first = path_of(entries.front());
     return std::ranges::any_of(entries, [&](const Named& entry) {
@@ -305,11 +309,11 @@ class MergedReader final : public CheckpointReader {
     });
   }
 
-  /// Notes lists that have different lengths in several sources: the merge takes each item from the
-  /// source that the preference chooses, so that the list is a mixture.
+  /// Adds a note about lists that have different lengths in several sources. The merge takes each
+  /// item from the source that the preference chooses, so such a list is a mixture.
   void note_lists() {
     if (preference_ == MergePreference::none) return;
-    std::map<std::string, std::set<std::int64_t>> lengths;  // by the list's name
+    std::map<std::string, std::set<std::int64_t>> lengths;  // key: list's name
     for (const MergeSource& source : sources_) {
       for (const auto& [name, length] : lists_of(source)) lengths[name].insert(length);
     }
@@ -342,7 +346,8 @@ class MergedReader final : public CheckpointReader {
     return lengths;
   }
 
-  /// Notes sources that have no entry, such as an empty dict: nothing of them is in the merge.
+  /// Adds a note about sources without any entry, such as a file with an empty dict: the merge has
+  /// nothing from them.
   void note_empty_sources() {
     std::vector<std::string> paths;
     for (const MergeSource& source : sources_) {
@@ -353,7 +358,8 @@ class MergedReader final : public CheckpointReader {
     note(paths, "a source without any", "a tensor or a value in each source");
   }
 
-  /// Returns the name of the merge's tensor that a name stands for; nothing if it is no tensor.
+  /// Returns the tensor of the merge that a name stands for: the name itself, or the target of an
+  /// alias. Returns nothing if the name is neither a tensor nor an alias.
   std::optional<std::string> tensor_named(const std::string& name) const {
     if (contents_.find_tensor(name) != nullptr) return name;
     const auto alias = std::ranges::lower_bound(contents_.aliases, name, {}, &Alias::fqn);
@@ -361,7 +367,8 @@ class MergedReader final : public CheckpointReader {
     return alias->target;
   }
 
-  /// Notes tied tensors of one source that come apart, because another source has one of the names.
+  /// Adds a note about tied tensors of one source that are no longer tied in the merge, because one
+  /// of their names is taken from another source.
   void note_split_ties() {
     std::set<std::string> names;
     for (const MergeSource& source : sources_) {
@@ -373,8 +380,7 @@ class MergedReader final : public CheckpointReader {
       }
     }
     note({names.begin(), names.end()},
-         "tensors that come apart, as one of them is taken from "
-         "another source",
+         "tied tensors that become separate, because one is taken from another source",
          "tied tensors that stay tied");
   }
 
@@ -426,7 +432,8 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  /// Adds a finding about the names that the preference chose in one way; none without names.
+  /// Adds a note about `names`, for which the preference chose a source. Adds none if `names` is
+  /// empty.
   void note(const std::vector<std::string>& names, const std::string& found,
             const std::string& expected = "equal tensors and values under one name") {
     if (names.empty()) return;
@@ -440,17 +447,17 @@ class MergedReader final : public CheckpointReader {
          .found = found + ": '" + printable(names.front()) + "'" + others});
   }
 
-  /// Adds at most one finding of each kind about what the preference chose from.
+  /// Adds a note for each kind of difference between sources that the preference decided.
   void note_preferred() {
-    note(
-        parts_,
-        "what looks like the parts of one tensor, of which only one is taken; the others are lost");
-    note(different_, "different bytes (versions, or parts of one tensor); one of them is taken");
-    note(different_values_, "different values, or a value and a tensor; one of them is taken");
+    note(parts_,
+         "tensors that look like parts of one tensor (one part is taken, the others are lost)");
+    note(different_,
+         "different bytes, as of versions or parts of one tensor (one tensor is taken)");
+    note(different_values_, "different values, or a value and a tensor (one entry is taken)");
     note_lists();
     note_empty_sources();
-    if (preference_ == MergePreference::none) return;  // then they are refused
-    note(different_keys_, "keys of different types (0 and \"0\"); one of them is taken",
+    if (preference_ == MergePreference::none) return;  // collisions are refused
+    note(different_keys_, "keys of different types, such as 0 and \"0\" (one entry is taken)",
          "the same keys under one name");
     note_split_ties();
   }
@@ -465,7 +472,7 @@ class MergedReader final : public CheckpointReader {
                            .remedy = std::move(remedy)});
   }
 
-  /// Fills the lists of `contents_`. They are then sorted by name, because `chosen_` is.
+  /// Fills the lists of `contents_`. The lists are sorted by name, because `chosen_` is sorted.
   void add_chosen() {
     for (const Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
@@ -548,10 +555,10 @@ class MergedReader final : public CheckpointReader {
            tensors_[static_cast<std::size_t>(tensor - contents_.tensors.data())].source != source;
   }
 
-  /// Finds the first source that is still a part of a checkpoint. If the sources hold all files of
-  /// a series, these are not parts any more.
+  /// Sets `contents_.part` from the first source that is only a part of a checkpoint. Sources that
+  /// together are all files of a series are a whole, not parts.
   void find_part() {
-    std::map<std::string, std::set<std::uint64_t>> numbers;  // by series
+    std::map<std::string, std::set<std::uint64_t>> numbers;  // key: series
     for (const MergeSource& source : sources_) {
       const std::optional<PartOfWhole>& part = contents_of(source).part;
       if (part && !part->series.empty()) numbers[part->series].insert(part->number);
@@ -565,7 +572,7 @@ class MergedReader final : public CheckpointReader {
   }
 
   void add_annotations() {
-    std::map<std::string, const std::string*> origins;  // by key: the path of the source
+    std::map<std::string, const std::string*> origins;  // value: the path of the source
     std::set<std::string> different;
     for (const MergeSource& source : sources_) {
       const std::string& path = source.reader->path();
@@ -584,7 +591,7 @@ class MergedReader final : public CheckpointReader {
         if (preference_ == MergePreference::last) known->second = text;
       }
     }
-    note({different.begin(), different.end()}, "different texts; one of them is taken",
+    note({different.begin(), different.end()}, "different texts (one text is taken)",
          "equal texts under one key");
   }
 
@@ -595,7 +602,7 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
   std::vector<Origin> values_;   // parallel to contents_.values
   std::vector<Finding> collisions_;
-  std::vector<std::string> parts_;      // names of parts of a tensor, of which one was chosen
+  std::vector<std::string> parts_;      // names of tensors of which only one part was chosen
   std::vector<std::string> different_;  // names of different tensors, of which one was chosen
   std::vector<std::string>
       different_values_;  // names of different values, or of a value and a tensor

@@ -23,7 +23,8 @@ struct Mark {
 constexpr std::array kMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
                             Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
 
-/// Only models have such names, so a file of a later rank is a part even if it is alone.
+/// Only Meta's models have such names. So a file of rank 1 or later is a part, even if no other
+/// file is beside it.
 constexpr std::string_view kSeriesOfMeta = "consolidated.#.pth";
 
 bool is_separator(char c) {
@@ -37,7 +38,8 @@ std::optional<std::uint64_t> number_in(std::string_view digits) {
   return number;
 }
 
-/// Returns the unit that the word before a number names.
+/// Returns the unit that the word before a number names: `rank` in `rank_3`. Nothing for any other
+/// word.
 std::optional<Unit> unit_before(std::string_view before) {
   if (!before.empty() && is_separator(before.back())) before.remove_suffix(1);
   for (const Mark& mark : kMarks) {
@@ -48,7 +50,7 @@ std::optional<Unit> unit_before(std::string_view before) {
   return std::nullopt;
 }
 
-/// Returns the count of `-of-3` or `_of_3` at the start of what stands behind a number.
+/// Returns 3 if the text after a number begins with `-of-3` or `_of_3`; nothing for any other text.
 std::optional<std::uint64_t> count_behind(std::string_view after) {
   for (const std::string_view of : {"-of-", "_of_"}) {
     if (!after.starts_with(of)) continue;
@@ -58,13 +60,13 @@ std::optional<std::uint64_t> count_behind(std::string_view after) {
   return std::nullopt;
 }
 
-/// A run of digits in a name.
+/// The range of a number's digits in a name.
 struct Run {
   std::size_t begin;
   std::size_t end;
 };
 
-/// Returns the last run of digits before `end`.
+/// Returns the digits of the last number before position `end`.
 std::optional<Run> run_before(std::string_view name, std::size_t end) {
   const std::string_view left = name.substr(0, end);
   const std::size_t last = left.find_last_of(kDigits);
@@ -83,7 +85,8 @@ NumberedName name_around(std::string_view name, const Run& run, Unit unit, std::
       .count = count_behind(name.substr(run.end))};
 }
 
-/// Returns how many parts the numbers show, if they are those of ranks or parts.
+/// Returns the number of parts, if these numbers can be those of ranks or parts (see
+/// part_by_names_beside); else nothing.
 std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers, bool is_padded) {
   const std::uint64_t first = std::min<std::uint64_t>(*numbers.begin(), 1);
   const std::uint64_t num_parts = *numbers.rbegin() - first + 1;
@@ -91,8 +94,8 @@ std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers
   return num_parts;
 }
 
-/// Returns which part the entry `name` of a directory is. `beside`: what a message calls the other
-/// entries of the directory.
+/// Returns which part of a checkpoint the entry `name` of a directory is, as the names of the other
+/// entries show. `beside`: what a message calls these other entries.
 std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& directory,
                                       const std::string& name, std::string_view beside) {
   const auto own = numbered_name(name);
@@ -149,7 +152,7 @@ std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std:
     if (!of_folder || of_folder->unit != Unit::rank) return std::nullopt;
     return part_among(fs, directory_of(directory), folder, "folders beside its own");
   } catch (const Error& error) {
-    // A directory that cannot be listed tells nothing about the file.
+    // If the directory cannot be listed, nothing is known about other files.
     if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::not_found) throw;
     return std::nullopt;
   }

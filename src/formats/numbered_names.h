@@ -19,16 +19,16 @@ struct NumberedName {
   std::optional<std::uint64_t> count{};  // if the name states it: 3 of `model-1-of-3.pt`
 };
 
-/// Returns the number in a name, if it stands behind `rank`, `shard`, `part` or `consolidated`, or
-/// before `-of-3`. If there are several numbers, returns the last of them.
+/// Returns the number in a name, if it follows the word `rank`, `shard`, `part` or `consolidated`,
+/// or is followed by `-of-3`. If a name has several such numbers, returns the last one.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is, if the names of other files beside it
 /// differ only in this number. Otherwise looks at the name of its folder, and the folders beside
 /// that. A `consolidated.01.pth` is a part even if it is alone. Returns nothing if there are no
-/// such files or folders, or if their numbers are not those of ranks or parts: neither padded with
-/// zeros, nor without a gap from 0 or 1 (such as 8 and 16, in `lora_rank_8.pt` and
-/// `lora_rank_16.pt`).
+/// such files or folders, or if their numbers cannot be those of ranks or parts. Numbers can be
+/// those of ranks if they are padded with zeros, or have no gap from 0 or 1 on. (The numbers in
+/// `lora_rank_8.pt` and `lora_rank_16.pt` are not.)
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -19,8 +19,8 @@ namespace {
 class KeptFile;
 using OpenFile = std::shared_ptr<const ReadableFile>;
 
-/// The open files of all readers. The least recently read one is closed first. A file in use is
-/// shared, so it is closed only when no reader uses it. Thread-safe.
+/// The open files of all readers. If there are too many, the least recently read file is closed
+/// first, once no reader uses it any more (shared_ptr). Thread-safe.
 class OpenFiles {
  public:
   static OpenFiles& of_process() {
@@ -94,7 +94,7 @@ class KeptFile final : public ReadableFile {
     }
     if (const std::string version = object_store::version_of(*file); version != version_) {
       throw Error::expected(ErrorKind::mismatch, {.path = path_}, "file",
-                            "the one that was opened: " + version_, version,
+                            "the file that was opened: " + version_, version,
                             "did another program write it meanwhile?");
     }
     OpenFiles::of_process().add(this, file);

@@ -10,7 +10,8 @@
 
 namespace tessera::formats {
 
-/// Adds up the numbers of opened objects of several files or checkpoints.
+/// Adds up how many objects of each class were opened (OpenedClass) in several files or
+/// checkpoints.
 class OpenedClassSum {
  public:
   void add(const std::vector<OpenedClass>& classes) {

@@ -9,8 +9,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns a file for a message: the one that marks a checkpoint of the format, or else the first
-/// that it may own.
+/// Returns the name of a file of a format, for a message: the file that marks a checkpoint of this
+/// format, or else the first file that the format may own.
 std::string file_of(const FormatDriver& driver, const FileSystem& fs,
                     const DirectoryListing& directory) {
   std::string mark(driver.description().in_directory);
@@ -39,7 +39,7 @@ std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
                                                 const FormatDriver& known) {
   const std::vector<std::string> own = known.own_files(fs, directory.path, directory.names, {});
-  std::vector<std::string> rest;  // a format's files may have names of another format
+  std::vector<std::string> rest;  // without `known`'s files: other formats may have their names too
   std::ranges::copy_if(directory.names, std::back_inserter(rest), [&](const std::string& name) {
     return std::ranges::find(own, name) == own.end();
   });

@@ -19,19 +19,20 @@ struct FormatInDirectory {
   std::string in_words() const;
 };
 
-/// Returns the formats, except `known`, that the names in a directory show.
+/// Returns the formats of which a directory has files, as their names show. Leaves out the format
+/// `known`.
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
                                                 const FormatDriver& known);
 
-/// Returns the error for a directory whose strongest match is `known`, which refuses it, if its
-/// names show other formats too. The error has the kind of `known`'s own refusal. Returns nothing
-/// if `known` does not refuse the directory, or there is no other format.
+/// For a directory that the driver `known` recognises best but refuses, and that also has files of
+/// other formats: returns an error that names all these files. The error has the kind of `known`'s
+/// own refusal. Otherwise returns nothing.
 std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryListing& directory,
                                         const FormatDriver& known);
 
-/// Returns a note for everybody who opens a checkpoint: its directory also has files of other
-/// formats, which are not read. Returns nothing if it has none, or `path` is no directory.
+/// Returns a note for users who open a checkpoint whose directory also has files of other formats,
+/// which are not read. Returns nothing if there are no such files, or `path` is no directory.
 std::optional<Finding> note_of_other_formats(const FileSystem& fs, const std::string& path,
                                              Format known);
 

@@ -4,8 +4,8 @@
 
 namespace tessera::formats {
 
-/// Whether an annotation is one that a format itself asks for (FormatTraits::own_annotation), and
-/// not a text that a user may have written.
+/// Whether a format itself asks for this annotation (FormatTraits::own_annotation), such as
+/// `format=pt` of safetensors. All other annotations may be a user's.
 bool is_own_annotation(const std::string& name, const std::string& text);
 
 }  // namespace tessera::formats

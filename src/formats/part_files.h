@@ -10,8 +10,8 @@ struct RankSelection {
   bool contains(int rank) const { return begin <= rank && rank < end; }
 };
 
-/// The suffix of a part's file until it is complete. It is StagedDestination's suffix, so that such
-/// a file is recognized as left by a dead writer.
+/// The suffix of a part's file until the file is complete. It is also StagedDestination's suffix,
+/// so a file with this suffix is recognized as left by a writer that died.
 inline constexpr const char* kUncommittedSuffix = ".partial";
 
 }  // namespace tessera::formats

@@ -40,11 +40,11 @@ Finding per_rank_note(const std::string& path, const std::set<std::string>& name
   return {.severity = Finding::Severity::note,
           .rule = "ranks",
           .where = {.path = path},
-          .expected = "equal copies on all ranks of what is not sharded",
+          .expected = "equal copies of unsharded entries on all ranks",
           .found = counted(names.size(), "name") + " with different copies, such as '" +
                    printable(*names.begin()) +
-                   "': that of the lowest rank keeps the name, others are " + kPerRank +
-                   ".<rank>.<name>"};
+                   "' (the copy of the lowest rank keeps the name, other copies are " + kPerRank +
+                   ".<rank>.<name>)"};
 }
 
 }  // namespace tessera::formats

@@ -23,8 +23,8 @@ struct OwnEntry {
 };
 /// Returns the rank and the name in `per_rank.<rank>.<name>`; nothing for any other name.
 std::optional<OwnEntry> parse_per_rank_name(std::string_view name);
-/// Returns the note that entries differ between ranks. `names`: these entries, without
-/// `per_rank.<rank>.`. Requires: at least one.
+/// Returns a note that the entries `names` differ between ranks. The names are without
+/// `per_rank.<rank>.`; there must be at least one.
 Finding per_rank_note(const std::string& path, const std::set<std::string>& names);
 
 }  // namespace tessera::formats

@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kMethodKey = "quant_method";
 
-/// Returns the method that a configuration names for the model, or for a part of it
-/// (`text_config`, `llm_config`) at any depth; empty if none.
+/// Returns the quantization method that a configuration names for the model, or for a part of the
+/// model (`text_config`, `llm_config`) at any depth; empty if none.
 std::string method_of_config(const Value& config) {
   // Older versions of compressed-tensors wrote `compression_config`.
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
@@ -31,9 +31,9 @@ std::string method_of_config(const Value& config) {
   return {};
 }
 
-/// Returns the first method in a text that is no strict JSON: Python writes `Infinity`, and the
-/// file may be damaged. If the answer is wrong, a cast is refused without need; without an answer,
-/// a cast could destroy codes.
+/// Returns the first `quant_method` in a text that is not strict JSON (Python writes `Infinity`,
+/// and the file may be damaged). A wrong result only refuses a cast without need. If damaged text
+/// were ignored, a cast could destroy codes.
 std::string method_in_text(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r\n:";
   constexpr std::size_t kMaxMethodNbytes = 64;
@@ -65,7 +65,7 @@ std::string read_quantization_method(const FileSystem& fs, const std::string& ch
     if (fs.kind_of(path) != FileKind::regular) return {};
     return method_of_text(read_file(fs, path, kMaxConfigNbytes));
   } catch (const Error&) {
-    return {};  // the file is not ours, and a move does not need it
+    return {};  // not a file of the checkpoint; a move works without it
   }
 }
 

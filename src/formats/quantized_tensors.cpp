@@ -31,7 +31,7 @@ class DTypes {
 constexpr DTypes kFloat8 = {DType::float8_e4m3fn, DType::float8_e5m2, DType::float8_e4m3fnuz,
                             DType::float8_e5m2fnuz};
 constexpr DTypes kFloats = {DType::float16, DType::bfloat16, DType::float32, DType::float64};
-constexpr DTypes kPowersOfTwo = {DType::uint8, DType::float8_e8m0fnu};  // the exponents alone
+constexpr DTypes kPowersOfTwo = {DType::uint8, DType::float8_e8m0fnu};  // exponents
 constexpr DTypes kPackedIntegers = {DType::uint8, DType::int32};
 constexpr DTypes kSignedIntegers = {DType::int8, DType::int16, DType::int32, DType::int64};
 constexpr DTypes kTorchaoCodes = {
@@ -50,12 +50,12 @@ struct Scheme {
   DTypes codes_dtypes;
   std::string_view scales_suffix;
   DTypes scales_dtypes;
-  std::string_view marker_suffix{};  // of a tensor or value that must be there too; empty: none
+  std::string_view marker_suffix{};  // of a tensor or value that must exist too; empty: none
 };
 
 constexpr std::string_view kSchemeOfComfyUi = "scaled fp8 of ComfyUI";
 
-// The first scheme that fits is used.
+// In this order: the first scheme that fits a weight is used.
 constexpr std::array kSchemes = {
     Scheme{"block-scaled fp8",
            "",
@@ -89,8 +89,8 @@ constexpr std::array kSchemes = {
     Scheme{"BitNet or packed int4", "", {DType::uint8}, "_scale", kFloats},
     Scheme{"MLX integers", "weight", {DType::uint32}, "scales", kFloatsOf8BitsOrMore},
     Scheme{"AQLM", "codes", kSignedIntegers, "scales", kFloats, "codebooks"},
-    // An attention module may have a `W_q` and a `scale` of ordinary numbers, so floats need the
-    // marker.
+    // An ordinary attention module may have floating-point tensors `W_q` and `scale`. So if `W_q`
+    // is floating-point, the weight is quantized only if the marker `view_as_float` is there.
     Scheme{"HQQ", "W_q", kPackedIntegers, "scale", kFloats},
     Scheme{"HQQ", "W_q", kFloats, "scale", kFloats, "view_as_float"},
     Scheme{"HQQ", "W_q", kPackedIntegers, "meta.scale", kFloats},
@@ -113,7 +113,7 @@ struct Companion {
   std::string_view role;
 };
 
-// A companion's name is the base of the weight's Scheme, then the suffix.
+// Companions whose name is the weight's base (Scheme), then the suffix.
 constexpr std::array kCompanions = {
     Companion{"_scale_2", "second scales"},
     Companion{"_global_scale", "second scales"},
@@ -151,7 +151,7 @@ constexpr std::array kCompanions = {
     Companion{"_act_pre_scale", "scales of inputs"},
 };
 
-// The name of such a tensor is that of the weight's module, then a dot and the suffix.
+// Companions whose name is the name of the weight's module, then a dot and the suffix.
 constexpr std::array kCompanionsInModule = {
     Companion{"input_scale", "scales of inputs"},
     Companion{"input_global_scale", "scales of inputs"},

@@ -43,8 +43,8 @@ class QuantizedTensors {
   /// Returns the scheme, with the method that config.json names: `mxfp4`, `scaled fp8 (fp8 in
   /// config.json)`.
   std::string scheme_in_words(const QuantizedPart& part) const;
-  /// Returns what a part is: `codes of block-scaled fp8; the scales are X.weight_scale_inv`, or
-  /// `scales of block-scaled fp8; the codes are X.weight`. Requires: `find` returned `part`.
+  /// Describes a part: `codes of block-scaled fp8; the scales are X.weight_scale_inv`, or `scales
+  /// of block-scaled fp8; the codes are X.weight`. Requires: `find` returned `part`.
   std::string in_words(const QuantizedPart& part) const;
   /// Returns the name of the part's partner. Requires: `find` returned `part`.
   const std::string& partner_name(const QuantizedPart& part) const;
@@ -59,7 +59,7 @@ class QuantizedTensors {
 
   const CheckpointContents& contents_;
   const std::string method_;
-  std::map<std::size_t, QuantizedPart> parts_;  // by tensor
+  std::map<std::size_t, QuantizedPart> parts_;  // key: index of the tensor
 };
 
 }  // namespace tessera::formats

@@ -46,7 +46,7 @@ ShardIndex::Rest rest_of(const Value& index) {
   return rest;
 }
 
-/// Whether a number in JSON, an integer or a float, is `nbytes`.
+/// Whether a JSON value is a number, integer or float, and equals `nbytes`.
 bool is_number(const Value& value, std::uint64_t nbytes) {
   if (const auto* integer = value.get_if<std::int64_t>()) {
     return *integer >= 0 && static_cast<std::uint64_t>(*integer) == nbytes;
@@ -211,7 +211,7 @@ std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::stri
          found + " (not read, and left out by a move)");
   }
   if (!rest.total_size) return notes;
-  // Programs count a tied tensor once, or once for each of its names.
+  // Some programs count a tied tensor once, others once for each of its names. Accept both.
   std::uint64_t all = 0;
   std::uint64_t listed = 0;
   std::uint64_t of_aliases = 0;

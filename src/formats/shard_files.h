@@ -14,7 +14,7 @@
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
-// Shared by the formats whose checkpoints are several files and an index, as Hugging Face writes
+// Shared by the formats that store a model in several files with an index, as Hugging Face does
 // them.
 namespace tessera::formats::detail {
 
@@ -85,8 +85,9 @@ struct ShardIndex {
 ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index_path);
 
-/// Returns notes for everybody who opens the checkpoint: members of an index that are read by
-/// nobody, and a `total_size` that is not that of the tensors. `contents`: all tensors and aliases.
+/// Returns opening findings of a checkpoint: notes about members of an index that are not read, and
+/// about a `total_size` that differs from the size of the tensors. `contents`: all tensors and
+/// aliases.
 std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::string& index_path,
                                    const std::unordered_map<std::string, std::string>& weight_map,
                                    const CheckpointContents& contents);

@@ -20,7 +20,7 @@ const TensorEntry& entry_of(const TensorOfSource& tensor) {
   return tensor.reader->contents().tensors[tensor.tensor_index];
 }
 
-/// Whether the names of the files differ only in the number of a rank or a part.
+/// Whether the paths of the two checkpoints differ only in the number of a rank or a part.
 bool are_of_ranks(const TensorOfSource& a, const TensorOfSource& b) {
   const std::string& path_of_a = a.reader->path();
   const std::string& path_of_b = b.reader->path();
@@ -30,7 +30,7 @@ bool are_of_ranks(const TensorOfSource& a, const TensorOfSource& b) {
          directory_of(path_of_a) == directory_of(path_of_b);
 }
 
-/// Whether the shapes differ in one dimension, as those of shards do.
+/// Whether the shapes differ in exactly one dimension, as the shapes of two shards may.
 bool differ_in_one_size(const Shape& a, const Shape& b) {
   if (a.size() != b.size()) return false;
   std::size_t num_different = 0;
@@ -108,7 +108,7 @@ bool are_equal(const TensorOfSource& a, const TensorOfSource& b, ComparedBytes c
   if (first.meta.dtype != second.meta.dtype || first.meta.shape != second.meta.shape) return false;
   if (compared == ComparedBytes::all) return have_equal_elements(a, b);
   if (first.pieces.empty() || second.pieces.empty()) return true;
-  if (first.pieces.front().region != second.pieces.front().region) return true;  // not comparable
+  if (first.pieces.front().region != second.pieces.front().region) return true;  // different parts
   const auto bytes = first_bytes(a);
   return bytes && bytes == first_bytes(b);
 }

@@ -13,11 +13,12 @@ struct TensorOfSource {
   std::size_t tensor_index;
 };
 
-/// How tensors of the same name in several checkpoints are related, as far as can be told.
+/// How tensors of the same name in several checkpoints are related, as far as names, shapes and
+/// bytes show.
 enum class TensorCollision {
   equal,      // shapes, dtypes and the bytes that were compared are equal
-  different,  // two versions of one tensor, or parts of it
-  parts,      // the parts of several ranks: the shapes, or the names of the files, say so
+  different,  // versions of one tensor, or parts of one tensor
+  parts,      // the parts that several ranks hold, as the shapes or the names of the files show
 };
 
 /// How much of each tensor is read.

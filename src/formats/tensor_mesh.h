@@ -14,15 +14,15 @@ namespace tessera::formats {
 struct TensorMesh {
   std::vector<std::string> axes;        // names; empty if the mesh has none
   Shape sizes;                          // of the axes
-  std::vector<std::string> placements;  // by axis, as PyTorch writes them: `Shard(0)`
+  std::vector<std::string> placements;  // indexed by axis, as PyTorch writes them: `Shard(0)`
   /// Where each rank is in the mesh: one coordinate for each axis. Sorted by rank.
   std::vector<std::pair<int, Shape>> coordinates;
 
   friend bool operator==(const TensorMesh&, const TensorMesh&) = default;
 };
 
-/// A reader of a format whose files say over which mesh a tensor was placed. Ask for it with
-/// dynamic_cast. Thread-safe.
+/// Interface of a CheckpointReader whose files say over which mesh a tensor was placed. To find out
+/// whether a reader has it, use dynamic_cast. Thread-safe.
 class MeshSource {
  public:
   virtual ~MeshSource() = default;

@@ -9,11 +9,11 @@
 
 namespace tessera::formats {
 
-/// Opens a directory that PyTorch's package torch_checkpointing wrote: a file of each rank for each
-/// item, and `metadata.pkl`, which says how items that can be resharded are cut. Names begin with
-/// the item: `model.`, `optimizer.`. What open_rank_files says of entries holds here too.
-/// `as_dict`: see OpenOptions. `fs` must outlive the reader. What is on the disk:
-/// docs/formats/torch_checkpointing.md.
+/// Opens a directory that PyTorch's package torch_checkpointing wrote. For each item, such as the
+/// model, there is a file of each rank. `metadata.pkl` says how the ranks cut the items that can be
+/// resharded. Names begin with the item: `model.`, `optimizer.`. Entries of several ranks are
+/// joined as open_rank_files describes. `as_dict`: see OpenOptions. `fs` must outlive the reader.
+/// The files: docs/formats/torch_checkpointing.md.
 /// Throws: Error(corruption) naming a missing rank, or a tensor that `metadata.pkl` and a file
 /// describe differently; Error(unsupported) for a form of file or a version that Tessera does not
 /// know; and what `open_torch_zip` throws.

@@ -12,9 +12,9 @@ namespace tessera::formats {
 void require_whole_tensors(const CheckpointContents& contents, const std::string& destination,
                            std::string_view format);
 
-/// Returns the contents for a format that has no pieces: each tensor whole, on rank 0, without flat
-/// units and annotations. Throws: as require_whole_tensors; Error(invalid_argument) for key paths
-/// that contradict each other.
+/// Returns the contents for a format without pieces, flat units and annotations: each tensor is one
+/// piece on rank 0. Throws: as require_whole_tensors; Error(invalid_argument) for key paths that
+/// contradict each other.
 CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination,
                                std::string_view format);
 

@@ -127,9 +127,9 @@ class MeshJson {
   std::string rule_;
 };
 
-/// Cuts or copies `shard` along one axis of the mesh, and returns the shards that this makes.
-/// `shard` is what the later axes have made; its ranks have index 0 on this axis. `stride`: the
-/// difference between two ranks whose indices on the axis differ by one.
+/// Cuts or copies `shard` along one axis of the mesh, and returns the resulting shards. `shard` is
+/// a result for the later axes; its ranks have index 0 on this axis. `stride`: the difference
+/// between two ranks whose indices on the axis differ by one.
 std::vector<Shard> along_axis(const Shard& shard, const MeshPlacement& placement, int num_indices,
                               int stride) {
   const auto add_ranks = [&](std::vector<int>& to, int index) {
@@ -141,7 +141,7 @@ std::vector<Shard> along_axis(const Shard& shard, const MeshPlacement& placement
     for (int index = 0; index < num_indices; ++index) {
       Box box = std::get<Box>(shard.region);
       const FlatRange share = chunk_of(box.sizes[dimension], index, num_indices);
-      if (share.numel() == 0) break;  // the following ranks get nothing either
+      if (share.numel() == 0) break;  // the ranks after this one get nothing either
       box.offsets[dimension] += share.begin;
       box.sizes[dimension] = share.numel();
       shards.push_back({std::move(box), {}});

@@ -135,7 +135,7 @@ std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std
   if (numel == 0) return FlatRange{};
   if (const auto* range = std::get_if<FlatRange>(&region)) return *range;
   const auto& box = std::get<Box>(region);
-  // After the first dimension in which the box has more than one element, it must span every
+  // The box is contiguous if, after the first dimension in which its size is not 1, it spans every
   // dimension.
   std::size_t cut = 0;
   while (cut < shape.size() && box.sizes[cut] == 1) ++cut;

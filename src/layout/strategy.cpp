@@ -120,7 +120,7 @@ std::vector<Shard> shards_of_dimension(const Strategy& strategy,
   std::vector<Shard> shards;
   for (int shard = 0; shard < strategy.num_shards; ++shard) {
     const FlatRange share = chunk_of(shape[dimension], shard, strategy.num_shards);
-    if (share.numel() == 0) break;  // the following ranks get nothing either
+    if (share.numel() == 0) break;  // the ranks after this one get nothing either
     Box box = whole_box(shape);
     box.offsets[dimension] = share.begin;
     box.sizes[dimension] = share.numel();

@@ -28,7 +28,7 @@ double id_nbytes(const TableSize& table) {
   return kIdNbytes + (table.is_weighted ? kIdWeightNbytes : 0);
 }
 
-/// A table and the options, in the terms of the cost model.
+/// Computes the costs of one table's shards; see [Note: What a shard costs].
 class CostModel {
  public:
   CostModel(const TableSize& table, TableKernel kernel, const PlannerOptions& options)
@@ -168,8 +168,8 @@ class CandidateList {
       const FlatRange narrowest = chunk_of(table_.columns, num_shards - 1, num_shards);
       return narrowest.numel() >= constraint_.min_columns;
     };
-    // A single shard is only tried if several are impossible and a constraint asks for the
-    // sharding.
+    // One single shard is only tried if a constraint asks for this sharding and several shards are
+    // impossible.
     const int fewest_shards = is_asked_for(sharding) ? std::min(2, most_shards) : 2;
     for (int num_shards = fewest_shards; num_shards <= most_shards; ++num_shards) {
       const bool is_tried = num_shards <= kMostColumnShardsTriedSingly ||

@@ -19,7 +19,7 @@ struct ShardCost {
 struct ShardingCandidate {
   TableSharding sharding = TableSharding::table_wise;
   int num_column_shards = 1;
-  int num_hosts = 0;                // hosts that get equal parts of `shards`; 0: any ranks
+  int num_hosts = 0;  // number of hosts that get equal parts of `shards`; 0: any ranks
   std::vector<ShardCost> shards{};  // in the order of TableRule::ranks, the most expensive first
 
   std::uint64_t largest_nbytes() const { return shards.front().nbytes; }
@@ -44,7 +44,7 @@ std::vector<ShardingCandidate> sharding_candidates(const TableSize& table,
                                                    const AllowedRanks& allowed,
                                                    const PlannerOptions& options);
 
-/// Returns the bytes that each rank needs for its own samples, with any sharding.
+/// Returns the bytes that each rank needs for its own samples; the sharding does not change them.
 double batch_nbytes(const TableSize& table, const PlannerOptions& options);
 
 /// Returns the bytes of a table's weights, gradient and optimizer state, as a double, because the

@@ -75,7 +75,7 @@ Shard table_shard(FlatRange rows, FlatRange columns, int rank) {
 }  // namespace
 
 std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size) {
-  if (rule.sharding == TableSharding::data_parallel) return std::nullopt;  // all ranks
+  if (rule.sharding == TableSharding::data_parallel) return std::nullopt;  // uses all ranks
   const auto num_ranks = static_cast<int>(rule.ranks.size());
   if (num_ranks == 0) return RuleProblem{"ranks", "one or more", "none"};
   std::set<int> seen;

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Returns in words and numbers why a table has its sharding, and not the one with the least total
-/// time.
+/// Returns in words and numbers why the planner chose a table's sharding: because it takes the
+/// least total time, or why not the sharding that does.
 std::string reason_of(const Assignment& assignment, std::size_t table,
                       const PlannerMachine& machine);
 

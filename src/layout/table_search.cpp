@@ -16,10 +16,10 @@ constexpr std::size_t kMostTablesCombined = 12;
 constexpr int kMostPlacesCombined = 20000;
 constexpr double kWorthwhile = 1e-3;  // the least relative gain that counts
 
-/// An order of tables and candidates to try.
+/// The order in which the search places tables, and tries the candidates of each table.
 struct Attempt {
   std::vector<std::size_t> tables;                   // in the order of placement
-  std::vector<std::vector<std::size_t>> candidates;  // by table, in the order of trying
+  std::vector<std::vector<std::size_t>> candidates;  // indexed by table, in the order of trying
   LoadOrder load_order;
 };
 
@@ -138,8 +138,8 @@ std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empt
   return best;
 }
 
-/// A search through combinations of all tables' candidates. Each candidate is placed on the first
-/// ranks of a load order. This search is for few tables, when memory leaves few choices.
+/// A search through the combinations of all tables' candidates, for few tables and little memory.
+/// Each candidate is placed on the ranks that come first in a LoadOrder.
 class Combination {
  public:
   Combination(const Assignment& empty, std::optional<Assignment> best)
@@ -195,7 +195,7 @@ class Combination {
   Assignment assignment_;
   std::optional<Assignment> best_;
   std::vector<std::size_t> order_;
-  std::vector<double> work_from_;  // least total time of the i-th table and later ones
+  std::vector<double> work_from_;  // [i]: least total time of tables i, i + 1, …
   double limit_seconds_ = kNoLimit;
   int num_places_left_ = kMostPlacesCombined;
 };

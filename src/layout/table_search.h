@@ -75,7 +75,7 @@ class Assignment {
   std::span<const PlannerTable> tables_;
   PlannerMachine machine_;
   std::vector<std::optional<Choice>> choices_;
-  std::vector<ShardCost> loads_;  // by rank
+  std::vector<ShardCost> loads_;  // indexed by rank
 };
 
 /// Returns the best assignment that the search finds; nothing if it finds none.

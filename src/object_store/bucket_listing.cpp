@@ -10,14 +10,14 @@
 namespace tessera::object_store {
 namespace {
 
-/// What is read of one page, before the keys are decoded.
+/// The content of one page of a listing, before the keys are decoded.
 struct RawPage {
   struct Object {
     std::string key;
     std::string nbytes;
     std::string etag;
   };
-  Object object{};  // that is being read
+  Object object{};  // the object whose elements are being read
   std::vector<Object> objects{};
   std::vector<std::string> folders{};
   std::string encoding{};
@@ -56,7 +56,7 @@ class PageReader {
     BucketPage page;
     for (const RawPage::Object& object : raw_.objects) {
       const std::string name = name_of(object.key);
-      if (name.empty() || name.ends_with('/')) continue;  // made for a folder
+      if (name.empty() || name.ends_with('/')) continue;  // a placeholder object for a folder
       page.entries.push_back({name, false, nbytes_of(object), object.etag});
     }
     for (const std::string& folder : raw_.folders) {

@@ -13,31 +13,32 @@ struct Entry {
   std::string name;
   bool is_folder = false;
   std::uint64_t nbytes = 0;  // of a file
-  std::string etag{};        // of a file, with its quotes; empty if the server does not say it
+  std::string etag{};        // of a file, with quotes; empty if the server does not state it
 
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
-/// A page of a bucket's list.
+/// One page of the list of a bucket's objects.
 struct BucketPage {
   std::vector<Entry> entries{};
-  std::string continuation_token{};  // of the next page; empty for the last one
+  std::string continuation_token{};  // asks for the next page; empty on the last page
 };
 
-/// Parses the answer to ListObjectsV2 for a prefix that is empty or ends with a slash, with the
-/// delimiter `/`. Entries are named relative to the prefix. The object that some programs make for
-/// the folder itself is left out. Throws: Error(corruption) naming `where`.
+/// Parses the answer to S3's request ListObjectsV2 with the delimiter `/`. `prefix`: of the
+/// request; empty, or ends with a slash. Names of entries are relative to the prefix. Leaves out
+/// the placeholder object that some programs make for a folder. Throws: Error(corruption) naming
+/// `where`.
 BucketPage parse_bucket_page(std::string_view xml, const std::string& prefix,
                              const std::string& where);
 
-/// What an error of S3 says in XML.
+/// The XML body of an S3 error.
 struct S3ErrorBody {
   std::string code{};
   std::string message{};
-  std::string region{};    // that the server wants in signatures
-  std::string endpoint{};  // that a redirect names
+  std::string region{};    // region that the server wants in signatures
+  std::string endpoint{};  // host that a redirect names
 };
-/// Parses the body of an error. Returns empty texts for a body that is no XML of S3.
+/// Parses the body of an error. All texts are empty if the body is not XML of S3.
 S3ErrorBody parse_s3_error(std::string_view xml);
 
 }  // namespace tessera::object_store

@@ -18,7 +18,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-/// Returns a value without the comment behind it.
+/// Returns the value of a setting without the comment after it.
 std::string_view without_comment(std::string_view value) {
   for (const std::string_view mark : {" #", " ;", "\t#", "\t;"}) {
     value = value.substr(0, value.find(mark));
@@ -39,7 +39,8 @@ std::string path_of(const Environment& environment, const std::string& variable,
   return home ? *home + "/.aws/" + name : "";
 }
 
-/// The settings of one profile in both files. The credentials file wins.
+/// The settings of one profile, from both files. If both have a setting, the one in the credentials
+/// file is used.
 struct Profile {
   std::string name;
   bool is_named_by_user = false;

@@ -17,22 +17,22 @@ Environment environment_of_process();
 /// The sections of an ini file such as `~/.aws/credentials`, each with its keys.
 using ProfileFile = std::map<std::string, std::map<std::string, std::string>>;
 
-/// Parses an ini file. Nested settings (indented lines) and lines that it does not know are left
-/// out.
+/// Parses an ini file. Ignores nested settings (indented lines) and lines that are neither a
+/// section nor a setting.
 ProfileFile parse_profile_file(std::string_view text);
 
-/// How to reach S3, as the user's environment and AWS's two files say.
+/// How to reach S3: the settings in the user's environment variables and in AWS's two files.
 struct S3Settings {
   std::optional<Credentials> credentials{};  // none: requests are not signed
   std::string credentials_source{};          // for messages: `AWS_ACCESS_KEY_ID`, `profile 'p'`
-  std::string region{};                      // empty: not said anywhere
+  std::string region{};                      // empty: not set
   std::string endpoint{};                    // empty: AWS
 };
 
-/// Reads AWS_ACCESS_KEY_ID and the others, or else the profile AWS_PROFILE in
+/// Reads the environment variables of AWS (AWS_ACCESS_KEY_ID, …) and the profile AWS_PROFILE in
 /// AWS_SHARED_CREDENTIALS_FILE (`~/.aws/credentials`) and AWS_CONFIG_FILE (`~/.aws/config`).
-/// Variables win over files. Throws: Error(invalid_argument) if AWS_PROFILE names no profile, or if
-/// a key lacks its secret.
+/// Variables take precedence over files. Throws: Error(invalid_argument) if there is no profile
+/// with the name in AWS_PROFILE, or if a key lacks its secret.
 S3Settings read_s3_settings(const Environment& environment);
 
 }  // namespace tessera::object_store

@@ -18,11 +18,11 @@ constexpr const char* kLibrary = "libcurl.so.4";
 }
 
 void* open_library() {
-  // Also tries the build with GnuTLS, which has the same interface.
+  // Also tries libcurl built with GnuTLS, which has another file name and the same interface.
   for (const char* name : {kLibrary, "libcurl-gnutls.so.4"}) {
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
   }
-  refuse("none that can be loaded");
+  refuse("no library that can be loaded");
 }
 
 template <class Function>
@@ -44,7 +44,7 @@ CurlLibrary load() {
   find(library, "curl_easy_strerror", curl.easy_strerror);
   find(library, "curl_slist_append", curl.slist_append);
   find(library, "curl_slist_free_all", curl.slist_free_all);
-  if (curl.global_init(curl::kGlobalDefault) != curl::kOk) refuse("one that cannot start");
+  if (curl.global_init(curl::kGlobalDefault) != curl::kOk) refuse("a library that cannot start");
   return curl;
 }
 

@@ -4,10 +4,10 @@
 
 namespace tessera::object_store {
 
-/// What Tessera uses of libcurl's binary interface, which has not changed since 2006. So no header
-/// of curl is needed to build, and the library is loaded only when the first URL is opened
-/// (docs/decisions/0016-curl-loaded-on-the-first-url.md). `curl_library_test.cpp` compares the
-/// numbers with curl's header.
+/// The part of libcurl's binary interface that Tessera uses; it has not changed since 2006. Because
+/// it is declared here, building needs no header of curl, and the library is loaded only when the
+/// first URL is opened (docs/decisions/0016-curl-loaded-on-the-first-url.md).
+/// `curl_library_test.cpp` compares the numbers with curl's header.
 namespace curl {
 
 using Handle = void;  // CURL

@@ -12,34 +12,34 @@ namespace tessera::object_store {
 /// Files behind URLs can only be read. Lives as long as the process.
 FileSystem& files();
 
-/// Returns how many threads read, unless the user says otherwise: one per core, but more if a URL
-/// was opened, because they wait for its server most of the time.
+/// Returns the default number of threads that read: one per core. If a URL was opened, returns
+/// more, because threads mostly wait for the server.
 int default_num_threads();
 
-/// Returns what the name stands for; nothing if it is free.
+/// Returns the object at `path`; nothing if there is none.
 std::optional<NamedObject> find_name(const std::string& path);
 
-/// Returns what tells an open object from another one with its URL and size, in words; empty for a
-/// file of the operating system.
+/// Returns a text that differs between versions of an object (its ETag or date); empty for a file
+/// of the operating system.
 std::string version_of(const ReadableFile& file);
 
-/// Names the S3 that `s3://` reads from, such as `http://localhost:9000`, instead of the
-/// environment.
+/// Sets the server for `s3://` URLs, such as `http://localhost:9000`, instead of the one that the
+/// environment names.
 void set_endpoint(const std::string& url);
 
-/// Returns an argument of a command line without the query of a web URL in it, which may be a
-/// signature. Requests for this URL send it all the same.
+/// Returns an argument of a command line without the query of a web URL in it, because the query
+/// may be a secret signature. Stores the query, so that requests for this URL still send it.
 std::string keep_query(const std::string& argument);
 
-/// Makes the next opening of a URL, or of one below it, ask the server again. Does nothing for
-/// other paths.
+/// Forgets what is known about a URL and the URLs below it, so that the next `open` asks the server
+/// again. Does nothing for other paths.
 void forget(const std::string& path);
 
 /// Whether a path to write to is on an object store, `s3://BUCKET/KEY`. Throws: Error(unsupported)
 /// for other URLs, which Tessera only reads; Error(invalid_argument) for a whole bucket.
 bool is_on_store(const std::string& path);
 
-/// Refuses a path to write to that is a URL. Throws: Error(unsupported).
+/// Throws Error(unsupported) if a path to write to is a URL.
 void require_local(const std::string& path);
 
 }  // namespace tessera::object_store

@@ -28,7 +28,8 @@ std::atomic<bool> is_aborted = false;
 std::atomic<std::uint64_t> num_requests = 0;
 std::atomic<std::uint64_t> num_body_bytes = 0;
 
-/// The idle connections of the process. A child of fork() leaves those of its parent alone.
+/// The idle connections (curl handles) of the process. After fork(), the child does not use those
+/// of its parent.
 class HandlePool {
  public:
   static HandlePool& of_process() {
@@ -68,7 +69,7 @@ struct Transfer {
   TakeBytes take{};
   std::size_t header_nbytes = 0;
   std::span<const std::byte> body{};  // of the request
-  std::size_t nbytes_sent = 0;        // of it
+  std::size_t nbytes_sent = 0;        // of the body
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -78,7 +79,8 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// Takes one line of the head of a response. The callbacks are called from C, so nothing may throw.
+/// Receives one line of a response's header. All these callbacks are called from C, so they must
+/// not throw.
 std::size_t take_header(const char* data, std::size_t, std::size_t nbytes, void* user) noexcept {
   try {
     auto& transfer = *static_cast<Transfer*>(user);
@@ -120,7 +122,7 @@ std::size_t take_body(const char* data, std::size_t, std::size_t nbytes, void* u
   }
 }
 
-/// Hands curl the next bytes of a request's body.
+/// Copies the next bytes of a request's body into curl's buffer.
 std::size_t give_body(char* out, std::size_t size, std::size_t num, void* user) noexcept {
   auto& transfer = *static_cast<Transfer*>(user);
   const std::size_t nbytes = std::min(size * num, transfer.body.size() - transfer.nbytes_sent);
@@ -129,7 +131,8 @@ std::size_t give_body(char* out, std::size_t size, std::size_t num, void* user) 
   return nbytes;
 }
 
-/// Lets curl send the body again, on another connection. Returns 0 for success, as curl wants it.
+/// Moves to another position in the body, so that curl can send the body again on another
+/// connection. Returns 0 for success, as curl expects.
 int seek_body(void* user, std::int64_t offset, int origin) noexcept {
   auto& transfer = *static_cast<Transfer*>(user);
   if (origin != SEEK_SET || offset < 0 ||
@@ -140,7 +143,7 @@ int seek_body(void* user, std::int64_t offset, int origin) noexcept {
   return 0;
 }
 
-/// Says whether to end a transfer. curl calls this often.
+/// Returns 1 if the transfer must end (abort_transfers), else 0. curl calls this often.
 int watch(void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) noexcept {
   return is_aborted ? 1 : 0;
 }
@@ -241,7 +244,7 @@ HttpResponse perform(const HttpRequest& request,
   for (const std::string& header : request.headers) {
     headers = curl.slist_append(headers, header.c_str());
   }
-  // A server that does not answer `Expect: 100-continue` would cost a second for each body.
+  // Do not send `Expect: 100-continue`: curl would wait a second for servers that do not answer it.
   if (!request.body.empty()) headers = curl.slist_append(headers, "Expect:");
   curl.easy_setopt(handle, curl::kHttpHeader, headers);
   ++num_requests;
@@ -251,7 +254,7 @@ HttpResponse perform(const HttpRequest& request,
     response.curl_message =
         *error_text != '\0' ? error_text : curl.easy_strerror(response.curl_code);
   }
-  curl.easy_reset(handle);  // forgets pointers into this frame, and credentials
+  curl.easy_reset(handle);  // remove pointers into this stack frame, and credentials
   curl.slist_free_all(headers);
   HandlePool::of_process().give_back(handle);
   return std::move(response);
@@ -279,7 +282,7 @@ bool Retries::wait_after(const HttpResponse& response) {
   if (num_without_progress_ >= max_attempts) return false;
   auto wait = policy_.first_wait * (1 << std::min(num_without_progress_ - 1, 16));
   wait = std::min(wait, policy_.max_wait);
-  // Requests that failed together are not repeated together.
+  // Wait a random time, so that requests that failed together are not repeated together.
   thread_local std::minstd_rand random{std::random_device{}()};
   wait = wait / 2 + wait * static_cast<int>(random() % 1000) / 2000;
   const int asked_seconds = std::atoi(response.header("retry-after").c_str());

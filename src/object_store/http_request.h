@@ -18,18 +18,18 @@ struct HttpRequest {
   std::vector<std::string> headers{};  // `Name: value`; may hold credentials
   bool follows_redirects = false;      // to other servers too, without the Authorization header
   std::string method = "GET";
-  std::span<const std::byte> body{};   // seen, not copied: must outlive the request
-  std::chrono::seconds max_stall{30};  // without a byte in either direction
+  std::span<const std::byte> body{};   // not copied: must outlive the request
+  std::chrono::seconds max_stall{30};  // longest time without a byte sent or received
 };
 
-/// Takes the bytes of a body as they arrive; returns false to end the transfer.
+/// Receives the bytes of a body as they arrive. Returns false to end the transfer.
 using TakeBytes = std::function<bool(std::span<const std::byte>)>;
 
-/// What one attempt at a request brought.
+/// The result of one attempt at a request.
 struct HttpResponse {
   int status = 0;                              // 0: the transfer ended before a status arrived
   std::map<std::string, std::string> headers;  // of the last response; names in lower case
-  std::string error_body{};                    // of a status that is no success, cut at 64 KiB
+  std::string error_body{};                    // if the status is an error; at most 64 KiB
   int curl_code = 0;                           // 0: the whole response arrived
   std::string curl_message{};                  // in words, if curl_code is not 0
 
@@ -38,13 +38,14 @@ struct HttpResponse {
   std::string header(const std::string& name) const;
   /// Whether another attempt may succeed: the server is overloaded, or the connection was cut.
   bool may_succeed_later() const;
-  /// Returns what failed, for a message: `status 503`, `connection refused`.
+  /// Returns the failure in words, for a message: `status 503`, `connection refused`.
   std::string failure_in_words() const;
 };
 
 /// Makes one attempt at a request. `begin_body` is called before the first byte of a successful
-/// response's body and returns who takes the bytes. Thread-safe; connections are kept and used
-/// again. Never throws for what a server does. Throws: Error(unsupported) without libcurl.
+/// response's body, and returns the function that receives the bytes. Thread-safe; connections are
+/// kept and used again. Does not throw if the server or the connection fails. Throws:
+/// Error(unsupported) without libcurl.
 HttpResponse perform(const HttpRequest& request,
                      const std::function<TakeBytes(const HttpResponse&)>& begin_body);
 
@@ -54,21 +55,21 @@ struct RetryPolicy {
   int max_attempts_without_server = 3;        // if no server answers at all
   std::chrono::milliseconds first_wait{100};  // doubles with each attempt
   std::chrono::milliseconds max_wait{10'000};
-  std::chrono::seconds deadline{120};  // from the last byte that arrived
+  std::chrono::seconds deadline{120};  // after the last byte that arrived
 
-  /// Returns the policy of the process, with AWS_MAX_ATTEMPTS if it is set.
+  /// Returns the default policy, with `max_attempts` from AWS_MAX_ATTEMPTS if that is set.
   static RetryPolicy of_process();
 };
 
-/// Decides about repeating one request. Not thread-safe.
+/// Decides whether one request is repeated after a failure, and waits before it. Not thread-safe.
 class Retries {
  public:
   explicit Retries(RetryPolicy policy) : policy_(policy) {}
 
-  /// Waits before another attempt, and returns true; returns false if the request has failed for
-  /// good. A server may ask for the wait (Retry-After).
+  /// If the request may be tried again, waits and returns true. Returns false if it has failed for
+  /// good. A server can ask for a longer wait (Retry-After).
   bool wait_after(const HttpResponse& response);
-  /// Starts the counts anew, because bytes have arrived.
+  /// Resets the number of attempts and the deadline. Call it when bytes have arrived.
   void note_progress();
   int num_attempts() const { return num_attempts_; }
 
@@ -79,10 +80,10 @@ class Retries {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-/// Ends all transfers, and lets none begin: the process ends.
+/// Ends all transfers, and prevents new ones. Called when the process ends.
 void abort_transfers();
 
-/// Returns how many requests the process has sent, and how many bytes of bodies have arrived.
+/// How many requests the process has sent, and how many bytes of bodies it has received.
 struct TransferCounts {
   std::uint64_t num_requests = 0;
   std::uint64_t nbytes = 0;

@@ -10,11 +10,11 @@
 
 namespace tessera::object_store {
 
-/// Single files of an ordinary web server. It cannot list folders.
+/// Single files on an ordinary web server, which cannot list folders.
 class HttpServer final : public Server {
  public:
   std::optional<std::vector<Entry>> list(const std::string& url) override;
-  /// Adds a query to all requests for a URL.
+  /// Sets the query (`?…`) that all requests for a URL get.
   void keep_query(const std::string& url, const std::string& query);
 
  private:
@@ -23,12 +23,13 @@ class HttpServer final : public Server {
   Error error_for(const std::string& url, const HttpResponse& response) override;
 
   std::mutex mutex_;
-  std::map<std::string, std::string> queries_;  // by URL; may be secrets
+  std::map<std::string, std::string> queries_;  // key: URL; queries may be secrets
 };
 
 /// A model on Hugging Face's hub, as a folder: `hf://OWNER/NAME[@REVISION]`, or
-/// `https://huggingface.co/OWNER/NAME/resolve/REVISION`. The revision is resolved once, so that all
-/// reads are of one commit. HF_ENDPOINT names another hub; HF_TOKEN reads private models.
+/// `https://huggingface.co/OWNER/NAME/resolve/REVISION`. A branch or tag is resolved to a commit
+/// once, so that all reads are of the same commit. HF_ENDPOINT names another hub; HF_TOKEN reads
+/// private models.
 class HubServer final : public Server {
  public:
   /// Whether a URL is one of the hub.
@@ -51,7 +52,7 @@ class HubServer final : public Server {
   bool sends_if_match() const override { return false; }  // a commit does not change
 
   std::mutex mutex_;
-  std::map<std::string, std::string> commits_;  // by `OWNER/NAME@REVISION`
+  std::map<std::string, std::string> commits_;  // key: `OWNER/NAME@REVISION`
 };
 
 }  // namespace tessera::object_store

@@ -15,7 +15,7 @@ constexpr std::uint64_t kMaxAnswerNbytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMaxTokenNbytes = 4096;
 constexpr std::size_t kMaxPages = 1000;
 constexpr const char* kHub = "https://huggingface.co";
-constexpr const char* kApi = "tessera-api";  // names a question in a Query; never sent
+constexpr const char* kApi = "tessera-api";  // marks an API request in a Query; never sent
 
 std::string hub() {
   std::string origin = environment_of_process()("HF_ENDPOINT").value_or(kHub);
@@ -100,7 +100,7 @@ HubServer::Place HubServer::place_of(const std::string& url) {
   return place;
 }
 
-/// Returns the commit that a branch or a tag names now; asks once.
+/// Returns the commit that a branch or a tag names. Asks the hub only once for each.
 std::string HubServer::commit_of(const std::string& url, const Place& place) {
   const std::string key = place.model + "@" + place.revision;
   {
@@ -170,7 +170,7 @@ Error HubServer::error_for(const std::string& url, const HttpResponse& response)
   }
   const bool is_missing = response.status == 404;
   return Error::expected(is_missing ? ErrorKind::not_found : ErrorKind::io, {.path = url}, "model",
-                         "one that can be read", response.failure_in_words(),
+                         "a model that can be read", response.failure_in_words(),
                          token().empty()
                              ? "check the name; for a private or gated model, set HF_TOKEN"
                              : "check the name; has the token (HF_TOKEN) access to the model?");

@@ -8,8 +8,8 @@
 
 namespace tessera::object_store {
 
-/// An MD5 digest: the ETag of an object that came in one request, and the header Content-MD5. It
-/// finds accidental damage, and protects against nothing else.
+/// An MD5 digest: the ETag of an object that was uploaded in one request, and the value of the
+/// header Content-MD5. Detects accidental damage, but does not protect against forgery.
 struct Md5 {
   std::array<std::uint8_t, 16> bytes{};
 

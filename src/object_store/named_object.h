@@ -5,13 +5,13 @@
 
 namespace tessera::object_store {
 
-/// What a name in a directory stands for; a link is not followed.
+/// What exists under a name in a directory. Links are not followed.
 struct NamedObject {
   enum class Kind { file, folder, link, other };
 
   Kind kind = Kind::other;
   std::uint64_t nbytes = 0;  // of a file
-  /// What is at the name, in words. The text of a file differs after a change of the file.
+  /// The object in words. For a file, the text changes when the file changes.
   std::string state{};
 };
 

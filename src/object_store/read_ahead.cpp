@@ -5,10 +5,12 @@
 namespace tessera::object_store {
 namespace {
 
-constexpr std::size_t kMaxStreams = 32;  // as many as there may be threads
-/// Between two tensors of a stream there may be padding, and small tensors that are not read.
+constexpr std::size_t kMaxStreams = 32;  // at least the number of threads that read
+/// A read still continues a stream after a gap of this size: between two tensors there can be
+/// padding, or small tensors that are not read.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{1} << 20;
-/// Several threads that read one stream do not ask in order.
+/// A read still continues a stream if it begins this much before its end: several threads that read
+/// one stream do not read in order.
 constexpr std::uint64_t kMaxBackNbytes = std::uint64_t{64} << 20;
 
 }  // namespace
@@ -34,7 +36,7 @@ std::optional<ByteRange> StreamFinder::note(ByteRange read, std::uint64_t file_n
   if (nbytes_so_far < sizes_.begin_ahead_nbytes) return ByteRange{read.end, read.end};
   const std::uint64_t wanted = std::min(nbytes_so_far, sizes_.ahead_nbytes);
   const std::uint64_t end = std::min(file_nbytes, stream->next + wanted);
-  // In whole windows, so that there are few requests.
+  // Read ahead only whole windows, so that there are few requests.
   const bool is_worth_it =
       end == file_nbytes || end >= stream->ahead_end + std::min(wanted, sizes_.window_nbytes);
   if (end <= stream->ahead_end || !is_worth_it) return ByteRange{read.end, read.end};

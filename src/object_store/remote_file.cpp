@@ -19,7 +19,7 @@ std::span<std::byte> part_of(std::span<std::byte> out, ByteRange whole, ByteRang
                      static_cast<std::size_t>(part.nbytes()));
 }
 
-/// Waits for tasks on workers, and keeps the first failure.
+/// Counts tasks that run on workers, waits for all of them, and keeps the first failure.
 class Pending {
  public:
   void add() {
@@ -84,7 +84,7 @@ void RemoteFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   }
 }
 
-/// Starts requests for what reads of a stream will want next.
+/// If reads follow each other, starts requests for the bytes that they will need next.
 void RemoteFile::read_ahead(ByteRange read) const {
   std::vector<WindowPointer> started;
   {
@@ -110,7 +110,8 @@ void RemoteFile::read_ahead(ByteRange read) const {
   }
 }
 
-/// Copies bytes from a window that holds the first of them. Returns how many, 0 without a window.
+/// Copies the first bytes of `rest` from the window that holds them. Returns the number of bytes; 0
+/// if no window holds the first byte.
 std::uint64_t RemoteFile::take_from_window(ByteRange rest, std::span<std::byte> out) const {
   const WindowPointer window = window_with(rest.begin);
   if (!window) return 0;
@@ -128,8 +129,8 @@ std::uint64_t RemoteFile::take_from_window(ByteRange rest, std::span<std::byte> 
   const std::uint64_t nbytes_taken = std::min(window->range().end, rest.end) - rest.begin;
   std::memcpy(out.data(), bytes->data() + (rest.begin - window->range().begin),
               static_cast<std::size_t>(nbytes_taken));
-  // A window that was read whole is not needed again, unless it is the begin of the file, which
-  // several parts of a reader look at.
+  // A window of which all bytes were read is not needed again. But the first window of a file is
+  // kept, because several parts of a reader look at it.
   if (window->note_read(nbytes_taken) && window->range().begin != 0) forget(window);
   return nbytes_taken;
 }
@@ -142,7 +143,7 @@ RemoteFile::WindowPointer RemoteFile::window_with(std::uint64_t offset) const {
   return found == windows_.end() ? nullptr : *found;
 }
 
-/// Returns where the next window behind `offset` begins.
+/// Returns where the next window after `offset` begins; the end of the file if there is none.
 std::uint64_t RemoteFile::next_window(std::uint64_t offset) const {
   const std::scoped_lock lock(mutex_);
   std::uint64_t begin = nbytes();
@@ -157,7 +158,7 @@ void RemoteFile::forget(const WindowPointer& window) const {
   std::erase(windows_, window);
 }
 
-/// Reads by way of a new window, which neighbours will use too.
+/// Fetches a new window that contains the read, so that later reads nearby need no request.
 void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   const bool is_small_file = nbytes() <= sizes_.whole_nbytes;
   const std::uint64_t wanted = is_small_file ? nbytes() : read.begin + sizes_.first_nbytes;
@@ -176,7 +177,7 @@ void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   take_from_window(read, out);
 }
 
-/// Reads straight into `out`, in several requests at a time if it is large.
+/// Reads directly into `out`. Sends several requests at the same time if the range is large.
 void RemoteFile::read_parts(ByteRange range, std::span<std::byte> out) const {
   const auto read_part = [&](ByteRange part) {
     object_->server.read(object_->url, object_->version, part.begin, part_of(out, range, part));

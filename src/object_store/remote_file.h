@@ -13,11 +13,11 @@
 
 namespace tessera::object_store {
 
-/// An object open for reading, at one version.
+/// One version of an object, open for reading.
 ///
-/// Small reads come out of windows, so that neighbours share a request. Large reads go straight to
-/// the caller's memory, in parallel parts. If reads follow each other, windows ahead of them are
-/// fetched in the background.
+/// Small reads are served from windows (ranges in memory), so that several reads share a request.
+/// Large reads go directly into the caller's memory, in parts that are requested in parallel. If
+/// reads follow each other, the windows after them are fetched in the background.
 class RemoteFile final : public ReadableFile {
  public:
   /// Requires: `server` outlives the file.
@@ -30,7 +30,7 @@ class RemoteFile final : public ReadableFile {
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override;
 
  private:
-  /// What requests in the background need, also after the file was closed.
+  /// The data that requests in the background need, even after the file was closed.
   struct Object {
     Server& server;
     std::string url;

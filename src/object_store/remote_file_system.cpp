@@ -12,7 +12,7 @@
 namespace tessera::object_store {
 namespace {
 
-/// Whether a name has a suffix like those of files, so that an object is more likely than a folder.
+/// Whether a name has a suffix like that of a file. It is then more likely an object than a folder.
 bool looks_like_file(const std::string& url) {
   constexpr std::size_t kMaxSuffixNbytes = 12;
   const std::string name = last_component(url);
@@ -43,7 +43,7 @@ RemoteFileSystem::RemoteFileSystem()
 RemoteFileSystem::~RemoteFileSystem() = default;
 
 RemoteFileSystem& RemoteFileSystem::of_process() {
-  static auto& files = *new RemoteFileSystem;  // never destroyed: requests in the background use it
+  static auto& files = *new RemoteFileSystem;  // not destroyed: background requests use it
   return files;
 }
 
@@ -89,7 +89,7 @@ void RemoteFileSystem::forget(const std::string& path) {
   };
   std::erase_if(folders_, is_forgotten);
   std::erase_if(objects_, is_forgotten);
-  // Keys may have changed since, or a branch may name another commit.
+  // Make new servers: the user's keys may have changed, or a branch may name another commit.
   if (s3_) old_servers_.push_back(std::move(s3_));
   old_servers_.push_back(std::exchange(hub_, std::make_unique<HubServer>()));
 }
@@ -100,8 +100,8 @@ RemoteFileSystem::Folder RemoteFileSystem::known_folder(const std::string& url) 
   return found == folders_.end() ? nullptr : found->second;
 }
 
-/// Returns what is in a folder, from the server if it is not known yet. A server that cannot list
-/// shows the objects that were found.
+/// Returns the content of a folder. Asks the server if it is not known yet. For a server that
+/// cannot list folders, returns the objects that were found before.
 RemoteFileSystem::Folder RemoteFileSystem::folder(const std::string& url) const {
   if (Folder known = known_folder(url)) return known;
   auto entries = server_of(url).list(url);
@@ -130,7 +130,8 @@ std::optional<FoundObject> RemoteFileSystem::object(const std::string& url) cons
   return objects_.emplace(url, std::move(found)).first->second;
 }
 
-/// Answers from the list of the parent, if that was asked for; nothing if it was not.
+/// Returns the entry of a URL in the list of its parent folder; nothing if the parent has not been
+/// listed.
 std::optional<RemoteFileSystem::Known> RemoteFileSystem::look_in_parent(
     const std::string& url) const {
   const Folder parent = known_folder(directory_of(url));

@@ -16,11 +16,12 @@ namespace tessera::object_store {
 class HttpServer;
 class S3Server;
 
-/// The files behind URLs. A folder is listed once; sizes and versions are kept until `forget`, so
-/// that all reads of a file are of one version. Thread-safe. Nothing on a server is a link.
+/// The files behind URLs, as a read-only file system without links. A folder is listed once. Sizes
+/// and versions are kept until `forget`, so that all reads of a file are of one version.
+/// Thread-safe.
 class RemoteFileSystem final : public ReadOnlyFileSystem {
  public:
-  /// Returns the files of the process. They live as long as it.
+  /// Returns the file system that all code shares. It lives as long as the process.
   static RemoteFileSystem& of_process();
   RemoteFileSystem();
   ~RemoteFileSystem() override;
@@ -31,18 +32,20 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::string resolve_links(const std::string& path) const override;
   std::optional<NamedObject> find_name(const std::string& path) const;
 
-  /// Returns the server of `s3://`. It lives as long as this.
+  /// Returns the server for `s3://` URLs. It lives as long as this object.
   S3Server& s3() const;
-  /// Names another S3 than the environment does, such as `http://localhost:9000`.
+  /// Sets the server for `s3://` URLs, such as `http://localhost:9000`, instead of the one that the
+  /// environment names.
   void set_endpoint(const std::string& url);
-  /// Adds a query, which may be a secret, to requests for a URL of a web server.
+  /// Sets the query, which may be a secret, that all requests for a URL of a web server get.
   void keep_query(const std::string& url, const std::string& query);
-  /// Forgets what is known of a path, of all below it and of what is beside it.
+  /// Forgets what is known about a path, the paths below it, the folder that contains it, and the
+  /// other entries of this folder.
   void forget(const std::string& path);
 
  private:
   using Folder = std::shared_ptr<const std::vector<Entry>>;
-  /// A path: a folder, an object, or neither.
+  /// What is known about a path: it is a folder, an object, or neither.
   struct Known {
     std::optional<FoundObject> object{};
     bool is_folder = false;
@@ -57,10 +60,11 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
 
   mutable std::mutex mutex_;
   std::string endpoint_;
-  mutable std::unique_ptr<S3Server> s3_;  // made at the first use: reads the user's settings
+  mutable std::unique_ptr<S3Server>
+      s3_;  // made at the first use, because that reads the user's settings
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Server> hub_;
-  mutable std::map<std::string, Folder> folders_;  // also empty ones, which do not exist
+  mutable std::map<std::string, Folder> folders_;  // an empty folder does not exist
   mutable std::map<std::string, std::optional<FoundObject>> objects_;
   mutable std::vector<std::unique_ptr<Server>> old_servers_;  // open files may use them
 };

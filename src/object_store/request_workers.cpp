@@ -11,14 +11,15 @@
 namespace tessera::object_store {
 
 RequestWorkers& RequestWorkers::of_process() {
-  // Destroyed before what libcurl registers to run at exit, because it is made after that.
+  // Load libcurl first: objects are destroyed in reverse order, so the workers end before libcurl's
+  // own exit handlers run.
   CurlLibrary::of_process();
   static RequestWorkers workers;
   return workers;
 }
 
 RequestWorkers::~RequestWorkers() {
-  if (process_ != ::getpid()) {  // a child of fork(): the threads are its parent's
+  if (process_ != ::getpid()) {  // a child of fork(), which has none of the threads
     for (std::thread& thread : threads_) thread.detach();
     return;
   }
@@ -47,7 +48,7 @@ void RequestWorkers::run(Turn turn, std::function<void()> task) {
   if (num_idle_ < tasks_.size() && threads_.size() < kMaxThreads) {
     try {
       threads_.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {  // as many as the system allows
+    } catch (const std::system_error&) {  // the system allows no more threads
       if (threads_.empty()) {
         const std::function<void()> last = std::move(tasks_.back());
         tasks_.pop_back();

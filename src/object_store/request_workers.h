@@ -11,13 +11,14 @@
 
 namespace tessera::object_store {
 
-/// Threads that wait for servers: with the caller's own, the requests in flight. Started when first
-/// needed. Thread-safe.
+/// Threads that send requests and wait for servers. Their number limits how many requests run at
+/// the same time. Started when they are first needed. Thread-safe.
 class RequestWorkers {
  public:
   enum class Turn { next, last };
 
-  /// Returns the workers of the process. They end with it; transfers are then aborted.
+  /// Returns the workers that all code shares. They end with the process, which aborts their
+  /// transfers.
   static RequestWorkers& of_process();
   RequestWorkers() = default;
   ~RequestWorkers();

@@ -1,4 +1,4 @@
-// What the answers of S3 mean to a user.
+// Turns error answers of S3 into messages that say what the user can do.
 #include <ctime>
 
 #include "object_store/s3_server.h"

@@ -15,10 +15,12 @@ constexpr std::uint64_t kMaxPageNbytes = std::uint64_t{16} << 20;
 constexpr std::size_t kMaxEntries = 2'000'000;
 constexpr const char* kDefaultRegion = "us-east-1";
 constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
-/// Instead of the SHA-256 of a body. HTTPS protects such a body, and so does its Content-MD5.
+/// Stands in signatures in place of the SHA-256 of a body. The body is protected by HTTPS and by
+/// its Content-MD5.
 constexpr std::string_view kUnsignedBody = "UNSIGNED-PAYLOAD";
 
-/// Whether a bucket can be the first label of a host with a certificate.
+/// Whether a bucket's name can be the first part of a host name (`BUCKET.s3.amazonaws.com`) with a
+/// valid certificate.
 bool is_host_label(const std::string& bucket) {
   return std::ranges::all_of(
       bucket, [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; });
@@ -114,7 +116,8 @@ S3Server::Answer S3Server::send(const std::string& url, const Call& call) {
         return answer.body.size() <= kMaxPageNbytes;
       };
     });
-    // S3 begins the answer to a long request before it knows whether the request succeeds.
+    // S3 can send status 200 for a long request before it knows the result. An error is then in the
+    // body.
     if (answer.is_success() && !parse_s3_error(answer.body).code.empty()) {
       response.status = 500;
       response.error_body = std::exchange(answer.body, {});
@@ -122,7 +125,8 @@ S3Server::Answer S3Server::send(const std::string& url, const Call& call) {
     if (num_lessons++ < kMaxLessons && learns_from(url, response)) continue;
     if (answer.is_success()) return answer;
     const std::string code = answer.error_code();
-    // Two requests for one object at once, or a body that was damaged on its way.
+    // Another request changed the same object, or the body was damaged in transfer. Treated as 503,
+    // so that the request is repeated.
     if (code == "ConditionalRequestConflict" || code == "OperationAborted" || code == "BadDigest") {
       response.status = 503;
     }
@@ -174,7 +178,7 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
     query.emplace_back("continuation-token", page.continuation_token);
   }
   std::ranges::stable_sort(entries, {}, &Entry::name);
-  // An object `a` beside objects `a/…`: the folder is what can be listed.
+  // If there is an object `a` and objects `a/…`, show only the folder `a`.
   const auto is_shadowed = [&](const Entry& entry) {
     if (entry.is_folder) return false;
     const auto [first, last] = std::ranges::equal_range(entries, entry.name, {}, &Entry::name);

@@ -16,27 +16,28 @@
 
 namespace tessera::object_store {
 
-/// Amazon S3, and servers with its interface: MinIO, R2, Google Cloud Storage, Ceph.
+/// Amazon S3, and other servers with the interface of S3: MinIO, R2, Google Cloud Storage, Ceph.
 class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
-  /// A request other than a plain read. All of it is signed, apart from a body sent by HTTPS.
+  /// A request other than a plain read. It is signed, except for a body that is sent by HTTPS.
   struct Call {
-    /// What the request is about. The URL names the object either way.
+    /// Whether the request is about an object or its bucket. The URL names the object in both
+    /// cases.
     enum class About { object, bucket };
 
     std::string method;
     Query query{};
     std::map<std::string, std::string> headers{};  // names in lower case
     std::span<const std::byte> body{};             // must outlive the call
-    std::chrono::seconds max_stall{30};            // without a byte
+    std::chrono::seconds max_stall{30};            // longest time without a byte sent or received
     About about = About::object;
   };
   /// The answer to the last attempt at a call.
   struct Answer {
     HttpResponse response;
-    std::string body{};    // of a success
+    std::string body{};    // body of a successful answer
     int num_attempts = 1;  // an earlier attempt may have succeeded although its answer was lost
 
     bool is_success() const { return response.curl_code == 0 && response.is_success(); }
@@ -45,10 +46,11 @@ class S3Server final : public Server {
   };
 
   std::optional<std::vector<Entry>> list(const std::string& url) override;
-  /// Sends a request, and repeats it after failures that pass. Returns the last answer, whatever
+  /// Sends a request, and repeats it after temporary failures. Returns the last answer, whatever
   /// its status.
   Answer send(const std::string& url, const Call& call);
-  /// Returns the error for an answer to `send`. `permission`: what a refused request needs.
+  /// Returns the error for an answer of `send`. `permission`: the permission that the request
+  /// needs, for the message.
   Error error_of(const std::string& url, const Answer& answer, std::string_view permission) const;
 
  private:
@@ -69,11 +71,11 @@ class S3Server final : public Server {
 
   S3Settings settings_;
   mutable std::mutex mutex_;
-  std::map<std::string, std::string> regions_;  // that servers have told, by bucket
+  std::map<std::string, std::string> regions_;  // key: bucket; regions that servers have named
 };
 
-/// Returns the error for an answer of S3, with what the user can do. `permission`: what a refused
-/// request needs.
+/// Returns the error for an answer of S3, with advice for the user. `permission`: the permission
+/// that the request needs.
 Error s3_error(const std::string& url, const HttpResponse& response, const S3Settings& settings,
                const std::string& region, std::string_view permission);
 

@@ -17,8 +17,9 @@ using Answer = S3Server::Answer;
 constexpr std::string_view kPermissionToWrite =
     "to write (s3:PutObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts; s3:DeleteObject "
     "to replace)";
-constexpr int kMaxMismatches = 3;                    // of ETags, before an upload fails
-constexpr std::chrono::seconds kMaxCompletion{600};  // S3 puts large objects together meanwhile
+constexpr int kMaxMismatches = 3;  // wrong ETags before an upload fails
+constexpr std::chrono::seconds kMaxCompletion{
+    600};  // time in which S3 joins the parts of a large object
 
 std::string without_quotes(std::string etag) {
   if (etag.size() >= 2 && etag.starts_with('"') && etag.ends_with('"')) {
@@ -32,19 +33,20 @@ bool is_hex(std::string_view text) {
       text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
-/// Whether an ETag is an MD5, as far as its form says.
+/// Whether an ETag has the form of an MD5 digest.
 bool looks_like_md5(const std::string& etag) {
   return etag.size() == 32 && is_hex(etag);
 }
 
-/// Whether the server encrypts with keys of its own kind, and so has other ETags.
+/// Whether the server encrypts objects with a key (SSE-KMS or the like), so that ETags are not MD5
+/// digests.
 bool has_other_etags(const HttpResponse& response) {
   return response.header("x-amz-server-side-encryption").starts_with("aws:kms") ||
          !response.header("x-amz-server-side-encryption-customer-algorithm").empty();
 }
 
-/// Returns the ETag that an object of these parts has. Nothing if the parts do not have an MD5 as
-/// their ETags.
+/// Returns the ETag that an object of these parts must have. Returns nothing if the ETags of the
+/// parts are not MD5 digests.
 std::optional<std::string> etag_of_parts(const std::vector<UploadedPart>& parts) {
   std::vector<std::byte> digests;
   for (const UploadedPart& part : parts) {
@@ -68,7 +70,7 @@ std::string completion_in_xml(const std::vector<UploadedPart>& parts) {
   return xml + "</CompleteMultipartUpload>";
 }
 
-/// Calls `take` for each element below the root, by the names that lead to it from there.
+/// Calls `take` with the path and text of each XML element below the root: `Part/ETag`.
 void read_answer(const std::string& url, const std::string& xml,
                  const std::function<void(std::string_view path, std::string text)>& take) {
   scan_xml(xml, url, [&](std::span<const std::string> path, std::string text) {
@@ -99,15 +101,16 @@ Error S3Uploads::failure(const std::string& url, const Answer& answer,
                          response.failure_in_words() + (code.empty() ? "" : " " + printable(code)));
 }
 
-/// Whether an object is there with this size, and with this ETag if it is known.
+/// Whether an object with this size and this ETag exists at the URL.
 bool S3Uploads::holds(const std::string& url, std::uint64_t nbytes, const std::string& etag) {
   const auto found = server_.find(url);
   if (!found || found->version.nbytes != nbytes) return false;
   return without_quotes(found->version.etag) == etag;
 }
 
-/// Sends a request that makes an object; with Existing::refuse only if there is none. Servers that
-/// do not know this condition are asked first, and then without it.
+/// Sends a request that makes an object. With Existing::refuse, asks the server to do so only if
+/// there is no object. Some servers do not know this condition: then first checks that there is no
+/// object, and sends the request without the condition.
 Answer S3Uploads::send_if_free(const std::string& url, Call call, Existing existing) {
   if (existing == Existing::refuse) call.headers["if-none-match"] = "*";
   Answer answer = server_.send(url, call);
@@ -123,8 +126,8 @@ Answer S3Uploads::send_if_free(const std::string& url, Call call, Existing exist
 namespace {
 
 [[noreturn]] void refuse_existing(const std::string& url) {
-  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "none", "one",
-                        "another program wrote it meanwhile, or an earlier run did");
+  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "no object at this URL",
+                        "an object", "another program wrote it meanwhile, or an earlier run did");
 }
 
 [[noreturn]] void refuse_etag(const std::string& url, std::string_view what,
@@ -141,7 +144,8 @@ void S3Uploads::put(const std::string& url, std::span<const std::byte> bytes, Ex
   for (int num_mismatches = 0;;) {
     const Answer answer = send_if_free(url, call, existing);
     if (answer.response.status == 412) {
-      // Also if an earlier attempt succeeded, but its answer was lost.
+      // The object may be the result of an earlier attempt that succeeded although its answer was
+      // lost.
       if (holds(url, bytes.size(), md5.hex())) return;
       refuse_existing(url);
     }
@@ -149,7 +153,7 @@ void S3Uploads::put(const std::string& url, std::span<const std::byte> bytes, Ex
     const std::string etag = without_quotes(answer.response.header("etag"));
     if (!looks_like_md5(etag) || etag == md5.hex() || has_other_etags(answer.response)) return;
     if (++num_mismatches == kMaxMismatches) refuse_etag(url, "upload", md5.hex(), etag);
-    existing = Existing::replace;  // what this run has just written
+    existing = Existing::replace;  // the object that this run has just written
   }
 }
 
@@ -206,7 +210,7 @@ void S3Uploads::complete(const std::string& url, const std::string& id,
                                      existing);
   const int status = answer.response.status;
   if (status == 412 || (status == 404 && answer.error_code() == "NoSuchUpload")) {
-    // The answer to an earlier attempt may have been lost.
+    // An earlier attempt may have succeeded although its answer was lost.
     if (expected && holds(url, nbytes, *expected)) return abort(url, id);
     if (status == 412) refuse_existing(url);
     throw Error::expected(ErrorKind::io, {.path = url}, kWhat, "the upload that was begun", "none",

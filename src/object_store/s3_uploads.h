@@ -14,13 +14,13 @@
 
 namespace tessera::object_store {
 
-/// What to do with an object that is there already.
+/// What to do if the object exists already.
 enum class Existing {
   replace,
-  refuse,  // unless it has the bytes that are uploaded
+  refuse,  // fail, unless the object has the same bytes
 };
 
-/// A part of an object that a server has, but shows to nobody yet.
+/// A part of an unfinished upload. The server stores it, but readers do not see it yet.
 struct UploadedPart {
   int number = 1;  // from 1
   std::uint64_t nbytes = 0;
@@ -28,15 +28,15 @@ struct UploadedPart {
   Md5 md5{};           // of the bytes that were sent
 };
 
-/// An upload in parts that has been begun, and neither completed nor aborted.
+/// An upload in parts that was begun, and was neither completed nor aborted.
 struct UnfinishedUpload {
   std::string key;
   std::string id;
 };
 
-/// Writes objects: S3's requests, each with a checksum of its body. Answers that were lost do no
-/// harm. Thread-safe. Throws: Error(io) naming the URL if a request fails for good;
-/// Error(already_exists) for an object that must not be there.
+/// Writes objects with the requests of S3, each with a checksum of its body. If an answer is lost,
+/// the request is repeated without harm. Thread-safe. Throws: Error(io) naming the URL if a request
+/// fails for good; Error(already_exists) for an object that must not exist.
 class S3Uploads {
  public:
   /// Requires: `server` outlives this.
@@ -46,18 +46,18 @@ class S3Uploads {
   void put(const std::string& url, std::span<const std::byte> bytes, Existing existing);
   /// Begins an upload in parts and returns its ID. The object appears with `complete`.
   std::string begin(const std::string& url);
-  /// Uploads a part. A part of the same number is replaced.
+  /// Uploads a part. Replaces an earlier part with the same number.
   UploadedPart put_part(const std::string& url, const std::string& id, int number,
                         std::span<const std::byte> bytes);
-  /// Makes an object of its parts. Requires: `parts` are sorted by number, and there is one.
+  /// Makes the object appear from its parts. Requires: `parts` is not empty and sorted by number.
   void complete(const std::string& url, const std::string& id,
                 const std::vector<UploadedPart>& parts, Existing existing);
   /// Removes an unfinished upload and its parts. Does nothing if there is no such upload.
   void abort(const std::string& url, const std::string& id);
-  /// Returns the parts that an unfinished upload has, without their MD5.
+  /// Returns the parts of an unfinished upload, without UploadedPart::md5.
   std::vector<UploadedPart> list_parts(const std::string& url, const std::string& id);
-  /// Returns the unfinished uploads of the bucket whose keys begin with that of `url`, oldest
-  /// first. Returns none if the server does not tell: MinIO only knows whole keys.
+  /// Returns the unfinished uploads whose keys begin with the key of `url`, oldest first. May
+  /// return none on servers that cannot search by prefix: MinIO only finds whole keys.
   std::vector<UnfinishedUpload> list_unfinished(const std::string& url);
   /// Removes an object. Does nothing if there is none.
   void remove(const std::string& url);

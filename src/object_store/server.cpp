@@ -9,7 +9,8 @@
 namespace tessera::object_store {
 namespace {
 
-/// How much comes with the question for an object: enough for the header of most files.
+/// The first request for an object also reads this many bytes, which are enough for the header of
+/// most files.
 constexpr std::uint64_t kBeginNbytes = std::uint64_t{64} << 10;
 
 /// The header `Content-Range: bytes <begin>-<end - 1>/<total>`.
@@ -79,7 +80,7 @@ Error plain_error(const std::string& url, const HttpResponse& response) {
                          "request", "an answer with the bytes", response.failure_in_words());
 }
 
-/// One read of a range, which may take several requests.
+/// One read of a range. It may need several requests, if connections break.
 class Server::RangeRead {
  public:
   RangeRead(Server& server, const std::string& url, const ObjectVersion& version,
@@ -143,7 +144,7 @@ class Server::RangeRead {
   [[noreturn]] void refuse_change() const {
     const auto now = server_.find(url_);
     throw Error::expected(ErrorKind::mismatch, {.path = url_}, "object",
-                          "the one that was opened: " + version_.in_words(),
+                          "the version that was opened: " + version_.in_words(),
                           now ? now->version.in_words() : "none",
                           "did another program write it? read a checkpoint that is complete");
   }
@@ -183,7 +184,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
     const HttpResponse response = perform(
         request_for(url, {}, {range_header(0, kBeginNbytes)}), [&](const auto&) -> TakeBytes {
           return [&found](std::span<const std::byte> bytes) {
-            // A server that ignores the range sends the whole file, which is ended here.
+            // A server that ignores the range sends the whole file. End the transfer here.
             if (found.begin.size() + bytes.size() > kBeginNbytes) return false;
             found.begin.insert(found.begin.end(), bytes.begin(), bytes.end());
             return true;

@@ -16,64 +16,67 @@
 
 namespace tessera::object_store {
 
-/// One version of an object: what is checked with every read, so that an object that changes is
+/// Identifies one version of an object. Every read checks it, so that a change of the object is
 /// noticed.
 struct ObjectVersion {
   std::uint64_t nbytes = 0;
-  std::string etag{};           // with its quotes; empty if the server does not say it
-  std::string last_modified{};  // only without an etag
+  std::string etag{};           // with quotes; empty if the server does not state it
+  std::string last_modified{};  // set only if there is no etag
 
-  /// Returns size and ETag, or date, in words. The text differs after a change of the object.
+  /// Returns the size, and the ETag or date, in words. The text is another one after the object has
+  /// changed.
   std::string in_words() const;
   friend bool operator==(const ObjectVersion&, const ObjectVersion&) = default;
 };
 
-/// An object, and the bytes at its begin that came with the question for its version.
+/// The version of an object, and its first bytes, which came in the same answer.
 struct FoundObject {
   ObjectVersion version;
   std::vector<std::byte> begin{};
 };
 
-/// A server that holds objects: what all kinds have in common. Paths are URLs as the user gives
-/// them. Thread-safe.
+/// Base class of all kinds of servers that hold objects. Paths are URLs as the user gives them.
+/// Thread-safe.
 class Server {
  public:
   using Query = std::vector<std::pair<std::string, std::string>>;
 
   virtual ~Server() = default;
 
-  /// Returns what is in a folder, sorted by name: empty for a folder that does not exist. Returns
-  /// nothing if the server cannot list folders.
+  /// Returns the entries of a folder, sorted by name; an empty list for a folder that does not
+  /// exist. Returns nothing if the server cannot list folders.
   virtual std::optional<std::vector<Entry>> list(const std::string& url) = 0;
   /// Returns the object, or nothing if no object has this URL. Sends one request.
   std::optional<FoundObject> find(const std::string& url);
   /// Fills `out` with the bytes of the object from `offset` on. Repeats requests that fail, and
-  /// goes on after cut connections. Throws: Error(mismatch) if the object is not `version` any
-  /// more; Error(io).
+  /// continues after broken connections. Throws: Error(mismatch) if the object has another version
+  /// now; Error(io).
   void read(const std::string& url, const ObjectVersion& version, std::uint64_t offset,
             std::span<std::byte> out);
 
  protected:
-  /// Returns the request for an object or a question, signed if necessary.
+  /// Returns the request to send, signed if necessary: for an object, or, with a query, for
+  /// information such as a list.
   virtual HttpRequest request_for(const std::string& url, const Query& query,
                                   std::vector<std::string> headers) = 0;
-  /// Learns from an answer how to ask, such as the region of a bucket. Returns whether to ask
-  /// again.
+  /// Remembers values of an answer for the next request, such as the region of a bucket. Returns
+  /// whether to send the request again.
   virtual bool learns_from(const std::string& /*url*/, const HttpResponse& /*response*/) {
     return false;
   }
-  /// Returns the error for an answer that is no success.
+  /// Returns the error for an answer with an error status.
   virtual Error error_for(const std::string& url, const HttpResponse& response) = 0;
-  /// Whether an answer means that there is no object. A server that shows objects to us, but does
-  /// not let us list them, refuses also those that do not exist.
+  /// Whether an answer means that there is no object. If the user may read objects but not list
+  /// them, S3 answers "forbidden" (403) also for objects that do not exist.
   bool is_missing(const HttpResponse& response) const;
-  /// How often one request is sent anew because of what `learns_from` has learned.
+  /// How often one request is sent again after `learns_from` returned true.
   static constexpr int kMaxLessons = 3;
-  /// Whether reads say which version they want. Not if redirects lead to servers with other ETags.
+  /// Whether reads send the expected ETag (If-Match). False if redirects lead to servers with other
+  /// ETags.
   virtual bool sends_if_match() const { return true; }
 
-  /// Returns the answer and its body, which may have `max_nbytes`. A status of 404 is an answer;
-  /// other failures are thrown.
+  /// Sends a request, and returns the answer and its body of at most `max_nbytes`. Returns an
+  /// answer with status 404 too; throws for all other failures.
   std::pair<HttpResponse, std::string> ask(const std::string& url, const Query& query,
                                            std::uint64_t max_nbytes,
                                            const std::vector<std::string>& headers = {});
@@ -84,7 +87,7 @@ class Server {
   std::atomic<bool> has_shown_object_ = false;
 };
 
-/// Returns an error for an answer that says nothing in particular.
+/// Returns a general error for an answer, without advice for the user.
 Error plain_error(const std::string& url, const HttpResponse& response);
 
 }  // namespace tessera::object_store

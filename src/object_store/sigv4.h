@@ -9,14 +9,14 @@
 
 namespace tessera::object_store {
 
-/// What signs requests. Never printed.
+/// The keys that sign requests. Never printed.
 struct Credentials {
   std::string access_key_id;
   std::string secret_access_key;
   std::string session_token{};  // empty for keys that do not expire
 };
 
-/// A request without a body, as AWS's Signature Version 4 sees it.
+/// The parts of a request that AWS's Signature Version 4 signs, without its body.
 struct RequestToSign {
   std::string method;                                      // `GET`
   std::string path;                                        // encoded, begins with a slash
@@ -34,7 +34,7 @@ struct SigningScope {
 /// Returns a time as `20130524T000000Z`.
 std::string amz_date(std::time_t time);
 
-/// Returns the query as it is in the URL, names sorted: `list-type=2&prefix=a%2Fb`.
+/// Returns the query in the form for a URL, sorted by names: `list-type=2&prefix=a%2Fb`.
 std::string canonical_query(std::vector<std::pair<std::string, std::string>> query);
 
 /// Returns the value of the header `Authorization`. All headers of the request are signed.

@@ -19,7 +19,7 @@ constexpr std::size_t kMaxWaitingParts = 8;
 
 }  // namespace
 
-/// Writes a staged file.
+/// A file in the spool that is being written.
 class Spool::File final : public WritableFile {
  public:
   File(Spool& spool, FilePointer file)
@@ -86,7 +86,7 @@ LeftOnServer Spool::keep() {
   return left;
 }
 
-/// Whether a path is at or below a staging path: those files are uploaded.
+/// Whether a path is a staging path or below one. Only such files are uploaded.
 bool Spool::is_staged(const std::string& path) const {
   if (!path.starts_with(folder_ + "/")) return false;
   const std::string rest = path.substr(folder_.size() + 1);
@@ -100,7 +100,7 @@ std::string Spool::url_of(const std::string& staged_path) const {
   return join_path(parent_url_, rest.substr(0, suffix) + rest.substr(slash));
 }
 
-/// Returns the path of a file from the destination; empty for a single file.
+/// Returns the path of a file relative to the destination; empty for a single file.
 std::string Spool::name_of(const SpooledFile& file) const {
   if (!file.url().starts_with(options_.url + "/")) return {};
   return file.url().substr(options_.url.size() + 1);
@@ -122,7 +122,7 @@ void Spool::upload(const FilePointer& file, std::vector<SpooledFile::Work> work)
   }
 }
 
-/// Begins the upload of a file in parts, or takes over that of an interrupted run.
+/// Begins the upload of a file in parts, or takes over the upload of an interrupted run.
 void Spool::begin_upload(SpooledFile& file) {
   const std::scoped_lock lock(file.begin_mutex);
   if (!file.upload_id.empty()) return;
@@ -162,7 +162,7 @@ void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
   begun_[file.upload_id].nbytes += bytes.size();
 }
 
-/// Makes the object of a file appear.
+/// Completes the upload of a file, so that the object appears.
 void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
   if (file.is_one_part() && file.upload_id.empty()) {
@@ -176,8 +176,8 @@ void Spool::publish_file(SpooledFile& file) {
   ++num_published_;
 }
 
-/// Returns the files at a staging path: small ones first, because they describe the others; what
-/// makes them a checkpoint last.
+/// Returns the files at a staging path in the order in which they appear: small files first, and
+/// the index, which makes them a checkpoint, last.
 std::vector<Spool::FilePointer> Spool::in_order_of_publication(
     const std::string& staging_path) const {
   std::vector<FilePointer> files;
@@ -194,7 +194,7 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
   return files;
 }
 
-/// Throws if an object at the destination is new or has changed since this was made.
+/// Throws if an object at the destination is new or has changed since the constructor.
 void Spool::require_replaced_unchanged() const {
   const StoredObjects now = list_objects(options_.url);
   const auto in_words = [](const StoredObjects& objects, const std::string& name) {
@@ -208,8 +208,9 @@ void Spool::require_replaced_unchanged() const {
       if (before == after) continue;
       throw Error::expected(ErrorKind::already_exists,
                             {.path = name.empty() ? options_.url : join_path(options_.url, name)},
-                            "object to replace", "the one that was there at the start: " + before,
-                            after, "another program writes here");
+                            "object to replace",
+                            "the object that was there at the start: " + before, after,
+                            "another program writes here");
     }
   }
 }
@@ -221,7 +222,8 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
   if (replaces && options_.is_index) {
-    // From here on there is no checkpoint, rather than one of old and new files.
+    // Remove the old index first: from here on there is no checkpoint at the URL, instead of a
+    // mixture of old and new files.
     remove_objects(options_.url, *options_.replaced, options_.is_index);
   }
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
@@ -234,7 +236,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
     });
   }
   if (!files.empty()) publish_file(*files.back());
-  std::map<std::string, Begun> abandoned;  // of files that were written and removed again
+  std::map<std::string, Begun> abandoned;  // uploads of files that were written and removed again
   {
     const std::scoped_lock lock(mutex_);
     for (const FilePointer& file : files) files_.erase(file->path());

@@ -24,38 +24,39 @@ namespace tessera::object_store {
 struct SpoolOptions {
   std::string url;             // of the destination
   std::string staging_suffix;  // of the local path at which writers work
-  /// What is at the URL, and is replaced. Nothing: the upload is refused if an object is there that
-  /// does not have the same bytes.
+  /// The objects at the URL that are to be replaced. Empty: the upload fails if an object with
+  /// other bytes exists there.
   std::optional<StoredObjects> replaced{};
-  /// Whether a file, by its path from the destination, makes the others a checkpoint. Such files
-  /// are removed first and uploaded last.
+  /// Whether a file, given by its path relative to the destination, is an index, which makes the
+  /// other files a checkpoint. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
   bool resumes = false;   // takes over parts that an interrupted run has uploaded
-  bool discards = false;  // removes them
+  bool discards = false;  // removes these parts instead
   std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
-  int num_uploads = 4;  // at once; each has one part in memory
+  int num_uploads = 4;  // at the same time; each has one part in memory
 };
 
-/// What a server has of an upload that has ended too early.
+/// What the server keeps of an upload that was interrupted.
 struct LeftOnServer {
-  std::size_t num_objects = 0;          // that have appeared, without the last one
-  std::uint64_t unfinished_nbytes = 0;  // of parts that nobody sees
+  std::size_t num_objects = 0;          // objects that have appeared; the index is missing
+  std::uint64_t unfinished_nbytes = 0;  // of uploaded parts, which readers do not see
 };
 
 /// The local folder in which a checkpoint is written before it is at a URL (the spool).
 ///
-/// To a writer this is a local file system, in which it stages a checkpoint at `<path()><suffix>`
-/// and then renames that to `path()`. The files there are uploaded part by part while they are
-/// written, as uploads that nobody sees. The rename completes these uploads, the index last. From
-/// then on, the checkpoint is at the URL, and the local folder is empty.
+/// To a writer this is a local file system: it stages a checkpoint at `<path()><suffix>`, and then
+/// renames it to `path()`. While the files are written, they are uploaded part by part, and readers
+/// do not see these uploads. The rename completes the uploads, the index last. From then on, the
+/// checkpoint is at the URL, and the local folder is empty.
 ///
-/// If the process dies before that, the server keeps parts, which `resumes` takes over:
-/// a part that is there with the same MD5 is not sent again. Thread-safe like a FileSystem.
+/// If the process dies earlier, the server keeps the uploaded parts. A run with
+/// SpoolOptions::resumes uses them: a part that the server has with the same MD5 is not sent again.
+/// Thread-safe like a FileSystem.
 class Spool final : public ForwardingFileSystem {
  public:
-  /// Makes `folder` if it is missing. Throws: Error(already_exists) if an interrupted run has left
-  /// uploads and the options neither resume nor discard them; Error(io).
+  /// Creates `folder` if it does not exist. Throws: Error(already_exists) if an interrupted run has
+  /// left uploads and the options neither resume nor discard them; Error(io).
   Spool(std::string folder, SpoolOptions options);
   /// Removes the folder if it is empty.
   ~Spool() override;
@@ -64,7 +65,7 @@ class Spool final : public ForwardingFileSystem {
   const std::string& path() const { return path_; }
   /// Ends the uploads, and removes their parts from the server. Throws: Error(io).
   void abort();
-  /// Ends the uploads, and leaves what the server has to a run that resumes.
+  /// Ends the uploads, and leaves the uploaded parts on the server for a run that resumes.
   LeftOnServer keep();
 
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
@@ -77,7 +78,7 @@ class Spool final : public ForwardingFileSystem {
   class File;
   struct Begun {
     std::string url;
-    std::uint64_t nbytes = 0;  // of its parts
+    std::uint64_t nbytes = 0;  // of the uploaded parts
   };
   using FilePointer = std::shared_ptr<SpooledFile>;
 
@@ -99,7 +100,7 @@ class Spool final : public ForwardingFileSystem {
   const std::string parent_url_;
   S3Uploads uploads_;
   mutable std::mutex mutex_;                  // guards all below
-  std::map<std::string, FilePointer> files_;  // by local path
+  std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
   std::size_t num_published_ = 0;             // objects that have appeared
   UploadWorkers workers_;                     // ends first

@@ -71,7 +71,7 @@ ByteRange SpooledFile::range_of(std::size_t part) const {
   return {std::min(begin, nbytes_), std::min(begin + part_nbytes_, nbytes_)};
 }
 
-/// Chooses the size of the parts, with the first part that is taken.
+/// Sets the size of the parts, if it is not set yet. Called when the first part is taken.
 void SpooledFile::fix_part_nbytes() {
   if (part_nbytes_ == 0) part_nbytes_ = PartSizes::of_file(nbytes_, min_part_nbytes_);
   const std::uint64_t max_nbytes = part_nbytes_ * PartSizes::kMaxParts;
@@ -84,7 +84,7 @@ void SpooledFile::fix_part_nbytes() {
   parts_.resize(static_cast<std::size_t>(ceil_div(nbytes_, part_nbytes_)));
 }
 
-/// Makes the parts that are about to be written again open again.
+/// Marks the parts in `range` as open, because they are about to be written again.
 void SpooledFile::touch(ByteRange range) {
   if (parts_.empty() || range.empty()) return;
   const auto first = static_cast<std::size_t>(range.begin / part_nbytes_);
@@ -97,14 +97,15 @@ void SpooledFile::touch(ByteRange range) {
   }
 }
 
-/// Takes the complete parts of `[begin, end)` that nobody has taken.
+/// Returns the complete parts among `[begin, end)` that have not been taken yet, and marks them as
+/// taken.
 std::vector<SpooledFile::Work> SpooledFile::take(std::size_t begin, std::size_t end) {
   std::vector<Work> work;
   for (std::size_t i = begin; i < end; ++i) {
     Part& part = parts_[i];
     const ByteRange range = range_of(i);
     const bool is_whole = range.nbytes() == part_nbytes_ && written_.covers(range);
-    // A part that was written again may be written once more; it waits for the sync.
+    // A part that was written again may be written once more, so it is taken only after the sync.
     if (part.state != State::open || (!is_synced_ && (!is_whole || part.generation > 0))) continue;
     part.state = State::taken;
     work.push_back({static_cast<int>(i), range, part.generation});
@@ -147,7 +148,7 @@ void SpooledFile::resize(std::uint64_t nbytes) {
     throw_system_error(errno, path_, "resize");
   }
   const std::scoped_lock lock(mutex_);
-  // The part at the end gets another size.
+  // The last part gets another size, so it is open again.
   if (nbytes != nbytes_) touch({std::min(nbytes, nbytes_), std::max(nbytes, nbytes_)});
   nbytes_ = nbytes;
   if (part_nbytes_ != 0) fix_part_nbytes();
@@ -185,7 +186,7 @@ std::vector<std::byte> SpooledFile::read(ByteRange range) const {
   return bytes;
 }
 
-/// Gives the bytes of a part back to the disk, if the file system can.
+/// Frees the disk space of a part, if the file system can do this.
 void SpooledFile::release(std::size_t part) {
   if (part == 0 || parts_[part].is_released) return;
   const ByteRange range = range_of(part);

@@ -18,8 +18,8 @@ namespace tessera::object_store {
 
 /// The sizes of an upload's parts.
 ///
-/// S3 takes at most 10,000 parts, of 5 MiB to 5 GiB each; only the last one may be smaller. R2
-/// wants all others to be of one size.
+/// S3 accepts at most 10,000 parts of 5 MiB to 5 GiB each; only the last part may be smaller. R2
+/// requires that all parts except the last have the same size.
 struct PartSizes {
   static constexpr std::uint64_t kMinNbytes = std::uint64_t{16} << 20;
   static constexpr std::uint64_t kMaxParts = 10'000;
@@ -28,14 +28,14 @@ struct PartSizes {
   static std::uint64_t of_file(std::uint64_t nbytes, std::uint64_t min_nbytes = kMinNbytes);
 };
 
-/// The ranges of a file that have been written, merged where they meet.
+/// The ranges of a file that have been written. Adjacent ranges are merged.
 class WrittenRanges {
  public:
   void add(ByteRange range);
   bool covers(ByteRange range) const;
 
  private:
-  std::map<std::uint64_t, std::uint64_t> ends_;  // by begin
+  std::map<std::uint64_t, std::uint64_t> ends_;  // key: begin of a range; value: its end
 };
 
 /// A file that is written on the local disk and uploaded part by part. Knows which parts are
@@ -43,12 +43,12 @@ class WrittenRanges {
 ///
 /// A part is complete once all of its bytes have been written, or the file was synced. The first
 /// part is uploaded last, because some formats write their header last. A part that is written
-/// again after its upload is uploaded again. The disk gives back the bytes of an uploaded part once
-/// nothing reads or writes them again: after the sync, or at once if the format writes each byte
+/// again after its upload is uploaded again. The disk space of an uploaded part is freed when the
+/// part is no longer read or written: after the sync, or immediately if the format writes each byte
 /// only once.
 class SpooledFile {
  public:
-  /// When the bytes of an uploaded part are given back.
+  /// When the disk space of an uploaded part is freed.
   enum class Release { after_upload, after_sync };
   /// A part to upload.
   struct Work {
@@ -57,42 +57,45 @@ class SpooledFile {
     std::uint64_t generation = 0;  // for `note_uploaded`
   };
 
-  /// Takes an empty local file at `path`.
+  /// Requires: there is an empty local file at `path`.
   SpooledFile(std::string path, std::string url, std::uint64_t min_part_nbytes, Release release);
 
   const std::string& path() const { return path_; }
   const std::string& url() const { return url_; }
   std::uint64_t nbytes() const;
-  /// Whether the whole file fits in one part, and so in one request.
+  /// Whether the whole file fits into one part, and can be uploaded in one request.
   bool is_one_part() const;
 
-  /// Returns the open local file. Users share one descriptor, which the last of them closes.
+  /// Opens the local file. All callers share one descriptor, which is closed when the last caller
+  /// drops it.
   std::shared_ptr<const tessera::detail::FileDescriptor> open() const;
-  /// Writes on the disk. Returns the parts that this makes complete, apart from the first one.
+  /// Writes to the disk. Returns the parts that are complete now, except the first part.
   std::vector<Work> write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void resize(std::uint64_t nbytes);
-  /// Takes all bytes as final, also those that were never written, which are zero. Returns the
-  /// parts that are complete now, apart from the first one.
+  /// Declares all bytes final; bytes that were never written are zero. Returns the parts that are
+  /// complete now, except the first part.
   std::vector<Work> sync();
-  /// Returns the first part, and all others that the server does not have. Requires: synced.
+  /// Returns the first part, and all other parts that have not been uploaded. Requires: `sync` was
+  /// called.
   std::vector<Work> rest();
   std::vector<std::byte> read(ByteRange range) const;
 
-  /// Records an uploaded part, unless it was written again meanwhile.
+  /// Records that a part was uploaded. Does nothing if the part was written again since it was
+  /// taken.
   void note_uploaded(const Work& work, UploadedPart part);
   /// Returns all parts. Requires: all are uploaded.
   std::vector<UploadedPart> uploaded_parts() const;
 
-  /// The upload in parts. `begin_mutex` is held while it is begun.
+  /// Held while the upload in parts is being begun.
   std::mutex begin_mutex;
   std::string upload_id{};             // empty: not begun
-  std::map<int, UploadedPart> kept{};  // of an interrupted run, by number
+  std::map<int, UploadedPart> kept{};  // key: number; parts that an interrupted run has uploaded
 
  private:
   enum class State { open, taken, uploaded };
   struct Part {
     State state = State::open;
-    std::uint64_t generation = 0;  // counts the writes after it was taken
+    std::uint64_t generation = 0;  // counts the writes after the part was taken
     bool is_released = false;
     UploadedPart uploaded{};
   };
@@ -111,7 +114,7 @@ class SpooledFile {
   mutable std::weak_ptr<const tessera::detail::FileDescriptor> open_;
   mutable std::mutex mutex_;  // guards all below
   std::uint64_t nbytes_ = 0;
-  std::uint64_t part_nbytes_ = 0;  // 0: not fixed yet
+  std::uint64_t part_nbytes_ = 0;  // 0: not set yet
   bool is_synced_ = false;
   WrittenRanges written_;
   std::vector<Part> parts_;

@@ -16,7 +16,7 @@ namespace tessera::object_store {
 namespace {
 
 constexpr int kMaxFolders = 8;  // within each other
-constexpr int kNumUploads = 4;  // at once
+constexpr int kNumUploads = 4;  // at the same time
 
 S3Server& server() {
   return RemoteFileSystem::of_process().s3();
@@ -85,7 +85,7 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
     try {
       uploads.abort(url, id);
     } catch (const Error&) {
-      // The next save removes what is left.
+      // Ignored: the next save removes what is left.
     }
     throw;
   }

@@ -10,14 +10,14 @@
 
 namespace tessera::object_store {
 
-/// Objects by their path from a folder. The path of a single object from itself is empty.
+/// Objects, with their paths relative to a folder as keys. For a single object, the key is empty.
 using StoredObjects = std::map<std::string, ObjectVersion>;
 
-/// Returns the object at a URL `s3://…`, or else all objects in that folder and in folders within.
-/// Asks the server itself.
+/// Returns the object at a URL `s3://…`. If there is none, returns all objects in the folder of
+/// that name, and in the folders in it. Always asks the server.
 StoredObjects list_objects(const std::string& url);
 
-/// Removes these objects of a folder.
+/// Removes those of `objects`, in the folder `url`, for whose names `is_removed` returns true.
 void remove_objects(const std::string& url, const StoredObjects& objects,
                     const std::function<bool(const std::string& name)>& is_removed);
 
@@ -25,8 +25,9 @@ void remove_objects(const std::string& url, const StoredObjects& objects,
 void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,
                  Existing existing);
 
-/// Removes the unfinished uploads at a URL, and in the folder of that name, or only counts them.
+/// Whether find_unfinished removes the uploads that it finds.
 enum class Unfinished { count, remove };
+/// Returns the number of unfinished uploads at a URL, and in the folder of that name.
 int find_unfinished(const std::string& url, Unfinished action);
 
 }  // namespace tessera::object_store

@@ -11,22 +11,24 @@
 
 namespace tessera::object_store {
 
-/// Threads that upload. Their number bounds the memory of uploads. Thread-safe.
+/// Threads that upload parts. Their number limits the memory of uploads, because each holds one
+/// part. Thread-safe.
 class UploadWorkers {
  public:
-  /// `max_waiting`: how many tasks may wait before `run` makes its caller wait.
+  /// `max_waiting`: the number of waiting tasks from which on `run` blocks.
   UploadWorkers(int num_threads, std::size_t max_waiting)
       : num_threads_(num_threads), max_waiting_(max_waiting) {}
-  /// Drops the tasks that have not begun, and waits for the others.
+  /// Drops the tasks that have not begun, and waits for the running tasks.
   ~UploadWorkers();
   UploadWorkers(const UploadWorkers&) = delete;
   UploadWorkers& operator=(const UploadWorkers&) = delete;
 
-  /// Runs `task` on a worker. Throws: what an earlier task threw; no further task runs then.
+  /// Runs `task` on a worker, later. Throws: the exception of an earlier task; after that, no
+  /// further task runs.
   void run(std::function<void()> task);
-  /// Waits until all tasks have ended. Throws: what a task threw.
+  /// Waits until all tasks have ended. Throws: the exception of a task.
   void wait();
-  /// Drops the tasks that have not begun, waits for the others, and forgets failures.
+  /// Drops the tasks that have not begun, waits for the running tasks, and forgets failures.
   void stop() noexcept;
 
  private:

@@ -37,7 +37,7 @@ Url parse_url(const std::string& url) {
             .path = url.substr(std::min(slash + 1, url.size())),
             .query = {}};
   if (parts.host.find('@') != std::string::npos && parts.scheme != "hf") {
-    // The message must not show what may be a password.
+    // The message must not show the host, because it may contain a password.
     throw Error::expected(ErrorKind::invalid_argument, {.path = parts.scheme + "://…"}, "URL",
                           "a host without a user name and a password", "an '@' in it");
   }

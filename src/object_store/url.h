@@ -10,7 +10,7 @@ namespace tessera::object_store {
 /// `http://`.
 bool is_url(std::string_view path);
 
-/// The parts of a URL `scheme://host/path`. Nothing is decoded.
+/// The parts of a URL `scheme://host/path`, not decoded.
 struct Url {
   std::string scheme;  // lower case
   std::string host;    // with the port, if there is one; the bucket of `s3://`
@@ -23,11 +23,12 @@ struct Url {
 /// the host holds a user name or a password.
 Url parse_url(const std::string& url);
 
-/// Returns `text` with every byte as `%XX`, apart from letters, digits and `-._~`. A slash stays if
-/// `kept` contains it.
+/// Returns `text` with every byte as `%XX`, except letters, digits, `-._~`, and the bytes in
+/// `kept`, such as a slash.
 std::string percent_encode(std::string_view text, std::string_view kept = {});
 
-/// Undoes `percent_encode`, and turns `+` into a space. Returns nothing if a `%` has no two digits.
+/// Undoes `percent_encode`, and turns `+` into a space. Returns nothing if a `%` is not followed by
+/// two hex digits.
 std::optional<std::string> form_decode(std::string_view text);
 
 }  // namespace tessera::object_store

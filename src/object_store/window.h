@@ -18,31 +18,32 @@
 
 namespace tessera::object_store {
 
-/// A range of a file in memory, or on the way there. Shared by the file, by the request that fills
-/// it and by the readers that wait. Thread-safe.
+/// A range of a file that is in memory, or is being fetched. Shared by the file, the request that
+/// fills the window, and the readers that wait for it. Thread-safe.
 class Window {
  public:
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 
   using NbytesInUse = std::shared_ptr<std::atomic<std::uint64_t>>;
 
-  /// Adds the range's bytes to `in_use`, until they are dropped.
+  /// Adds the number of bytes to `in_use`, until the window is dropped.
   Window(ByteRange range, NbytesInUse in_use);
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
   ByteRange range() const { return range_; }
 
-  /// Fills the window by `fetch`, and wakes who waits. Never throws: waiting readers get the error.
+  /// Calls `fetch` to fill the window, and wakes waiting readers. Never throws: if `fetch` throws,
+  /// the readers get the error.
   void fill(const std::function<void(std::span<std::byte>)>& fetch) noexcept;
-  /// Fills the window with bytes that are there already.
+  /// Fills the window with bytes that have already been read.
   void fill(std::vector<std::byte> bytes);
-  /// Waits for the bytes. Returns nothing if they were dropped, or if no thread of this process
-  /// fetches them. Throws what `fetch` threw.
+  /// Waits for the bytes. Returns nothing if the window was dropped, or, in a child of fork(), if
+  /// no thread of this process fetches it. Throws what `fetch` threw.
   Bytes wait() const;
-  /// Counts bytes that were read. Returns whether all were.
+  /// Counts bytes that were read from the window. Returns whether all have been read.
   bool note_read(std::uint64_t nbytes);
-  /// Frees the bytes, unless they are on the way. Returns whether they are freed.
+  /// Frees the bytes, unless they are being fetched. Returns whether they are free now.
   bool drop();
 
  private:
@@ -65,7 +66,7 @@ class WindowMemory {
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{192} << 20;
 
   static WindowMemory& of_process();
-  /// Returns a window; nothing if all memory is used by windows that are on the way.
+  /// Returns a new window; nothing if all memory is used by windows that are being fetched.
   std::shared_ptr<Window> make(ByteRange range);
 
  private:

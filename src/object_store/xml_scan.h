@@ -9,8 +9,8 @@ namespace tessera::object_store {
 
 /// Reads XML as object stores write it: elements and text. Attributes and comments are skipped.
 /// Calls `take` at the end of each element, with the names of the elements around it (itself last)
-/// and its own text. Bounded: at most 16 levels; no document type, so no entities but the five of
-/// XML and characters by number. Throws: Error(corruption) naming `where` for anything else.
+/// and its own text. Accepts at most 16 levels, and no document type: so the only entities are the
+/// five of XML and numbered characters. Throws: Error(corruption) naming `where` for anything else.
 void scan_xml(std::string_view text, const std::string& where,
               const std::function<void(std::span<const std::string> path, std::string text)>& take);
 

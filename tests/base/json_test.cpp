@@ -35,17 +35,21 @@ TEST(JsonTest, ATextThatEndsTooEarlyIsCalledCutShort) {
   const std::string whole = R"({"key":[1.5e+7,true,"text\u00e9\n"],"b":null})";
   for (std::size_t nbytes = 1; nbytes < whole.size(); ++nbytes) {
     SCOPED_TRACE(nbytes);
-    EXPECT_THAT([&] { parse_json(whole.substr(0, nbytes), "f"); },
-                ThrowsError(ErrorKind::corruption,
-                            "f: JSON: expected a whole text, found one that is cut short after " +
-                                std::to_string(nbytes) + " bytes"));
+    EXPECT_THAT(
+        [&] { parse_json(whole.substr(0, nbytes), "f"); },
+        ThrowsError(
+            ErrorKind::corruption,
+            "f: JSON: expected a complete JSON text, found a text that is cut short after " +
+                std::to_string(nbytes) + " bytes"));
   }
 }
 
 TEST(JsonTest, BrokenTextIsRefusedWithPathAndPosition) {
   const std::pair<std::string, const char*> cases[] = {
-      {"", "f: JSON: expected a whole text, found an empty one (incomplete download or copy?)"},
-      {" \n", "found an empty one"},
+      {"",
+       "f: JSON: expected a complete JSON text, found an empty text (incomplete download or "
+       "copy?)"},
+      {" \n", "found an empty text"},
       {"{\"a\":1,}", "JSON at byte 7: syntax"},
       {"[1] 2", "JSON at byte 4: syntax"},
       {"[1,//c\n2]", "syntax"},

@@ -130,7 +130,7 @@ TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
   copy(kFirst, kSecond);
   remove(kIndex);
   EXPECT_THAT([&] { open(directory_.path()); },
-              ThrowsError(ErrorKind::corruption, "'" + kFirst + "' also has"));
+              ThrowsError(ErrorKind::corruption, "found this tensor in '" + kFirst + "', too"));
 }
 
 TEST_F(BinTest, AnIndexStaysInItsDirectory) {

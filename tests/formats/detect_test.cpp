@@ -86,8 +86,8 @@ TEST(DetectTest, SaysWhatFilesOfMetaAre) {
   write(directory / "params.json", "{}");
   write(directory / "consolidated.00.pth", "x");
   EXPECT_THAT(refusal(directory.path()),
-              HasSubstr("found a folder with consolidated.00.pth, which alone is a whole model of "
-                        "Meta (give the path " +
+              HasSubstr("found a folder with consolidated.00.pth, a whole model of Meta in one "
+                        "file (give the path " +
                         (directory / "consolidated.00.pth") + ")"));
   write(directory / "consolidated.01.pth", "x");
   EXPECT_THAT(refusal(directory.path()),
@@ -149,8 +149,8 @@ TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronRun) {
     std::filesystem::create_directory(megatron / name);
   }
   EXPECT_THAT(open, ThrowsError(ErrorKind::unsupported,
-                                "found a folder of Megatron's checkpoints (give one of them, such "
-                                "as " +
+                                "found a folder of Megatron's checkpoints (give the path of one "
+                                "checkpoint, such as " +
                                     (megatron / "iter_0000100")));
   std::filesystem::create_directory(megatron / "mp_rank_00");
   EXPECT_EQ(detect(megatron.path()), Format("megatron"));

@@ -106,7 +106,7 @@ TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
 
 TEST(MegatronTest, SaysThatTheModelsCopiesAreLeftOut) {
   EXPECT_THAT(notes_of(*open(kValid + "pp2_vpp2_bf16")),
-              testing::Contains(HasSubstr("copies: 53 names also in the dtype of the model")));
+              testing::Contains(HasSubstr("copies: 53 parameters also in the dtype of the model")));
 }
 
 // Shows F3, E3.
@@ -152,9 +152,10 @@ class MegatronFolderTest : public testing::Test {
 TEST_F(MegatronFolderTest, AMissingRankIsNamed) {
   copy("tp2_pp2");
   stdfs::remove_all(within("mp_rank_01_000"));
-  EXPECT_THAT(message(), HasSubstr("corruption: " + directory_.path() +
-                                   "/iter_0000003: folders of ranks: expected one of each rank, "
-                                   "found none of tensor rank 1, pipeline stage 0"));
+  EXPECT_THAT(message(),
+              HasSubstr("corruption: " + directory_.path() +
+                        "/iter_0000003: folders of ranks: expected one folder of each rank, "
+                        "found none of tensor rank 1, pipeline stage 0"));
 }
 
 TEST_F(MegatronFolderTest, AMissingLastStageIsNamed) {
@@ -162,7 +163,7 @@ TEST_F(MegatronFolderTest, AMissingLastStageIsNamed) {
   stdfs::remove_all(within("mp_rank_00_001"));
   stdfs::remove_all(within("mp_rank_01_001"));
   EXPECT_THAT(message(), HasSubstr("args.pipeline_model_parallel_size: folders of ranks: expected "
-                                   "2, found 1 by the names of the folders"));
+                                   "2, found 1, as the names of the folders show"));
 }
 
 TEST_F(MegatronFolderTest, AMissingFileIsNamed) {

@@ -189,7 +189,7 @@ TEST(MergeTest, APreferenceTellsOfPartsAndOfOtherBytes) {
     return lines;
   };
   EXPECT_THAT(told({{"", rank_file(0, {1, 2})}, {"", rank_file(1, {3, 4})}}),
-              testing::HasSubstr("the others are lost: 'w'"));
+              testing::HasSubstr("the others are lost): 'w'"));
   MemoryCheckpoint base("base");
   base.add({"w", DType::float32, {2}}, bytes_of<float>({1, 2}));
   MemoryCheckpoint patch("patch");
@@ -275,7 +275,7 @@ TEST(MergeTest, APreferenceTellsOfTextsThatDiffer) {
     for (const Finding& finding : preferred.reader->contents().opening_findings) {
       found.push_back(finding.found);
     }
-    EXPECT_THAT(found, ElementsAre("different texts; one of them is taken: 'format'"));
+    EXPECT_THAT(found, ElementsAre("different texts (one text is taken): 'format'"));
   }
 }
 
@@ -330,9 +330,10 @@ TEST(MergeTest, APreferenceThatDecidesOnKeysAndListsIsNoted) {
   const MergedCheckpoint mixed =
       merged({{"", of_dict_and_list(*dict_key(0), 2)}, {"", of_dict_and_list("0", 3)}},
              MergePreference::first);
-  EXPECT_THAT(notes_of(mixed),
-              ElementsAre("lists of different lengths, which are mixed item by item: 'l'",
-                          "keys of different types (0 and \"0\"); one of them is taken: 'd.0'"));
+  EXPECT_THAT(
+      notes_of(mixed),
+      ElementsAre("lists of different lengths, which are mixed item by item: 'l'",
+                  "keys of different types, such as 0 and \"0\" (one entry is taken): 'd.0'"));
   const MergedCheckpoint equal = merged(
       {{"", of_dict_and_list("0", 3)}, {"", of_dict_and_list("0", 3)}}, MergePreference::last);
   EXPECT_THAT(notes_of(equal), IsEmpty());
@@ -361,7 +362,7 @@ TEST(MergeTest, APreferenceTellsOfTiesThatComeApart) {
     return found;
   };
   const std::string text =
-      "tensors that come apart, as one of them is taken from another source: '";
+      "tied tensors that become separate, because one is taken from another source: '";
   EXPECT_THAT(notes_of(MergePreference::last), ElementsAre(text + "b'"));
   EXPECT_THAT(notes_of(MergePreference::first), ElementsAre(text + "c'"));
 }

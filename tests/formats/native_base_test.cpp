@@ -335,7 +335,7 @@ TEST(NativeBaseTest, AnIndexThatNamesLinkedFilesWronglyIsRefused) {
     EXPECT_THAT([&] { decode(native::encode_index(index)); },
                 ThrowsError(ErrorKind::corruption, text));
   };
-  refuses("linked files: expected sorted and different ones",
+  refuses("linked files: expected files sorted by name, each once",
           [](auto& index) { std::swap(index.linked_files[0], index.linked_files[1]); });
   refuses("linked files", [](auto& index) { index.linked_files[1].checkpoint_id = 5; });
   refuses("world size of a linked file", [](auto& index) { index.linked_files[0].rank = 1; });
@@ -368,7 +368,7 @@ TEST(NativeBaseTest, ABaseThatCannotServeIsRefused) {
   EXPECT_THAT([&] { check_base(fs, folder / "link", folder / "1"); },
               ThrowsError(ErrorKind::invalid_argument, "the destination itself"));
   EXPECT_THAT([&] { check_base(fs, "/proc/self", folder / "2"); },
-              ThrowsError(ErrorKind::invalid_argument, "one on another file system"));
+              ThrowsError(ErrorKind::invalid_argument, "a checkpoint on another file system"));
   write_file(folder / "1/index.h5", read_all(folder / "1/index.h5").substr(0, 5000));
   EXPECT_THAT([&] { open_base_at(folder / "1"); }, ThrowsError(ErrorKind::corruption, "index.h5"));
 }

@@ -302,7 +302,7 @@ TEST(PartsTest, APartThatIsMissingOrWasNotCommittedIsNamed) {
     parts.write(0);
     const std::string missing =
         options.format == Format::native
-            ? "rank files: expected 3 of them, found none for rank 1 (did one rank not finish its "
+            ? "rank files: expected 3 files, found none for rank 1 (did one rank not finish its "
               "part?)"
             : "__1_0.distcp: part: expected a file, found none (did one rank not finish its part?)";
     if (options.format == Format::native) parts.write(2);

@@ -162,7 +162,7 @@ TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
        [](auto& saved) {
          add_byte(saved, {"d", "0", "w"});
        },
-       "such as 'd.0.w' on rank 1: that of the lowest"},
+       "such as 'd.0.w' on rank 1 (the key of the lowest"},
       {[](auto& saved) {
          add_byte(saved, {"l", 0});
        },

@@ -467,10 +467,11 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
   }
   const auto reader = open(tmp_ / "two");
   EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
-  EXPECT_THAT(told(*reader),
-              ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'"),
-                          HasSubstr("note: two: structure: none; joined 2 files of several names: "
-                                    "a.safetensors, b.safetensors")));
+  EXPECT_THAT(
+      told(*reader),
+      ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'"),
+                  HasSubstr("note: two: structure: none (2 files are read as one checkpoint: "
+                            "a.safetensors, b.safetensors)")));
 }
 
 TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {

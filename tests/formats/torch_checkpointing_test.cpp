@@ -163,7 +163,7 @@ TEST(TorchCheckpointingTest, AnItemOfRankZeroAloneIsNoted) {
   const auto& findings = reader->contents().opening_findings;
   ASSERT_FALSE(findings.empty());
   EXPECT_THAT(finding_to_string(findings[0]),
-              HasSubstr("ranks 0 to 2 for 'loader', found that of rank 0 only"));
+              HasSubstr("ranks 0 to 2 for 'loader', found only the file of rank 0"));
 }
 
 // Shows F5.
@@ -184,7 +184,7 @@ TEST(TorchCheckpointingTest, FilesOfAnotherSaveAreRefused) {
     other_model.copy(other_model / (std::string("rng_") + rank + ".pt"),
                      std::string("model_") + rank + ".pt");
   }
-  other_model.expect_refused(ErrorKind::corruption, "found none that has it");
+  other_model.expect_refused(ErrorKind::corruption, "found no file that has it");
   Copy other_dtype("fsdp2");
   other_dtype.replace("torch.float32", "torch.float64");
   other_dtype.expect_refused(ErrorKind::corruption,

@@ -167,8 +167,8 @@ def test_what_each_rank_of_stage_3_saves_for_itself_is_there(tmp_path, classes_o
         assert values[front + "deepspeed.optimizer_state_dict.base_optimizer_state.extra"] == rank
     document = json.loads(succeed("ckpt-reshard", copy, tmp_path / "whole.pt", "--json"))
     assert [note["found"] for note in document["notes"] if "per_rank" in note["found"]] == [
-        "8 names with different copies, such as 'deepspeed.optim_states.top': that of the lowest rank keeps the name, "
-        "others are per_rank.<rank>.<name>"]
+        "8 names with different copies, such as 'deepspeed.optim_states.top' (the copy of the lowest rank keeps the name, "
+        "other copies are per_rank.<rank>.<name>)"]
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert whole["per_rank"]["2"]["rng"].tolist() == [2] and whole["rng"].tolist() == [0]
     again = listing(reshard(copy, tmp_path / "again", "--to", "deepspeed"))["values"]
@@ -330,8 +330,8 @@ def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_d
     assert notes_of_move(folder, tmp_path / "whole.pt") == [
         "members: 1 file with other members, such as 'mine' in zero/scale/fp32.pt: they are left out",
         "copies: 1 name with another value, such as 'epoch': left out",
-        "ranks: 1 name with different copies, such as 'epoch': that of the lowest rank keeps the name, "
-        "others are per_rank.<rank>.<name>"]
+        "ranks: 1 name with different copies, such as 'epoch' (the copy of the lowest rank keeps the name, "
+        "other copies are per_rank.<rank>.<name>)"]
     values = listing(folder)["values"]
     assert values["epoch"] == 3 and values["per_rank.1.epoch"] == 8
 

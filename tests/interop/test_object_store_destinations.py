@@ -278,7 +278,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_not_replaced(proxy, keys, bucket
 
     proxy.refuse = refuse
     message = fail(proxy, "ckpt-reshard", large, url, "--to", "native", "--overwrite")
-    assert f"{url}/later.tex: object to replace: expected the one that was there at the start: none" in message
+    assert f"{url}/later.tex: object to replace: expected the object that was there at the start: none" in message
     assert "new/changed/index.h5" in names(keys, "new/changed")
 
 

@@ -289,7 +289,7 @@ def test_an_object_that_changes_is_named(proxy, bucket, honours_if_match, tmp_pa
     proxy.refuse = rewrite
     message = fail(proxy, "ckpt-reshard", "s3://checkpoints/changing", tmp_path / "moved")
     assert "s3://checkpoints/changing/" in message
-    assert "expected the one that was opened: " in message and "ETag" in message, message
+    assert "expected the version that was opened: " in message and "ETag" in message, message
     assert not (tmp_path / "moved").exists()
 
 

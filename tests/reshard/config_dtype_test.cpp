@@ -110,7 +110,8 @@ TEST(ConfigDTypeTest, WhatIsNotJsonStays) {
   EXPECT_THAT(edit_of(whole + "}").why_not,
               ::testing::HasSubstr("text that is no JSON object: JSON at byte"));
   EXPECT_EQ(edit_of(whole.substr(0, 20)).why_not,
-            "text that is no JSON object: JSON: expected a whole text, found one that is cut short "
+            "text that is no JSON object: JSON: expected a complete JSON text, found a text that "
+            "is cut short "
             "after 20 bytes (incomplete download or copy?)");
   EXPECT_EQ(edit_of("[" + whole + "]").why_not, "text that is no JSON object");
   EXPECT_EQ(edit_of("\xEF\xBB\xBF" + whole).why_not, "a byte order mark");

@@ -161,7 +161,8 @@ TEST_F(RankFilesMoveTest, PiecesThatNoDTensorHasAreRefused) {
         formats::create_checkpoint(FileSystem::posix(), directory_ / "c", contents, {},
                                    {.format = Format("rank_files")});
       },
-      ThrowsError(ErrorKind::invalid_argument, "model.w: pieces: expected one dimension cut"));
+      ThrowsError(ErrorKind::invalid_argument,
+                  "model.w: pieces: expected pieces that cut one dimension"));
 }
 
 // Shows F1.

@@ -11,7 +11,8 @@ namespace tessera::test {
 /// is no tensor of that name.
 std::string pieces_of(const formats::CheckpointReader& reader, const std::string& fqn);
 
-/// Returns what was found on opening, as `rule: found`. Fails the test if a finding is no note.
+/// Returns the reader's opening findings, each as `rule: found`. Fails the test if a finding is an
+/// error.
 std::vector<std::string> notes_of(const formats::CheckpointReader& reader);
 
 }  // namespace tessera::test

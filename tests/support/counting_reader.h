@@ -13,11 +13,12 @@
 
 namespace tessera::test {
 
-/// Counts the bytes that are read, and fails once there have been too many.
+/// Wraps another reader. Counts the bytes that are read, and can make reads fail after a number of
+/// bytes.
 class CountingReader final : public formats::CheckpointReader {
  public:
   explicit CountingReader(const formats::CheckpointReader& base) : base_(base) {}
-  /// Lets so many more bytes be read before reads fail.
+  /// Makes reads fail after `nbytes` more bytes have been read.
   void fail_after(std::uint64_t nbytes, ErrorKind kind = ErrorKind::io) {
     limit_nbytes_ = nbytes_read_ + nbytes;
     kind_ = kind;

@@ -9,7 +9,7 @@
 
 namespace tessera::test {
 
-/// Matches a callable that throws an Error of that kind whose message contains `text`:
+/// Matches a callable that throws an Error of kind `kind` whose message contains `text`:
 /// `EXPECT_THAT([&] { open(path); }, ThrowsError(ErrorKind::corruption, "expected 8"))`.
 inline auto ThrowsError(ErrorKind kind, const std::string& text) {
   return ::testing::Throws<Error>(

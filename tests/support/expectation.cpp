@@ -20,7 +20,8 @@ std::string sha256(const Bytes& bytes) {
   return digest.hex_digest();
 }
 
-/// Compares with the names under `refused`, and the words that each refusal must have.
+/// Checks that exactly the values listed under `refused` were refused, each with the words listed
+/// for it.
 void expect_refusals(const Value& expectation, const std::map<std::string, std::string>& found) {
   std::set<std::string> found_names;
   for (const auto& [name, reason] : found) found_names.insert(name);

@@ -7,9 +7,10 @@
 
 namespace tessera::test {
 
-/// Checks that a reader gives what `<checkpoint>.expect.json` says the writer held: the names,
-/// dtypes and shapes, the digest of every tensor's bytes (aliases count as tensors), and every
-/// value. The values under its key `refused`, if it has one, must be refused with those words.
+/// Checks that a reader returns what the writer had, as `<checkpoint>.expect.json` records it:
+/// names, dtypes and shapes, the digest of every tensor's bytes (aliases count as tensors), and
+/// every value. For each value under the key `refused` of this file, read_value must throw an error
+/// with the given words.
 void expect_holds(const formats::CheckpointReader& reader, const std::string& expectation_path);
 
 }  // namespace tessera::test

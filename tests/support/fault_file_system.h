@@ -11,28 +11,29 @@
 
 namespace tessera::test {
 
-/// Wraps another file system, counts every operation (calls on open files included), and fails the
-/// one it is told to with Error(io). The failed operation has no effect, but a failed close closes,
-/// and a short write has written half.
-/// Syncs are counted and recorded but not done: they cost most of a test's time, and what they win
-/// no test can see. Thread-safe like the file system that it wraps.
+/// Wraps another file system, counts every operation (also calls on open files), and makes one
+/// chosen operation throw Error(io). The failed operation has no effect, with two exceptions: a
+/// failed close closes the file, and a short write writes the first half.
+/// Syncs are counted and recorded, but not executed, because they would take most of a test's time
+/// and have no effect that a test can see. As thread-safe as the wrapped file system.
 class FaultFileSystem final : public FileSystem {
  public:
   enum class Fault {
-    once,          // a passing error
-    from_then_on,  // a disk that is full or gone
-    short_write,   // once; where it is a write, its first half is done
+    once,          // one operation fails
+    from_then_on,  // all later operations fail too, as on a full disk
+    short_write,   // once; if it is a write, its first half is written
   };
 
   /// Paths in the transcript are shown relative to `root`.
   FaultFileSystem(FileSystem& base, std::string root);
 
-  /// Starts counting at zero and fails operation `index`. A negative index fails none.
+  /// Counts operations from zero again, and makes operation number `index` fail. A negative index:
+  /// none fails.
   void fail_operation(std::int64_t index, Fault fault = Fault::once);
 
   std::int64_t num_operations() const;
   bool has_failed() const;
-  std::uint64_t num_bytes_read() const { return num_bytes_read_; }  // since it was made
+  std::uint64_t num_bytes_read() const { return num_bytes_read_; }  // since the constructor
 
   /// Returns what changed the disk, one line per operation in order, with failures marked:
   /// `create a.partial`, `write a.partial [0, 8)`, `sync a.partial`, `rename a.partial a`.

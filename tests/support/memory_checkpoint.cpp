@@ -7,7 +7,8 @@
 namespace tessera::test {
 namespace {
 
-// Calls visit(whole_index, numel) for the rows of the region's last dimension, in its own order.
+// Calls visit(begin, numel) for each contiguous row of the region, in the region's own order.
+// `begin`: the row's first element in the whole tensor.
 template <class Visit>
 void for_each_row(std::span<const std::int64_t> shape, const Region& region, Visit visit) {
   if (const auto* range = std::get_if<FlatRange>(&region)) {

@@ -17,17 +17,17 @@ namespace tessera::test {
 
 using Bytes = std::vector<std::byte>;
 
-/// Returns the region's elements, taken row by row out of a whole tensor's row-major bytes. Written
-/// without CopyRuns, so that tests can check against it.
+/// Returns the bytes of a region, copied row by row from the row-major bytes of a whole tensor.
+/// Does not use CopyRuns, so that tests can check CopyRuns against this function.
 Bytes gather_region(std::span<const std::byte> whole, std::span<const std::int64_t> shape,
                     const Region& region, std::uint64_t itemsize);
 
-/// Puts the region's elements, row by row, into a whole tensor's row-major bytes.
+/// Copies the bytes of a region, row by row, into the row-major bytes of a whole tensor.
 void scatter_region(std::span<const std::byte> region_bytes, std::span<const std::int64_t> shape,
                     const Region& region, std::uint64_t itemsize, std::span<std::byte> whole);
 
-/// Returns a tensor's row-major bytes, put together from all pieces of any reader. Elements that
-/// no piece holds are zero.
+/// Returns the row-major bytes of a whole tensor, read from all its pieces. Elements that no piece
+/// holds are zero.
 Bytes whole_tensor(const formats::CheckpointReader& reader, std::size_t tensor_index);
 
 /// Returns the row-major bytes of values, e.g. `bytes_of<float>({1, 2})`.
@@ -37,29 +37,30 @@ Bytes bytes_of(const std::vector<T>& values) {
   return Bytes(raw.begin(), raw.end());
 }
 
-/// A checkpoint that lies in memory. Thread-safe once it is filled.
+/// A checkpoint in memory. Thread-safe after it has been filled.
 class MemoryCheckpoint final : public formats::CheckpointReader {
  public:
   explicit MemoryCheckpoint(std::string path = "memory", int world_size = 1);
-  /// Takes contents as they are, with `piece_bytes[tensor][piece]` and `values[value]`.
+  /// Makes a checkpoint with these contents. `piece_bytes[t][p]`: the bytes of piece p of tensor t.
   MemoryCheckpoint(std::string path, formats::CheckpointContents contents,
                    std::vector<std::vector<Bytes>> piece_bytes, std::vector<Value> values);
 
-  /// Adds a tensor cut into pieces; without pieces, one piece on rank 0 that is all of it.
-  /// Returns the entry, so that a test can say more about it. The entry moves when more is added.
+  /// Adds a tensor that is cut into `pieces`; if there are none, it is one piece on rank 0. Returns
+  /// the entry, so that a test can change it. The next `add` invalidates the reference.
   formats::TensorEntry& add(TensorMeta meta, const Bytes& whole,
                             std::vector<formats::Piece> pieces = {});
   formats::ValueEntry& add_value(std::string name, Value value);
   void add_alias(std::string fqn, std::string target);
 
   formats::CheckpointContents& contents_for_change() { return contents_; }
-  /// The stored bytes of one piece, e.g. to damage them.
+  /// Returns the stored bytes of one piece, so that a test can damage them.
   Bytes& piece_bytes(std::string_view fqn, std::size_t piece_index);
-  /// What the checkpoint says is lost; reads do not know of it.
+  /// Returns what the checkpoint reports as missing, so that a test can change it. Does not affect
+  /// reads.
   formats::MissingData& missing_data_for_change() { return missing_data_; }
-  /// Names in the order that a file would keep; none at first.
+  /// Returns the result of dict_orders(), so that a test can change it; empty at first.
   std::vector<std::vector<std::string>>& dict_orders_for_change() { return dict_orders_; }
-  /// Makes every read of that piece throw Error(corruption).
+  /// Makes every read of a piece throw Error(corruption).
   void fail_reads_of(std::string_view fqn, std::size_t piece_index);
 
   formats::Format format() const override { return formats::Format::native; }
@@ -89,12 +90,12 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   std::set<std::pair<std::string, std::size_t>> failing_;
 };
 
-/// Takes a checkpoint into memory, and holds the caller to every rule of CheckpointWriter: blocks
-/// of the announced size, each once, started in write order, all there before commit. A broken
-/// rule is a std::logic_error.
+/// Writes a checkpoint into memory. Throws std::logic_error if the caller breaks a rule of
+/// CheckpointWriter: blocks must have the size that `block_numel` says, must be written once and in
+/// write order, and all must be written before commit.
 class MemoryWriter final : public formats::CheckpointWriter {
  public:
-  /// `block_nbytes` bounds the blocks. Requires: sorted contents, as for any writer.
+  /// `block_nbytes`: the largest size of a block. Requires: sorted contents, as for any writer.
   MemoryWriter(formats::CheckpointContents contents, std::vector<Value> values,
                std::uint64_t block_nbytes = 64);
 
@@ -108,7 +109,7 @@ class MemoryWriter final : public formats::CheckpointWriter {
   bool committed() const { return committed_; }
   bool abandoned() const { return abandoned_; }
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(written_.size()); }
-  /// Returns what was written. Requires: committed.
+  /// Returns the written checkpoint. Requires: `commit` has been called.
   MemoryCheckpoint result(std::string path = "memory") const;
 
  private:

@@ -11,18 +11,18 @@
 
 namespace tessera::test {
 
-/// What was read, of one file or of several. Thread-safe.
+/// Counts the reads of one file or of several. Thread-safe.
 struct ReadCounts {
   std::atomic<std::uint64_t> num_reads = 0;
   std::atomic<std::uint64_t> nbytes = 0;
 };
 
-/// A file whose bytes are given, which counts the reads of it. Thread-safe.
+/// A file in memory that counts its reads. Thread-safe.
 class MemoryFile final : public ReadableFile {
  public:
   explicit MemoryFile(std::string bytes)
       : path_("memory"), own_bytes_(std::move(bytes)), bytes_(own_bytes_), reads_(own_reads_) {}
-  /// Bytes and counts are somebody's, and outlive the file.
+  /// `bytes` and `reads` must outlive the file.
   MemoryFile(std::string path, const std::string& bytes, ReadCounts& reads)
       : path_(std::move(path)), bytes_(bytes), reads_(reads) {}
 

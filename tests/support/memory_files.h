@@ -14,23 +14,23 @@
 
 namespace tessera::test {
 
-/// Files of one directory that lie in memory, for reading only: to damage and to count. Thread-safe
-/// for reading.
+/// The files of one directory, in memory and read-only, so that tests can damage them and count
+/// reads. Thread-safe for reading.
 class MemoryFiles final : public ReadOnlyFileSystem {
  public:
   MemoryFiles(std::string directory, std::map<std::string, std::string> files)
       : directory_(std::move(directory)), files_(std::move(files)) {}
 
-  /// Returns a file's bytes, to change them before they are read.
+  /// Returns a file's bytes, so that a test can change them before they are read.
   std::string& operator[](const std::string& name) { return files_[name]; }
   const std::map<std::string, std::string>& files() const { return files_; }
   void remove(const std::string& name) { files_.erase(name); }
 
-  /// Returns the bytes read since the last call, and the number of reads.
   struct Reads {
     std::uint64_t nbytes = 0;
     std::uint64_t num_reads = 0;
   };
+  /// Returns the number of reads since the last call of this function, and their bytes.
   Reads take_reads() const;
 
   std::optional<FileKind> kind_of(const std::string& path) const override;

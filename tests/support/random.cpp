@@ -16,7 +16,7 @@ std::uint64_t choose_seed() {
   return std::random_device{}();
 }
 
-/// Prints how to repeat a test that failed.
+/// Prints the seed with which a test that failed can be repeated.
 class SeedPrinter : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo&) override { seed_was_used = false; }
   void OnTestEnd(const ::testing::TestInfo& info) override {

@@ -7,16 +7,17 @@
 
 namespace tessera::test {
 
-/// Returns the seed of this run: TESSERA_TEST_SEED where it is set, else a fresh one. When a test
-/// fails after the seed was asked for, the seed is printed along with the failure.
+/// Returns the seed of this run: TESSERA_TEST_SEED if it is set, else a new one. If a test calls
+/// this function and fails, the seed is printed.
 std::uint64_t test_seed();
 
-/// Draws everything from the run's seed. `stream` tells apart generators within one test.
+/// A random number generator with the run's seed. Generators with different `stream` give different
+/// numbers.
 class Random {
  public:
   explicit Random(std::uint64_t stream = 0);
 
-  /// Draws from [begin, end). Requires: `begin < end`.
+  /// Returns a random number in [begin, end). Requires: `begin < end`.
   std::int64_t between(std::int64_t begin, std::int64_t end);
   bool flip() { return between(0, 2) == 1; }
   std::string bytes(std::size_t nbytes);

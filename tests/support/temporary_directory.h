@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-/// Makes an empty directory and removes it with all it holds at the end of the scope.
+/// Creates an empty directory, and removes it with its content at the end of the scope.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {

@@ -7,17 +7,18 @@
 
 namespace tessera::test {
 
-/// A member as both headers describe it; what is set here is written as it is, right or wrong.
+/// A member of an archive, for tests of damaged archives. Fields that are set are written
+/// into the headers unchanged, right or wrong.
 struct ZipMember {
   std::string name;
   std::string data{};
   std::uint16_t method = 0;
   std::uint16_t flags = 0;
-  std::optional<std::uint32_t> crc{};            // else that of the data
-  std::optional<std::uint64_t> nbytes{};         // else that of the data; in both headers
-  std::optional<std::uint64_t> stored_nbytes{};  // likewise
-  std::optional<std::uint64_t> header_offset{};  // in the directory
-  std::string local_name{};                      // else `name`
+  std::optional<std::uint32_t> crc{};            // empty: that of the data
+  std::optional<std::uint64_t> nbytes{};         // in both headers; empty: that of the data
+  std::optional<std::uint64_t> stored_nbytes{};  // in both headers; empty: that of the data
+  std::optional<std::uint64_t> header_offset{};  // in the central directory; empty: the right one
+  std::string local_name{};                      // in the local header; empty: `name`
   std::string local_extra{};
 };
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-// Rules about names: patterns that select them, prefixes that rename them, and which are near.
+// Rules about names: patterns that select names, prefixes that rename names, similar names.
 
 namespace tessera {
 

@@ -41,10 +41,11 @@ struct LinkedPieces {
 class BaseCheckpoint {
  public:
   /// Opens the checkpoint at `path`, to be the base of a new checkpoint of `format`. `fs` must
-  /// outlive it.
+  /// outlive the result.
   /// Throws:
   /// - Error(not_found) if there is no checkpoint;
-  /// - Error(unsupported) if the checkpoint has another format, or if the format has no base;
+  /// - Error(unsupported) if the checkpoint has another format, or if the format does not support a
+  ///   base;
   /// - Error(corruption) if its index is damaged.
   static std::shared_ptr<const BaseCheckpoint> open(const FileSystem& fs, const std::string& path,
                                                     Format format);
@@ -54,9 +55,9 @@ class BaseCheckpoint {
   virtual const CheckpointReader& reader() const = 0;
   /// Returns a text that differs between checkpoints that differ in any byte.
   virtual std::string identity() const = 0;
-  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `equal`: pairs with
-  /// equal bytes, sorted by `piece`; of all ranks, if several ranks write the new checkpoint.
-  /// `contents`: of the new checkpoint.
+  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `equal`: all pairs
+  /// with equal bytes, sorted by `piece`; those of all ranks, if several ranks write the new
+  /// checkpoint.
   virtual std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const = 0;
 };
 
@@ -65,8 +66,8 @@ class BaseCheckpoint {
 std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
                                    const CheckpointContents& base);
 
-/// Returns what is linked if the pieces in `equal` have equal bytes; null if nothing is worth a
-/// link. `equal` and `contents` as for the functions above.
+/// Returns the pieces to link if the pieces in `equal` have equal bytes; null if no file is worth a
+/// link. `equal`: as for worth_linking. `contents`: of the new checkpoint.
 std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckpoint> base,
                                                 const CheckpointContents& contents,
                                                 std::vector<PiecePair> equal);

@@ -160,7 +160,7 @@ struct Simplification {
     value_type,     // a frozenset, torch.Size or the like in a value: read as a plainer type
   };
   Kind kind;
-  std::string name;  // of the tensor, or how the names of the container's entries begin
+  std::string name;  // of the tensor; of a container: the start of its entries' names
   std::vector<std::string> what{};  // names of attributes (the first ones), or of types
 
   friend bool operator==(const Simplification&, const Simplification&) = default;

@@ -28,8 +28,8 @@ inline constexpr const char* kPlanExplanation = "plan, ";
 /// What to do with the work that an interrupted run kept at the destination's staging path
 /// (`DST.partial`).
 enum class KeptWork {
-  refuse,   // Error(already_exists)
-  resume,   // Error(mismatch) if its identity differs
+  refuse,   // throw Error(already_exists)
+  resume,   // continue it; throw Error(mismatch) if its identity differs
   discard,  // remove it and start again
 };
 

@@ -23,9 +23,9 @@ Format detect_format(const FileSystem& fs, const std::string& path);
 /// checkpoint. `option` names the option that asks to replace.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
-/// What a caller tells a reader, because the files of the checkpoint do not say it.
+/// Facts that the caller states, because the files of the checkpoint do not record them.
 struct OpenOptions {
-  std::string flat_layout_path{};  // JSON: what FSDP1's flat vectors consist of; empty: not given
+  std::string flat_layout_path{};  // JSON: the parameters in FSDP1's flat vectors; empty: not given
   /// Classes, such as `argparse.Namespace`, whose objects are read as dicts of their attributes.
   /// Names are compared as text; no class is looked up. CheckpointContents::opened_classes counts
   /// the objects. The reader refuses an object whose state is not a dict, as it does without this

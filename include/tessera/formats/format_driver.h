@@ -28,7 +28,7 @@ enum class Match {
   none,
   hint,     // the path looks like a file of such a checkpoint
   by_name,  // the names of the files say so
-  remains,  // some of its files are there, but not the one that makes a checkpoint
+  remains,  // files of such a checkpoint are there, but its index is missing
   certain,  // the index file is there, or the first bytes say so
 };
 
@@ -72,7 +72,7 @@ struct FormatTraits {
   bool holds_key_types = true;    // false: every key of a dict becomes text
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
-  /// The annotation that the format itself asks for: `format=pt`. It is not a user's text.
+  /// The annotation that writers of the format always add: `format=pt`. It is not a user's text.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only
@@ -82,7 +82,7 @@ struct FormatTraits {
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
   bool has_device_mesh = false;      // uses CreateOptions::device_mesh
   bool has_several_files = false;    // uses CreateOptions::safetensors.max_shard_nbytes
-  bool holds_number_steps = true;    // else an optimizer's step that is a number becomes a tensor
+  bool holds_number_steps = true;    // false: a step that is a number becomes a tensor
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks
@@ -153,9 +153,9 @@ class FormatDriver {
     return open(fs, path);
   }
 
-  /// Returns the size of the whole file, which its first bytes state; nothing if only the end of
-  /// the file says what is in it. A checkpoint that comes from a pipe and does not fit in memory
-  /// can only be read if this function returns a size. Throws: Error(corruption).
+  /// Returns the size of the whole file, which its first bytes state; nothing if the table of
+  /// contents is at the end of the file. A checkpoint that comes from a pipe and does not fit in
+  /// memory can only be read if this function returns a size. Throws: Error(corruption).
   virtual std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& /*file*/) const {
     return std::nullopt;
   }
@@ -168,7 +168,7 @@ class FormatDriver {
     return DestinationKind::directory;
   }
 
-  // What may be replaced or removed
+  // --- which files may be replaced or removed
 
   /// Whether a file of that name can belong to a directory of this format, whoever wrote it.
   virtual bool may_own_file(std::string_view /*name*/) const { return false; }
@@ -189,7 +189,7 @@ class FormatDriver {
   virtual bool is_whole_file(const ReadableFile& /*file*/, std::string_view /*first_bytes*/) const {
     return false;
   }
-  /// Whether the file at `path` is one of several that make up a checkpoint of this format.
+  /// Whether the file at `path` is one of several files of a checkpoint of this format.
   virtual bool is_one_of_several(const FileSystem& /*fs*/, const std::string& /*path*/) const {
     return false;
   }

@@ -51,9 +51,9 @@ struct ShareOptions {
 
   Step step = Step::write;  // of the work
   int index = 0;            // of the share, from 0; for `write`
-  int num_shares = 1;       // that the work is divided into
+  int num_shares = 1;       // number of shares of the work
   std::string command{};    // stored for the process that finishes the work; not compared
-  /// Whether a share may begin the work, if no other process has done so.
+  /// Whether this process may begin the work of all shares, if no other process has done so.
   enum class Beginning { allowed, refused } beginning = Beginning::allowed;
 };
 
@@ -68,7 +68,7 @@ class ShareWriter : public CheckpointWriter {
     file,   // all blocks of a file
   };
 
-  /// Returns what a share of this writer can consist of.
+  /// Returns the unit in which the work of this writer is divided into shares.
   virtual Unit unit() const = 0;
   /// Returns the number of the file with the bytes of `piece`. In `write_order`, the pieces of one
   /// file follow each other.
@@ -111,7 +111,7 @@ class FormatWriter {
   /// several writers.
   virtual const PartsWriter* parts() const { return nullptr; }
 
-  /// As `BaseCheckpoint::open`; null if the format has no base.
+  /// Opens a base as `BaseCheckpoint::open` does; returns null if the format has no base.
   virtual std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& /*fs*/,
                                                           const std::string& /*path*/) const {
     return nullptr;

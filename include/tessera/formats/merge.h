@@ -25,8 +25,8 @@ enum class MergePreference {
 /// Several checkpoints as one.
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
-  /// Rule `merge`, by name. If there is a preference, only entries of one source within which
-  /// another source has entries.
+  /// Names that several sources have, sorted (rule `merge`). If there is a preference, only entries
+  /// of one source that contain entries of another source, such as `s` and `s.w`.
   std::vector<Finding> collisions;
 };
 

@@ -10,7 +10,8 @@
 
 namespace tessera::inspect {
 
-/// What a name in a pickle can do to whoever loads it. In order of danger.
+/// What a class or function that a pickle names can do to a program that loads the pickle. Sorted
+/// by danger.
 enum class Verdict : std::uint8_t {
   known,      // torch.load(weights_only=True) allows it, or DCP's metadata needs it
   plain,      // a value of the standard library or NumPy, without effects
@@ -34,7 +35,7 @@ struct ScannedName {
 
   Verdict verdict = Verdict::opaque;
   std::string module{};
-  std::string name{};                  // `system`; with dots if it is an attribute of an attribute
+  std::string name{};                  // `system` in `os.system`; `Outer.Inner` for a nested class
   std::string reason{};                // why the name is dangerous, in words; else empty
   bool is_called = false;              // a pickle calls it, or makes an object of it
   std::uint64_t num_times = 0;         // how often it is imported
@@ -44,10 +45,10 @@ struct ScannedName {
   std::string in_words() const;
 };
 
-/// Why a scan is incomplete, or something that an honest writer does not write.
+/// A reason why the scan of a file is incomplete, or a sign that somebody has manipulated the file.
 struct ScanProblem {
   enum class Kind : std::uint8_t {
-    broken_pickle,  // loaders stop here with an error, but have run what comes before
+    broken_pickle,  // loaders stop here with an error, after they have run the opcodes before
     archive,        // parts of an archive contradict each other
     not_looked_at,  // because of a limit, a compression, a link, or an unreadable file
   };
@@ -66,7 +67,7 @@ std::string_view to_string(ScanProblem::Kind kind);
 struct PickleScanReport {
   std::vector<ScannedName> names{};     // the worst first, then by name
   std::vector<ScanProblem> problems{};  // in the order of the files
-  std::uint64_t num_files = 0;          // that were looked at
+  std::uint64_t num_files = 0;          // files that were looked at
   std::uint64_t num_pickles = 0;
 
   /// Returns how many names have the verdict.

@@ -25,7 +25,7 @@ struct FlatUnitParameter {
 /// ckpt-reshard share the functions below, so both cut a unit the same way. Source: "PyTorch FSDP:
 /// Experiences on Scaling Fully Sharded Data Parallel" (VLDB 2023), 3.2.
 struct FlatUnit {
-  std::string name;  // fqn of the module that owns it; empty for the root
+  std::string name;  // fqn of the module that owns the unit; empty for the root
   DType dtype = DType::float32;
   std::vector<FlatUnitParameter> parameters;
   friend bool operator==(const FlatUnit&, const FlatUnit&) = default;

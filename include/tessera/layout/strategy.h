@@ -118,10 +118,10 @@ struct MeshLayout {
   /// rule cuts a dimension that the tensor does not have.
   std::vector<Shard> shards_of(std::string_view name, std::span<const std::int64_t> shape) const;
 
-  /// The rule for a tensor, or what is wrong.
+  /// The rule for a tensor, or the reason why there is none.
   struct RuleChoice {
     const Rule* rule = nullptr;  // the first that matches; none if the tensor cannot be cut
-    std::string expected{};      // empty if nothing is wrong
+    std::string expected{};      // for the error; empty if there is no error
     std::string found{};
   };
   /// Returns the rule by which `shards_of` cuts a tensor.

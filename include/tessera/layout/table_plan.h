@@ -12,8 +12,8 @@ namespace tessera {
 
 /// How an embedding table is cut. Terms of torchrec's ShardingType.
 enum class TableSharding {
-  data_parallel,      // every rank holds all of it
-  table_wise,         // one rank holds all of it
+  data_parallel,      // every rank holds the whole table
+  table_wise,         // one rank holds the whole table
   column_wise,        // columns over the ranks
   row_wise,           // rows over the ranks
   table_row_wise,     // rows over the ranks of one host
@@ -40,14 +40,14 @@ struct RuleProblem {
   std::string expected;
   std::string found;
 };
-/// Returns what is wrong with a rule for `world_size` ranks, or nothing.
+/// Returns why a rule cannot be used with `world_size` ranks; nothing if it can.
 std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
 
 /// Which ranks hold which shard of each embedding table. An example of the JSON form:
 /// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
 struct TablePlan {
   int world_size = 1;
-  std::map<std::string, TableRule> tables;  // by table name
+  std::map<std::string, TableRule> tables;  // key: table name
 
   /// Throws: Error(corruption) that names `path`, the table, and the broken rule.
   static TablePlan from_json(std::string_view text, const std::string& path);

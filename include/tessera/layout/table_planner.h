@@ -33,7 +33,7 @@ enum class TableKernel { fused, dense };
 /// Which shardings a table may get. Default: any.
 struct TableConstraint {
   std::vector<TableSharding> shardings{};  // empty: any
-  std::vector<int> ranks{};                // that may hold the table; empty: any
+  std::vector<int> ranks{};                // ranks that may hold the table; empty: any
   std::int64_t min_columns = 16;           // of each shard, if columns are cut
   TableKernel kernel = TableKernel::fused;
 };
@@ -51,10 +51,10 @@ struct PlannerOptions {
   int world_size = 1;                        // ranks to distribute the tables over
   int ranks_per_host = 0;                    // divides world_size; 0: all are on one host
   std::uint64_t memory_per_rank_nbytes = 0;  // total
-  std::uint64_t reserved_nbytes = 0;         // of the total, not for tables
+  std::uint64_t reserved_nbytes = 0;         // part of the total that is not for tables
   std::int64_t batch_size = 1024;            // samples of one rank in one step
   PlannerBandwidths bandwidths{};            // to estimate times
-  std::map<std::string, TableConstraint> constraints{};  // by table name
+  std::map<std::string, TableConstraint> constraints{};  // key: table name
 };
 
 /// The shard of one table on one rank, and its cost.
@@ -81,10 +81,10 @@ struct PlannedRank {
 /// A plan with its estimates and reasons.
 struct ProposedPlan {
   TablePlan plan{};
-  std::vector<PlannedTable> tables{};  // by name
+  std::vector<PlannedTable> tables{};  // sorted by name
   std::vector<PlannedRank> ranks{};
   std::uint64_t memory_per_rank_nbytes = 0;
-  std::uint64_t common_nbytes = 0;  // on every rank: reserved; ids, outputs of its batch
+  std::uint64_t common_nbytes = 0;  // reserved bytes, and ids and outputs of a batch
 
   /// Returns two tables of text: one with a line per embedding table, one with a line per rank. If
   /// lines would be longer than `max_width` columns (0: no limit), reasons get lines of their own.

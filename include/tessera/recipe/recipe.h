@@ -53,7 +53,7 @@ struct RecipeOptions {
   std::map<std::string, std::int64_t> variables{};  ///< values given by the user
   Value config{};             ///< content of config.json; None without such a file
   std::string config_path{};  ///< of config.json, for messages
-  std::string prefix{};       ///< what all names of the recipe have before them in the checkpoint
+  std::string prefix{};       ///< that the checkpoint's names have and the recipe's names lack
 };
 
 /// Parses what the user sets: `NAME=NUMBER` for a variable, `prefix=TEXT` for the prefix.
@@ -64,10 +64,11 @@ void add_setting(RecipeOptions& options, std::string_view text);
 /// Throws: Error(corruption) if it is no JSON.
 void read_config(const FileSystem& fs, const std::string& checkpoint, RecipeOptions& options);
 
-/// Returns all that decides what a recipe does, as text, so that two runs can be compared.
+/// Returns a text with the recipe and all options that change its result. Runs with
+/// equal texts do the same.
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options);
 
-/// A rule, and what it did.
+/// A rule of a recipe, and how many tensors it used and made.
 struct RuleUse {
   std::size_t rule = 0;  ///< from 1, as messages count them
   std::size_t num_sources = 0;
@@ -76,15 +77,15 @@ struct RuleUse {
 
 /// What a recipe makes of a checkpoint, from names and shapes alone.
 struct RecipeReport {
-  std::vector<formats::Finding> problems{};  ///< why it cannot be applied; empty if it can
-  std::vector<formats::Finding> notes{};     ///< what gets lost, though the recipe says so
+  std::vector<formats::Finding> problems{};  ///< why the recipe cannot be applied; empty if it can
+  std::vector<formats::Finding> notes{};     ///< what gets lost, as the recipe demands
   std::vector<RuleUse> rules{};
   std::size_t num_sources = 0;         ///< tensors of the source
-  std::size_t num_targets = 0;         ///< tensors that it makes
+  std::size_t num_targets = 0;         ///< tensors that the recipe makes
   std::size_t num_kept = 0;            ///< tensors that no rule names, kept as they are
   std::vector<std::string> dropped{};  ///< names of the tensors and values that rules drop
   std::uint64_t num_source_elements = 0;
-  std::uint64_t num_placed_elements = 0;  ///< of the source, each at one place or more
+  std::uint64_t num_placed_elements = 0;  ///< of the source, with one place or more in targets
   std::uint64_t num_dropped_elements =
       0;                                 ///< of the source, in slices, paddings and dropped tensors
   std::uint64_t num_equal_elements = 0;  ///< of the source, left out because they must equal others

@@ -21,8 +21,8 @@
 namespace tessera::reshard {
 
 /// How many elements of one tensor were too large for the dtype of a cast, and the largest of them.
-/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides what they
-/// become.
+/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides which
+/// values they get.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
@@ -52,7 +52,7 @@ inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 
 /// Which extra files a move takes.
 struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
-  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all together; the largest are left
+  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all files; the largest are skipped
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
   /// Whose file is carried if several sources of a merge have a file of the same name.
   formats::MergePreference preference = formats::MergePreference::none;
@@ -62,20 +62,20 @@ struct ExtraFilesOptions {
 
 /// What happens to the extra files of a move.
 struct ExtraFilesPlan {
-  /// An entry of the source's folder that is not copied.
+  /// An entry of the source's folder that is not copied, and the reason.
   struct Left {
     std::string name;
     std::string why;  // such as `a folder`; the words are in docs/cli/ckpt-reshard.md
   };
-  /// What is changed in a copy.
+  /// A change that is made in the copy of a file.
   struct Edit {
     std::string name;
     std::string what;  // such as `text_config.torch_dtype: float32 to bfloat16`
   };
 
-  std::vector<formats::ExtraFile> carried{};  // by name, for CreateOptions::extra_files
-  std::vector<Left> left{};                   // by name
-  std::vector<Edit> edits{};                  // by name
+  std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
+  std::vector<Left> left{};                   // sorted by name
+  std::vector<Edit> edits{};                  // sorted by name
   /// Whether the source's own files have names of a model (`model…`), not of an adapter
   /// (`adapter_model…`). For SafetensorsWriteOptions::is_base_model.
   bool is_base_model = false;
@@ -88,10 +88,10 @@ struct ExtraFilesPlan {
 /// folders.
 ///
 /// If several sources have a file of the same name, it is copied if a preference is set or the
-/// files are equal; otherwise it is left. If the plan casts tensors, `config.json` gets the new
-/// dtype. A file with a name that a checkpoint's own file could have is left, because readers could
-/// take it for a part of the checkpoint. A file with a name that the destination's writer itself
-/// uses is a problem.
+/// files are equal; otherwise it is not copied. If the plan casts tensors, `config.json` gets the
+/// new dtype. A file with a name that a checkpoint's own file could have is not copied, because
+/// readers could take it for a part of the checkpoint. A file with a name that the destination's
+/// writer itself uses is a problem.
 /// Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,
@@ -120,7 +120,7 @@ class SourceFiles {
   const FileSystem& file_system() const;
 
   /// Returns the states of a source's data files. For a file that has been opened: its state before
-  /// that. For any other file: its state now. Throws: Error(io).
+  /// the opening. For any other file: its state now. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
 
  private:
@@ -134,8 +134,8 @@ struct ExecuteOptions {
   int num_threads = 0;                                 // 0: default_num_threads()
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
-  formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
-  std::string source_path{};         // for errors; finish_move sets it
+  formats::ProgressSink resumed{};   // the part of `progress` that an interrupted run wrote
+  std::string source_path{};         // path of the source, for errors; finish_move sets it
   /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
   /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
@@ -171,8 +171,8 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       formats::CreateOptions create);
 /// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
 /// replace the destination or to resume the staging directory, and whether files of the source are
-/// missing. `num_shares`: of a move by several workers; then work that others have begun is no
-/// obstacle, if it is the same. Throws: what the move would.
+/// missing. `num_shares`: the shares of a move by several workers; then it is no error if other
+/// workers have begun the same work. Throws: the error that the move would throw.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares = {});
@@ -204,7 +204,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
 // worker calls `move_share` with the same source and options, and with a share of its own. On disk:
 // docs/formats/journal.md.
 
-/// What one worker of a move does.
+/// Options of one worker that writes a share of a move.
 struct SharedMoveOptions {
   /// Whether to write, after its own share, the shares that no living worker holds.
   enum class OtherShares { leave, take_over };
@@ -213,18 +213,18 @@ struct SharedMoveOptions {
   int num_shares = 1;                             // the number of workers
   OtherShares other_shares = OtherShares::leave;  // shares without a living worker
   std::string command{};  // stored for a program that finishes the move; empty: none
-  /// Called before a share is written, with its number and its bytes.
+  /// Called before a share is written, with the share's number and its size in bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};
 };
 
-/// What a worker has done.
+/// What a worker has written, and which shares are still missing.
 struct SharedMoveOutcome {
   /// A share that this worker has written.
   struct Share {
     int index = 0;                     // from 0
     std::uint64_t nbytes = 0;          // of tensors
-    std::uint64_t resumed_nbytes = 0;  // of these, what an interrupted worker had written
-    bool was_complete = false;         // before this worker came
+    std::uint64_t resumed_nbytes = 0;  // the part of `nbytes` that an interrupted worker wrote
+    bool was_complete = false;         // another worker had written it before
   };
   /// A share that is not complete.
   struct Missing {
@@ -232,8 +232,8 @@ struct SharedMoveOutcome {
     std::string state;  // such as `was never begun`
   };
 
-  std::vector<Share> shares{};     // that this worker has written
-  std::vector<Missing> missing{};  // by index
+  std::vector<Share> shares{};     // shares that this worker has written
+  std::vector<Missing> missing{};  // sorted by index
   bool is_finished = false;        // the destination has appeared
 };
 

@@ -81,7 +81,7 @@ struct LoadPlanOptions {
   Relaxation unexpected = Relaxation::refuse;  // names that only the checkpoint has are skipped
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
   Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
-  NameSelection only{};  // of the wanted names; others keep their values, and are not unexpected
+  NameSelection only{};           // the wanted names to load; other names keep their values
   std::vector<Rename> renames{};  // from the checkpoint's names to the wanted ones
 };
 
@@ -156,7 +156,7 @@ class RankSave {
   RankSave& operator=(const RankSave&) = delete;
 
   const std::string& path() const;         // of the checkpoint
-  const RankSaveOptions& options() const;  // as given
+  const RankSaveOptions& options() const;  // the options that the constructor got
 
   /// Creates the staging directory and returns its path. If a single process must write the format,
   /// checks `<path>.parts` instead of the path, and `start_one_file` checks the path.
@@ -168,8 +168,8 @@ class RankSave {
   /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();
-  /// Sets what all ranks write together. `directory`: what `stage` returned on rank 0. `values` is
-  /// parallel to `contents.values`.
+  /// Sets the contents and values of the checkpoint. `directory`: the result of `stage` on rank 0.
+  /// `values` is parallel to `contents.values`.
   void set_contents(std::string directory, formats::CheckpointContents contents,
                     std::vector<Value> values);
   /// Creates the single file if one process must write the format. Otherwise does nothing. Throws:

@@ -49,7 +49,8 @@ std::string_view on_overflow_name(OnOverflow on_overflow);
 /// Whether to move the entries of optimizers (OptimizerEntries).
 enum class OptimizerSelection { keep, leave_out };
 
-/// What the destination is to be. The defaults keep everything as it is in the source.
+/// The format, layout, names and dtypes of the destination. The defaults keep everything as it is
+/// in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
   int world_size = 0;                     // 0: as the strategy, the table plan or the source says
@@ -60,13 +61,13 @@ struct PlanOptions {
   /// that checkpoint; optimizer state is cut like its parameter. Excludes all options above except
   /// the format.
   std::shared_ptr<const formats::CheckpointContents> like{};
-  std::string like_path{};        // of that checkpoint, for errors
+  std::string like_path{};        // path of the checkpoint `like`, for errors
   std::vector<FlatUnit> units{};  // replace the source's units; same names, shapes, dtypes
   NameSelection only{};           // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
-  OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;  // names of the state of fused tables
   std::vector<Rename> renames{};  // for each name, the first that fits is used
-  std::optional<DType> cast{};    // of floating-point tensors; plan_reshard says of which
+  std::optional<DType> cast{};    // new dtype of floating-point tensors; see plan_reshard
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
   std::string quantization_method{};  // method named by config.json beside the source; for messages
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
@@ -74,11 +75,10 @@ struct PlanOptions {
   Relaxation part = Relaxation::refuse;     // take one part of a checkpoint (PartOfWhole) as it is
 };
 
-/// What a source lists in its contents but cannot deliver.
+/// Pieces and values that a source lists in its contents but cannot read.
 struct SourceGaps {
   formats::MissingData missing{};
-  std::map<std::size_t, Error>
-      refused_values{};  // by value index: values of kinds that are never read
+  std::map<std::size_t, Error> refused_values{};  // key: index of a value that Tessera never reads
 };
 
 /// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
@@ -102,7 +102,7 @@ struct TensorCopy {
 /// What a move changes because a format, or a new name, has no place for it
 /// (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // keys of dicts that are not strings become text; not counted here:
+  text_keys,       // dict keys that are not strings become text, except:
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict
@@ -125,7 +125,7 @@ struct FormatChangeCount {
   FormatChange change;
   std::size_t count;
   std::vector<std::string> names{};  // of attributes or types: sorted, at most ten
-  std::size_t by_rename = 0;         // of these, those that a rename makes, not the format
+  std::size_t by_rename = 0;         // part of `count` that a rename causes, not the format
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 
@@ -153,12 +153,12 @@ struct Plan {
   std::vector<std::size_t> value_sources;  // parallel to destination.values
   std::vector<formats::Finding>
       problems;                         // every reason to refuse the move; empty in a usable plan
-  std::vector<formats::Finding> notes;  // what a Relaxation allowed
+  std::vector<formats::Finding> notes;  // differences that a Relaxation allowed
   std::uint64_t nbytes_to_write = 0;    // of tensors
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
-  std::vector<FormatChangeCount> changes{};     // what the formats have no place for
-  LeftOut left_out{};                           // as the options ask
-  UncastTensors uncast{};                       // by PlanOptions::cast
+  std::vector<FormatChangeCount> changes{};  // made because the format has no place for something
+  LeftOut left_out{};                        // because the options say so
+  UncastTensors uncast{};                    // tensors that PlanOptions::cast leaves as they are
 };
 
 /// Plans a move of everything that is selected.

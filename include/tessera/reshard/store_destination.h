@@ -42,11 +42,13 @@ class StoreDestination {
 
   /// Returns the file system for the writer. Lives as long as this.
   FileSystem& file_system();
-  /// Returns the local path that the writer makes. Nothing is there, in each run.
+  /// Returns the local path at which the writer makes the checkpoint. At the start of each run,
+  /// nothing is at this path.
   const std::string& path() const;
 
-  /// Calls `work`, which writes the checkpoint. If it throws, the errors name the URL. After errors
-  /// that the next run may not meet, the server keeps what was uploaded; otherwise it is removed.
+  /// Calls `work`, which writes the checkpoint. If it throws, the errors name the URL. After an
+  /// error that may not occur in the next run (a lost connection), the server keeps the uploaded
+  /// parts; after other errors they are removed.
   template <class Work>
   auto run(const Work& work) {
     try {

@@ -18,8 +18,8 @@ void take_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   set.names = std::move(index.names);
 }
 
-/// Returns the names that belong to a series (`…-00001-of-00003.bin`). Throws if they belong to
-/// several series, or if a file of the series is missing.
+/// Returns those of `names` that belong to a series (`…-00001-of-00003.bin`). Throws if there are
+/// files of several series, or if a file of the series is missing.
 std::vector<std::string> files_of_series(const std::string& directory,
                                          const std::vector<std::string>& names) {
   std::vector<std::string> files;
@@ -71,7 +71,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
         names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
     if (num_indexes > 1 && !is_usual) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one index",
-                            std::to_string(num_indexes) + " of them", "give the path of one index");
+                            std::to_string(num_indexes) + " indexes", "give the path of one index");
     }
     detail::require_in_checkpoint(fs, path, *index);
     take_index(fs, join_path(path, *index), set);

@@ -21,9 +21,11 @@ inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, 
 /// Returns nothing if the name states none.
 std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
 
-/// Returns the file that is a whole model by itself: `pytorch_model.bin` if a directory's `names`
-/// have both it and `config.json`, or else PEFT's `adapter_model.bin` if they have both it and
-/// `adapter_config.json`. Otherwise returns nothing.
+/// Returns the name of the file that is a whole model by itself. `names`: of all files in a
+/// directory.
+/// - `pytorch_model.bin`, if `config.json` is there too;
+/// - else PEFT's `adapter_model.bin`, if `adapter_config.json` is there too;
+/// - else nothing.
 std::optional<std::string> lone_file(const std::vector<std::string>& names);
 
 /// The files of a checkpoint.
@@ -34,7 +36,7 @@ struct FileSet {
   std::unordered_map<std::string, std::string> weight_map{};  // from the index: tensor to file
   std::map<std::string, std::string> texts{};                 // from the index
   detail::ShardIndex::Rest rest{};                            // from the index
-  bool lacks_index = false;                                   // the names show a missing index
+  bool lacks_index = false;  // the names show that an index is missing
 };
 
 /// Returns the files of the checkpoint at `path`, which is a directory or an index. All of the

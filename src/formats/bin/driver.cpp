@@ -60,7 +60,7 @@ class BinDriver final : public FormatDriver {
   }
 
   /// Returns the index and the files that it names. Without an index, returns the files of the
-  /// series, or else the model's single file.
+  /// series `…-00001-of-00003.bin`; without a series, the model's single file.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& /*opened*/) const override {

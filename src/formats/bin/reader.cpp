@@ -105,7 +105,7 @@ class BinReader final : public CheckpointReader {
     throw Error::expected(ErrorKind::corruption,
                           {.path = shards_[origin.shard]->path(), .fqn = name}, "names",
                           "each tensor in one file",
-                          "a tensor that '" + printable(names_[known->second.shard]) + "' also has",
+                          "this tensor in '" + printable(names_[known->second.shard]) + "', too",
                           "are these files of different checkpoints?");
   }
 
@@ -133,7 +133,7 @@ class BinReader final : public CheckpointReader {
                          .found = std::move(found)});
   }
 
-  /// Fills the lists of `contents_`. They are then sorted by name, because `by_name_` is.
+  /// Fills the lists of `contents_`. The lists are sorted by name, because `by_name_` is sorted.
   void add_entries() {
     for (const auto& [name, origin] : by_name_) {
       const CheckpointContents& from = shards_[origin.shard]->contents();
@@ -153,18 +153,19 @@ class BinReader final : public CheckpointReader {
     }
   }
 
-  /// Adds what the readers of the files found besides the entries.
+  /// Adds the other findings of the files' readers: opened classes, simplifications, notes.
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
     for (const auto& shard : shards_) {
       const CheckpointContents& from = shard->contents();
       opened.add(from.opened_classes);
-      // Numbers in file names are those of the model's series; what is in the file counts.
+      // Numbers in these file names are those of a model's files, not of ranks. So a file is one
+      // rank's part only if its content says so.
       const bool is_of_rank = from.part && from.part->unit == PartOfWhole::Unit::rank;
       if (is_of_rank && !contents_.part) contents_.part = from.part;
-      // Every file has a part of the model's outermost dict. So simplifications of that dict in
-      // several files are joined into one.
+      // Every file has a part of the model's outermost dict, and reports simplifications of this
+      // dict. They are joined into one.
       for (const auto& [kind, name, what] : from.simplifications) {
         simplified[{name, kind}].insert(what.begin(), what.end());
       }

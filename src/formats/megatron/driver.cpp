@@ -8,7 +8,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Whether an entry of a folder belongs to the checkpoint that has these files open.
+/// Whether the entry `name` of a folder is one of the files in `opened`, or a folder that contains
+/// one.
 bool is_of_opened(const std::string& directory, const std::string& name,
                   const std::set<std::string>& opened) {
   const std::string path = join_path(directory, name);

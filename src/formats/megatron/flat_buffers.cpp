@@ -10,19 +10,22 @@ namespace tessera::formats::megatron {
 namespace {
 
 constexpr std::int64_t kAlignment = 64;
-// What DistributedDataParallel takes if the arguments state no size of buckets.
+// The bucket size of Megatron's DistributedDataParallel, if the run's arguments state none: the
+// larger of 40 million elements and 1 million per data-parallel rank.
 constexpr std::int64_t kBucketNumel = 40'000'000;
 constexpr std::int64_t kBucketNumelPerRank = 1'000'000;
 
 const std::string kWeights = "param";
 
-/// Whether two pipeline stages may have the parameter.
+/// Whether two pipeline stages may share the parameter: embeddings, whose weight the output layer
+/// may share.
 bool is_shared(const Parameter& parameter) {
   return parameter.name == "embedding.word_embeddings.weight" ||
          parameter.name == "output_layer.weight";
 }
 
-/// The begin of the present bucket in the vector, and its end within it.
+/// The bucket that is being filled: where it begins in the vector, and its number of elements so
+/// far.
 struct Bucket {
   std::int64_t begin = 0;
   std::int64_t numel = 0;
@@ -67,7 +70,7 @@ FlatBuffers::FlatBuffers(const File& vectors, Path root, const File& model)
     return entry.path.size() > depth && std::equal(root_.begin(), root_.end(), entry.path.begin());
   };
   for (const Entry& entry : file_.entries()) {
-    // <number of the buffer>, <its dtypes>, <name>
+    // The path of a vector: <number of the buffer>, <dtypes of the buffer>, <name of the vector>
     if (!is_below(entry) || entry.kind != Entry::Kind::tensor) continue;
     const std::string& text = entry.path[depth];
     std::size_t number = 0;
@@ -82,7 +85,8 @@ FlatBuffers::FlatBuffers(const File& vectors, Path root, const File& model)
   }
 }
 
-/// Checks that the vectors of a buffer have one length.
+/// Checks that all vectors of a buffer have the same length, and that the fp32 weights are there.
+/// Returns false and sets `problem_` if not.
 bool FlatBuffers::check(Buffer& buffer, std::size_t number) {
   const auto weights = buffer.vectors.find(kWeights);
   if (weights == buffer.vectors.end()) {
@@ -103,7 +107,8 @@ bool FlatBuffers::check(Buffer& buffer, std::size_t number) {
 std::vector<PartState> FlatBuffers::find(const std::vector<const Parameter*>& parameters) {
   std::vector<PartState> parts(parameters.size());
   if (!problem_.empty()) return parts;
-  // Each chunk of the model has a buffer for each dtype, in the order in which dtypes occur.
+  // There is one buffer for each chunk of the model and dtype, in the order in which they first
+  // occur.
   std::vector<std::pair<std::size_t, DType>> keys;
   std::map<std::pair<std::size_t, DType>, std::vector<std::size_t>> of_key;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -128,8 +133,9 @@ std::vector<PartState> FlatBuffers::find(const std::vector<const Parameter*>& pa
   return parts;
 }
 
-/// Returns the rules that the run may have had. The files do not state all of them, but few fit the
-/// vector's length, and its numbers show which one is right.
+/// Returns the rules by which the run may have filled its buffers. The files do not state the
+/// rules. `place` tries each: the rules must give the vector's length, and the numbers at the
+/// resulting places must be those of the model.
 std::vector<BufferRules> FlatBuffers::possible_rules() const {
   std::vector<std::optional<std::int64_t>> sizes{std::nullopt};
   if (const auto stated = model_.number_at({"args", "ddp_bucket_size"})) {
@@ -146,7 +152,8 @@ std::vector<BufferRules> FlatBuffers::possible_rules() const {
   return rules;
 }
 
-/// Places the parameters of one buffer.
+/// Finds the place of each parameter in one buffer, and sets `parts`. Returns false and sets
+/// `problem_` if no rules fit.
 bool FlatBuffers::place(const Buffer& buffer, std::size_t number,
                         const std::vector<const Parameter*>& parameters,
                         std::vector<PartState>& parts) {

@@ -15,36 +15,37 @@ namespace tessera::formats::megatron {
 
 /// How Megatron fills a buffer with parameters: see `places_in_buffer`.
 struct BufferRules {
-  std::optional<std::int64_t> bucket_numel{};  // a bucket with so many elements is full
+  std::optional<std::int64_t> bucket_numel{};  // a bucket with this many elements is full
   bool has_own_bucket_for_shared = false;      // for embeddings that two stages share
 };
 
-/// Returns where each parameter begins in a flat vector of the distributed optimizer, and behind
-/// them the vector's length. Parameters follow each other in reverse order of the model, each
-/// from a multiple of 64 on. They are in buckets; the padding behind a bucket is not saved. Source:
-/// _ParamAndGradBuffer of megatron/core/distributed/param_and_grad_buffer.py and
-/// get_parameter_state_dp_zero of megatron/core/optimizer/distrib_optimizer.py, 0.16.
-/// Units: elements. Nothing if a sum does not fit.
+/// Returns the offset of each parameter in a flat vector of the distributed optimizer, and as last
+/// item the vector's length. Parameters are in reverse order of the model. They are cut into
+/// buckets, and each parameter begins at a multiple of 64 in its bucket. The padding after a bucket
+/// is not saved. Source: _ParamAndGradBuffer of megatron/core/distributed/param_and_grad_buffer.py
+/// and get_parameter_state_dp_zero of megatron/core/optimizer/distrib_optimizer.py, 0.16.
+/// Units: elements. Returns nothing if a sum overflows.
 std::optional<std::vector<std::int64_t>> places_in_buffer(
     const std::vector<const Parameter*>& parameters, const BufferRules& rules);
 
-/// The vectors that one distributed optimizer saved: for each buffer of its parameters the fp32
-/// weights and the moments.
+/// The flat vectors that one distributed optimizer saved: for each buffer of parameters, a vector
+/// of the fp32 weights and one for each kind of state (`exp_avg`, …).
 class FlatBuffers {
  public:
-  /// `root`: where they are in `vectors`. `model` has the arguments of the run.
+  /// `vectors`: the optimizer's file. `root`: the path of the vectors in it. `model`: the rank's
+  /// model file, which has the arguments of the run.
   FlatBuffers(const File& vectors, Path root, const File& model);
 
   bool are_there() const { return !buffers_.empty(); }
-  /// Finds the parameters in the vectors. Returns what there is of each one. If they cannot be
-  /// found, `problem()` says why.
+  /// Finds the parameters in the vectors, and returns the optimizer's state of each parameter. If
+  /// the places of the parameters are not known, `problem()` says why.
   std::vector<PartState> find(const std::vector<const Parameter*>& parameters);
   const std::string& problem() const { return problem_; }
 
  private:
   struct Buffer {
     std::map<std::string, const Entry*> vectors{};  // `param`, `exp_avg`, …
-    std::int64_t numel = 0;                         // of each
+    std::int64_t numel = 0;                         // of each vector
   };
 
   bool check(Buffer& buffer, std::size_t number);
@@ -55,7 +56,7 @@ class FlatBuffers {
   const File& file_;
   const Path root_;
   const File& model_;
-  std::map<std::size_t, Buffer> buffers_;  // by number
+  std::map<std::size_t, Buffer> buffers_;  // key: number
   std::string problem_;
 };
 

@@ -16,11 +16,11 @@ constexpr std::array<std::string_view, 15> kFirst = {
 constexpr std::array<std::string_view, 3> kSecond = {"linear_proj", "linear_fc2", "dense_4h_to_h"};
 constexpr std::array<std::string_view, 3> kAttention = {"self_attention", "attention",
                                                         "inter_attention"};
-/// Modules of which each rank has the whole.
+/// Modules that are not cut: each rank has the whole parameter.
 constexpr std::array<std::string_view, 4> kWhole = {"position_embeddings", "tokentype_embeddings",
                                                     "router", "shared_experts"};
-/// Parameters of layers with a state space (Mamba, gated delta nets): each rank has parts of
-/// several matrices, one behind the other.
+/// Parameters of layers with a state space (Mamba, gated delta nets). Each rank has parts of
+/// several matrices, one after the other in one tensor.
 constexpr std::array<std::string_view, 5> kOfStateSpaces = {"in_proj", "conv1d", "A_log", "dt_bias",
                                                             "D"};
 constexpr std::array<std::string_view, 4> kBuffers = {"expert_bias", "local_tokens_per_expert",
@@ -31,7 +31,7 @@ bool contains(const std::array<std::string_view, N>& words, std::string_view wor
   return std::ranges::find(words, word) != words.end();
 }
 
-/// Takes the last component of a name off.
+/// Removes the last component of a name, and returns it: `weight` of `linear_fc1.weight`.
 std::string_view take_last(std::string_view& name) {
   const std::size_t dot = name.rfind('.');
   const std::string_view last = dot == std::string_view::npos ? name : name.substr(dot + 1);
@@ -51,7 +51,8 @@ bool has_component(std::string_view name, std::string_view component) {
   return false;
 }
 
-/// Returns the number behind `word` and a dot, and before another dot.
+/// Returns the number that follows `word` in a name and has a dot after it: 3 for `layers.` in
+/// `layers.3.mlp`. Nothing if there is none.
 std::optional<NumberInName> number_behind(std::string_view name, std::string_view word) {
   for (std::size_t at = name.find(word); at != std::string_view::npos;
        at = name.find(word, at + 1)) {
@@ -72,7 +73,8 @@ std::optional<NumberInName> number_behind(std::string_view name, std::string_vie
 
 Cut cut_of(std::string_view name) {
   if (expert_in(name) || is_of_expert(name)) {
-    // GroupedMLP has all experts in one matrix, in an order of its own.
+    // GroupedMLP has the weights of all experts in one matrix, which this reader cannot cut into
+    // experts.
     if (name.ends_with("experts.weight1") || name.ends_with("experts.weight2")) {
       return Cut::not_joined;
     }

@@ -12,18 +12,18 @@ enum class Cut {
   first_dimension,   // ColumnParallelLinear, embeddings of the vocabulary
   second_dimension,  // RowParallelLinear
   whole,             // each tensor rank has all of it
-  not_joined,        // known to be cut in a way that this reader does not undo
-  no_rule,           // a name that Megatron's layers do not have
+  not_joined,        // cut in another way, which this reader does not undo
+  no_rule,           // not a name of a tensor in Megatron's layers
 };
 
-/// Returns how Megatron's layers cut the tensor of that name. docs/formats/megatron.md lists the
-/// names.
+/// Returns how Megatron cuts the tensor of that name among the tensor-parallel ranks.
+/// docs/formats/megatron.md lists the names.
 Cut cut_of(std::string_view name);
 
-/// Returns the name of the second layer of the same perceptron, if `name` is a weight or bias of
-/// its first layer: `mlp.linear_fc2.weight` for `mlp.linear_fc1.bias`. The first layer has twice
-/// the columns of the second one if it also computes a gate. Then each tensor rank has a part of
-/// the gate, and behind it a part of the rest.
+/// Returns the weight of the MLP's second layer if `name` is a weight or bias of its first layer:
+/// `mlp.linear_fc2.weight` for `mlp.linear_fc1.bias`. If the MLP is gated (SwiGLU), the first layer
+/// has twice as many rows as the second layer has columns. Then each tensor-parallel rank has its
+/// part of the gate, followed by its part of the up projection.
 std::optional<std::string> second_of_perceptron(std::string_view name);
 
 /// A number in a name: `<before><number><after>`.
@@ -35,14 +35,15 @@ struct NumberInName {
   std::string with(std::size_t other) const { return before + std::to_string(other) + after; }
 };
 
-/// Returns the number of a layer on its stage: that behind the first `layers.`.
+/// Returns the number of a layer within its pipeline stage: the number after the first `layers.`.
 std::optional<NumberInName> layer_in(std::string_view name);
-/// Returns the number of an expert on its rank: `experts.local_experts.3.…`, or
-/// `experts.linear_fc1.weight3`.
+/// Returns the number of an expert within its rank: 3 in `experts.local_experts.3.…` and in
+/// `experts.linear_fc1.weight3`. Nothing if the name has none.
 std::optional<NumberInName> expert_in(std::string_view name);
-/// Whether the tensor belongs to an expert, so that other ranks have those of other experts.
+/// Whether the tensor belongs to an expert. Other expert-parallel ranks then have other experts
+/// under the same name.
 bool is_of_expert(std::string_view name);
-/// Whether the tensor is no parameter: the optimizer has no state of it.
+/// Whether the tensor is a buffer, not a parameter: the optimizer has no state for it.
 bool is_buffer(std::string_view name);
 
 }  // namespace tessera::formats::megatron

@@ -46,7 +46,7 @@ bool is_extra_state(const Path& path) {
 
 RankModel read_rank_model(const File& file, const Place& place) {
   RankModel model{.file = &file, .place = place, .num_chunks = 0, .tensors = {}};
-  std::unordered_map<std::string, std::size_t> order;  // of tensors in the pickle
+  std::unordered_map<std::string, std::size_t> order;  // of the tensors in the pickle
   for (const auto& names : file.reader().dict_orders()) {
     for (const std::string& name : names) order.emplace(name, order.size());
   }
@@ -91,7 +91,8 @@ void WholeNames::require_equal_ranks(const std::vector<RankModel>& ranks) const 
     for (const Parameter& tensor : rank.tensors) {
       const auto same = expected.find(std::pair(tensor.chunk, tensor.name));
       if (same == expected.end()) {
-        refuse(*rank.file, tensor.name, "parts of ranks", "the names" + as_first, "another one");
+        refuse(*rank.file, tensor.name, "parts of ranks", "the same names" + as_first,
+               "an additional name");
       }
       const TensorMeta& mine = tensor.meta();
       const TensorMeta& its = same->second->meta();
@@ -127,7 +128,7 @@ void WholeNames::count_layers(const std::vector<RankModel>& ranks) {
     if (*found.rbegin() + 1 != found.size()) {
       const RankModel& rank = ranks[folders_.index_of({.stage = at.second})];
       refuse(*rank.file, before, "layers", "the numbers 0 to " + std::to_string(*found.rbegin()),
-             std::to_string(found.size()) + " of them");
+             "only " + std::to_string(found.size()) + " of these numbers");
     }
     num_layers_[before][at] = found.size();
   }

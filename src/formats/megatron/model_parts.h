@@ -19,31 +19,35 @@ struct RankModel {
   const File* file = nullptr;
   Place place;
   std::size_t num_chunks = 1;
-  std::vector<Parameter> tensors;  // in the order of the model, buffers too
+  std::vector<Parameter> tensors;  // in the order of the model, with buffers
 };
 
 /// One rank's part of a tensor of the whole model.
 struct Part {
   std::size_t rank;
-  std::size_t tensor;  // of the rank
+  std::size_t tensor;  // index in RankModel::tensors
 };
 
-/// Returns the tensors of the model in a file, without extra state of layers.
+/// Returns the tensors of the model in a file, without the extra state of layers (`_extra_state`).
 /// Throws: Error(corruption) if there is no model.
 RankModel read_rank_model(const File& file, const Place& place);
-/// Returns the number of the chunk of the model that a member of the file is; nothing if it is
-/// another member. `model` is the only chunk of a file.
+/// Returns the number of the model chunk under a key of the file's dict: 1 for `model1`; 0 for
+/// `model`, the key if there is only one chunk. Nothing for any other key. A rank has several
+/// chunks if the pipeline is interleaved.
 std::optional<std::size_t> chunk_number(std::string_view member);
-/// Whether an entry of the model is extra state of a layer, which no rule joins.
+/// Whether an entry of the model is extra state of a layer. Extra state is not joined: each rank
+/// keeps its own.
 bool is_extra_state(const Path& path);
-/// Returns the name of an entry of the model on its rank.
+/// Returns the name that an entry of the model has on its rank: the numbers of layers and experts
+/// count within the rank.
 std::string name_on_rank(const Path& path);
 
-/// The numbers of layers and experts in the whole model.
+/// Gives tensors the numbers that their layers and experts have in the whole model. On a rank,
+/// numbers count from 0 within the stage or the rank.
 class WholeNames {
  public:
-  /// Throws: Error(corruption) if ranks of one stage have different tensors, or layers without a
-  /// number in between.
+  /// Throws: Error(corruption) if ranks of one pipeline stage have different tensors, or if the
+  /// numbers of its layers have a gap.
   WholeNames(const std::vector<RankModel>& ranks, const RankFolders& folders);
 
   /// Returns the name that an entry of a rank's model has in the whole model.
@@ -57,21 +61,21 @@ class WholeNames {
   void count_experts(const std::vector<RankModel>& ranks);
 
   const RankFolders& folders_;
-  /// By what is before the number: how many layers each chunk of each stage has.
+  /// How many layers each chunk of each stage has. Key: the name before the layer's number.
   std::map<std::string, std::map<ChunkOfStage, std::size_t>> num_layers_;
-  /// By stage and chunk, and what is before the number: how many experts a rank has.
+  /// How many experts a rank has. Key: chunk and stage, then the name before the expert's number.
   std::map<std::pair<ChunkOfStage, std::string>, std::size_t> num_experts_;
 };
 
-/// How the tensor ranks' parts of a tensor make the whole.
+/// How the parts of the tensor-parallel ranks make the whole tensor.
 struct Joint {
   Cut cut = Cut::whole;
-  bool is_gated = false;  // each part is a part of the gate, and behind it a part of the rest
+  bool is_gated = false;  // each rank has a part of the gate, then a part of the rest
   std::size_t num_parts = 1;
   Shape part;
   Shape whole;
 
-  /// A box of the whole, and where its elements begin in the part.
+  /// A box of the whole tensor, and the element of a rank's part at which the box begins.
   struct Piece {
     Box region;
     std::int64_t begin = 0;
@@ -79,7 +83,8 @@ struct Joint {
   std::vector<Piece> pieces_of(std::size_t tensor_rank) const;
 };
 
-/// Computes the shape of the whole. Nothing if a part of that shape cannot be cut so.
+/// Returns how `num_parts` parts of shape `part` make a whole tensor. Returns nothing if `part`
+/// cannot be the result of the cut.
 std::optional<Joint> join(Cut cut, bool is_gated, std::size_t num_parts, const Shape& part);
 
 }  // namespace tessera::formats::megatron

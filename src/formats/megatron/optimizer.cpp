@@ -33,13 +33,13 @@ bool is_half(DType dtype) {
   return dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
-/// One of the optimizers of a rank: with experts there are two.
+/// The paths of one optimizer in a rank's file. A rank with experts has two optimizers.
 struct Optimizer {
   Path root;   // has the fp32 weights
   Path inner;  // has `state` and `param_groups`
 };
 
-/// Which parameters Megatron puts into one group.
+/// What Megatron groups parameters by: parameters with an equal key are in one group.
 struct GroupKey {
   bool is_of_experts = false;
   bool has_no_decay = false;
@@ -51,7 +51,7 @@ struct Group {
   ParamGroup group;
   std::size_t optimizer = 0;
   GroupKey key{};
-  std::vector<std::int64_t> numbers{};  // that the optimizer gives to its parameters
+  std::vector<std::int64_t> numbers{};  // the optimizer's numbers of the group's parameters
 };
 
 std::vector<Optimizer> optimizers_in(const File& model) {
@@ -71,7 +71,8 @@ std::vector<Optimizer> optimizers_in(const File& model) {
   return optimizers;
 }
 
-/// Whether a group's field is a number other than zero, or true.
+/// Returns whether a field of a parameter group is true, or a number other than zero. Returns
+/// nothing if there is no such field.
 std::optional<bool> is_set(const File& model, const Path& group, const std::string& field) {
   const auto value = model.value_at(extended(group, field));
   if (!value) return std::nullopt;
@@ -151,7 +152,7 @@ class Reading {
     return std::ranges::any_of(groups_, [&](const Group& group) { return group.key.*is; });
   }
 
-  /// Returns which group a parameter belongs to. Source: get_param_groups of
+  /// Returns the key of the group that a parameter belongs to. Source: get_param_groups of
   /// megatron/core/optimizer/__init__.py, 0.16.
   GroupKey key_of(const Parameter& parameter) const {
     const std::string& name = parameter.name;
@@ -170,7 +171,8 @@ class Reading {
     return found;
   }
 
-  /// Reads a group whose parameters have numbers, and state under these numbers.
+  /// Reads a group that lists its parameters by number, and their state, which is stored under
+  /// these numbers.
   void read_listed(Group& group, const Optimizer& optimizer) {
     if (group.numbers.empty()) return;
     const std::vector<std::size_t> found = parameters_of(group.key);
@@ -227,7 +229,7 @@ class Reading {
     }
   }
 
-  /// Checks that no state is left that belongs to no parameter.
+  /// Checks that all state in the files belongs to a parameter.
   void require_all_taken(const std::vector<Optimizer>& optimizers) {
     std::size_t num_tensors = 0;
     std::size_t num_masters = 0;
@@ -238,7 +240,7 @@ class Reading {
       }
     }
     if (vectors_ != nullptr) {
-      if (num_tensors + num_masters > 0) fail("there is state beside the vectors, too");
+      if (num_tensors + num_masters > 0) fail("there is other state besides the flat vectors");
       return;
     }
     for (const auto& [number, part] : found_.parts) {
@@ -249,10 +251,11 @@ class Reading {
     if (num_masters > 0) fail("there are more fp32 weights than parameters");
   }
 
-  /// Reads the vectors of the distributed optimizer.
+  /// Reads the flat vectors of the distributed optimizer.
   void read_vectors(std::size_t num_optimizers) {
     std::map<std::size_t, std::vector<std::size_t>> of_optimizer;  // indices of parameters
-    std::map<bool, std::set<std::size_t>> optimizers;              // by whether they are of experts
+    std::map<bool, std::set<std::size_t>>
+        optimizers;  // key: whether its parameters are those of experts
     for (const Group& group : groups_) {
       optimizers[group.key.is_of_experts].insert(group.optimizer);
     }
@@ -270,7 +273,7 @@ class Reading {
     for (const auto& [optimizer, indices] : of_optimizer) {
       const Path root = num_optimizers > 1 ? Path{std::to_string(optimizer)} : Path{};
       FlatBuffers buffers(*vectors_, root, model_);
-      if (!buffers.are_there()) continue;  // on another rank with the same parameters
+      if (!buffers.are_there()) continue;  // another data-parallel rank has saved them
       std::vector<const Parameter*> parameters;
       for (const std::size_t i : indices) parameters.push_back(&parameters_[i]);
       std::vector<PartState> parts = buffers.find(parameters);

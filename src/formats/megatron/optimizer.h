@@ -16,17 +16,17 @@ using torch_files::Entry;
 using torch_files::File;
 using torch_files::Path;
 
-/// What one rank has of one parameter, as the file of the model has it.
+/// One rank's part of a parameter, in the rank's model file.
 struct Parameter {
-  std::size_t chunk;  // of the model: `model0`, `model1`, …
-  std::string name;   // on the rank
+  std::size_t chunk;  // 1 for a parameter in `model1`
+  std::string name;   // its name on the rank
   const File* file;
   const Entry* entry;
 
   const TensorMeta& meta() const { return file->tensor(*entry); }
 };
 
-/// Elements of a tensor of a file, from `begin` on.
+/// The elements of a file's tensor from number `begin` on, in row-major order.
 struct Elements {
   const File* file;
   std::size_t tensor;
@@ -35,35 +35,36 @@ struct Elements {
   DType dtype() const { return file->reader().contents().tensors[tensor].meta.dtype; }
 };
 
-/// What the optimizer has of one part of a parameter.
+/// The optimizer's state for one part of a parameter.
 struct PartState {
-  std::optional<Elements> weights{};          // in fp32; nothing: the model has them
-  std::map<std::string, Elements> tensors{};  // `exp_avg`, …: as many elements as the part has
-  std::map<std::string, const Entry*> scalars{};  // `step`: in the file of the model
+  std::optional<Elements> weights{};              // in fp32; empty: only the model has them
+  std::map<std::string, Elements> tensors{};      // such as `exp_avg`: as many elements as the part
+  std::map<std::string, const Entry*> scalars{};  // such as `step`; in the model file
 };
 
-/// A group of parameters in the file of the model.
+/// A parameter group (an item of `param_groups`) in the model file.
 struct ParamGroup {
-  Path path;                              // where it is
-  std::vector<std::size_t> parameters{};  // indices; empty if the file does not say
+  Path path;                              // of the group in the file
+  std::vector<std::size_t> parameters{};  // indices; empty if the file does not list them
   bool lists_parameters = false;
 };
 
-/// What the optimizer of one rank has.
+/// The optimizer state of one rank.
 struct RankOptimizer {
   bool is_there = false;
   std::vector<ParamGroup> groups{};
-  std::map<std::size_t, PartState> parts{};  // by index of the parameter
+  std::map<std::size_t, PartState> parts{};  // key: index of the parameter
   std::vector<Path> state_paths{};           // entries below these paths are in `parts` or `groups`
-  /// Why state cannot be given to parameters; empty if it could.
+  /// Why it is not known which state belongs to which parameter; empty if it is known.
   std::string problem{};
 };
 
-/// Reads the optimizer's state of one rank, and finds out which parameter it is of: the files
-/// number parameters, or put them into flat vectors, in an order that follows from Megatron's code.
-/// Where the files have the same weights twice, in fp32 and in the model's dtype, compares the
-/// first ones of each parameter, which proves the order. `parameters`: of the rank, in the order of
-/// the model. `vectors`: the file of the distributed optimizer; null if there is none.
+/// Reads the optimizer state of one rank, and finds the parameter that each state belongs to. The
+/// files do not name parameters: they number them, or put them into flat vectors, in an order that
+/// follows from Megatron's code. If the files have the weights twice, in fp32 and in the model's
+/// dtype, the function compares some weights of each parameter to check the order. `parameters`: of
+/// the rank, in the order of the model. `vectors`: the file of the distributed optimizer; null if
+/// there is none.
 RankOptimizer read_optimizer(const File& model, const File* vectors,
                              const std::vector<Parameter>& parameters);
 

@@ -57,11 +57,11 @@ std::vector<std::size_t> checked_numbers(const std::string& name, const std::str
   std::vector<std::size_t> numbers = numbers_in(name);
   if (std::ranges::find(numbers, kMaxOfOneKind) == numbers.end()) return numbers;
   throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "rank",
-                        "numbers below " + std::to_string(kMaxOfOneKind), "a larger one");
+                        "numbers below " + std::to_string(kMaxOfOneKind), "a larger number");
 }
 
-/// Returns the first rank without a folder. Makes no list of all ranks: names alone can make their
-/// number large.
+/// Returns the first rank without a folder. Makes no list of all ranks, because a hostile folder
+/// name can make the number of ranks very large.
 std::optional<std::size_t> first_missing(
     const std::vector<std::pair<std::size_t, std::string>>& by_rank, const RankFolders& folders,
     const std::string& directory) {
@@ -124,7 +124,7 @@ RankFolders find_rank_folders(const std::vector<std::string>& names, const std::
   std::ranges::sort(by_rank);
   if (const auto missing = first_missing(by_rank, folders, directory)) {
     throw Error::expected(ErrorKind::corruption, {.path = directory}, "folders of ranks",
-                          "one of each rank",
+                          "one folder of each rank",
                           "none of " + in_words(folders.place_of(*missing), num_numbers, second),
                           "not copied from its host?");
   }

@@ -38,7 +38,8 @@ using torch_files::text_keys;
 
 constexpr std::uint64_t kMaxTrackerNbytes = 4096;
 
-/// The arguments of the run are in an object of this class.
+/// A Megatron file holds the run's arguments as an object of argparse.Namespace, which is read as a
+/// dict.
 const torch_files::Family& family() {
   static const torch_files::Family kFamily{
       .format = megatron_driver().format(), .records = {"argparse.Namespace"}, .check = nullptr};
@@ -123,16 +124,17 @@ class MegatronReader final : public EntryReader {
     }
   }
 
-  /// Refuses experts with another number of tensor ranks than the other layers: files of ranks then
-  /// do not have the number of an expert's part.
+  /// Refuses a run whose experts are cut among another number of tensor-parallel ranks than the
+  /// other layers: the names of the folders then do not show which part of an expert a rank has.
   static void require_one_tensor_size(const File& file) {
     const auto size = file.number_at({"args", "tensor_model_parallel_size"});
     const auto of_experts = file.number_at({"args", "expert_tensor_parallel_size"});
     const bool has_experts = file.number_at({"args", "num_experts"}).value_or(0) > 0;
     if (!has_experts || !size || !of_experts || *size == *of_experts) return;
-    throw Error::expected(
-        ErrorKind::unsupported, {.path = file.reader().path()}, "expert_tensor_parallel_size",
-        std::to_string(*size) + ", as tensor_model_parallel_size", std::to_string(*of_experts));
+    throw Error::expected(ErrorKind::unsupported, {.path = file.reader().path()},
+                          "expert_tensor_parallel_size",
+                          std::to_string(*size) + ", the same as tensor_model_parallel_size",
+                          std::to_string(*of_experts));
   }
 
   void require_one_save() const {
@@ -157,7 +159,7 @@ class MegatronReader final : public EntryReader {
     const auto stated = file.number_at({"args", argument});
     if (!stated || *stated == static_cast<std::int64_t>(found)) return;
     refuse(file, "args." + argument, "folders of ranks", std::to_string(*stated),
-           std::to_string(found) + " by the names of the folders");
+           std::to_string(found) + ", as the names of the folders show");
   }
 
   // --- the optimizer
@@ -239,7 +241,8 @@ class MegatronReader final : public EntryReader {
     add_state(name, parts, *joint);
   }
 
-  /// Returns how the parts make the whole. Nothing if that is not known; then `reason` says why.
+  /// Returns how the ranks' parts of a tensor make the whole tensor. If this is not known, returns
+  /// nothing and sets `reason`.
   std::optional<Joint> joint_of(const std::string& name, const std::vector<Part>& parts,
                                 std::string& reason) const {
     const Shape& shape = tensor_of(parts.front()).meta().shape;
@@ -280,7 +283,7 @@ class MegatronReader final : public EntryReader {
     return other == parts.end() ? std::nullopt : std::optional(*other);
   }
 
-  /// Whether the first layer of a perceptron also computes a gate. Its second layer tells.
+  /// Whether a tensor is the first layer of a gated MLP (second_of_perceptron).
   bool is_gated(const std::string& name, const Part& part) const {
     const auto second = megatron::second_of_perceptron(name);
     const auto found = second ? parts_.find(*second) : parts_.end();
@@ -290,8 +293,8 @@ class MegatronReader final : public EntryReader {
     return !rows.empty() && columns.size() == 2 && rows[0] % 2 == 0 && rows[0] / 2 == columns[1];
   }
 
-  /// Adds a tensor of parts that `source_of` gives. Not every rank needs to have one: others may
-  /// have the same part.
+  /// Adds a whole tensor that consists of the ranks' parts. `source_of` returns the elements of a
+  /// part; nothing if the rank has none, because another rank has the same part.
   template <class SourceOf>
   void add_joined(const Path& path, const std::vector<Part>& parts, const Joint& joint,
                   const SourceOf& source_of) {
@@ -327,7 +330,8 @@ class MegatronReader final : public EntryReader {
     add(std::move(tensor));
   }
 
-  /// Whether two parts are equal, as far as whole tensors of the files tell.
+  /// Whether two parts have equal bytes. Compares only parts that are whole tensors of their files;
+  /// other parts count as equal.
   static bool are_equal_parts(const Elements& a, const Elements& b, const Joint& joint) {
     const auto meta_of = [](const Elements& elements) -> const TensorMeta& {
       return elements.file->reader().contents().tensors[elements.tensor].meta;
@@ -337,9 +341,9 @@ class MegatronReader final : public EntryReader {
   }
 
   void note_replicas(const std::string& name) {
-    note("replicas", "equal parts on ranks that have the same part",
+    note("replicas", "equal bytes on all ranks that have the same part",
          "'" + printable(name) +
-             "' with other bytes on some rank; those of the first rank are read");
+             "' with other bytes on some rank (the bytes of the first rank are read)");
   }
 
   void add_state(const std::string& name, const std::vector<Part>& parts, const Joint& joint) {
@@ -356,7 +360,7 @@ class MegatronReader final : public EntryReader {
         const Entry& expected = *state_of(first->second)->scalars.at(kind);
         if (are_equal(*of_first.file, expected, *tensor_of(part).file, *entry)) continue;
         refuse(*tensor_of(part).file, spell({"optim", "state", name, kind}), kind,
-               "what " + of_first.file->name() + " has", "something else");
+               "the value in " + of_first.file->name(), "another value");
       }
     }
     for (const std::string& kind : kinds) {
@@ -415,11 +419,11 @@ class MegatronReader final : public EntryReader {
     });
   }
 
-  /// Adds what the files have beside tensors of the model and the state of parameters.
+  /// Adds all other entries of the files: everything but the model's tensors and optimizer state.
   void add_rest() {
     add_of_each_rank(files_, [&](std::size_t rank, const Entry& entry) {
       if (const auto chunk = megatron::chunk_number(entry.path.front())) {
-        const bool is_whole_chunk = entry.path.size() < 2;  // without entries
+        const bool is_whole_chunk = entry.path.size() < 2;  // an empty dict
         const bool is_tensor =
             entry.kind == Entry::Kind::tensor && !megatron::is_extra_state(entry.path);
         if (is_whole_chunk || is_tensor) return KeyPath{};
@@ -436,39 +440,42 @@ class MegatronReader final : public EntryReader {
   void note_copies() {
     if (num_copies_ == 0) return;
     note("copies", "each parameter once",
-         counted(num_copies_, "name") +
-             " also in the dtype of the model; the fp32 weights of the optimizer are read");
+         counted(num_copies_, "parameter") +
+             " also in the dtype of the model (the fp32 weights of the optimizer are read)");
   }
 
   const FileSystem& fs_;
   RankFolders folders_;
-  std::vector<const File*> files_;    // by rank
-  std::vector<const File*> vectors_;  // by rank; null: none
+  std::vector<const File*> files_;    // indexed by rank
+  std::vector<const File*> vectors_;  // indexed by rank; null: none
   std::vector<RankModel> ranks_;
-  std::vector<RankOptimizer> optimizers_;  // by rank
-  std::string problem_;                    // why the optimizer's state is not read; empty: it is
+  std::vector<RankOptimizer> optimizers_;  // indexed by rank
+  std::string problem_;                    // why optimizer state is not read; empty: it is read
   std::size_t num_copies_ = 0;
   // Only while opening.
   const megatron::WholeNames* names_ = nullptr;
-  std::map<std::string, std::vector<Part>> parts_;  // by name in the whole model
+  std::map<std::string, std::vector<Part>> parts_;  // key: name in the whole model
 };
 
 bool has_ranks(const std::vector<std::string>& names) {
   return std::ranges::any_of(names, megatron::is_rank_folder);
 }
 
-/// Refuses a folder of checkpoints that are PyTorch's distributed ones, and names the newest.
+/// Throws the error for the folder of a run whose newest checkpoint is not in this format. Names a
+/// checkpoint to try.
 [[noreturn]] void refuse_run(const std::string& path, const std::vector<std::string>& names) {
   // The numbers have leading zeros, so the last name is the newest.
   const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
-  const std::string advice = newest == names.rend() ? "; it has no folder iter_*"
-                                                    : " (give one of them, such as " +
-                                                          printable(join_path(path, *newest)) + ")";
+  const std::string advice = newest == names.rend()
+                                 ? "; it has no folder iter_*"
+                                 : " (give the path of one checkpoint, such as " +
+                                       printable(join_path(path, *newest)) + ")";
   throw Error(ErrorKind::unsupported, {.path = path},
               "expected a checkpoint, found a folder of Megatron's checkpoints" + advice);
 }
 
-/// Returns the folder of the checkpoint: `path`, or the one that the run's file names.
+/// Returns the folder of the checkpoint: `path`, or the folder that a file of the run at `path`
+/// names.
 std::string folder_of(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
   if (has_ranks(names)) return path;

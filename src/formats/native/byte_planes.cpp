@@ -12,8 +12,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Shuffling halves the words until they are bytes; unshuffling joins them in the same way. Each
-// halving is a loop of constant length over two arrays, which the compiler turns into vector code.
+// Elements are shuffled in steps: each step splits words into two halves, until the words are
+// bytes. Unshuffling joins the halves again. Each step is a loop of constant length, which the
+// compiler turns into vector code.
 constexpr std::uint64_t kBatch = 64;
 
 __extension__ using Uint128 = unsigned __int128;

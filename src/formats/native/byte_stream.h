@@ -48,8 +48,9 @@ class ByteWriter {
   std::string bytes_;
 };
 
-/// Reads what ByteWriter writes. The bytes may be hostile: whatever does not fit throws
-/// Error(corruption) with the path and the position. Views the caller's memory. Not thread-safe.
+/// Reads what ByteWriter writes. The bytes may be hostile: a read that goes past their end, or
+/// finds an invalid number, throws Error(corruption) with the path and the position. Views the
+/// caller's memory. Not thread-safe.
 class ByteReader {
  public:
   /// `file_offset` is where `bytes` begins in the file at `path`.
@@ -94,8 +95,8 @@ class ByteReader {
     return {reinterpret_cast<const char*>(take(nbytes).data()), static_cast<std::size_t>(nbytes)};
   }
 
-  /// Reads and returns the length of a list. Throws if so many items, of at least `min_nbytes`
-  /// each, do not fit into the remaining bytes. So the caller may allocate memory for them.
+  /// Reads and returns the number of items of a list. An item has at least `min_nbytes`. Throws if
+  /// the items cannot fit into the remaining bytes, so the caller may allocate memory for them.
   std::size_t count(std::size_t min_nbytes) {
     const std::uint64_t number = uint();
     if (number > (bytes_.size() - position_) / min_nbytes) {

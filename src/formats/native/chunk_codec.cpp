@@ -1,6 +1,7 @@
 #include "formats/native/chunk_codec.h"
 
-// For ZSTD_compressSequences and ZSTD_c_literalCompressionMode, which still make ordinary frames.
+// Needed for ZSTD_compressSequences and ZSTD_c_literalCompressionMode. Frames made with these are
+// ordinary zstd frames.
 #define ZSTD_STATIC_LINKING_ONLY
 #include <zstd.h>
 
@@ -16,8 +17,8 @@ namespace {
 /// A chunk is stored compressed if this saves at least 1/16 of its size.
 constexpr std::uint64_t kMinSavingDivisor = 16;
 
-/// If Huffman codes alone halve the size of a chunk, the chunk may have runs and repetitions.
-/// Weights have none: their noise alone takes at least half of the size.
+/// If Huffman codes alone halve the size of a chunk, a search for repetitions is worth a try.
+/// Trained weights are mostly noise, which has no repetitions and keeps at least half of its size.
 constexpr std::uint64_t kRegularDivisor = 2;
 /// The zstd level that is also tried for a chunk that Huffman codes alone halve.
 constexpr int kMatchingLevel = 1;

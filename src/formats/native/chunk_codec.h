@@ -11,7 +11,7 @@
 
 namespace tessera::formats::native {
 
-/// A chunk as it is stored. Views the encoder's memory.
+/// A chunk in its stored form. `stored` is a view of the encoder's memory.
 struct EncodedChunk {
   h5::ChunkForm form = h5::ChunkForm::raw;
   std::span<const std::byte> stored;

@@ -12,7 +12,8 @@ namespace {
 
 bool begins_as_native(std::string_view begin) {
   const std::string_view signature = detail::kNativeSignature;
-  return begin.starts_with(signature) || signature.starts_with(begin);  // it may be cut short
+  return begin.starts_with(signature) ||
+         signature.starts_with(begin);  // the file may be shorter than the signature
 }
 
 constexpr std::array kMarks{

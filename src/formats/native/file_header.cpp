@@ -30,8 +30,8 @@ std::string role_name(FileRole role) {
                         std::to_string(nbytes_there) + " bytes", "truncated?");
 }
 
-/// Throws unless the file begins with the magic. Requires: `there` is the header, or all bytes of a
-/// file that is shorter than a header.
+/// Throws unless the file begins with the magic number. `there`: the bytes of the header, or the
+/// whole file if it is shorter than a header.
 void check_magic(std::span<const std::byte> there, const std::string& path) {
   if (starts_with(there, kMagic)) return;
   if (starts_with(there, kHdf5Magic)) {
@@ -40,7 +40,7 @@ void check_magic(std::span<const std::byte> there, const std::string& path) {
   }
   if (there.size() < kMagic.size()) fail_truncated(there.size(), path);
   throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
-                        "a file of a native checkpoint", "a file that does not start like one");
+                        "a file of a native checkpoint", "a file with other first bytes");
 }
 
 void check_version_and_checksum(std::uint32_t version,
@@ -49,7 +49,8 @@ void check_version_and_checksum(std::uint32_t version,
   std::uint64_t stored_checksum = 0;
   std::memcpy(&stored_checksum, bytes.data() + kChecksumAt, sizeof stored_checksum);
   const std::uint64_t checksum = xxh3_64(bytes.first(kChecksumAt));
-  // The version counts only if the checksum is right; otherwise its bytes may be damaged.
+  // The version is judged only if the checksum is right: otherwise the version itself may be
+  // damaged.
   if (checksum == stored_checksum && (version < kFirstVersion || version > kLinkedVersion)) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "format version",
                           std::to_string(kFirstVersion) + " to " + std::to_string(kLinkedVersion),
@@ -66,8 +67,8 @@ FileRole get_role(ByteReader& reader) {
   const std::uint32_t role = reader.u32();
   if (role != static_cast<std::uint32_t>(FileRole::index) &&
       role != static_cast<std::uint32_t>(FileRole::rank)) {
-    throw Error::expected(ErrorKind::corruption, {.path = reader.path()}, "role", "1 or 2",
-                          std::to_string(role));
+    throw Error::expected(ErrorKind::corruption, {.path = reader.path()}, "role",
+                          "1 (index) or 2 (rank file)", std::to_string(role));
   }
   return static_cast<FileRole>(role);
 }

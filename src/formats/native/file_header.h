@@ -53,7 +53,7 @@ static_assert(kHeaderFieldsNbytes == 72 && kHeaderFieldsNbytes + 4016 + 8 == kHe
 inline constexpr std::uint64_t kUnsealedId = 0;
 
 inline constexpr std::uint64_t kMaxIndexNbytes = std::uint64_t{512} << 20;
-inline constexpr std::uint32_t kMaxWorldSize = 1'000'000;  // as that of layouts (strategy.h)
+inline constexpr std::uint32_t kMaxWorldSize = 1'000'000;  // the same as in strategy.h
 
 /// Names of the files in a checkpoint.
 inline constexpr const char* kIndexFileName = "index.h5";

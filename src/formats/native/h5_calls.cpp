@@ -27,12 +27,12 @@ constexpr hsize_t kAlignmentNbytes = 4096;
 constexpr hsize_t kMetadataBlockNbytes = 4096;
 constexpr hsize_t kSmallDataBlockNbytes = 4096;
 
-// The library's cache really takes many times this size. A larger cache is also slower.
+// The library's cache takes many times this size in memory. A larger cache is also slower.
 constexpr std::size_t kMetadataCacheNbytes = std::size_t{1} << 20;
 
-/// The mutex that is held during all calls, and while the process forks. So no thread is in the
-/// library during a fork. Otherwise the library's own lock could stay locked in the child, which
-/// needs that lock when it ends.
+/// The mutex that is held during all calls of the library, and while the process forks. If another
+/// thread were in the library during a fork, the library's own lock would stay locked in the child
+/// process, and the child would hang when it ends.
 class LibraryMutex {
  public:
   static std::recursive_mutex& get() {
@@ -69,7 +69,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
 template <class Result>
 Result checked(Result result, const std::string& path, const char* call) {
   if (result < 0) throw_library_error(path, call);
-  Channel::rethrow_pending_error();  // the library does not know that this write failed
+  Channel::rethrow_pending_error();  // of a write whose failure is hidden from the library
   return result;
 }
 
@@ -136,8 +136,8 @@ Handle copy_type(hid_t type, const std::string& path) {
   return {checked(H5Tcopy(type), path, "H5Tcopy"), H5Tclose};
 }
 
-/// Returns the HDF5 type of stored elements: the type that h5py reads as the same dtype, or an
-/// unsigned integer of the same width if HDF5 has no such type.
+/// Returns the HDF5 type for elements of a dtype. This is the type that h5py reads as this dtype.
+/// If HDF5 has no such type, it is an unsigned integer of the same width.
 Handle make_element_type(DType dtype, const std::string& path) {
   switch (dtype) {
     case DType::boolean:
@@ -232,8 +232,8 @@ LibraryScope::LibraryScope() : lock_(LibraryMutex::get()) {
 }
 
 LibraryScope::~LibraryScope() {
-  // Even successful calls leave errors on the stack. They must be cleared before the thread ends,
-  // or the library cannot close when the process ends.
+  // Even successful calls leave errors on HDF5's error stack. They must be cleared before the
+  // thread ends, or the library cannot close when the process ends.
   H5Eclear2(H5E_DEFAULT);
   H5Eset_auto2(H5E_DEFAULT, report_, report_data_);
 }
@@ -290,7 +290,8 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
 void close_file(File& file) {
   const LibraryScope library;
   const herr_t status = H5Fclose(file.handle.release());
-  // If a write failed, the library may try to write again when the process ends. This prevents it.
+  // After a failed write, the library may write again when the process ends. Abandon the channel,
+  // so that such a write does nothing.
   file.channel->abandon();
   checked(status, file.path, "H5Fclose");
   Channel::rethrow_pending_error();
@@ -455,7 +456,7 @@ std::array<std::byte, 16> fill_element(DType dtype) {
 }
 
 std::string encode_element_type(DType dtype, const std::string& path) {
-  constexpr std::size_t kPrefixNbytes = 2;  // of H5Tencode, not of an object header
+  constexpr std::size_t kPrefixNbytes = 2;  // H5Tencode adds it; object headers lack it
   const LibraryScope library;
   const Handle type = make_element_type(dtype, path);
   std::size_t nbytes = 0;

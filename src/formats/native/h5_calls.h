@@ -20,8 +20,8 @@
 namespace tessera::formats::native::h5 {
 
 // All calls of the HDF5 library in Tessera are in these functions. Each function holds the
-// library's mutex while it runs. If it fails, it throws what the file system threw, or else
-// Error(io) with the path and the library's innermost reason.
+// library's mutex while it runs. If a call fails, the function throws the file system's exception,
+// if there is one; otherwise Error(io) with the path and the library's innermost reason.
 
 /// Objects that every dataset and attribute needs. They are shared, because making them each time
 /// would be costly.
@@ -30,13 +30,13 @@ struct SharedObjects {
   Handle dataset_properties{};
   Handle plain_properties{};
   Handle scalar_space{};
-  Handle number_type{};                        // of attributes
-  std::map<std::size_t, Handle> text_types{};  // by length in bytes
+  Handle number_type{};                        // type of numbers in attributes
+  std::map<std::size_t, Handle> text_types{};  // key: length in bytes
   std::map<DType, Handle> element_types{};
 };
 
-/// An HDF5 file that is being laid out. If the File is destroyed before `close_file`, data that is
-/// still in the library is dropped.
+/// An HDF5 file that is being written. If the File is destroyed before `close_file`, the data that
+/// the library has not written yet is lost.
 struct File {
   std::string path;
   std::shared_ptr<Channel> channel;
@@ -83,7 +83,7 @@ enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
-/// Shows a range of a source dataset as a box of a virtual dataset.
+/// A box of a virtual dataset, and the range of a source dataset whose elements it shows.
 struct VirtualMapping {
   Box box;
   std::string source_file;     // relative to the file of the virtual dataset

@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kHyperslab = 2;  // kinds of selections
 constexpr std::uint32_t kAll = 3;
 
-/// The three sums of lookup3.
+/// The state of the hash function lookup3: three sums.
 struct Lookup3 {
   std::uint32_t a, b, c;
 

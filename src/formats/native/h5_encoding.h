@@ -13,8 +13,8 @@
 namespace tessera::formats::native::h5 {
 
 // The structures of an HDF5 file that `VirtualFile` writes by itself, as the HDF5 file format
-// specification (version 3.0) defines them. Every structure is a text of bytes. Numbers are
-// little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
+// specification (version 3.0) defines them. The functions return a structure as a string of its
+// bytes. Numbers are little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
 
 inline constexpr std::uint64_t kNoAddress = UINT64_MAX;
 
@@ -26,28 +26,30 @@ void put(std::string& out, T number) {
   out.append(raw, sizeof number);
 }
 
-/// Fills up with zeros to a multiple of 8 bytes.
+/// Appends zeros until the size is a multiple of 8 bytes.
 void pad_to_8(std::string& out);
 
 /// Returns HDF5's checksum of metadata, Bob Jenkins' `lookup3`.
 std::uint32_t lookup3(std::string_view bytes);
 
-/// Returns the description of a scalar text of `nbytes` bytes.
+/// Returns the message that describes the type: a text of `nbytes` bytes.
 std::string text_type_message(std::size_t nbytes);
 
-/// Returns the shape of a dataset or an attribute.
+/// Returns the message with the shape of a dataset or an attribute.
 std::string shape_message(std::span<const std::int64_t> shape);
 
-/// Returns the fill value; an empty `element` stands for HDF5's default.
+/// Returns the message with the fill value of a dataset. If `element` is empty: HDF5's default
+/// value.
 std::string fill_message(std::string_view element);
 
-/// Returns the place of a dataset's data: one range of the file, or nothing yet (`kNoAddress`).
+/// Returns the message with the place of a dataset's data: one range of the file. Address
+/// `kNoAddress`: no place yet.
 std::string contiguous_layout_message(std::uint64_t address, std::uint64_t nbytes);
 
-/// Returns the place of a virtual dataset's mappings in the global heap.
+/// Returns the message with the place of a virtual dataset's mappings in the global heap.
 std::string virtual_layout_message(std::uint64_t collection_address, std::uint32_t number);
 
-/// Returns an attribute with one text.
+/// Returns the message of an attribute that holds one text.
 std::string text_attribute_message(std::string_view name, std::string_view text);
 
 /// The messages of HDF5's object headers that are used here, by their numbers in the specification.
@@ -65,7 +67,7 @@ enum class MessageType : std::uint8_t {
 class ObjectHeader {
  public:
   void add(MessageType type, std::string_view content);
-  /// Returns the header with its checksum.
+  /// Returns the bytes of the header, with its checksum.
   std::string finish() const;
 
  private:

@@ -40,9 +40,9 @@ struct DriverFile {
     return *reinterpret_cast<const DriverFile*>(file);
   }
 
-  /// Does a read or a write for the library. The library is never told that a write failed: it
-  /// would leave the file half closed, and use freed memory when the process ends. The caller gets
-  /// the error from `pending_error`.
+  /// Does a read or a write for the library. Hides the failure of a write from the library, which
+  /// would otherwise leave the file half closed and use freed memory when the process ends. The
+  /// caller gets the error from `pending_error`.
   template <class Action>
   herr_t attempt(herr_t on_error, Action&& action) noexcept {
     try {

@@ -28,9 +28,10 @@ class Channel {
   /// or is no longer wanted.
   void abandon() { abandoned_ = true; }
 
-  /// Stops raw data from reaching the file, and records where the library would write this data.
+  /// From now on, keeps raw data (elements) away from the file, and records where the library would
+  /// write this data.
   void start_placing() { placed_ = ByteRange{}; }
-  /// Returns the recorded place, and lets later raw data reach the file again.
+  /// Ends `start_placing`: later raw data reaches the file again. Returns the recorded place.
   ByteRange take_placed();
 
   /// Throws the error of the last failed read or write, if there was one.

@@ -15,7 +15,8 @@ namespace {
 constexpr std::size_t kBufferNbytes = std::size_t{1} << 20;
 constexpr std::uint64_t kSuperblockNbytes = 96;
 
-// A reader reads a whole collection for one dataset, and a whole node for one name.
+// Larger collections and nodes make the file smaller, but a reader must read a whole collection to
+// see one dataset, and a whole node to find one name.
 constexpr std::uint64_t kCollectionNbytes = 16384;
 constexpr std::uint64_t kMinCollectionNbytes = 4096;  // HDF5 accepts no smaller one
 constexpr std::uint64_t kHeapHeaderNbytes = 16;       // of a collection, and of each object in it
@@ -71,7 +72,7 @@ VirtualFile::HeapObject VirtualFile::add_heap_object(std::string_view object) {
   const std::uint64_t nbytes = kHeapHeaderNbytes + round_up_to_8(object.size());
   if (collection_.size() + nbytes > collection_nbytes_) {
     finish_collection();
-    flush();  // what follows is not next to it
+    flush();  // the next object does not follow directly
     collection_nbytes_ = std::max(kCollectionNbytes, kHeapHeaderNbytes + nbytes);
     collection_begin_ = end_;
     end_ += collection_nbytes_;

@@ -15,9 +15,10 @@
 
 namespace tessera::formats::native::h5 {
 
-/// An HDF5 file of many virtual datasets, written without the HDF5 library, which takes a hundred
-/// microseconds for each [Note: HDF5 by hand]. Objects are written in the order of the calls, and
-/// links at the end, so memory is needed for names and addresses only. Not thread-safe.
+/// An HDF5 file of many virtual datasets, written without the HDF5 library, because the library
+/// takes 100 microseconds for each dataset [Note: HDF5 by hand]. Objects are written in the order
+/// of the calls, and links at the end, so memory is needed for names and addresses only. Not
+/// thread-safe.
 class VirtualFile {
  public:
   /// Creates the file. If there is a file at `path`, writes over it.
@@ -33,7 +34,7 @@ class VirtualFile {
     std::string_view text;
   };
 
-  // Each of these writes an object and returns its address.
+  // Each of the functions below writes an object, and returns its address.
 
   /// A dataset of `shape` that shows `mappings`, as `create_virtual_dataset` makes it.
   /// `num_links` is the number of links that will lead to it.
@@ -42,9 +43,9 @@ class VirtualFile {
                                     std::span<const TextAttribute> attributes,
                                     std::uint32_t num_links);
   std::uint64_t add_text_dataset(std::string_view text);
-  /// A dataset of bytes. Sets `range` to where they are in the file.
+  /// A dataset with these bytes. Sets `range` to their place in the file.
   std::uint64_t add_byte_dataset(std::span<const std::byte> bytes, ByteRange& range);
-  /// A group. Names must differ.
+  /// A group with these links, whose names must differ.
   std::uint64_t add_group(std::vector<Link> links);
 
   /// Writes the root group and all that is still in memory, and closes the file without sync.
@@ -65,7 +66,8 @@ class VirtualFile {
     std::uint64_t collection = 0;
     std::uint32_t number = 0;
   };
-  /// A node of a symbol table's tree, with the name that ends before it and the one that ends it.
+  /// A node of a symbol table's tree. `first_key`: the heap offset of the last name before the
+  /// node. `last_key`: that of the node's last name.
   struct Node {
     std::uint64_t address = 0;
     std::uint64_t first_key = 0;
@@ -88,13 +90,13 @@ class VirtualFile {
 
   const std::uint64_t user_block_nbytes_;
   std::unique_ptr<WritableFile> file_;
-  std::uint64_t end_;   // of the file, with `buffer_`
+  std::uint64_t end_;   // of the file, including `buffer_`
   std::string buffer_;  // the last bytes of the file
   // The part of the global heap that is being filled. Its place is before `buffer_`.
   std::uint64_t collection_begin_ = 0;
   std::uint64_t collection_nbytes_ = 0;
   std::string collection_;
-  std::uint32_t num_objects_ = 0;  // in it
+  std::uint32_t num_objects_ = 0;  // in the collection
   std::map<DType, std::string> element_types_;
 };
 

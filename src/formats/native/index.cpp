@@ -18,7 +18,7 @@ constexpr std::uint8_t kPositionTag = 1;
 constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
-constexpr std::uint8_t kLinkedTag = 3;  // in the place of an encoding, which follows it
+constexpr std::uint8_t kLinkedTag = 3;  // stands before the encoding of a linked piece
 
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
@@ -352,7 +352,7 @@ void get_annotations(ByteReader& in, CheckpointContents& contents) {
   }
 }
 
-/// Reads a tensor without its pieces, but makes room for them.
+/// Reads a tensor without its pieces, and sets the size of `tensor.pieces`.
 void get_tensor(ByteReader& in, TensorEntry& tensor) {
   tensor.meta.fqn = in.str();
   tensor.meta.dtype = get_dtype(in);
@@ -449,7 +449,8 @@ void get_linked_files(ByteReader& in, Index& index) {
     file.record = get_record(in);
     if (last != nullptr &&
         std::pair(last->checkpoint_id, last->rank) >= std::pair(file.checkpoint_id, file.rank)) {
-      in.fail("linked files", "sorted and different ones", last->name() + ", then " + file.name());
+      in.fail("linked files", "files sorted by name, each once",
+              last->name() + ", then " + file.name());
     }
     last = &file;
   }
@@ -468,7 +469,7 @@ bool lies_within(std::uint64_t begin, std::uint64_t nbytes, std::uint64_t file_n
   return begin >= kHeaderNbytes && begin <= file_nbytes && nbytes <= file_nbytes - begin;
 }
 
-/// Checks the stored pieces against the sizes of their files.
+/// Throws unless the bytes of all pieces are within their files.
 void validate_storage(const Index& index, const FileHeader& header, const std::string& path) {
   for (std::size_t t = 0; t < index.contents.tensors.size(); ++t) {
     const TensorEntry& tensor = index.contents.tensors[t];
@@ -654,9 +655,9 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   get_linked_files(in, index);
   get_tensors(in, header, index);
   get_rank_files(in, header, index);
-  if (!in.at_end()) in.fail("end", "no more bytes", "some");
+  if (!in.at_end()) in.fail("end", "no bytes after the last entry", "more bytes");
 
-  // Not for a rank file: its aliases may name tensors that only other ranks have.
+  // Not checked in a rank file, whose aliases may name tensors that only other ranks have.
   if (header.role == FileRole::index) {
     validate_names(index.contents, ErrorKind::corruption, path);
   }
@@ -770,7 +771,7 @@ void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::
   std::vector<bool> is_placed(num_pieces, false);
   for (const RankTensor& each : by_rank) {
     if (each.entry->meta != tensor.meta) {
-      fail("ranks", "the same dtype and shape on every rank", "different ones");
+      fail("ranks", "the same dtype and shape on every rank", "other dtypes or shapes");
     }
     for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
       const StoredPiece& stored = (*each.storage)[p];

@@ -19,23 +19,25 @@ enum class Encoding : std::uint8_t {
   zstd = 2,   // chunks, byte-shuffled and compressed
 };
 
-inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // of plain data under one checksum
+inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // bytes of plain data with one checksum
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
-inline constexpr std::uint64_t kChunkNbytesUnit = 16;  // the largest itemsize
+/// All chunk sizes are multiples of the largest itemsize.
+inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
-// its pieces, the linked pieces, with the same bytes. The rank files of the base that hold them are
-// hard links in the new checkpoint's directory, under names that no rank file of its own has. So
-// the checkpoint is whole without the base. A base can have linked files itself; those are linked
-// like its own. See docs/formats/native.md.
+// its pieces, the linked pieces, with the same bytes. The rank files of the base with these pieces
+// are hard links in the new checkpoint's directory, under names that none of its own rank files
+// has. So the checkpoint is whole without the base. A base can have linked files too; they are
+// linked like its rank files. See docs/formats/native.md.
 
 /// The place of a piece's bytes in its rank file, or in a linked file.
 struct StoredPiece {
   std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
   std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
-  /// Of a linked piece: where HDF5 readers find it in the linked file. If it is packed there: the
-  /// place of its first element in the packed dataset. Otherwise: its tensor's number in the list
-  /// of that file's index, which is in the link names of long FQNs.
+  /// Of a linked piece: where HDF5 readers find the piece in the linked file. If it is packed
+  /// there: the place of its first element in the packed dataset. Otherwise: the number of its
+  /// tensor in the list of that file's index. HDF5 link names of tensors with long FQNs contain
+  /// this number.
   std::uint64_t place = 0;
   Encoding encoding = Encoding::none;
   std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
@@ -49,7 +51,7 @@ struct StoredPiece {
 /// How a piece is cut into blocks with one checksum each: blocks of plain data, or compressed
 /// chunks.
 struct BlockGrid {
-  std::uint64_t block_nbytes = 0;  // of all except the last; before compression
+  std::uint64_t block_nbytes = 0;  // of each block but the last; before compression
   std::uint64_t nbytes = 0;        // of the piece, before compression
 
   std::uint64_t num_blocks() const { return nbytes == 0 ? 0 : (nbytes - 1) / block_nbytes + 1; }
@@ -66,10 +68,10 @@ struct RankFileRecord {
   friend bool operator==(const RankFileRecord&, const RankFileRecord&) = default;
 };
 
-/// What the index records about a linked file: what the file's header says.
+/// The index's record of a linked file: a copy of the fields in the file's header.
 struct LinkedFile {
   std::uint64_t checkpoint_id = 0;  // of the checkpoint for which the file was written
-  std::uint32_t rank = 0;           // in that checkpoint
+  std::uint32_t rank = 0;           // rank of the file in that checkpoint
   std::uint32_t world_size = 0;
   std::uint32_t format_version = kFirstVersion;
   std::uint64_t chunk_nbytes = 0;  // of its compressed pieces
@@ -87,8 +89,8 @@ struct Index {
   CheckpointContents contents;
   std::vector<std::string> value_json;            // parallel to contents.values
   std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
-  std::vector<RankFileRecord> rank_files;         // by rank; empty in a rank file's index
-  std::vector<LinkedFile> linked_files;  // by checkpoint id and rank; the same on all ranks
+  std::vector<RankFileRecord> rank_files;         // indexed by rank; empty in a rank file's index
+  std::vector<LinkedFile> linked_files;  // sorted by checkpoint id and rank; the same on all ranks
 
   BlockGrid grid(std::size_t tensor_index, std::size_t piece_index) const;
 };
@@ -105,8 +107,9 @@ std::vector<std::byte> encode_rank_index(const Index& whole,
                                          std::span<const CheckpointWriter::PieceId> pieces);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
-/// more. The caller may rely on: sorted and unique names, known dtypes, valid shapes, regions
-/// within their tensors, ranks below the world size, byte ranges within the rank file.
+/// another part of the files. The caller may rely on: sorted and unique names, known dtypes, valid
+/// shapes, regions within their tensors, ranks below the world size, byte ranges within the rank
+/// file.
 /// Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);
@@ -129,8 +132,8 @@ Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceI
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
                   const Index& rank_index);
 
-/// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires:
-/// `select_pieces` made each of them.
+/// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires: each index
+/// was made by `select_pieces`.
 /// Throws: Error(corruption) naming `path` if they contradict each other.
 Index merge_ranks(std::vector<Index> ranks, const std::string& path);
 

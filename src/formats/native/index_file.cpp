@@ -19,8 +19,8 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Names the datasets in rank files and linked files that show the pieces. Takes the tensors in the
-/// order of the index.
+/// Finds the dataset in a rank file or linked file that shows each piece. Ask for the tensors in
+/// the order of the index.
 class PieceDatasets {
  public:
   explicit PieceDatasets(const Index& index) : index_(index), places_(index) {}
@@ -30,7 +30,7 @@ class PieceDatasets {
   std::vector<h5::VirtualMapping> mappings_of(std::size_t t);
 
  private:
-  /// The version of the file that holds a piece.
+  /// Returns the format version of the file that holds a piece.
   std::uint32_t version_of(const StoredPiece& stored) const {
     return stored.file == 0 ? index_.format_version
                             : index_.linked_files[stored.file - 1].format_version;
@@ -52,7 +52,8 @@ std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
     const bool packed = is_packed(version_of(stored), nbytes_of(piece.region, dtype));
     if (!shown.insert(piece.region).second) continue;
     std::int64_t source_begin = packed ? static_cast<std::int64_t>(places[p]) : 0;
-    // Of a packed dataset only the part up to the piece's end counts here.
+    // The mapping states the size of the source dataset. For a packed dataset, it states only the
+    // part up to the piece's end.
     const std::int64_t source_numel = source_begin + numel_of(piece.region);
     for (Box& box : boxes_of(piece.region, tensor.meta.shape)) {
       h5::VirtualMapping& mapping = mappings.emplace_back();
@@ -72,7 +73,7 @@ std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
   return mappings;
 }
 
-/// Returns the place of an alias's target among the tensors.
+/// Returns the index of an alias's target in the list of tensors.
 std::size_t target_of(const Alias& alias, const CheckpointContents& contents) {
   const auto target = std::ranges::lower_bound(
       contents.tensors, alias.target, {},
@@ -98,7 +99,8 @@ void write_virtual_datasets(h5::File& file, const Index& index) {
   }
 }
 
-/// Does what `write_virtual_datasets` does, for many tensors. Returns the links of the root group.
+/// Adds the same datasets as `write_virtual_datasets`; faster if there are many tensors. Returns
+/// the links of the root group.
 std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, const Index& index) {
   const CheckpointContents& contents = index.contents;
   std::vector<std::uint32_t> num_links(contents.tensors.size(), 1);
@@ -151,7 +153,7 @@ ByteRange write_structure(FileSystem& fs, const std::string& path, const Index& 
   return range;
 }
 
-/// Does what `write_structure` does, for many tensors.
+/// Does what `write_structure` does, but faster, for many tensors.
 ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const Index& index,
                                   std::span<const std::byte> index_bytes) {
   h5::VirtualFile file(fs, path, kHeaderNbytes);

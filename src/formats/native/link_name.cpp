@@ -21,7 +21,7 @@ bool is_plain(unsigned char byte) {
 
 std::string tensor_link_name(std::string_view fqn, std::size_t number) {
   if (fqn.empty()) return "~empty";
-  const bool is_dots = fqn == "." || fqn == "..";  // special to HDF5 or its users
+  const bool is_dots = fqn == "." || fqn == "..";  // have a special meaning in HDF5 paths
   std::string name;
   std::size_t prefix_nbytes = 0;  // of the name, up to the end of a character
   for (std::size_t i = 0; i < fqn.size();) {

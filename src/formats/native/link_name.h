@@ -8,7 +8,7 @@
 
 namespace tessera::formats::native {
 
-/// The group for everything that is not a tensor. No escaped FQN starts like this.
+/// The HDF5 group for everything that is not a tensor. No escaped FQN starts with this name.
 inline constexpr const char* kOwnGroup = "~tessera";
 inline constexpr const char* kIndexDataset = "index";
 inline constexpr const char* kBlocksDataset = "blocks";

@@ -23,7 +23,7 @@ namespace {
 
 using PieceId = CheckpointWriter::PieceId;
 
-/// A linked file is used for at least one part in kMaxGrowth of its bytes.
+/// A file is linked only if the new checkpoint uses at least 1/kMaxGrowth of its bytes.
 constexpr std::uint64_t kMaxGrowth = 2;
 
 class NativeBase final : public BaseCheckpoint {
@@ -39,7 +39,7 @@ class NativeBase final : public BaseCheckpoint {
   const StoredPiece& stored(PieceId id) const {
     return checkpoint_->index().storage[id.tensor_index][id.piece_index];
   }
-  /// Returns the file that holds a piece of the base, as a linked file.
+  /// Returns the description, as a linked file, of the file that holds a piece of the base.
   LinkedFile file_of(PieceId id) const;
 
  private:
@@ -102,7 +102,7 @@ std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
               "base: this file has been removed since the base was opened");
 }
 
-/// Gives the file `from` the second name `to`. Leaves an object that has this name already.
+/// Makes the hard link `to` to the file `from`. Does nothing if something already exists at `to`.
 void make_link(const std::string& from, const std::string& to) {
   if (::link(from.c_str(), to.c_str()) == 0 || errno == EEXIST) return;
   const std::string why = std::generic_category().message(errno);

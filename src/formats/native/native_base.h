@@ -13,14 +13,14 @@ namespace tessera::formats::native {
 /// As `BaseCheckpoint::open`.
 std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& fs, const std::string& path);
 
-/// Enters the linked pieces and their files into the index of a checkpoint to be written, which
-/// then has kLinkedVersion. Requires: `open_base` returned `linked.base`.
+/// Adds the linked pieces and their files to the index of a checkpoint to be written, and sets its
+/// format version to kLinkedVersion. Requires: `open_base` returned `linked.base`.
 void enter_linked_pieces(Index& index, const LinkedPieces& linked);
 
-/// Makes hard links in `directory` for the linked files that hold some of `pieces`. A link that is
-/// there already stays.
-/// Throws: Error(not_found) if a file of the base is not there any more; Error(mismatch) if it is
-/// another one; Error(unsupported) if the file system cannot make the link.
+/// Makes hard links in `directory` to the files of the base that hold some of `pieces`. Keeps a
+/// link that already exists. Throws: Error(not_found) if a file of the base has been removed;
+/// Error(mismatch) if another file has its name; Error(unsupported) if the file system cannot make
+/// the link.
 void link_files(const FileSystem& fs, const std::string& directory, const Index& index,
                 const LinkedPieces& linked, std::span<const CheckpointWriter::PieceId> pieces);
 

@@ -10,7 +10,8 @@
 
 namespace tessera::formats::native {
 
-/// An open native checkpoint, with what only this format knows of it.
+/// An open native checkpoint, with its checkpoint id and its index, which other formats do not
+/// have.
 class NativeCheckpoint : public CheckpointReader {
  public:
   virtual std::uint64_t checkpoint_id() const = 0;

@@ -29,9 +29,10 @@ RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std:
   RankFileIndex found = read_rank_file_index(fs, directory, rank, world_size);
   if (found.index.format_version != expected.format_version ||
       encode_without_places(found.index) != encode_without_places(std::move(expected))) {
-    throw Error::expected(
-        ErrorKind::corruption, {.path = join_path(directory, rank_file_name(rank))}, "part",
-        "the contents, values and options of the coordinator", "different ones", likely_cause);
+    throw Error::expected(ErrorKind::corruption,
+                          {.path = join_path(directory, rank_file_name(rank))}, "part",
+                          "the contents, values and options of rank 0",
+                          "other contents, values or options", likely_cause);
   }
   return found;
 }

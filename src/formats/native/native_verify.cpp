@@ -29,8 +29,8 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
           std::move(found)};
 }
 
-/// Returns the error as a finding. But throws an Error(io) again: the system failed, and this says
-/// nothing about the checkpoint.
+/// Returns the error as a finding. Throws an Error(io) again, because a failure of the operating
+/// system says nothing about the checkpoint.
 Finding make_finding(const Error& error, std::string expected) {
   if (error.kind() == ErrorKind::io) throw error;
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
@@ -220,9 +220,9 @@ class RankFileCheck final : FileCheck {
   }
 
  private:
-  /// Opens the file. If only its header or its size is wrong, adds a finding, and opens the file so
-  /// that its data can be checked. Nothing can be checked in a file of another checkpoint: `file_`
-  /// stays null.
+  /// Opens the file. If only its header or its size is wrong, adds a finding, and still opens the
+  /// file, so that its data is checked. If it is a file of another checkpoint, `file_` stays null,
+  /// because nothing in it can be checked.
   void open() {
     try {
       file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);
@@ -313,7 +313,7 @@ class LinkedFileCheck final : FileCheck {
   }
 
  private:
-  /// A piece that the checkpoint has in this file.
+  /// A piece of the checkpoint whose bytes are in this file.
   struct Wanted {
     const TensorEntry* tensor;
     Region region;
@@ -354,7 +354,7 @@ class LinkedFileCheck final : FileCheck {
   const Index& index_;
   const std::size_t number_;
   const LinkedFile& linked_;
-  std::multimap<std::uint64_t, Wanted> wanted_;  // by the begin of the piece's bytes
+  std::multimap<std::uint64_t, Wanted> wanted_;  // key: begin of the piece's bytes
 };
 
 }  // namespace

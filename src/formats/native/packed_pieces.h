@@ -45,7 +45,7 @@ class PackedNumels {
   std::int64_t of(DType dtype) const { return numels_[static_cast<std::size_t>(dtype)]; }
 
  private:
-  std::array<std::int64_t, kNumDTypes> numels_{};  // by dtype
+  std::array<std::int64_t, kNumDTypes> numels_{};  // indexed by dtype
 };
 
 }  // namespace tessera::formats::native

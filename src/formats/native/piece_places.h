@@ -9,8 +9,8 @@
 
 namespace tessera::formats::native {
 
-/// Finds where HDF5 readers see pieces, as StoredPiece::place describes it, for the pieces in rank
-/// files and for linked pieces alike. Takes the tensors in the order of the index.
+/// Computes StoredPiece::place, the place where HDF5 readers find a piece, for all pieces: those in
+/// rank files, and linked ones. Ask for the tensors in the order of the index.
 class PiecePlaces {
  public:
   /// `index` must outlive this object.
@@ -24,7 +24,8 @@ class PiecePlaces {
 
   const Index& index_;
   std::size_t next_ = 0;
-  std::vector<std::size_t> number_on_rank_;  // of the next tensor in the rank file's list
+  std::vector<std::size_t>
+      number_on_rank_;  // indexed by rank: the next tensor's number in its file
   std::vector<PackedNumels> packed_on_rank_;
   std::vector<std::size_t> holders_;  // kept for its memory
 };

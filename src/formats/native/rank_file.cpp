@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kMinCompressedNbytes = 65536;
 
-// Files with at least this much data are written past the page cache.
+// Files with at least this much data are written without the page cache.
 constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kReservedNbytes = std::uint64_t{64} << 20;
 
@@ -45,7 +45,8 @@ std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
   return checksums;
 }
 
-/// Returns the one checksum that a journal has for a block of plain bytes.
+/// Returns the checksum that a journal stores for a block of plain bytes: the checksum of the
+/// block's checksums in the table.
 std::uint64_t checksum_of_checksums(const std::vector<std::uint64_t>& checksums) {
   return xxh3_64(std::as_bytes(std::span(checksums)));
 }
@@ -102,8 +103,8 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
   if (num_blocks_left_ == 0) complete();
 }
 
-/// Fills `pieces_`. Counts the tensors that the file's index lists: those of the pieces, and those
-/// that have no piece on any rank.
+/// Fills `pieces_`, with the number of each piece's tensor in the file's index. This index lists
+/// the tensors of the file's pieces, and the tensors that have no piece on any rank.
 void RankFileWriter::list_pieces() {
   const std::vector<TensorEntry>& tensors = contents_.whole.contents.tensors;
   pieces_.reserve(contents_.pieces.size());
@@ -140,7 +141,8 @@ std::string RankFileWriter::link_name_of(const PieceState& piece) const {
   return piece_link_name(tensor_of(piece).meta.fqn, piece.tensor_number, region_of(piece));
 }
 
-/// Creates one dataset for the packed pieces of each dtype, and gives the pieces their places.
+/// Creates one dataset for the packed pieces of each dtype, and sets the place of each packed
+/// piece.
 void RankFileWriter::lay_out_packed() {
   PackedNumels numels;
   for (PieceState& piece : pieces_) {
@@ -150,7 +152,8 @@ void RankFileWriter::lay_out_packed() {
     stored.encoding = Encoding::plain;
     stored.stored_nbytes = nbytes_of(piece);
     const auto numel = static_cast<std::int64_t>(stored.stored_nbytes / itemsize(dtype));
-    // Counted from the start of the dataset, whose place in the file is not known yet.
+    // Relative to the start of the dataset, because the place of the dataset in the file is not
+    // known yet.
     stored.begin = static_cast<std::uint64_t>(numels.add(dtype, numel)) * itemsize(dtype);
   }
   std::array<std::uint64_t, kNumDTypes> begins{};
@@ -270,8 +273,8 @@ void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
   }
 }
 
-/// Returns where `nbytes` bytes of a piece, from its element `begin` on, are in the file. Requires:
-/// the piece is laid out plain.
+/// Returns the place in the file of `nbytes` bytes of a piece that begin at its element `begin`.
+/// Requires: the piece is stored plain.
 ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begin,
                                       std::size_t nbytes) {
   const std::uint64_t offset = stored_of(piece).begin + static_cast<std::uint64_t>(begin) *
@@ -279,8 +282,8 @@ ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begi
   return {offset, offset + nbytes};
 }
 
-/// Writes the block and records its checksums. Does not write bytes that are at their place
-/// already. Requires: the piece is laid out plain.
+/// Writes the block and records its checksums. Skips the write if the bytes are already at their
+/// place. Requires: the piece is stored plain.
 void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, const Block& block) {
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t begin_nbytes =
@@ -297,7 +300,8 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   }
 }
 
-/// Returns the block with its chunk, or without a chunk if the piece is known to be laid out plain.
+/// Compresses a block into its chunk, and returns both. Leaves out the chunk if it is already known
+/// that the piece is stored plain.
 RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
                                              std::span<const std::byte> bytes) {
   thread_local ChunkEncoder encoder;
@@ -316,8 +320,8 @@ RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
   return block;
 }
 
-/// Waits for the block's turn and writes the block. If the block lacks the form (plain or chunk) in
-/// which its piece is laid out, returns false and writes nothing.
+/// Waits for the block's turn and writes the block. A piece is stored either plain or as chunks. If
+/// the block does not have the bytes in that form, returns false and writes nothing.
 bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block) {
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
@@ -433,12 +437,13 @@ void RankFileWriter::complete() {
   record_.structure_checksum = structure_checksum(*written, data_ranges());
   h5_file_.bytes().sync();
   h5_file_.bytes().close();
-  pieces_ = std::vector<PieceState>();  // the next file needs as much memory
+  pieces_ = std::vector<PieceState>();  // frees memory for the next file
   complete_ = true;
 }
 
-/// Fills in the stored pieces from their blocks. Counts `table_begin` from the start of the tables,
-/// whose place in the file is not known yet. Returns the size of all tables. Units: bytes.
+/// Sets the StoredPiece of each piece from its blocks. `table_begin` is relative to the start of
+/// the tables, because their place in the file is not known yet. Returns the size of all tables.
+/// Units: bytes.
 std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
   for (PieceState& piece : pieces_) {

@@ -20,9 +20,9 @@
 
 namespace tessera::formats::native {
 
-/// The checkpoint, and the pieces of it that a rank's file holds, in the order of its index. A
-/// piece's place in this list is its number. The writer of the file sets their places in `whole`,
-/// except for linked pieces, whose bytes are in other files.
+/// The index of the whole checkpoint, and the pieces that one rank's file holds, in the order of
+/// the index. A piece's position in this list is its number. The writer of the file sets the places
+/// of these pieces in `whole`, except for linked pieces, whose bytes are in other files.
 struct RankFileContents {
   Index& whole;
   std::span<const CheckpointWriter::PieceId> pieces;
@@ -38,8 +38,8 @@ struct RankFileContents {
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
-  /// What `contents` views must outlive the writer. `journal`, which records finished blocks, may
-  /// be null.
+  /// The objects that `contents` refers to must outlive the writer. `journal`: records finished
+  /// blocks; may be null.
   RankFileWriter(FileSystem& fs, std::string path, RankFileContents contents,
                  const NativeWriteOptions& options, Journal* journal);
 
@@ -66,11 +66,11 @@ class RankFileWriter {
   };
   struct PieceState {
     CheckpointWriter::PieceId id{};
-    std::size_t tensor_number = 0;  // of its tensor in the file's index
+    std::size_t tensor_number = 0;  // the tensor's number in the file's index
     bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;       // elements of a block; 0: nothing to write
-    h5::Handle dataset{};               // set while chunks are written to it
+    h5::Handle dataset{};               // set while chunks are written to the dataset
     std::vector<StoredBlock> blocks{};  // without ranges for plain data; none if packed
   };
 
@@ -79,7 +79,7 @@ class RankFileWriter {
     std::span<const std::byte> bytes{};
     EncodedChunk chunk{};
     std::uint64_t chunk_checksum = 0;
-    std::optional<ByteRange> place{};  // where it already is in the file
+    std::optional<ByteRange> place{};  // where the bytes already are in the file
   };
 
   const TensorEntry& tensor_of(const PieceState& piece) const;
@@ -113,14 +113,14 @@ class RankFileWriter {
   const NativeWriteOptions options_;
   Journal* const journal_;
   const RankFileContents contents_;
-  std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
+  std::uint64_t reserved_end_ = 0;  // of the space that this or an interrupted writer reserved
   h5::File h5_file_;
   h5::Handle own_group_;            // in the file; set once it is needed
-  std::vector<PieceState> pieces_;  // by number; their datasets are in the file
+  std::vector<PieceState> pieces_;  // indexed by number; their datasets are in the file
 
-  bool is_streamed_ = false;  // written past the page cache, into reserved space
+  bool is_streamed_ = false;  // written without the page cache, into reserved space
 
-  // The next piece to lay out and its next chunk.
+  // Whose turn it is: the next piece to lay out, and its next chunk.
   std::mutex turn_mutex_;
   std::condition_variable turn_changed_;
   std::size_t next_piece_ = 0;

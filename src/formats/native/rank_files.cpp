@@ -44,7 +44,8 @@ void require_record(const FileHeader& header, std::uint64_t checkpoint_id,
   }
   if (header.file_nbytes != record.nbytes || header.index_checksum != record.index_checksum ||
       header.structure_checksum != record.structure_checksum) {
-    throw Error(ErrorKind::corruption, {.path = path}, "header: contradicts the index");
+    throw Error(ErrorKind::corruption, {.path = path},
+                "header: its sizes or checksums are not those that the index records");
   }
 }
 
@@ -104,7 +105,7 @@ void require_rank_files(const FileSystem& fs, const std::string& checkpoint_path
   }
   if (missing.empty()) return;
   throw Error::expected(ErrorKind::corruption, {.path = checkpoint_path}, "rank files",
-                        std::to_string(world_size) + " of them",
+                        std::to_string(world_size) + " files",
                         "none for rank " + list_ranks(missing), likely_cause);
 }
 

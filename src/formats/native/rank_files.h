@@ -12,8 +12,8 @@
 
 namespace tessera::formats::native {
 
-/// The rank files and linked files of an open checkpoint. Each is opened when first needed, and may
-/// be closed when many files are open (open_kept). Thread-safe.
+/// The rank files and linked files of an open checkpoint. A file is opened when it is first needed.
+/// It may be closed, and opened again later, if many files are open (open_kept). Thread-safe.
 class RankFiles {
  public:
   /// `index` must outlive this object.
@@ -21,7 +21,7 @@ class RankFiles {
             const Index& index);
 
   /// Returns the open file that holds a piece of `rank` with the place `stored`, after checking
-  /// that the file is the one that the index names. Throws: Error(corruption) if it is missing, of
+  /// that it is the file that the index names. Throws: Error(corruption) if it is missing, of
   /// another checkpoint, or of another size.
   const ReadableFile& open(std::int64_t rank, const StoredPiece& stored) const;
 
@@ -31,7 +31,8 @@ class RankFiles {
   std::uint64_t checkpoint_id_;
   const Index& index_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<const ReadableFile>> files_;  // by rank, then linked files
+  mutable std::vector<std::unique_ptr<const ReadableFile>>
+      files_;  // indexed by rank, then linked files
 };
 
 /// Returns the name of the file that holds a piece of `rank` with the place `stored`.

@@ -17,7 +17,7 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
-// How many blocks one call reads. They are few, so that they are still in the processor's cache
+// How many blocks one call reads. With few blocks, the bytes are still in the processor's cache
 // when their checksums are checked.
 constexpr std::uint64_t kBlocksPerRead = 8;
 // How many table entries are in memory at a time.
@@ -136,8 +136,8 @@ class NativeReader final : public NativeCheckpoint {
   }
 
  private:
-  /// Reads a block directly into `out` if all of it is wanted. Otherwise, at either end, reads the
-  /// block through a buffer.
+  /// Reads a block directly into `out` if all of the block is wanted. Reads a block of which only a
+  /// part is wanted, at either end, through a buffer.
   static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
                          std::uint64_t first_block, std::span<const StoredBlock> entries,
                          ByteRange wanted, std::span<std::byte> out) {
@@ -228,7 +228,7 @@ std::unique_ptr<NativeCheckpoint> open_native_checkpoint(const FileSystem& fs, s
   require_index_role(header, index_path);
   if (header.checkpoint_id != header.index_checksum) {
     throw Error(ErrorKind::corruption, {.path = index_path},
-                "header: the checkpoint id is not the index checksum");
+                "header: expected the checkpoint id to be the index checksum, found another id");
   }
   Index index = decode_index(read_index_bytes(*file, header), header, index_path);
   return std::make_unique<NativeReader>(fs, std::move(path), header.checkpoint_id,

@@ -28,10 +28,10 @@ namespace {
 /// The usable ranks, and why the others are not usable.
 struct RankIndexes {
   std::int64_t world_size = 0;
-  std::uint64_t checkpoint_id = 0;  // of the first usable one
-  std::vector<Index> ranks{};       // the usable ones, in order
+  std::uint64_t checkpoint_id = 0;  // of the first usable rank
+  std::vector<Index> ranks{};       // the indexes of the usable ranks, in order
   std::vector<RankFileRecord> records{};
-  std::vector<std::string> refusals{};  // of the others, one line each
+  std::vector<std::string> refusals{};  // why other ranks are not usable, one line each
 };
 
 /// Returns the world size in the first rank file header that can be read.
@@ -142,11 +142,11 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
                        list);
 }
 
-/// Whether a file may be an index: complete, damaged, or unfinished. An unfinished one begins with
-/// zeros, because the header is written last.
+/// Whether a file may be an index: complete, damaged, or unfinished. An unfinished index begins
+/// with zeros, because its header is written last.
 bool may_be_index(const FileSystem& fs, const std::string& path) {
-  // Only the first bytes of the magic count. The others detect a file that was transferred as text;
-  // that is an index too, though damaged.
+  // Compares only the first bytes of the magic number. Its other bytes change if the file was
+  // transferred as text; the file is then a damaged index, but still an index.
   constexpr std::size_t kNameNbytes = 4;
   const std::string header = read_begin(fs, path, kHeaderNbytes).value_or("");
   const bool is_begun = header.find_first_not_of('\0') == std::string::npos;
@@ -154,14 +154,14 @@ bool may_be_index(const FileSystem& fs, const std::string& path) {
   return is_begun || header.starts_with(name);
 }
 
-/// Decides about the object at an index's staging path: removes it if it may be an index. It may be
-/// the old index, if a process died after replacing that.
+/// Decides whether the object at an index's staging path may be removed: only if it may be an
+/// index. (If a process died after it had replaced the index, the old index is there.)
 StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
   return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
                                                  : StagedDestination::LeftOver::foreign;
 }
 
-/// Refuses to replace an object that has the index's name but is not an index.
+/// Throws if the object with the index's name is not an index, because it must not be replaced.
 void require_replaceable_index(const FileSystem& fs, const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   if (!mode || (S_ISREG(*mode) && may_be_index(fs, path))) return;

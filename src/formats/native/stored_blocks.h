@@ -11,15 +11,15 @@
 
 namespace tessera::formats::native {
 
-/// The place and checksum of a block or chunk in the file.
+/// The place of a block or chunk in the file, and its checksum.
 struct StoredBlock {
   ByteRange range;
   std::uint64_t checksum = 0;
 };
 
-/// Returns the places and checksums of blocks `[begin, end)` of a piece. If the piece has only one
-/// block, the index has this entry. Otherwise reads the entries from the table in the file, and no
-/// others. Throws: Error(corruption) naming `fqn` if an entry is outside the file.
+/// Returns the places and checksums of blocks `[begin, end)` of a piece. The entry of a piece with
+/// only one block is in the index. Otherwise reads only these entries from the table in the file.
+/// Throws: Error(corruption) naming `fqn` if an entry is outside the file.
 std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std::string& fqn,
                                             const StoredPiece& stored, const BlockGrid& grid,
                                             std::uint64_t begin, std::uint64_t end);

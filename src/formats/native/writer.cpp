@@ -226,7 +226,7 @@ class RankFilesWriter : public ShareWriter {
     const std::lock_guard lock(slot.mutex);
     if (abandoned_) throw Error(ErrorKind::interrupted, {}, "writing was abandoned");
     if (!slot.file) {
-      // HDF5 expects that bytes which it has not written are zero.
+      // HDF5 needs a new file, in which all unwritten bytes are zero.
       if (journal_ != nullptr && journal_->is_shared() && !journal_->is_resumed()) {
         fs_.remove_all(rank_path(rank));
       }
@@ -245,10 +245,11 @@ class RankFilesWriter : public ShareWriter {
   const NativeWriteOptions options_;
   Journal* const journal_;
   std::vector<std::vector<PieceId>> pieces_by_rank_;
-  // Each piece's number in its rank's file, tensor by tensor; and where a tensor's pieces begin.
+  // Each piece's number in its rank's file, for the pieces of all tensors in order, and the index
+  // in this list of each tensor's first piece.
   std::vector<std::uint32_t> numbers_on_rank_;
   std::vector<std::size_t> first_pieces_;
-  std::vector<RankSlot> rank_slots_;  // by rank
+  std::vector<RankSlot> rank_slots_;  // indexed by rank
   std::atomic<bool> abandoned_ = false;
   bool are_ranks_there_ = false;  // the shares have written all blocks
 };
@@ -267,7 +268,8 @@ class NativeWriter final : public RankFilesWriter {
       headers.push_back(finish_or_adopt_rank(rank));
     }
     const std::string index_path = join_path(directory(), kIndexFileName);
-    // HDF5 expects that bytes which it has not written are zero, so the old index is removed.
+    // HDF5 needs a new file, in which all unwritten bytes are zero. So the index that an
+    // interrupted run began is removed.
     if (journal() != nullptr && journal()->is_resumed()) file_system().remove_all(index_path);
     const std::uint64_t checkpoint_id = write_index_file(file_system(), index_path, index());
     for (FileHeader& header : headers) {
@@ -449,7 +451,7 @@ class NativeFormatWriter final : public FormatWriter {
                                                   const std::string& path) const override {
     return native::open_base(fs, path);
   }
-  // HDF5 reads and rewrites what it has written.
+  // HDF5 reads bytes that it has written, and overwrites them.
   bool writes_bytes_once() const override { return false; }
   const PartsWriter* parts() const override {
     static const NativeParts parts;

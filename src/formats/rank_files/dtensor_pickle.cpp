@@ -21,7 +21,8 @@ void push_tuple(Pickler& pickler, const Numbers& numbers) {
   pickler.tuple_from_mark();
 }
 
-/// Begins an object whose attributes are in a dict. `build` ends it.
+/// Writes the beginning of an object whose attributes are a dict. The opcode BUILD ends the object
+/// (end_object).
 void begin_object(Pickler& pickler, std::string_view module, std::string_view name) {
   pickler.global(module, name);
   pickler.empty_tuple();
@@ -83,7 +84,8 @@ void DTensorPickler::push_wrapper_arguments(Pickler& pickler, DType dtype,
   pickler.interned("torch.strided");
   pickler.tuple1();
   pickler.reduce();
-  // The device of the local part, whatever the mesh's is: PyTorch moves it when it is loaded.
+  // The device of the local part is always the CPU, whatever the mesh's device is: PyTorch moves
+  // the part when it loads it.
   pickler.global("torch", "device");
   pickler.interned("cpu");
   pickler.tuple1();
@@ -157,7 +159,7 @@ void DTensorPickler::push_mesh(Pickler& pickler, const DTensorCut& cut) {
   pickler.none();
   pickler.interned("_flatten_mapping");
   pickler.empty_dict();
-  if (sizes.size() == 1) {  // the group of all ranks; groups of parts have no fixed names
+  if (sizes.size() == 1) {  // the group of all ranks; smaller groups have no fixed names
     pickler.interned("_dim_group_names");
     pickler.empty_list();
     pickler.text("0");

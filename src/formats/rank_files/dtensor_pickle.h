@@ -16,9 +16,9 @@
 
 namespace tessera::formats::rank_files {
 
-/// How a DTensor is cut: `num_replicas` times all of it, each time one dimension cut among
-/// `num_shards` ranks as torch.chunk does. With one replica, the mesh has one axis and the
-/// placement is Shard(dim); else two axes, with Replicate and Shard(dim).
+/// How a DTensor is cut. There are `num_replicas` copies; in each copy, `num_shards` ranks cut
+/// dimension `dim` as torch.chunk does. With one replica, the mesh has one axis and the placement
+/// is Shard(dim). With more, it has two axes, with the placements Replicate and Shard(dim).
 struct DTensorCut {
   std::size_t dim = 0;
   int num_replicas = 1;
@@ -29,17 +29,18 @@ struct DTensorCut {
   friend bool operator==(const DTensorCut&, const DTensorCut&) = default;
 };
 
-/// Pushes DTensors into the pickle of one rank's file, as `torch.save` of torch 2.11 pickles them.
-/// The file needs one more storage with the numbers of all ranks (`ranks_storage_bytes`). Keeps a
-/// view of `mesh`, which must outlive it. Not thread-safe.
+/// Writes DTensors into the pickle of one rank's file, as `torch.save` of torch 2.11 pickles them.
+/// The file needs an additional storage with the numbers of all ranks (`ranks_storage_bytes`),
+/// which the pickled DeviceMesh refers to. Keeps a view of `mesh`, which must outlive it. Not
+/// thread-safe.
 class DTensorPickler {
  public:
   /// `ranks_storage`: the key of the storage with the numbers of all ranks.
   DTensorPickler(const DeviceMeshOptions& mesh, int rank, std::string ranks_storage)
       : mesh_(mesh), rank_(rank), ranks_storage_(std::move(ranks_storage)) {}
 
-  /// Pushes the DTensor of this rank. `shape`: of the whole tensor. `storage`: the key of the
-  /// storage with this rank's part.
+  /// Writes this rank's DTensor. `shape`: of the whole tensor. `storage`: the key of the storage
+  /// with this rank's part.
   void push(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
             const DTensorCut& cut, std::string_view storage);
 

@@ -25,8 +25,8 @@ void remove_separators(std::string_view& text) {
   }
 }
 
-/// Removes `<word>_<number>` from the end of a text. Returns the number; nothing if it is not
-/// there, and `text` is unchanged.
+/// Removes `<word>_<number>` from the end of `text` and returns the number. If `text` does not end
+/// in this way, returns nothing and does not change `text`.
 std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view word) {
   const std::size_t last = text.find_last_not_of(kDigits);
   const std::string_view digits = text.substr(last == std::string_view::npos ? 0 : last + 1);
@@ -50,7 +50,8 @@ std::optional<std::uint64_t> take_number(std::string_view& text, std::string_vie
   throw Error::expected(kind, {.path = path}, "files of ranks", expected, found, cause);
 }
 
-/// Returns the number of ranks of an item: what its names say, else the largest rank.
+/// Returns the number of ranks that saved an item: the `world_size` in its file names; without it,
+/// the largest rank plus one.
 std::uint64_t num_ranks_of(const Item& item, const std::string& path) {
   std::set<std::uint64_t> stated;
   std::uint64_t num_ranks = 0;
@@ -59,7 +60,7 @@ std::uint64_t num_ranks_of(const Item& item, const std::string& path) {
     num_ranks = std::max(num_ranks, file.rank + 1);
   }
   if (stated.size() > 1) {
-    refuse(ErrorKind::unsupported, path, "files of one number of ranks",
+    refuse(ErrorKind::unsupported, path, "files of one save, with one number of ranks",
            "files of " + std::to_string(*stated.begin()) + " and of " +
                std::to_string(*stated.rbegin()) + " ranks",
            "move the files of one save to a folder of their own");

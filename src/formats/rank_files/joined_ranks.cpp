@@ -28,17 +28,18 @@ struct Origin {
   std::size_t index;  // in the file's tensors or values
 };
 
-/// All that the ranks have under one name, by rank.
+/// All entries that the ranks have under one name, each list in the order of ranks.
 struct Gathered {
   KeyPath key_path{};
   std::vector<Origin> tensors{};
-  std::vector<Origin> values{};     // that can be read
+  std::vector<Origin> values{};     // values that can be read
   std::vector<Origin> refused{};    // values that cannot be read
-  std::set<std::string> targets{};  // on ranks where the name is an alias: the aliased names
-  bool has_own = false;  // whether some rank has it as a non-empty tensor of its own, no alias
+  std::set<std::string> targets{};  // the tensors that it is an alias of, on some ranks
+  bool has_own = false;             // some rank has a non-empty tensor of this name, not an alias
 };
 
-/// Reads the contents of all files, and puts together what belongs together.
+/// Shows the files of all ranks as one checkpoint: joins the entries that the ranks have under one
+/// name.
 class JoinedRanks final : public CheckpointReader, public MeshSource {
  public:
   JoinedRanks(Format format, std::string path, int world_size, std::vector<RankFile> files,
@@ -47,8 +48,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     contents_.world_size = world_size;
     contents_.opening_findings = std::move(notes);
     gather();
-    // Sharded tensors first: `is_flat_state` asks whether there are any, and whether they have
-    // replicas.
+    // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
+    // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (is_sharded(gathered)) add_sharded(name, gathered);
@@ -66,7 +67,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
-  /// Returns the order of all items, one after another, each as its first file has it.
+  /// Returns one list: the names of all items, one item after another, each in the order of its
+  /// first file.
   std::vector<std::vector<std::string>> dict_orders() const override {
     std::vector<std::string> names;
     for (std::size_t i = 0; i < files_.size(); ++i) {
@@ -134,7 +136,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
   const TensorEntry& tensor_of(const Origin& origin) const {
     return reader_of(origin).contents().tensors[origin.index];
   }
-  /// Returns where one rank's part of a tensor is; null if the rank has none, or a whole tensor.
+  /// Returns the place of one rank's part in the whole tensor `name`. Returns null if the rank has
+  /// no tensor `name`, or has the whole tensor.
   static const ShardPlace* place_in(const RankFile& file, std::string_view name) {
     const std::string front = file.item.empty() ? std::string() : file.item + ".";
     if (file.is_sole || !name.starts_with(front)) return nullptr;
@@ -155,7 +158,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     return "rank " + std::to_string(rank_of(origin));
   }
 
-  /// Whether a note says which name a file's only tensor or value gets. Here it gets the item's.
+  /// Whether a note says which name a file's only tensor or value gets. Such notes are left out,
+  /// because here the entry gets the name of the item.
   static bool is_about_name(const RankFile& file, const Finding& finding) {
     return file.is_sole && finding.severity == Finding::Severity::note &&
            finding.rule == "structure";
@@ -190,7 +194,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     return found->second;
   }
 
-  /// Notes how long the lists on a path are on one rank, as far as its entries show.
+  /// Records the lengths that the lists on a key path have on one rank, as far as the entries show.
   void note_lists(const RankFile& file, const KeyPath& path) {
     for (std::size_t i = 0; i < path.size(); ++i) {
       const auto* const position = std::get_if<std::int64_t>(&path[i]);
@@ -250,7 +254,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     }
   }
 
-  /// Whether every rank that holds elements says that it is another name of one tensor.
+  /// Whether the name is an alias of the same tensor on every rank that holds elements of it.
   static bool is_tied(const Gathered& gathered) {
     return !gathered.has_own && gathered.targets.size() == 1;
   }
@@ -278,7 +282,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     pieces_.push_back(std::move(origins));
   }
 
-  /// Checks one rank's part against the whole tensor, which the first rank describes.
+  /// Throws unless one rank's part fits the whole tensor `whole`, as the first rank describes the
+  /// tensor.
   void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
     const auto& place = place_of(origin);
     const auto require = [&](bool holds, const std::string& rule, const std::string& expected,
@@ -309,9 +314,9 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
             "what rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
-  /// Notes a replica whose stored checksum differs from that of the first replica.
+  /// Adds a note for each replica whose stored checksum differs from that of the first replica.
   void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
-    std::map<Region, std::size_t> first_of;  // by region
+    std::map<Region, std::size_t> first_of;  // key: region
     for (std::size_t i = 0; i < origins.size(); ++i) {
       const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, i);
       if (is_new) continue;
@@ -328,10 +333,10 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     }
   }
 
-  /// [Note: Flat state] The optimizer of FSDP1 keeps state under numbers, and each rank has a flat
-  /// range of it: the ranges of rank 0, 1, … follow each other. They are put together as one
-  /// vector, whose pieces are flat ranges. Where several ranks have the same shards (HYBRID_SHARD),
-  /// the files do not say which.
+  /// [Note: Flat state] FSDP1's optimizer numbers its state, and each rank saves a flat range:
+  /// first comes the range of rank 0, then that of rank 1, and so on. These ranges become one
+  /// vector, whose pieces are flat ranges. If several ranks have the same shards (HYBRID_SHARD),
+  /// the files do not show which ranks, so the ranges are not joined.
   bool is_flat_state(const std::string& name, const Gathered& gathered) const {
     if (has_replicas_ || contents_.tensors.empty()) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
@@ -380,7 +385,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     add_copy(name, gathered.key_path, std::move(equal));
   }
 
-  /// Adds a tensor of which each of the ranks has a copy.
+  /// Adds a tensor of which each rank in `origins` has a whole copy.
   void add_copy(const std::string& name, KeyPath key_path, std::vector<Origin> origins) {
     TensorEntry tensor;
     tensor.meta = tensor_of(origins.front()).meta;
@@ -450,7 +455,8 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     parallel = std::move(sorted_parallel);
   }
 
-  /// Adds what the files' readers found, once for all ranks.
+  /// Adds the other findings of the files' readers: opened classes, simplifications, notes. Adds
+  /// equal findings of several ranks only once.
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
@@ -480,9 +486,9 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
                                             .found = std::move(found)});
     };
     if (num_flat_ > 0) {
-      note("optimizer state that says what part each rank has",
+      note("optimizer state with the place of each rank's part",
            std::to_string(num_flat_) +
-               " flat ones, as FSDP1 keeps them: the parts follow each other by rank");
+               " flat tensors of FSDP1 without it (joined in the order of ranks)");
     }
     const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
                             const std::string& name) {
@@ -491,15 +497,15 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     if (!untied_.empty()) {
       note("the same tied tensors on all ranks",
            such_as(untied_.size(), "name", "tied on some ranks only", untied_.front()) +
-               ": a tensor of its own on all ranks");
+               " (read as a separate tensor on all ranks)");
     }
     if (!other_keys_.empty()) {
       const auto& [name, rank] = *other_keys_.begin();
       note("keys of the same types on all ranks",
            such_as(other_keys_.size(), "name", "with a key of another type (0 and '0')", name) +
-               " on rank " + std::to_string(rank) + ": that of the lowest rank is kept");
+               " on rank " + std::to_string(rank) + " (the key of the lowest rank is kept)");
     }
-    std::vector<std::string> lists;  // of different lengths
+    std::vector<std::string> lists;  // names of lists that differ in length
     for (const auto& [name, lengths] : list_lengths_) {
       const std::int64_t first = lengths.begin()->second;
       const auto differs = [&](const auto& length) { return length.second != first; };
@@ -508,7 +514,7 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     if (!lists.empty()) {
       note("lists of equal lengths on all ranks",
            such_as(lists.size(), "list", "with other lengths on some ranks", lists.front()) +
-               ": one list of all positions");
+               " (read as one list with all positions)");
     }
     list_lengths_.clear();
     if (differing_.empty()) return;
@@ -523,10 +529,10 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
   CheckpointContents contents_;
   std::vector<std::vector<Origin>> pieces_;  // parallel to contents_.tensors and their pieces
   std::vector<Origin> values_;               // parallel to contents_.values
-  std::vector<std::string> differing_;       // names with other copies on other ranks
+  std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
-  std::map<std::string, int> other_keys_;    // names whose key path another rank spells otherwise
-  std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // by name of the list, by rank
+  std::map<std::string, int> other_keys_;    // names that have another key path on a rank
+  std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
   bool has_replicas_ = false;                                        // of parts of tensors
   std::size_t num_flat_ = 0;                                         // tensors of flat state
 };

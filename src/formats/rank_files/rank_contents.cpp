@@ -16,7 +16,7 @@ namespace {
 
 using torch_zip::TorchSaveLayout;
 
-constexpr std::size_t kExtraState = 2;  // in kWrittenItems
+constexpr std::size_t kExtraState = 2;  // index in kWrittenItems
 constexpr std::size_t kOther = 3;
 
 bool is_whole(const TensorEntry& tensor, const Piece& piece) {
@@ -24,7 +24,8 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
          std::vector<Box>{whole_box(tensor.meta.shape)};
 }
 
-/// Returns the place of an entry with a name in a sorted list, if there is one.
+/// Returns the index of the entry with this name in a list that is sorted by name; nothing if there
+/// is none.
 template <class Entry, class NameOf>
 std::optional<std::size_t> find_entry(const std::vector<Entry>& entries, const std::string& name,
                                       const NameOf& name_of) {
@@ -33,8 +34,8 @@ std::optional<std::size_t> find_entry(const std::vector<Entry>& entries, const s
   return static_cast<std::size_t>(found - entries.begin());
 }
 
-/// Gives each rank's own entry the place of the entry that all ranks together have, if `may` (own,
-/// shared, rank).
+/// Puts each entry `per_rank.<rank>.<name>` at the place of the entry `<name>` in the files of this
+/// rank, instead of the shared entry. Does this only if `may(own, shared, rank)` returns true.
 template <class Spot, class Entry, class NameOf, class May>
 void place_own_entries(std::vector<Spot>& spots, const std::vector<Entry>& entries,
                        const NameOf& name_of, int world_size, const May& may) {
@@ -94,7 +95,7 @@ std::size_t RankContents::target_of(std::size_t alias) const {
   return static_cast<std::size_t>(target - contents_.tensors.data());
 }
 
-/// Whether two names of one tensor would go into different files.
+/// Whether a tensor and an alias of it would go into different files of a rank.
 bool RankContents::has_tie_across_files() const {
   for (std::size_t i = 0; i < alias_spots_.size(); ++i) {
     if (alias_spots_[i].item != tensor_spots_[target_of(i)].item) return true;
@@ -102,7 +103,7 @@ bool RankContents::has_tie_across_files() const {
   return false;
 }
 
-/// Finds the items that are a dict around the names of other entries.
+/// Finds the items, such as `model`, that are an outermost dict with other entries inside.
 void RankContents::find_dicts() {
   const auto look_at = [&](const KeyPath& path) {
     if (path.size() < 2 || !std::holds_alternative<std::string>(path.front())) return;
@@ -115,8 +116,8 @@ void RankContents::find_dicts() {
   for (const ValueEntry& value : contents_.values) look_at(value.key_path);
 }
 
-/// Returns where an entry goes. A flat key `model.w` goes into the files of `model`, unless there
-/// is a dict `model` beside it.
+/// Returns in which files an entry goes, and under which name. An entry with the single key
+/// `model.w` goes into the files of `model`, unless the contents also have a dict `model`.
 RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) const {
   KeyPath whole = path.empty() ? KeyPath{name} : path;
   if (is_one_file_) return {kOther, name, std::move(whole)};
@@ -166,15 +167,15 @@ std::vector<RankContents::Spot> RankContents::spots_of_values() {
 }
 
 void RankContents::refuse_pieces(std::size_t tensor) const {
-  throw Error::expected(
-      ErrorKind::invalid_argument,
-      {.path = destination_, .fqn = contents_.tensors[tensor].meta.fqn}, "pieces",
-      "one dimension cut among the ranks as a DTensor's, or all of the tensor on each rank",
-      std::to_string(contents_.tensors[tensor].pieces.size()) + " other pieces",
-      "the strategies dim0, dim1, hybrid:AxB and replicated give such pieces");
+  throw Error::expected(ErrorKind::invalid_argument,
+                        {.path = destination_, .fqn = contents_.tensors[tensor].meta.fqn}, "pieces",
+                        "pieces that cut one dimension among the ranks, as a DTensor does, or the "
+                        "whole tensor on each rank",
+                        std::to_string(contents_.tensors[tensor].pieces.size()) + " other pieces",
+                        "the strategies dim0, dim1, hybrid:AxB and replicated give such pieces");
 }
 
-/// Finds the piece of each rank.
+/// Finds which piece of each tensor each rank holds.
 void RankContents::find_pieces() {
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
     const TensorEntry& tensor = contents_.tensors[i];
@@ -187,7 +188,7 @@ void RankContents::find_pieces() {
   }
 }
 
-/// Finds the cut of a DTensor that has the pieces of a tensor.
+/// Finds the cut with which a DTensor has the same pieces as a tensor.
 void RankContents::find_cut(std::size_t index) {
   const TensorEntry& tensor = contents_.tensors[index];
   const Shape& shape = tensor.meta.shape;
@@ -230,7 +231,7 @@ void RankContents::find_cut(std::size_t index) {
   if (!is_uncut) refuse_pieces(index);
 }
 
-/// Whether a rank's file has a tensor: also a part without elements.
+/// Whether a rank's file has a tensor. A part without elements counts.
 bool RankContents::is_on(std::size_t tensor, int rank) const {
   if (!tensor_spots_[tensor].is_on(rank)) return false;
   return cuts_[tensor] || contents_.tensors[tensor].meta.numel() == 0 ||

@@ -14,23 +14,23 @@
 
 namespace tessera::formats::rank_files {
 
-/// What is in each file of each rank, known before any byte of a tensor:
+/// What is in each file of each rank. It is known before any byte of a tensor is written:
 ///
-///     model_world_size_<N>_rank_<R>.pt         entries `model.…`, without that word
-///     optim_world_size_<N>_rank_<R>.pt         entries `optim.…`
-///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`
+///     model_world_size_<N>_rank_<R>.pt entries `model.…`, without `model.`
+///     optim_world_size_<N>_rank_<R>.pt entries `optim.…` extra_state_world_size_<N>_rank_<R>.pt
+///     entries `extra_state.…`
 ///     world_size_<N>_rank_<R>.pt               all other entries
 ///
-/// Every rank has the same files. If tied tensors would be in two files, all entries are in the
-/// last. docs/formats/rank_files.md has the rules. Keeps views of the contents and the values,
-/// which must outlive this. Immutable; safe to share between threads.
+/// Every rank has the same files. If tied tensors would go into two different files, all entries go
+/// into the last one. docs/formats/rank_files.md has the rules. Keeps views of the contents and the
+/// values, which must outlive this. Immutable; safe to share between threads.
 class RankContents {
  public:
   using PieceId = CheckpointWriter::PieceId;
 
   /// Requires: `values` is parallel to `contents.values`.
-  /// Throws: Error(invalid_argument) naming a tensor whose pieces no DTensor has, or contradicting
-  /// key paths.
+  /// Throws: Error(invalid_argument) naming a tensor whose pieces no DTensor can have, or key paths
+  /// that contradict each other.
   RankContents(const CheckpointContents& contents, const std::vector<Value>& values,
                const DeviceMeshOptions& mesh, const std::string& destination);
 
@@ -38,12 +38,12 @@ class RankContents {
   const std::string& name(std::size_t file) const { return files_[file].name; }
   std::set<std::string> names() const;
 
-  /// Returns the pieces in the storages of a file. Nothing for a storage of constant bytes: that of
-  /// a part without elements, or the one with the numbers of the ranks, which is the last one.
+  /// Returns the piece in each storage of a file. Nothing for a storage with no piece: the storage
+  /// of a part without elements, and the last storage, if it holds the numbers of the ranks.
   const std::vector<std::optional<PieceId>>& storages(std::size_t file) const {
     return files_[file].storages;
   }
-  /// Returns the bytes of the storages that hold the numbers of the ranks.
+  /// Returns the bytes of the storage that holds the numbers of all ranks, for the DeviceMesh.
   const std::string& ranks_bytes() const { return ranks_bytes_; }
   bool has_ranks_storage(std::size_t file) const { return files_[file].has_ranks_storage; }
 
@@ -56,27 +56,28 @@ class RankContents {
     return places_[piece.tensor_index][piece.piece_index];
   }
 
-  /// Returns the layout of a file. Makes it anew at each call, so that not all are in memory.
+  /// Returns the layout of a file. Computes it at each call, so that not all layouts are in memory
+  /// at once.
   torch_zip::TorchSaveLayout layout(std::size_t file) const;
 
   /// Throws Error(unsupported) if Tessera's reader would refuse the files of a rank.
   void require_readable() const;
 
  private:
-  /// Where an entry goes.
+  /// In which files an entry goes, and under which name.
   struct Spot {
     std::size_t item = 0;  // in kWrittenItems
     std::string name;      // in the file
     KeyPath path;
-    std::optional<int> only_on{};  // the rank of an entry of its own
-    std::set<int> not_on{};        // ranks with an entry of their own
+    std::optional<int> only_on{};  // the rank of a per_rank entry
+    std::set<int> not_on{};        // ranks that have a per_rank entry instead
     bool is_on(int rank) const { return only_on.value_or(rank) == rank && !not_on.contains(rank); }
   };
   struct File {
     std::string name;
     std::size_t item = 0;
     int rank = 0;
-    std::vector<std::size_t> tensors;  // by storage
+    std::vector<std::size_t> tensors;  // indexed by storage
     std::vector<std::optional<PieceId>> storages;
     bool has_ranks_storage = false;
   };
@@ -99,14 +100,14 @@ class RankContents {
   const std::vector<Value>& values_;
   const DeviceMeshOptions mesh_;
   const std::string destination_;
-  bool is_one_file_ = false;        // for each rank, because tied tensors would go into several
-  std::set<std::size_t> dicts_;     // items that are an outermost dict of the contents
-  std::vector<Spot> tensor_spots_;  // by tensor
-  std::vector<Spot> alias_spots_;   // by alias
-  std::vector<Spot> value_spots_;   // by value
-  std::vector<std::optional<DTensorCut>> cuts_;            // by tensor; nothing: an ordinary tensor
-  std::vector<std::map<int, std::size_t>> piece_of_rank_;  // by tensor
-  std::vector<std::vector<Place>> places_;                 // by tensor, by piece
+  bool is_one_file_ = false;        // one file for each rank, because of tied tensors
+  std::set<std::size_t> dicts_;     // items for which the contents have an outermost dict
+  std::vector<Spot> tensor_spots_;  // indexed by tensor
+  std::vector<Spot> alias_spots_;   // indexed by alias
+  std::vector<Spot> value_spots_;   // indexed by value
+  std::vector<std::optional<DTensorCut>> cuts_;  // indexed by tensor; nothing: an ordinary tensor
+  std::vector<std::map<int, std::size_t>> piece_of_rank_;  // indexed by tensor
+  std::vector<std::vector<Place>> places_;                 // indexed by tensor and piece
   std::vector<File> files_;
   std::string ranks_bytes_;
 };

@@ -25,7 +25,7 @@ using rank_files::RankContents;
 using torch_zip::StorageBlocks;
 using torch_zip::TorchSaveLayout;
 
-/// Returns the contents without what the format cannot hold.
+/// Returns the contents without the parts that this format has no place for.
 CheckpointContents without_extras(CheckpointContents contents) {
   contents.world_size = std::max(contents.world_size, 1);
   contents.units.clear();
@@ -38,8 +38,8 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 }
 
 /// Writes the storages of the ranks' files. A file is open, and its layout in memory, from its
-/// first block to its last one, which finishes it: the thread that writes the last block also
-/// writes what is around the storages.
+/// first block to its last block. The thread that writes the last block also writes the bytes
+/// around the storages, and closes the file.
 class RankFilesWriter final : public ShareWriter {
  public:
   RankFilesWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -132,7 +132,8 @@ class RankFilesWriter final : public ShareWriter {
     std::shared_ptr<const TorchSaveLayout> layout;
     bool is_finished = false;
   };
-  /// An open file. The layout is shared with its state, which may drop it.
+  /// An open file. The layout is shared with FileState, which drops its copy when the file is
+  /// finished.
   struct Open {
     WritableFile* file;
     std::shared_ptr<const TorchSaveLayout> layout;
@@ -150,7 +151,8 @@ class RankFilesWriter final : public ShareWriter {
     return {first, first + block_nbytes};
   }
 
-  /// Returns the file of a piece, open and of its final size.
+  /// Opens the file of a piece, unless it is open already, and returns it. The file has its final
+  /// size.
   Open open_file(PieceId piece) { return open_file(files_.place_of(piece).file); }
   Open open_file(std::size_t file) {
     FileState& state = states_[file];
@@ -166,7 +168,7 @@ class RankFilesWriter final : public ShareWriter {
     return {state.file.get(), state.layout};
   }
 
-  /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
+  /// Counts a written block, and keeps its CRC. Finishes the file after its last block.
   void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t block_nbytes) {
     blocks_.set_crc(piece, blocks_.begin_byte(piece, begin, block_nbytes), crc);
     const std::size_t file = files_.place_of(piece).file;
@@ -175,7 +177,7 @@ class RankFilesWriter final : public ShareWriter {
     if (left_before == block_nbytes) finish(file);
   }
 
-  /// Writes all of a file but the storages of tensors, and closes it.
+  /// Writes all bytes of a file except the storages of tensors, and closes it.
   void finish(std::size_t file) {
     const Open open = open_file(file);
     std::vector<std::uint32_t> crcs;
@@ -201,7 +203,7 @@ class RankFilesWriter final : public ShareWriter {
   const CheckpointContents contents_;
   const std::vector<Value> values_;
   const RankContents files_;
-  std::vector<FileState> states_;  // by file
+  std::vector<FileState> states_;  // indexed by file
   StorageBlocks blocks_;
   StagedWork work_;
 };

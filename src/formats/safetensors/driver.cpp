@@ -65,15 +65,15 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
   return names;
 }
 
-/// Whether a file has the name of a values file, but is none: Tessera did not write it.
+/// Whether a file has the name of a values file, but Tessera did not write it.
 bool is_values_of_somebody(const FileSystem& fs, const std::string& directory,
                            const std::string& name) {
   return name.ends_with(detail::kValuesSuffix) &&
          !detail::may_be_values_file(fs, join_path(directory, name));
 }
 
-/// Returns those of `names` that belong to the checkpoint of an index: the index names them. If the
-/// index is damaged, those in the index's own series.
+/// Returns those of `names` that belong to the checkpoint of an index. These are the files that the
+/// index names; if the index is damaged, the files whose names show that they are of its series.
 std::vector<std::string> names_of_index(const FileSystem& fs, const std::string& directory,
                                         const std::string& index,
                                         const std::vector<std::string>& names) {
@@ -133,7 +133,7 @@ class SafetensorsDriver final : public FormatDriver {
 
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
-            .own_annotation = "format=pt",  // as the writer sets it
+            .own_annotation = "format=pt",  // Tessera's writer sets it, too
             .has_several_files = true};
   }
 
@@ -180,9 +180,9 @@ class SafetensorsDriver final : public FormatDriver {
                    "adapter_model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
-  /// Returns the names of the checkpoint's own files. Not among them, but extra files: tensor files
-  /// that the index does not name, and values files that belong to no tensor file or that Tessera
-  /// did not write.
+  /// Returns the names of the checkpoint's own files. These files count as extra files, not as its
+  /// own: tensor files that the index does not name; values files that belong to no tensor file;
+  /// values files that Tessera did not write.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
@@ -200,8 +200,8 @@ class SafetensorsDriver final : public FormatDriver {
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 
-  /// Accepts a header that is longer than the file only if the file is named `.safetensors`: then
-  /// the file was cut short.
+  /// If the header is longer than the file, accepts the file only if its name ends in
+  /// `.safetensors`: it is then a safetensors file that was cut short.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     return begins_as_safetensors(first_bytes) &&
            (file.path().ends_with(".safetensors") ||
@@ -215,8 +215,8 @@ class SafetensorsDriver final : public FormatDriver {
                                      });
   }
 
-  /// Checks by the index that the files belong together. Without an index, checks it by opening
-  /// them.
+  /// Checks that the files belong to one checkpoint: the index must name them. If there is no
+  /// index, opens them as one checkpoint.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override {

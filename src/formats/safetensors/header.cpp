@@ -45,7 +45,8 @@ constexpr DTypeName kDTypeNames[] = {
 /// Names of safetensors dtypes that torch does not have.
 constexpr std::string_view kForeignDTypeNames[] = {"F6_E2M3", "F6_E3M2"};
 
-/// safetensors counts 4-bit elements; torch counts bytes of two elements each.
+/// The shape of a 4-bit tensor counts elements in safetensors, and bytes (of two elements each) in
+/// torch.
 constexpr std::int64_t kF4PerByte = 2;
 
 /// One entry of the header, unchecked.
@@ -152,7 +153,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   void on_float(double number) override { skip_or_refuse(value_to_string(number)); }
   void on_bool(bool value) override { skip_or_refuse(value ? "true" : "false"); }
   void on_null() override {
-    // Some writers write null for a missing map.
+    // Some writers write null if there is no `__metadata__`.
     if (place_ == Place::header && depth_ == kHeaderDepth && in_metadata_) return;
     skip_or_refuse("null");
   }
@@ -209,7 +210,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   int depth_ = 0;
 };
 
-/// Turns entries into tensors. Checks the numbers of an entry before it computes anything from
+/// Turns entries of the header into tensors. Checks the numbers of an entry before it computes with
 /// them.
 class EntryChecker {
  public:
@@ -286,8 +287,8 @@ class EntryChecker {
   std::uint64_t data_nbytes_;
 };
 
-/// Throws unless the tensors cover `data_range` exactly. Requires: `tensors` is in the order of
-/// their bytes.
+/// Throws unless the tensors cover `data_range` without gaps and overlaps. Requires: `tensors` is
+/// sorted by byte ranges.
 void check_cover(const std::vector<HeaderTensor>& tensors, ByteRange data_range,
                  const std::string& path) {
   std::uint64_t covered_end = data_range.begin;

@@ -12,7 +12,7 @@ inline constexpr std::string_view kTextsKey = "tessera.texts";      // JSON: ann
 inline constexpr std::string_view kDcpShardingInfoKey = "DCP_SHARDING_INFO";
 inline constexpr std::string_view kDcpVersionKey = "DCP_VERSION";
 
-/// Whether Tessera or PyTorch gives a key a meaning, or may give it one later.
+/// Whether a key of `__metadata__` has a meaning for Tessera or PyTorch, now or in later versions.
 inline bool is_reserved_key(std::string_view key) {
   return key.starts_with("tessera.") || key == kDcpShardingInfoKey || key == kDcpVersionKey;
 }

@@ -27,7 +27,7 @@ namespace {
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kDcpShardPrefix = "shard-";  // then the rank, counted from 1
 
-/// The files of a checkpoint, and what the index says about them.
+/// The files of a checkpoint, and the contents of its index.
 struct FileSet {
   std::string directory;                                      // the names below are relative to it
   std::vector<std::string> names{};                           // sorted
@@ -68,15 +68,15 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   }
 }
 
-/// Returns the place that a file's name states: without an index, only these places show that a
-/// file is missing. Returns nothing for DCP's shards, whose numbers may have gaps: a rank writes
-/// only the files that it has tensors for.
+/// Returns the place that a file's name states, such as 2 of 3. Without an index, only these places
+/// show that a file is missing. Returns nothing for DCP's shards, because their numbers may have
+/// gaps: a rank writes only the files that it has tensors for.
 std::optional<detail::PlaceInSeries> place_beside_index(std::string_view name) {
   if (name.starts_with(kDcpShardPrefix)) return std::nullopt;
   return detail::place_in_series(name);
 }
 
-/// Returns the series that the names belong to: `model-`.
+/// Returns the series of the names, such as `model-` for `model-00002-of-00003.safetensors`.
 std::set<std::string> series_of(const std::vector<std::string>& names) {
   std::set<std::string> series;
   for (const std::string& name : names) {
@@ -96,7 +96,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     const std::string usual = "model" + std::string(detail::kIndexSuffix);
     if (std::ranges::find(indexes, usual) == indexes.end()) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one index",
-                            std::to_string(indexes.size()) + " of them",
+                            std::to_string(indexes.size()) + " indexes",
                             "give the path of one index");
     }
     indexes = {usual};
@@ -125,8 +125,8 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
-/// Returns which part of a model a single file is, if its name states that there are several, or
-/// the names beside it show it.
+/// Returns which part of a model a single file is, if its name, or the names of the files beside
+/// it, show that the model has several files.
 std::optional<PartOfWhole> part_by_name(const FileSystem& fs, const std::string& path,
                                         const std::string& directory, const std::string& name) {
   if (name.starts_with(kDcpShardPrefix)) return std::nullopt;  // [Note: Shards of ranks]
@@ -178,7 +178,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
-/// Returns what messages call `DCP_SHARDING_INFO`.
+/// Returns the name that messages use for `DCP_SHARDING_INFO`.
 std::string sharding_info_in_words() {
   return std::string(detail::kDcpShardingInfoKey) + " in the header's __metadata__";
 }
@@ -223,8 +223,9 @@ bool has_offset(const std::unordered_map<std::string, Shape>& saved_offsets) {
   });
 }
 
-/// Returns the start of a name that all files of one rank share. DCP's file names contain the rank:
-/// `shard-00002-model-00001-of-00003.safetensors`. For any other name, returns the whole name.
+/// Returns the beginning that the names of all files of one rank share. DCP's file names contain
+/// the rank: it is `shard-00002-` in `shard-00002-model-00001-of-00003.safetensors`. For any other
+/// name, returns the whole name.
 std::string rank_prefix(const std::string& name) {
   const std::string base = last_component(name);
   if (!base.starts_with(kDcpShardPrefix)) return name;
@@ -267,8 +268,8 @@ class SafetensorsReader final : public CheckpointReader {
       tell({.severity = Finding::Severity::note,
             .rule = "structure",
             .where = {.path = join_path(set.directory, name)},
-            .expected = "a file that the index names, as its name says",
-            .found = "a file that it does not name"});
+            .expected = "an index that names this file, as the file's name suggests",
+            .found = "an index that does not name it (not read)"});
     }
     named_tensors_.clear();
     rank_of_prefix_.clear();
@@ -378,7 +379,8 @@ class SafetensorsReader final : public CheckpointReader {
     auto saved_offsets = read_saved_offsets(header.metadata, path);
     const bool is_of_dcp = saved_offsets.has_value();
     if (is_of_dcp && set.is_single_file) {
-      // The rest of each tensor is in other files. So this file's part counts as the whole tensor.
+      // The rest of each tensor is in files that are not read. So the part in this file counts as a
+      // whole tensor.
       if (!contents_.part) contents_.part = part_of_ranks(fs_, path, has_offset(*saved_offsets));
       if (contents_.part) saved_offsets.reset();
     }
@@ -443,7 +445,7 @@ class SafetensorsReader final : public CheckpointReader {
       if (!named.is_sharded || !saved_offsets) {
         throw Error::expected(
             ErrorKind::corruption, where, "names", "each tensor in one file",
-            "a tensor that '" + printable(files_[named.locations[0].file].name) + "' also has",
+            "this tensor in '" + printable(files_[named.locations[0].file].name) + "', too",
             "are these files of different checkpoints?");
       }
       Shape& shape = named.entry.meta.shape;
@@ -508,13 +510,14 @@ class SafetensorsReader final : public CheckpointReader {
     }
   }
 
-  /// Adds a finding for verify, and for everybody who opens the checkpoint.
+  /// Adds a finding to the results of `verify`, and to the opening findings.
   void tell(Finding finding) {
     contents_.opening_findings.push_back(finding);
     findings_.push_back(std::move(finding));
   }
 
-  /// Notes members of tensors in the header that nobody reads.
+  /// Adds a note about fields of the header's entries that neither Python's safetensors nor Tessera
+  /// reads.
   void note_unknown_fields(const detail::Header& header, const std::string& path) {
     if (header.unknown_fields.empty()) return;
     const std::vector<std::string> names(header.unknown_fields.begin(),
@@ -559,8 +562,8 @@ class SafetensorsReader final : public CheckpointReader {
                    " (did this rank have nothing to save, or is its file lost?)"});
   }
 
-  /// Notes files that are read as one checkpoint although neither an index nor their names say that
-  /// they belong together.
+  /// Adds a note if files are read as one checkpoint although neither an index nor their names show
+  /// that they belong together.
   void note_joined_files(const FileSet& set) {
     const auto is_of_series = [](const std::string& name) {
       return name.starts_with(kDcpShardPrefix) || place_beside_index(name).has_value();
@@ -571,11 +574,12 @@ class SafetensorsReader final : public CheckpointReader {
           .rule = "structure",
           .where = {.path = path_},
           .expected = "an index that names the files of one checkpoint",
-          .found = "none; joined " + std::to_string(set.names.size()) +
-                   " files of several names: " + detail::some_of(set.names)});
+          .found = "none (" + std::to_string(set.names.size()) +
+                   " files are read as one checkpoint: " + detail::some_of(set.names) + ")"});
   }
 
-  /// Tells everybody of the tensors that are not read, because the index names another file.
+  /// Adds a note about tensors in a file that are not read, because the index names another file
+  /// for them.
   void note_second_copies() {
     if (second_copies_.empty()) return;
     const std::size_t num_copies = second_copies_.size();
@@ -586,11 +590,12 @@ class SafetensorsReader final : public CheckpointReader {
          .expected = "each tensor in one file",
          .found = std::to_string(num_copies) +
                   (num_copies == 1 ? " second copy: " : " second copies, such as ") +
-                  second_copies_[0] + "; the index names another file, which is read"});
+                  second_copies_[0] + " (not read: the index names another file)"});
   }
 
-  /// Reports that the index is missing. Only the index has the digest of a values file beside the
-  /// shards. So such a values file is an error: a move would lose the values.
+  /// Reports that the index is missing. If a values file is beside the shards, this is an error:
+  /// only the index has the digest of the values file, so without the index a move would lose the
+  /// values.
   void report_lost_index(const FileSet& set) {
     findings_.push_back({.severity = Finding::Severity::error,
                          .rule = "structure",
@@ -615,8 +620,8 @@ class SafetensorsReader final : public CheckpointReader {
     contents_.opening_findings.back().severity = Finding::Severity::note;
   }
 
-  /// Notes each values file beside the tensors that neither a tensor file nor the index names.
-  /// Either another program has saved the tensors again, or the values belong to other tensors.
+  /// Adds a note about each values file that no tensor file and no index names. Either another
+  /// program has saved the tensors again, or the values belong to other tensors.
   void note_unnamed_values(const FileSet& set) {
     std::set<std::string> paths;
     if (!set.model_path.empty()) paths.insert(detail::values_path_of(set.model_path));
@@ -630,8 +635,8 @@ class SafetensorsReader final : public CheckpointReader {
       tell({.severity = Finding::Severity::note,
             .rule = "values",
             .where = {.path = path},
-            .expected = "tensors that name the values in " + last_component(path),
-            .found = "none, so it is not read (did another program save the tensors again?)"});
+            .expected = "a tensor file that refers to these values",
+            .found = "none, so they are not read (did another program save the tensors again?)"});
     }
   }
 
@@ -687,7 +692,8 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
     if (values_.empty()) return;
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
-                          detail::kStructureKey, "no values here, because they have their own file",
+                          detail::kStructureKey,
+                          "no values here, because values have their own file",
                           "a value of this name");
   }
 
@@ -732,8 +738,9 @@ class SafetensorsReader final : public CheckpointReader {
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_prefix_;         // while opening
-  std::set<std::string> differing_metadata_;          // keys; while opening
-  std::vector<std::string> second_copies_;            // in words; while opening
+  std::set<std::string>
+      differing_metadata_;                  // keys whose texts differ between files; while opening
+  std::vector<std::string> second_copies_;  // described in words; while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases

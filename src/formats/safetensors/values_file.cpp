@@ -77,7 +77,7 @@ class ValuesFileReader {
       refuse(name, "key_paths",
              "an array of keys: strings, integers, and each other key in an array of its own");
     }
-    // Otherwise a format that nests by key paths would give the entry another name.
+    // If they differed, a format that stores nested dicts would give the entry another name.
     if (spell(*key_path) != name) {
       refuse(name, "key_paths", "keys that are the name when joined by dots");
     }
@@ -350,7 +350,7 @@ void remove_values_beside(FileSystem& fs, const std::string& destination) noexce
     const std::string staged = StagedDestination::staging_path_of(path);
     if (is_values_file(fs, staged)) fs.remove_all(staged);
   } catch (...) {
-    // The checkpoint is written already, so this failure is ignored.
+    // The new checkpoint is complete, so a failure here is ignored.
   }
 }
 

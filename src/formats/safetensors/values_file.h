@@ -21,8 +21,8 @@ inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 inline constexpr std::string_view kStructureKey = "tessera.structure";
 
-/// A longer structure text goes to a values file even if there are no values, because other readers
-/// parse the whole header.
+/// A structure text of more bytes goes to a values file, even if there are no values, because other
+/// readers must parse the whole header.
 inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
 /// Returns the path of the values file that belongs to `tensors`: a single tensor file, or the
@@ -33,16 +33,17 @@ inline std::string values_path_of(const std::string& tensors) {
 
 /// The longest values file that is read, and so also the longest that is written.
 inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
-// Units: levels of JSON. One level of a value takes up to three.
+// The most nested levels of JSON in a values file. One level of a value takes up to three levels of
+// JSON.
 inline constexpr int kMaxValuesDepth = 1000;
 
-/// Returns the text of a values file; empty if there is nothing to store. A key path that is only
-/// the name is not stored.
+/// Returns the text of a values file; empty if there is nothing to store. Does not store the key
+/// path of a top-level entry, because it is the entry's name.
 std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
                                JsonStyle style);
 
-/// Whether `head` may be the start of a text that `format_values_file` returns. `head` may be cut
-/// short.
+/// Whether `head`, the first bytes of a file, is the beginning of a text that `format_values_file`
+/// can return.
 bool begins_as_values_file(std::string_view head);
 
 /// Whether the file starts like a values file. An empty file does not.
@@ -69,11 +70,11 @@ std::string values_digest(std::string_view text);
 std::string read_values_file(const FileSystem& fs, const std::string& path,
                              const std::string& digest);
 
-/// Restores the replaced values if the tensors at `destination` name them. Requires: no other
-/// writer uses the destination.
+/// Restores the replaced values ([Note: Replaced values]) if the tensor file at `destination` has
+/// their digest. Requires: no other writer uses the destination.
 void put_back_replaced_values(FileSystem& fs, const std::string& destination);
 
-/// Says whether the single file at `tensors` names the values at `path`.
+/// Says whether the tensor file at `tensors` has the digest of the values at `path`.
 bool names_values(const FileSystem& fs, const std::string& tensors, const std::string& path);
 
 /// Removes the values file beside a single file, and a values file that a dead writer had begun.

@@ -27,9 +27,9 @@ namespace {
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
-/// The names of the files of a directory: `model.safetensors`, or as PEFT looks for them,
-/// `adapter_model.safetensors`, if the adapter's configuration is carried beside them and the model
-/// is not its base.
+/// The names of the files that are written: `model…`. If the adapter's configuration is copied
+/// beside them, and the model is not the adapter's base, `adapter_model…`, because PEFT looks for
+/// these names.
 class FileNames {
  public:
   FileNames() = default;
@@ -151,8 +151,8 @@ StagedDestination::LeftOver judge_staged_values(const FileSystem& fs,
              : StagedDestination::LeftOver::foreign;
 }
 
-/// Says whether the values file is in place but the tensor file is not, because a writer died after
-/// it had published the values.
+/// Says whether a writer died between its last two steps: the values file is at its final path, and
+/// the tensor file is still at the staging path.
 bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
   return !fs.kind_of(destination) &&
          detail::names_values(fs, StagedDestination::staging_path_of(destination),
@@ -187,8 +187,8 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
   return has_left_values;
 }
 
-/// What is written, and where: known before anything is there. The constructor throws for whatever
-/// safetensors cannot hold.
+/// The place of every byte in the files, computed before anything is written. The constructor
+/// throws if safetensors cannot hold the contents.
 class FileLayout {
  public:
   struct Place {
@@ -197,7 +197,7 @@ class FileLayout {
   };
   struct Shard {
     std::string header;
-    std::uint64_t data_nbytes = 0;  // behind the header
+    std::uint64_t data_nbytes = 0;  // after the header
   };
 
   FileLayout(const std::string& destination, CheckpointContents contents,
@@ -302,8 +302,9 @@ class FileLayout {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
     for (const auto& [key, text] : contents_.annotations) {
-      // Readers take an annotation for an alias if its text is a tensor's name, and give a reserved
-      // key its own meaning. So these annotations are stored together under kTextsKey.
+      // Readers would misread two kinds of annotations: they take one whose text is a tensor's name
+      // for an alias, and a reserved key has a meaning. So these annotations are stored together
+      // under kTextsKey.
       if (contents_.find_tensor(text) != nullptr || detail::is_reserved_key(key)) {
         texts.emplace_back(key, text);
       } else {
@@ -324,8 +325,8 @@ class FileLayout {
     return {metadata.begin(), metadata.end()};
   }
 
-  /// Returns the members of `__metadata__`, or of the index, that name the values or hold the
-  /// structure.
+  /// Returns members of `__metadata__`, or of the index: the digest of the values file, or the
+  /// structure text.
   std::map<std::string, std::string> values_metadata() const {
     std::map<std::string, std::string> metadata;
     if (!texts_.values.empty()) {
@@ -359,8 +360,8 @@ class SafetensorsWriter final : public ShareWriter {
       shards_.back()->unwritten_nbytes = shard.data_nbytes;
     }
     const bool is_share = work.share && work.share->step == ShareOptions::Step::write;
-    // This check must come before the leftovers are removed. A share leaves the values to whoever
-    // finishes the work.
+    // This check must come before left-over files are removed. A share does not check the values
+    // file: the process that finishes the work writes it.
     const bool has_left_values = is_single_file_ && !is_share &&
                                  check_single_file(fs_, destination, layout_.texts().values, work);
     work_.emplace(fs_, std::move(destination),
@@ -469,7 +470,7 @@ class SafetensorsWriter final : public ShareWriter {
   struct Shard {
     std::string path;
     const std::string* header = nullptr;
-    std::uint64_t data_nbytes = 0;  // behind the header
+    std::uint64_t data_nbytes = 0;  // after the header
     std::atomic<std::uint64_t> unwritten_nbytes = 0;
     std::mutex open_mutex;
     std::unique_ptr<WritableFile> file;  // from the first block on

@@ -14,7 +14,7 @@
 namespace tessera::formats {
 namespace {
 
-constexpr std::uint64_t kCopyNbytes = std::uint64_t{1} << 20;  // at a time
+constexpr std::uint64_t kCopyNbytes = std::uint64_t{1} << 20;  // copied at a time
 constexpr std::string_view kIdentityPrefix = "extra file ";
 
 /// Calls `take` with all bytes of a file, part by part, until `take` returns false.

@@ -16,7 +16,7 @@ std::string file_state(const std::string& path);
 
 /// Whether the two paths are regular files, not links, with the same bytes.
 bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::string& other);
-/// Whether `path` is a regular file, not a link, with the bytes that a copy of `file` has.
+/// Whether `path` is a regular file, not a link, and equal to a copy of the extra file `file`.
 bool holds_copy(const FileSystem& fs, const std::string& path, const ExtraFile& file);
 
 /// Throws Error(corruption) if the extra file has changed since it was listed.
@@ -28,7 +28,8 @@ void copy_extra_file(FileSystem& fs, const ExtraFile& file, const std::string& p
 
 std::set<std::string> names_of(const std::vector<ExtraFile>& files);
 
-/// Returns what a journal's identity says about extra files: their names, and their states.
+/// Returns the part of a journal's identity that describes extra files: their names, and their
+/// states.
 ResumeIdentity identify_extra_files(const std::vector<ExtraFile>& files);
 /// Returns the names of the extra files in an identity.
 std::set<std::string> extra_names_in(const ResumeIdentity& identity);

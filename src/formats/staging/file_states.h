@@ -12,8 +12,8 @@
 
 namespace tessera::formats {
 
-/// Shows whether a file has changed or been replaced: its inode, its size, and the time of its last
-/// change, which no program can set.
+/// The inode, size and change time (ctime) of a file. They differ after the file has been changed
+/// or replaced, because no program can set the ctime.
 struct FileState {
   ino_t inode = 0;
   off_t nbytes = 0;
@@ -28,13 +28,13 @@ struct FileState {
 /// Files by their paths.
 using FileStates = std::map<std::string, FileState>;
 
-/// Returns the states of all entries if `path` is a directory, also of those in folders that a
-/// format can have there; otherwise the state of the file or link at `path`. The result is empty if
-/// nothing is there.
+/// Returns the state of the file or link at `path`. If `path` is a directory, returns the states of
+/// all its entries, and of the entries of folders that belong to a format. Empty if nothing is
+/// there.
 FileStates file_states_at(const FileSystem& fs, const std::string& path);
 
 /// Throws Error(already_exists) naming the first file at `path` that is new or has another state
-/// than in `before`. `is_kept` accepts files that may be new or changed.
+/// than in `before`. Ignores files for which `is_kept` returns true.
 void require_file_states(const FileSystem& fs, const std::string& path, const FileStates& before,
                          const std::function<bool(const std::string& file)>& is_kept = {});
 

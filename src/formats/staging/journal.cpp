@@ -24,8 +24,8 @@ constexpr std::size_t kMinTidiedEntries = std::size_t{1} << 16;
 constexpr std::size_t kChecksumDigits = 16;
 constexpr auto kLastForm = BlockForm::raw_chunk;
 
-/// Lines are collected in memory. They are written when their blocks, or the lines themselves,
-/// reach these sizes.
+/// Lines are collected in memory. They are written when the collected lines, or the blocks that
+/// they describe, reach these sizes.
 constexpr std::uint64_t kMaxUnnotedNbytes = std::uint64_t{4} << 20;
 constexpr std::size_t kMaxLinesNbytes = 8192;
 
@@ -39,12 +39,12 @@ std::string hex(std::uint64_t number) {
   return digits;
 }
 
-/// A line begins with the checksum of the rest of it.
+/// Returns a line of the journal: the checksum of the text, then the text.
 std::string line_of(const std::string& text) {
   return hex(xxh3_64(bytes_of(text))) + " " + text + "\n";
 }
 
-/// A journal that is read line by line, with little more than one line in memory.
+/// Reads a journal line by line, with little more than one line in memory.
 class JournalLines {
  public:
   JournalLines(const ReadableFile& file, std::uint64_t first_byte)
@@ -88,8 +88,8 @@ class JournalLines {
   const ReadableFile& file_;
   std::uint64_t end_nbytes_;
   std::uint64_t read_nbytes_;
-  std::string text_;              // the end of what has been read
-  std::size_t taken_nbytes_ = 0;  // of `text_`
+  std::string text_;              // the last part of the bytes read so far
+  std::size_t taken_nbytes_ = 0;  // bytes of `text_` in lines already taken
 };
 
 std::string identity_line(const ResumeIdentity& identity) {
@@ -245,7 +245,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // A run that resumes this work writes each block that has no line again.
+    // Ignored: a run that resumes this work writes the blocks again that have no line.
   }
 }
 
@@ -321,7 +321,8 @@ FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
   const auto block = journal != nullptr ? journal->find(id) : std::nullopt;
   if (block && block->form == BlockForm::plain && block->range == range) return *block;
   throw Error::expected(ErrorKind::corruption, {.path = path, .byte_range = range},
-                        "finished blocks", "each block in the journal of one share", "none");
+                        "finished blocks", "each block in the journal of one share",
+                        "a block that no journal lists");
 }
 
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,

@@ -17,7 +17,8 @@
 
 namespace tessera::formats {
 
-/// Names a block of a writer by the piece and by the block's first element in the piece.
+/// Identifies a block of a writer by its piece, and by the number of its first element in the
+/// piece.
 struct BlockId {
   std::size_t tensor_index = 0;
   std::size_t piece_index = 0;
@@ -38,7 +39,7 @@ enum class BlockForm : std::uint8_t {
 /// The place of a finished block and the checksum of the bytes there. The writer chooses the kind
 /// of checksum.
 struct FinishedBlock {
-  ByteRange range;  // of the block's file
+  ByteRange range;  // in the block's file
   BlockForm form = BlockForm::plain;
   std::uint64_t checksum = 0;
 };
@@ -76,16 +77,16 @@ JournalHead read_journal_head(const FileSystem& fs, const std::string& path);
 /// From then on, the staging path may hold the replaced checkpoint.
 std::string exchange_line();
 
-/// Records finished blocks, and finds those that the interrupted run recorded.
+/// Records finished blocks, and finds the blocks that an interrupted run recorded.
 ///
-/// A line is written after its block; lines of small blocks are written together. Nothing is
-/// synced: before a journal is trusted, it is checked against the files, so lines that survive
-/// without their blocks do no harm. Thread-safe.
+/// The line of a block is written after the block; lines of small blocks are written together. The
+/// journal is not synced, so after a crash it may list blocks that are not on the disk. This does
+/// no harm, because a run that resumes checks each block against its checksum. Thread-safe.
 class Journal {
  public:
   /// Creates a journal at `path`. Requires: nothing exists there.
   Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity);
-  /// Resumes the journal that `contents` were read from.
+  /// Continues the journal that `contents` were read from.
   Journal(FileSystem& fs, std::string path, JournalContents contents);
   /// Writes the remaining lines and ignores failures.
   ~Journal();
@@ -106,10 +107,10 @@ class Journal {
   /// Writes all recorded lines to the disk.
   void sync();
 
-  /// Returns what the interrupted run recorded about the block.
+  /// Returns the interrupted run's record of the block; nothing if it has none.
   std::optional<FinishedBlock> find(const BlockId& id) const;
-  /// Fills `out` from the range of a file that an interrupted run has written. Returns whether the
-  /// range could be read; the caller checks the bytes.
+  /// Fills `out` with a range of a file that an interrupted run has written. Returns whether the
+  /// range could be read. Does not check the bytes; the caller does.
   bool read_back(const std::string& path, ByteRange range, std::span<std::byte> out) const;
 
  private:
@@ -131,26 +132,26 @@ class Journal {
   mutable std::shared_ptr<const ReadableFile> open_file_;  // kept open: blocks come file by file
 };
 
-/// Fills `room` with the block, if an interrupted run recorded it as plain at `range` of the file
-/// at `path`. Returns the checksum that the bytes must have; nothing if there is no such block.
-/// `journal` may be null.
+/// If an interrupted run recorded the block as plain bytes at `range` of the file at `path`, reads
+/// these bytes into `room`, and returns the checksum that they must have. Otherwise returns
+/// nothing. `journal` may be null.
 std::optional<std::uint64_t> read_plain_block(const Journal* journal, const BlockId& id,
                                               const std::string& path, ByteRange range,
                                               std::span<std::byte> room);
 
-/// Returns what an interrupted run recorded about a block, for a writer that takes over all blocks.
-/// Throws: Error(corruption) naming `path`, the block's file, if there is no plain block at
-/// `range`.
+/// Returns the record of a block that another process has written, for a writer that takes over all
+/// blocks. Throws: Error(corruption) naming `path`, the block's file, if the journal records no
+/// plain block at `range`.
 FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
                                    const std::string& path, ByteRange range);
 
-/// Creates a file that a writer writes at any offsets. If an interrupted run is resumed and has
-/// begun the file, or if processes share the work and another one has begun it, opens that file and
-/// keeps its bytes. `journal` may be null.
+/// Creates a file that a writer writes at any offsets. Opens an existing file, and keeps its bytes,
+/// if an interrupted run that is resumed has begun it, or if another process that shares the work
+/// has. `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
-/// Creates an empty file for a writer. If an interrupted run is resumed and has begun the file,
-/// removes that file first. `journal` may be null.
+/// Creates an empty file for a writer. If an interrupted run that is resumed has begun the file,
+/// removes the old file first. `journal` may be null.
 std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
                                           const std::string& path);
 

@@ -14,12 +14,12 @@ namespace {
 
 using IsOwn = std::function<bool(std::string_view whole_name)>;
 
-constexpr int kMaxFolders = 8;  // within each other
+constexpr int kMaxFolders = 8;  // depth of nested folders
 
-/// Which files and folders belong to checkpoints.
+/// The rule that decides which files and folders belong to a checkpoint.
 struct OwnNames {
   IsOwn is_file;
-  std::vector<const FormatDriver*> drivers;  // that may own folders
+  std::vector<const FormatDriver*> drivers;  // formats that may have folders
 };
 
 bool is_of_our_writers(std::string_view name) {
@@ -39,8 +39,8 @@ void add_files_within(const FileSystem& fs, const std::string& directory, const 
   }
 }
 
-/// Returns the first file within a folder that `is_own` refuses or that is no plain file, as its
-/// path from the directory.
+/// Returns the first entry in a folder that `is_own` refuses or that is not a regular file. Returns
+/// it as a path relative to `directory`.
 std::optional<std::string> first_foreign_within(const FileSystem& fs, const std::string& directory,
                                                 const std::string& folder, const IsOwn& is_own) {
   std::vector<std::string> files;
@@ -58,9 +58,8 @@ std::string_view without_suffix(std::string_view name) {
   return name;
 }
 
-/// Returns the names that belong to the format of a directory: the first format that may own any of
-/// `names`. First tries all formats with names of complete files, then with names of files that are
-/// being written.
+/// Returns the rule of one format: the first format that may own any of `names`. First tries the
+/// names of complete files for all formats, then the names of files that are being written.
 OwnNames names_of_one_format(const std::vector<std::string>& names) {
   for (const bool is_whole : {true, false}) {
     for (const FormatDriver* driver : format_drivers()) {
@@ -74,8 +73,8 @@ OwnNames names_of_one_format(const std::vector<std::string>& names) {
   return {[](std::string_view) { return false; }, {}};
 }
 
-/// Returns the first file within the folder `name` that belongs to no checkpoint, or `name` if no
-/// format may own this folder; nothing if the whole folder belongs to one format.
+/// Returns the first file in the folder `name` that belongs to no checkpoint. Returns `name` itself
+/// if no format has such a folder, and nothing if all files belong to one format.
 std::optional<std::string> foreign_in_folder(const FileSystem& fs, const std::string& directory,
                                              const std::string& name, FileNames names,
                                              const std::vector<const FormatDriver*>& drivers) {

@@ -10,14 +10,14 @@
 
 namespace tessera::formats {
 
-/// Which names belong to a checkpoint's files, also while the checkpoint is being written.
+/// Which files count as a checkpoint's files. Files that are still being written count too.
 enum class FileNames {
-  of_our_writers,     // in all formats
-  of_one_checkpoint,  // written by anybody, in the one format that the names show
+  of_our_writers,     // files that Tessera's writers make, of all formats
+  of_one_checkpoint,  // files of the one format that the names show, whoever wrote them
 };
 
-/// Whether the entry `name` of a directory is a file that a writer of Tessera makes, of any format,
-/// or a folder with nothing but such files of one format.
+/// Whether the entry `name` of a directory is a file that Tessera's writers make, for any format,
+/// or a folder that holds only files that the writer of one format makes.
 bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
                             const std::string& name);
 
@@ -27,17 +27,16 @@ bool is_plain_file(const std::string& path);
 /// Whether there is a directory, and not a link, at `path`.
 bool is_plain_folder(const std::string& path);
 
-/// Returns the paths of all entries in a directory and in its folders, from the directory on,
-/// without the folders themselves. Does not enter links. Entries that are nested too deep are
-/// returned as their folder.
+/// Returns the paths, relative to the directory, of all files in a directory and in its folders.
+/// Returns a link as a file. Returns a folder that is nested too deep instead of the files in it.
 std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory);
 
-/// Whether any of the paths is of a file in the folder `folder`.
+/// Whether any of `paths` is the path of a file in the folder `folder`.
 bool has_file_in(const std::set<std::string>& paths, const std::string& folder);
 
 /// Returns the first entry of a directory that does not belong to a checkpoint: a name, or the path
-/// of a file in a folder that a checkpoint may have. Returns nothing if all belong to one.
-/// `is_extra`, if given, accepts further names.
+/// of a file in a folder that a checkpoint may have. Returns nothing if all entries belong to a
+/// checkpoint. `is_extra`, if given, accepts additional names.
 std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra = {});

@@ -34,7 +34,7 @@ std::string begin_of(const FileSystem& fs, const std::string& path) {
   return read_begin(fs, path, FileBegin::kMaxNbytes).value_or("");
 }
 
-/// Returns the kind of file that a name promises; null if no format knows the name.
+/// Returns the kind of file that a file with this name must be; null if no format uses the name.
 const FileMark* mark_of_name(const std::string& path) {
   for (const FormatDriver* driver : format_drivers()) {
     for (const FileMark& mark : driver->file_marks()) {
@@ -44,8 +44,8 @@ const FileMark* mark_of_name(const std::string& path) {
   return nullptr;
 }
 
-/// Throws if a file does not start as its name promises. The name may have the suffix of a file
-/// that is being written. Accepts an empty file.
+/// Throws if the first bytes of a file do not fit its name, such as an `index.h5` that is not HDF5.
+/// Ignores the suffix of a file that is being written. Accepts an empty file.
 void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
   const std::string begin = begin_of(fs, path);
   if (begin.empty()) return;
@@ -64,8 +64,8 @@ void require_single_file(const FileSystem& fs, const std::string& path, const Fo
   refuse_to_replace(path, option, driver.description().as_file, found_in_words(begin));
 }
 
-/// Throws if a file is one of the several files of a checkpoint: replacing it alone would damage
-/// the checkpoint.
+/// Throws if a file is one of several files of a checkpoint, because replacing this file alone
+/// would damage the checkpoint.
 void refuse_one_of_several(const FileSystem& fs, const std::string& path,
                            const std::string& option) {
   for (const FormatDriver* driver : format_drivers()) {
@@ -93,7 +93,7 @@ void require_checkpoint_alone(const FileSystem& fs, const std::string& directory
     if (extra_file(*name) != extra_files.end()) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = join_path(directory, *name)},
                             option, "the bytes that the new checkpoint gets under this name",
-                            "others, which would be lost", "move it, or write elsewhere");
+                            "other bytes, which would be lost", "move it, or write elsewhere");
     }
     refuse_foreign_file(directory, *name, option);
   }
@@ -122,10 +122,9 @@ void refuse_to_replace(const std::string& path, const std::string& option,
 
 void refuse_foreign_file(const std::string& directory, const std::string& name,
                          const std::string& option) {
-  throw Error::expected(
-      ErrorKind::invalid_argument, {.path = directory}, option,
-      "a directory with only the files of one checkpoint, as all of it is replaced",
-      "'" + printable(name) + "'", "move it, or write elsewhere");
+  throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, option,
+                        "only the files of one checkpoint, because the whole directory is replaced",
+                        "'" + printable(name) + "'", "move it, or write elsewhere");
 }
 
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {

@@ -14,13 +14,13 @@ namespace tessera::formats {
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
                        const std::vector<ExtraFile>& extra_files);
 
-/// Throws Error(invalid_argument) saying that the object at `path` must not be replaced. `option`
-/// names the option that asks to replace it.
+/// Throws Error(invalid_argument): the object at `path` must not be replaced. `option`: the name,
+/// for the message, of the option that asks to replace it.
 [[noreturn]] void refuse_to_replace(const std::string& path, const std::string& option,
                                     std::string_view expected, std::string_view found);
 
-/// Throws Error(invalid_argument) saying that a directory holds more than the files of one
-/// checkpoint.
+/// Throws Error(invalid_argument): the directory must not be replaced, because its entry `name`
+/// does not belong to the checkpoint. `option`: as for refuse_to_replace.
 [[noreturn]] void refuse_foreign_file(const std::string& directory, const std::string& name,
                                       const std::string& option);
 

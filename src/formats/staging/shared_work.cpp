@@ -32,7 +32,7 @@ constexpr const char* kEndedName = "work.ended";
 constexpr std::string_view kSharePrefix = "share-";
 constexpr std::string_view kDoneSuffix = ".done";
 constexpr std::string_view kDoneText = "complete, written by ";
-constexpr const char* kNumShares = "number of workers";  // in the identity
+constexpr const char* kNumShares = "number of workers";  // a name in the stored identity
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
 
@@ -73,7 +73,7 @@ ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
   return identity;
 }
 
-/// Returns whether a name is one of a file of shared work.
+/// Returns whether a name in the folder of shared work is that of one of its own files.
 bool is_own_name(std::string_view name) {
   if (name == kLockName || name == kCommandName || name == kEndedName) return true;
   if (name == kWorkName || name == std::string(kWorkName) + ".new") return true;
@@ -164,12 +164,13 @@ void SharedWork::require_own() const {
   if (::lstat(path_.c_str(), &named) != 0) return;
   const auto refuse = [&](const std::string& found) {
     throw Error::expected(ErrorKind::already_exists, {.path = path_}, "folder of shared work",
-                          "one that this user's workers have made", found, "rename or remove it");
+                          "a folder that this user's workers have made", found,
+                          "rename or remove it");
   };
   if (!S_ISDIR(named.st_mode)) refuse(S_ISLNK(named.st_mode) ? "a link" : "a file");
   if (named.st_uid != ::geteuid()) refuse("a folder of another user");
   for (const std::string& name : fs_.list_directory(path_)) {
-    if (!is_own_name(name)) refuse("another file in it, " + printable(name));
+    if (!is_own_name(name)) refuse("a folder with another file, " + printable(name));
   }
 }
 
@@ -190,7 +191,7 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
     FileDescriptor file(tessera::detail::retry_on_interrupt(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666); }));
     if (!file) {
-      if (errno == ENOENT) continue;  // another process has just finished and removed the folder
+      if (errno == ENOENT) continue;  // another process has just removed the folder
       tessera::detail::throw_system_error(errno, path, "open");
     }
     LockResult result = tessera::detail::try_lock_between_hosts(file);
@@ -233,8 +234,8 @@ std::string SharedWork::journal_path(int share) const {
 }
 
 std::set<int> SharedWork::complete_shares() const {
-  // Lists the folder, because a network file system may remember for a while that a name was not
-  // there.
+  // Lists the folder instead of looking for each name: a network file system may remember for a
+  // while that a name did not exist.
   std::set<int> shares;
   for (const std::string& name : fs_.list_directory(path_)) {
     if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
@@ -282,14 +283,14 @@ void SharedWork::refuse_held(int share) const {
 void SharedWork::mark_complete(int share) {
   const std::string path = journal_path(share) + std::string(kDoneSuffix);
   if (!is_complete(share)) {
-    fs_.remove_all(path);  // of a process that died as it wrote the file
+    fs_.remove_all(path);  // left by a process that died while it wrote the file
     write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
   }
   try {
     fs_.sync_directory(path_);
   } catch (const Error&) {
-    // If this was the last share, another worker may have seen it complete, finished the work, and
-    // removed the folder.
+    // No error if the folder is gone: another worker may have seen that all shares are complete,
+    // and has finished the work.
     if (mode_of_name(path_)) throw;
   }
 }
@@ -320,18 +321,18 @@ void SharedWork::undo_end() noexcept {
   try {
     fs_.rename(path_in(kEndedName), path_in(kWorkName));
   } catch (...) {
-    // The work is lost, as after a kill at this point.
+    // Ignored. The work cannot be resumed then, as if the process had been killed here.
   }
 }
 
 void SharedWork::remove() {
-  // The file `work` goes first: without it, nobody takes the rest for shared work.
+  // Remove the file `work` first: without it, no process takes the other files for shared work.
   fs_.remove_all(path_in(kWorkName));
   try {
     fs_.remove_all(path_);
   } catch (const Error&) {
-    // A process that waits for the lock has just made a new lock file. It finds no work, and
-    // removes what is left.
+    // Ignored: a process that waits for the lock has made a new lock file in the folder. That
+    // process will find no work, and remove the folder.
   }
 }
 

@@ -17,7 +17,7 @@ namespace tessera::formats {
 // the folder `<destination>.partial.shares`:
 //
 //     lock           is locked by a process that begins or finishes the work
-//     work           what the work is: an identity that must be equal in all processes
+//     work           the identity of the work, which must be equal in all processes
 //     command        a text of the process that began the work
 //     share-I        the journal of share I
 //     share-I.lock   is locked by the process that writes share I, and names that process
@@ -27,10 +27,10 @@ namespace tessera::formats {
 // writes the blocks of its share into the files at the staging path, and records them in the
 // journal of its share. When all shares are complete, one process takes over all blocks from the
 // journals without reading them, and commits like a writer that works alone. It removes the folder
-// after the checkpoint has appeared. A folder without a staging path is what a process left that
-// died in between.
+// after the checkpoint has appeared. If a process dies in between, the folder stays without a
+// staging path.
 //
-// The locks are byte-range locks, which NFS has too. If the file system has none, every share is
+// The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
 // refused.
 
 /// The folder of shared work of one destination. Thread-safe, as it holds no state.
@@ -50,15 +50,14 @@ class SharedWork {
   /// Returns the text of the process that began the work. Requires: is_begun().
   std::string command() const;
 
-  /// Throws Error(already_exists) if something that is not the folder of this user's shared work
-  /// has its name: a link, a folder of another user, or one with other files. Does nothing without
-  /// it.
+  /// Throws Error(already_exists) if `path()` is a file, a link, a folder of another user, or a
+  /// folder with other files. Does nothing if it does not exist.
   void require_own() const;
   /// Waits for the lock of the whole work, and creates the folder if it is missing. Throws:
   /// Error(unsupported) if the file system has no locks; Error(interrupted); what require_own
   /// throws.
   tessera::detail::FileDescriptor lock(const std::stop_token& stop = {});
-  /// Removes what an earlier process left in the folder. Requires: `lock` is held.
+  /// Removes the files that an earlier process left in the folder. Requires: `lock` is held.
   void clear();
   /// Begins the work. Requires: `lock` is held, and the staging path exists.
   void begin(const ResumeIdentity& identity, int num_shares, const std::string& command);
@@ -82,18 +81,20 @@ class SharedWork {
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
   void mark_complete(int share);
 
-  /// Returns the blocks of all shares, with the identity of the main journal, to be resumed.
+  /// Returns the finished blocks of all shares, with the identity of the main journal, so that one
+  /// process can resume them all.
   JournalContents all_blocks() const;
 
-  /// Ends the work, just before an exchange. From then on the staging path may hold the replaced
-  /// checkpoint, so it must no longer be taken for the work. Requires: `lock` is held.
+  /// Marks the work as ended, just before two checkpoints are exchanged. From then on the staging
+  /// path may hold the replaced checkpoint, which must not be taken for unfinished work. Requires:
+  /// `lock` is held.
   void end();
   /// Undoes `end`, because nothing was exchanged.
   void undo_end() noexcept;
   /// Removes the folder. Requires: `lock` is held.
   void remove();
-  /// Removes the folder and what is at the staging path, unless a process is writing a share. Does
-  /// nothing without the folder. Throws: Error(already_exists).
+  /// Removes the folder and the staging path. Does nothing if there is no folder. Throws:
+  /// Error(already_exists) if a process is writing a share.
   void discard();
 
  private:
@@ -110,8 +111,9 @@ struct IdentityDifference {
   std::string before;
   std::string now;
 };
-/// Returns the first difference of two identities. Compares digests last, after the explanations of
-/// the plan, because a difference of digests says least.
+/// Returns the first difference of two identities; nothing if they are equal. Compares the
+/// explanations of the plan before the digests, because a difference of digests tells a user
+/// nothing.
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now);
 

@@ -39,7 +39,8 @@ using tessera::detail::try_lock;
           std::string(found) + " (remove or rename it)");
 }
 
-/// Refuses a destination if the name of `longest_path` is too long for its file system.
+/// Throws if the name of `longest_path`, which is the destination's name with a suffix, is too long
+/// for the file system.
 void require_short_name(const std::string& destination, const std::string& longest_path) {
   const long max_nbytes = ::pathconf(directory_of(destination).c_str(), _PC_NAME_MAX);
   const std::size_t nbytes = last_component(longest_path).size();
@@ -59,7 +60,7 @@ void require_short_name(const std::string& destination, const std::string& longe
   throw Error(ErrorKind::already_exists, {.path = path}, "staging: " + what, {action});
 }
 
-/// Throws if a directory that is to be removed holds files that no writer made.
+/// Throws if a directory that is to be removed holds a file that no writer made.
 void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
                               const std::string& rule, const std::string& why,
                               const std::function<bool(const std::string&)>& is_extra) {
@@ -70,16 +71,16 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
       rule + ": this file does not belong to a checkpoint, and " + why + " (move it elsewhere)");
 }
 
-/// Throws the error for files of an earlier writer that cannot be removed. Its message says what to
-/// do.
+/// Throws the error for files of an earlier writer that cannot be removed. Its message advises to
+/// remove them by hand.
 [[noreturn]] void refuse_stuck(const std::string& path, std::string_view failure) {
   throw Error(ErrorKind::io, {.path = path},
               "staging: cannot remove what an earlier run left here: " + std::string(failure) +
                   " (remove it yourself)");
 }
 
-/// Returns whether anything is at a staging path. Throws if it is neither a file nor a directory,
-/// because no writer puts anything else there.
+/// Returns whether a file or directory is at a staging path. Throws if something else is there,
+/// such as a link, because no writer makes it.
 bool is_staging_object(const std::string& path) {
   const auto mode = mode_of_name(path);
   if (mode && !S_ISREG(*mode) && !S_ISDIR(*mode)) {
@@ -138,7 +139,8 @@ bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
   return true;
 }
 
-/// Locks the object at a staging path and returns it; nothing if it is gone.
+/// Opens and locks the object at a staging path. Returns an empty descriptor if the object does not
+/// exist any more.
 FileDescriptor lock_object(const std::string& path, bool is_new) {
   FileDescriptor object = open_object(path);
   if (!object) {
@@ -223,7 +225,7 @@ void StagedDestination::check(FileSystem& fs, std::string destination, Destinati
 void StagedDestination::stage(const Judge& judge) {
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    std::optional<Error> failure;  // of closing the new object; it is then removed under its lock
+    std::optional<Error> failure;  // from closing the new object, which is then removed
     const bool is_new = make_object(fs_, staging_path_, kind_, failure);
     if (!is_new && !is_staging_object(staging_path_)) continue;
     FileDescriptor object = lock_object(staging_path_, is_new);
@@ -246,10 +248,11 @@ void StagedDestination::stage(const Judge& judge) {
     ::close(std::exchange(lock_fd_, -1));
   }
   throw Error(ErrorKind::already_exists, {.path = staging_path_},
-              "staging: other processes keep creating it (try again later)");
+              "staging: other processes keep creating this path (try again later)");
 }
 
-/// Says whether an object without a living owner was left by a writer; see [Note: Left over].
+/// Says whether the object at the staging path was left by a writer that died; see [Note: Left
+/// over]. Requires: no living writer has locked it.
 bool StagedDestination::is_left_over() const {
   if (kind_ == DestinationKind::member_file) return fs_.kind_of(staging_path_) == FileKind::regular;
   return has_journal() || is_empty(fs_, staging_path_);
@@ -259,7 +262,8 @@ bool StagedDestination::is_left_over() const {
 void StagedDestination::require_only_removable_entries() const {
   const JournalHead head = read_journal_head(fs_, journal_path());
   const std::set<std::string> extra_names = extra_names_in(head.identity);
-  // If the journal records no work, the directory may be a replaced checkpoint.
+  // If the journal describes no work, the directory may be a replaced checkpoint, whose files
+  // anybody may have written.
   const bool is_work = is_work_in_progress(fs_, staging_path_) && !head.is_exchange;
   require_no_foreign_entry(
       fs_, staging_path_, is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
@@ -271,7 +275,8 @@ void StagedDestination::require_only_removable_entries() const {
       });
 }
 
-/// Says whether to resume or remove what a dead process left; throws if neither is allowed.
+/// Decides whether to resume or remove the work that a dead process left; throws if neither is
+/// allowed.
 StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
   const bool is_directory = fs_.kind_of(staging_path_) == FileKind::directory;
   const bool is_other_kind = is_directory != (kind_ == DestinationKind::directory);
@@ -306,7 +311,8 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
   return verdict;
 }
 
-/// Resumes what is left over, or removes it. Returns whether the staging path still exists.
+/// Resumes the work that a dead process left, or removes it. Returns whether the staging path still
+/// exists.
 bool StagedDestination::empty_or_go_on(const Judge& judge) {
   if (judge_left_over(judge) == LeftOver::go_on) {
     has_left_over_ = true;
@@ -321,11 +327,11 @@ bool StagedDestination::empty_or_go_on(const Judge& judge) {
   }
 }
 
-/// Removes what is left over. Returns whether the staging path still exists.
+/// Removes the work that a dead process left. Returns whether the staging path still exists.
 bool StagedDestination::empty() {
   const bool is_directory =
       kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory;
-  if (is_directory) {  // first the files that only the journal shows to be a writer's
+  if (is_directory) {  // first the extra files, which only the journal identifies
     for (const std::string& name : extra_names_of_work(fs_, staging_path_)) {
       fs_.remove_all(join_path(staging_path_, name));
     }
@@ -341,7 +347,7 @@ bool StagedDestination::empty() {
   return false;
 }
 
-/// Says whether there is a journal, which may be torn. Throws if something else has its name.
+/// Says whether there is a journal, complete or cut short. Throws if something else has its name.
 bool StagedDestination::has_journal() const {
   if (kind_ == DestinationKind::member_file) return false;
   const auto mode = mode_of_name(journal_path());
@@ -383,8 +389,8 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
     return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
   };
   if (has_journal(without_trailing_slashes(path))) return true;
-  // `DST.partial/.`, and a link to it, also count. A pipe that a shell names, such as /dev/fd/63,
-  // has no resolved path.
+  // Resolves links, so that `DST.partial/.` and a link to `DST.partial` count too. A pipe, such as
+  // a shell's /dev/fd/63, has no resolved path.
   const auto kind = fs.kind_of(path);
   return kind && kind != FileKind::other && has_journal(fs.resolve_links(path));
 }
@@ -422,8 +428,8 @@ bool StagedDestination::has_kept_work() const {
   return false;
 }
 
-/// Removes the files that writers made at the staging path, and then the journal. If other files
-/// are left there, they have no journal, so Tessera never removes them.
+/// Removes the files that writers made at the staging path, and then the journal. Other files stay.
+/// Without a journal beside them, Tessera never removes them.
 void StagedDestination::remove_quietly() noexcept {
   try {
     if (is_still_at(lock_fd_, staging_path_)) {
@@ -434,12 +440,12 @@ void StagedDestination::remove_quietly() noexcept {
     }
     if (has_journal()) fs_.remove_all(journal_path());
   } catch (...) {
-    // The next writer takes over what is left.
+    // Ignored: the next writer removes what is left.
   }
 }
 
-/// Whether the writer made an entry of the staging directory: a file, or a folder with nothing but
-/// its files.
+/// Whether the writer made an entry of the staging directory: a file, or a folder that holds only
+/// files of the writer.
 bool StagedDestination::is_own_entry(const std::string& name) const {
   const std::string path = join_path(staging_path_, name);
   if (file_names_ && is_plain_folder(path)) {
@@ -486,9 +492,9 @@ bool StagedDestination::is_equal_at_both_paths(const std::string& name) const {
   return have_equal_bytes(fs_, join_path(staging_path_, name), join_path(destination_, name));
 }
 
-/// Throws if publishing would remove a file that belongs to no checkpoint, or that has appeared or
-/// changed since the constructor looked. Accepts an extra file that the new checkpoint has too,
-/// with the same bytes. The caller knew what was there when the constructor looked.
+/// Throws if publishing would remove a file that belongs to no checkpoint, or a file that is new or
+/// changed since the constructor ran. Accepts an extra file that the new checkpoint has too, with
+/// the same bytes.
 void StagedDestination::require_replaceable() const {
   const bool is_directory = fs_.kind_of(destination_) == FileKind::directory;
   if (is_directory && (!had_foreign_entry_ || !extra_names_.empty())) require_no_foreign_files();
@@ -513,7 +519,7 @@ StagedDestination::~StagedDestination() {
     if (state_ == State::replaced) fs_.exchange(staging_path_, destination_);
     if (state_ != State::none && state_ != State::committed && !is_kept_) remove_quietly();
   } catch (...) {
-    // The next writer takes over what is left at the staging path.
+    // Ignored: the next writer removes what is left at the staging path.
   }
   if (replaced_lock_fd_ >= 0) ::close(replaced_lock_fd_);
   if (lock_fd_ >= 0) ::close(lock_fd_);
@@ -532,8 +538,8 @@ void StagedDestination::publish() {
     state_ = State::appeared;
   } else {
     require_replaceable();
-    // The replaced checkpoint will be at the staging path until it is removed. It gets locked, so
-    // that no other writer takes that path over.
+    // After the exchange, the replaced checkpoint is at the staging path until it is removed. Lock
+    // it, so that no other writer takes it over.
     FileDescriptor replaced = open_object(destination_);
     if (replaced) try_lock(replaced);
     replaced_lock_fd_ = replaced.release();
@@ -545,14 +551,15 @@ void StagedDestination::publish() {
 
 void StagedDestination::commit() {
   if (state_ == State::staged) publish();
-  // The new checkpoint is in place and durable, so later failures are not failures of the commit.
+  // The new checkpoint is at its destination and durable, so the commit has succeeded even if
+  // something fails now.
   const bool has_replaced = std::exchange(state_, State::committed) == State::replaced;
   try {
     if (has_replaced) fs_.remove_all(staging_path_);
-    const bool is_taken = mode_of_name(staging_path_).has_value();  // by the next writer
+    const bool is_taken = mode_of_name(staging_path_).has_value();  // the next writer is using it
     if (!is_taken && has_journal()) fs_.remove_all(journal_path());
   } catch (const Error&) {
-    // The next writer takes over what is left.
+    // Ignored: the next writer removes what is left.
   }
 }
 

@@ -49,18 +49,18 @@ class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
   static constexpr std::string_view kJournalSuffix = ".journal";         // after the staging path
-  static constexpr std::string_view kJournalMagic = "tessera-journal ";  // of any version
+  static constexpr std::string_view kJournalMagic = "tessera-journal ";  // of all versions
   static constexpr std::string_view kJournalFirstLine =
       "tessera-journal 1\n";  // with its line feed
 
-  /// What to do with what a dead process left.
+  /// What to do with the work that a dead process left at the staging path.
   enum class LeftOver {
     remove,
-    go_on,    // resumed, and kept even if this is destroyed without commit
+    go_on,    // resume it, and keep it if this run does not commit
     kept,     // refused: another run may resume it
     foreign,  // refused: no writer made it
   };
-  /// Judges a staging path that exists already.
+  /// Decides what to do with a staging path that exists already.
   using Judge = std::function<LeftOver(const StagedDestination&)>;
 
   /// Returns the staging path of a destination. Ignores trailing slashes.
@@ -68,9 +68,11 @@ class StagedDestination {
   /// Returns the path of the journal of a staging path.
   static std::string journal_path_of(const std::string& staging_path);
 
-  /// Whether `path` leads to a staging path that has a journal with the description of its work.
+  /// Whether `path`, or the target of a link at `path`, is a staging path with a journal that
+  /// describes its work.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
-  /// Whether a living process has locked the staging path `path`, or what it leads to.
+  /// Whether a living process has locked the staging path `path`, or the target of a link at
+  /// `path`.
   static bool is_being_written(const std::string& path);
 
   /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
@@ -87,7 +89,7 @@ class StagedDestination {
   /// throws. If it throws, nothing is changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
-  /// Throws what the constructor would throw, and changes nothing.
+  /// Throws the errors that the constructor would throw, and changes nothing.
   static void check(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   ~StagedDestination();
@@ -105,36 +107,36 @@ class StagedDestination {
   static std::optional<std::string> first_foreign_entry_in_work(const FileSystem& fs,
                                                                 const std::string& staging_path);
 
-  /// Whether this resumes what a dead process left.
+  /// Whether this writer resumes the work that a dead process left.
   bool has_left_over() const { return has_left_over_; }
   /// Makes the journal record no finished block.
   void reset_journal();
   /// Makes the journal record no finished block, before `publish` exchanges two checkpoints. The
   /// journal still names the extra files.
   void reset_journal_for_exchange();
-  /// Names the extra files that the caller copies into the staging directory. The journal must name
-  /// them first. `publish` then refuses to replace a file that is neither a checkpoint's nor one of
-  /// these.
+  /// Sets the names of the extra files that the caller copies into the staging directory. Requires:
+  /// the journal names them already. `publish` then refuses to replace a file that is neither a
+  /// checkpoint's nor an extra file.
   void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
-  /// Keeps staging path and journal if this is destroyed without commit.
+  /// Keeps the staging path and the journal if this object is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
-  /// Names all other files that the caller writes into the staging directory, those in folders by
-  /// their paths from there. `publish` then refuses files with any other name, and such files are
-  /// not removed. Without this call, the same
-  /// holds for files that no writer of Tessera makes.
+  /// Sets the names of all other files that the caller writes into the staging directory, as paths
+  /// relative to it. `publish` then throws if there is a file with another name, and such a file is
+  /// never removed. Without this call, the rule is: a file that no writer of Tessera makes.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;
 
-  /// Makes the destination appear durably, but keeps what it replaced: if this is destroyed without
-  /// commit, the destination is restored. For destinations that must appear together.
+  /// Makes the destination appear durably, but keeps the checkpoint that it replaced, and restores
+  /// it if this object is destroyed without commit. Used for two destinations that must appear
+  /// together.
   void publish();
-  /// Publishes if `publish` has not been called yet, and removes what was replaced.
+  /// Calls `publish` if it has not been called yet, and removes the replaced checkpoint.
   void commit();
 
  private:
   struct NothingStaged {};
-  /// Throws if the destination cannot be written to.
+  /// Makes no staging path. Throws if the destination cannot be written to.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, NothingStaged);
 
@@ -158,12 +160,12 @@ class StagedDestination {
   std::string staging_path_;
   DestinationKind kind_;
   OverwritePolicy overwrite_;
-  int lock_fd_ = -1;           // of the staged object, at either path
-  int replaced_lock_fd_ = -1;  // of the replaced object, while at the staging path
+  int lock_fd_ = -1;           // lock on the staged object, before and after its rename
+  int replaced_lock_fd_ = -1;  // lock on the replaced object, at the staging path
   bool has_left_over_ = false;
   bool is_kept_ = false;
-  bool had_foreign_entry_ = false;  // at the destination
-  FileStates replaced_files_;       // at the destination, when this was made
+  bool had_foreign_entry_ = false;  // at the destination, when this was constructed
+  FileStates replaced_files_;       // at the destination, when this was constructed
   std::set<std::string> extra_names_;
   std::optional<std::set<std::string>> file_names_;
   enum class State { none, staged, appeared, replaced, committed } state_ = State::none;

@@ -28,7 +28,7 @@ ResumeIdentity with_plain_names(ResumeIdentity identity) {
   return plain;
 }
 
-/// Throws Error(mismatch) naming the first difference.
+/// Throws Error(mismatch) naming the first difference between the kept work and this run.
 void require_same_work(const ResumeIdentity& kept, const JournalOptions& options,
                        const std::string& path) {
   const auto difference = first_difference(kept, options.identity);
@@ -39,7 +39,7 @@ void require_same_work(const ResumeIdentity& kept, const JournalOptions& options
                         Remedy{Remedy::Action::discard});
 }
 
-/// Decides what to do with what a dead process left. If the work is resumed, fills `left_over`.
+/// Decides what to do with the work that a dead process left. If it is resumed, fills `left_over`.
 StagedDestination::LeftOver judge(FileSystem& fs, const WorkOptions& options,
                                   const StagedDestination& staged,
                                   std::optional<JournalContents>& left_over) {
@@ -47,14 +47,15 @@ StagedDestination::LeftOver judge(FileSystem& fs, const WorkOptions& options,
   const bool is_shared = SharedWork(fs, staged.destination()).is_begun();
   if (!options.journal) return is_shared || staged.has_kept_work() ? kept : remove;
   if (options.share) {
-    // The work of one process alone is not divided into shares afterwards.
+    // Work that one process began alone cannot be divided into shares later.
     if (options.share->step == ShareOptions::Step::write) {
       return staged.has_kept_work() ? kept : remove;
     }
     left_over = SharedWork(fs, staged.destination()).all_blocks();
     return go_on;
   }
-  // Discarding works even if the journal cannot be read, such as a journal of a later release.
+  // Checked first, so that work can be discarded even if its journal cannot be read, such as one of
+  // a later release.
   if (options.journal->kept_work == KeptWork::discard) return remove;
   if (is_shared) return kept;
   auto contents = read_journal(fs, staged.journal_path());
@@ -65,29 +66,32 @@ StagedDestination::LeftOver judge(FileSystem& fs, const WorkOptions& options,
   return go_on;
 }
 
-/// Throws if a resuming writer would not write into the object at `path`, such as a link.
+/// Throws if a resuming writer could not write into the object at `path`, for example because it is
+/// a link.
 void require_writable(FileSystem& fs, const std::string& path) {
   fs.open_for_update(path)->close();
 }
 
-/// The files that a writer has in its directory.
+/// The files that a writer makes in its directory.
 struct OwnFiles {
   std::set<std::string> names;
-  std::set<std::string> linked_names;  // of these, those that it does not write into
+  std::set<std::string> linked_names;  // of these, the hard links, which it does not write into
 };
 
 void require_own_file(FileSystem& fs, const std::string& directory, const std::string& name,
                       const OwnFiles& own) {
   const std::string path = join_path(directory, name);
   if (!own.names.contains(name)) {
-    throw Error(ErrorKind::already_exists, {.path = path},
-                "kept work: this file does not belong to it, but would become part of the "
-                "checkpoint (remove or rename it)");
+    throw Error(
+        ErrorKind::already_exists, {.path = path},
+        "kept work: the interrupted run did not write this file, but it would become part of the "
+        "checkpoint (remove or rename it)");
   }
   if (!own.linked_names.contains(name)) require_writable(fs, path);
 }
 
-/// `folder`: within the directory; empty: the directory itself.
+/// Throws if a directory holds a file that is not in `own`, or one that cannot be written into.
+/// `folder`: checks only this folder of the directory; empty: the directory itself.
 void require_own_files(FileSystem& fs, const std::string& directory, const OwnFiles& own,
                        const std::string& folder = {}) {
   const std::string listed = folder.empty() ? directory : join_path(directory, folder);
@@ -101,7 +105,8 @@ void require_own_files(FileSystem& fs, const std::string& directory, const OwnFi
   }
 }
 
-/// Identifies an object independently of its name; returns nothing if there is no object.
+/// Returns the inode of the object at `path`, which stays the same when the object is renamed.
+/// Returns nothing if there is no object.
 std::optional<ino_t> inode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
@@ -138,7 +143,7 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
   }
 }
 
-/// Takes the staging path as its owner, with the journal and the extra files.
+/// Becomes the owner of the staging path. Creates the journal and copies the extra files.
 void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
   if (!shared_ && options.journal && options.journal->kept_work == KeptWork::discard) {
     SharedWork(fs_, destination_).discard();
@@ -155,7 +160,7 @@ void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
   } else if (left_over_) {
     journal_.emplace(fs_, staged_->journal_path(), *std::exchange(left_over_, std::nullopt));
   } else {
-    fs_.remove_all(staged_->journal_path());  // before it could describe new work
+    fs_.remove_all(staged_->journal_path());  // so that it does not describe new work
     journal_.emplace(fs_, staged_->journal_path(), options.journal->identity);
   }
   copy_extra_files(options.extra_files);
@@ -213,7 +218,7 @@ void StagedWork::open_share_journal(const WorkOptions& options) {
   journal_->set_shared();
 }
 
-/// Leaves a journal that names the extra files and keeps no work.
+/// Writes a journal that names the extra files and lists no finished block.
 void StagedWork::name_extra_files(const std::vector<ExtraFile>& files) {
   if (files.empty()) return;
   fs_.remove_all(staged_->journal_path());
@@ -253,7 +258,7 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
 }
 
 void StagedWork::set_file_names(const std::set<std::string>& names) {
-  if (is_share()) return;  // other shares write other files
+  if (is_share()) return;  // the directory also holds files of other shares
   staged_->set_file_names(names);
   if (!is_resumed()) return;
   std::set<std::string> own_names = extra_names_;
@@ -267,7 +272,8 @@ bool StagedWork::keep() noexcept {
   return true;
 }
 
-/// Restores and returns the side files of the checkpoint to be replaced.
+/// Restores the side files of the checkpoint that will be replaced, and returns how to remove them
+/// later.
 std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   std::vector<const SideFiles*> replaced;
   if (!staged_->replaces()) return replaced;
@@ -280,8 +286,9 @@ std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   return replaced;
 }
 
-/// Publishes with an empty journal. Otherwise the replaced checkpoint, which is then at the staging
-/// path, could be mistaken for the work. If nothing has been exchanged, restores the journal.
+/// Publishes after emptying the journal. With a journal, the replaced checkpoint, which is then at
+/// the staging path, could be mistaken for unfinished work. If the exchange fails, restores the
+/// journal.
 void StagedWork::publish_in_exchange() {
   journal_->flush();
   const std::string text =

@@ -22,12 +22,11 @@ struct WorkOptions {
   std::optional<JournalOptions> journal{};  // none: nothing is kept
   std::vector<ExtraFile> extra_files{};     // copied into the staging directory
   std::optional<ShareOptions> share{};      // of work by several processes; needs a journal
-  /// Of the writer's files, those that are hard links to files of another checkpoint. Nothing
-  /// writes into them.
+  /// The files that are hard links to files of another checkpoint. They are never written into.
   std::set<std::string> linked_names{};
 };
 
-/// Returns the options of a writer. The journal's identity names the extra files.
+/// Returns the options of a writer. Adds the extra files to the journal's identity.
 WorkOptions work_options(const CreateOptions& options);
 /// As above, for one of several processes that write together.
 WorkOptions work_options(const CreateOptions& options, const ShareOptions& share);
@@ -40,14 +39,13 @@ enum class ReplacedSideFiles { remove, keep };
 /// finished blocks. The extra files are copied at the start, so that a full disk or a changed file
 /// is noticed before any work. `commit` checks again that they have not changed.
 ///
-/// With WorkOptions::share, this is one process's side of shared work ([Note: Shared work]). To
-/// write a share, it uses the staging path without owning it: `commit_share` takes the place of
-/// `commit`, and destroying this removes nothing. To finish, it owns the staging path, and resumes
-/// the blocks of all shares; the caller then holds SharedWork::lock.
+/// With WorkOptions::share, this is one process's side of shared work ([Note: Shared work]). A
+/// process that writes a share does not own the staging path: it calls `commit_share` instead of
+/// `commit`, and destroying this object removes nothing. The process that finishes the work owns
+/// the staging path, holds SharedWork::lock, and takes over the blocks of all shares.
 ///
-/// If this is destroyed without commit, everything is removed, except resumed work and work for
-/// which `keep` returned true. The next writer removes what is left of work without finished
-/// blocks. Not thread-safe, except the journal.
+/// If this object is destroyed without commit, everything is removed, except resumed work and work
+/// for which `keep` returned true. Not thread-safe, except the journal.
 class StagedWork {
  public:
   /// Throws:
@@ -66,8 +64,8 @@ class StagedWork {
   /// - Error(unsupported) if the file system has no locks.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws what the constructor and then `set_file_names` would throw, and changes nothing.
-  /// Returns whether work would be resumed.
+  /// Throws the errors that the constructor and then `set_file_names` would throw, and changes
+  /// nothing. Returns whether work would be resumed.
   static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
                     const WorkOptions& options, const std::set<std::string>& names = {});
   StagedWork(const StagedWork&) = delete;
@@ -82,14 +80,15 @@ class StagedWork {
   /// Whether this is one worker's share of a move: other workers may have created its files.
   bool is_share() const { return !staged_; }
 
-  /// Names all files that the writer makes in the directory, apart from the extra files. Files of
-  /// other names would become part of the destination. So this function refuses them in resumed
-  /// work, and `commit` refuses them in any work. This function also refuses resumed work if one of
-  /// its files cannot be written into.
+  /// Sets the names of all files that the writer makes in the directory, apart from the extra
+  /// files. A file with another name would become part of the destination. So `commit` throws if
+  /// there is one, and for resumed work this function does too. This function also throws if a file
+  /// of resumed work cannot be written into.
   /// Throws: Error(already_exists) naming the first file.
   void set_file_names(const std::set<std::string>& names);
 
-  /// Keeps the finished blocks if this is destroyed without commit. Returns whether there are any.
+  /// Keeps the finished blocks if this object is destroyed without commit. Returns whether there
+  /// are finished blocks.
   bool keep() noexcept;
   /// Commits the destination. If this throws before anything is replaced, the finished blocks can
   /// still be kept. Throws: Error(corruption) if an extra file has changed since it was copied.
@@ -113,10 +112,10 @@ class StagedWork {
   std::set<std::string> extra_names_;
   std::set<std::string> linked_names_;
   std::vector<ExtraFile> extra_files_;  // as they were when they were copied, without their texts
-  std::optional<JournalContents> left_over_;  // until `journal_` takes it
-  std::optional<StagedDestination> staged_;   // none: this writes a share
+  std::optional<JournalContents> left_over_;  // of resumed work; until `journal_` takes it
+  std::optional<StagedDestination> staged_;   // none while this process writes a share
   std::optional<SharedWork> shared_;          // if several processes write together
-  int share_ = 0;                             // that this writes
+  int share_ = 0;                             // the number of this process's share
   tessera::detail::FileDescriptor share_lock_;
   std::optional<Journal> journal_;
 };

@@ -13,7 +13,8 @@
 
 namespace tessera::formats {
 
-/// Wraps another writer, and makes that writer's files appear at the destination on commit.
+/// Wraps the writer of a format, and makes the files that it wrote appear at the destination on
+/// commit.
 class StagedWriter final : public ShareWriter {
  public:
   StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<ShareWriter> writer)
@@ -46,7 +47,7 @@ class StagedWriter final : public ShareWriter {
   }
 
  private:
-  std::unique_ptr<StagedWork> staged_;  // outlives the files within
+  std::unique_ptr<StagedWork> staged_;  // outlives the writer of the files
   std::unique_ptr<ShareWriter> writer_;
 };
 

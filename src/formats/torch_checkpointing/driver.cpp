@@ -14,7 +14,8 @@ using torch_checkpointing::are_without_metadata;
 using torch_checkpointing::kMetadataName;
 using torch_checkpointing::parse_default_name;
 
-/// Returns the paths that the metadata names, from the directory; none if it is missing or damaged.
+/// Returns the paths, relative to the directory, that the metadata names; empty if the metadata is
+/// missing or damaged.
 std::set<std::string> files_of_metadata(const FileSystem& fs, const std::string& directory,
                                         const std::vector<std::string>& names) {
   std::set<std::string> files;
@@ -62,8 +63,8 @@ class TorchCheckpointingDriver final : public FormatDriver {
     return open_torch_checkpointing(fs, path, as_dict);
   }
 
-  /// Returns `metadata.pkl`, and the files that an open reader has or their folders. Without such a
-  /// reader, returns the files that the metadata names, and those with default names.
+  /// Returns `metadata.pkl`, and the files in `opened` (or their folders). If `opened` is empty,
+  /// returns the files that the metadata names, and files with default names.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {

@@ -109,7 +109,8 @@ class Finder {
     require_no_other_rank(name, listed);
   }
 
-  /// Refuses a file of a larger rank: another save has left it there.
+  /// Throws if there is a file of a rank that did not exist in this save: another save has left it
+  /// there.
   void require_no_other_rank(const std::string& item, const std::set<std::string>& listed) {
     const auto found = by_default_.find(item);
     if (found == by_default_.end()) return;
@@ -122,8 +123,8 @@ class Finder {
     }
   }
 
-  /// Adds the files of an item that is known by its names only. Rank 0 alone may have saved it.
-  /// Numbers that are no ranks, such as those of steps, are those of other files.
+  /// Adds the files of an item that the metadata does not list, by their names. It may be that only
+  /// rank 0 has saved the item. Ignores files whose numbers cannot be ranks, such as step numbers.
   void add_by_default(const std::string& item, const std::set<std::uint64_t>& ranks) {
     const auto world_size = static_cast<std::uint64_t>(found_.world_size);
     if (!ranks.contains(0) && *ranks.rbegin() >= world_size) return;
@@ -138,7 +139,7 @@ class Finder {
            .rule = "ranks",
            .where = {.path = directory_},
            .expected = "files of " + ranks_in_words() + " for '" + printable(item) + "'",
-           .found = "that of rank 0 only: what it holds is taken for all ranks"});
+           .found = "only the file of rank 0 (its content is used for all ranks)"});
     } else {
       for (std::uint64_t rank = 0; rank < world_size; ++rank) {
         if (ranks.contains(rank)) continue;

@@ -13,15 +13,15 @@
 
 namespace tessera::formats::torch_checkpointing {
 
-/// What the default name of a file says: `optimizer_3.pt` is what rank 3 saved of the item
-/// `optimizer`.
+/// The item and the rank in the default name of a file: `optimizer_3.pt` is what rank 3 saved of
+/// the item `optimizer`.
 struct DefaultName {
   std::string item;
   std::uint64_t rank = 0;
 };
 
-/// Returns nothing unless the name is `<item>_<rank>.pt`. Names that end with `rank_<rank>.pt` are
-/// those of other trainers.
+/// Returns the item and the rank of a name `<item>_<rank>.pt`; nothing for any other name, and
+/// nothing for names that end with `rank_<rank>.pt`, which other trainers use.
 std::optional<DefaultName> parse_default_name(std::string_view name);
 std::string default_name(const std::string& item, int rank);
 
@@ -41,14 +41,14 @@ struct Source {
 
 struct Sources {
   int world_size = 1;
-  std::vector<Source> files;  // by item, then by rank
+  std::vector<Source> files;  // sorted by item, then rank
   std::vector<Finding> notes{};
 };
 
-/// Finds the files of all ranks: those that `metadata` names, and those with default names of items
-/// that it does not name, because they cannot be resharded.
-/// Throws: Error(corruption) naming a missing rank or the file of a rank that there was not;
-/// Error(unsupported) for a folder of several saves.
+/// Finds the files of all ranks: the files that `metadata` names, and, for items that it does not
+/// name because they cannot be resharded, the files with default names. Throws: Error(corruption)
+/// naming a missing rank, or the file of a rank that did not exist in this save; Error(unsupported)
+/// for a folder of several saves.
 Sources find_sources(const FileSystem& fs, const std::string& directory,
                      const std::vector<std::string>& names, const Metadata* metadata);
 

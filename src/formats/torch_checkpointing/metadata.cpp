@@ -28,8 +28,8 @@ const pickle::AllowList& allowed_globals() {
   return allowed;
 }
 
-/// Turns the objects of the pickle into a Metadata. Objects that the pickle shares are parsed once
-/// where that saves memory; a budget bounds the rest.
+/// Turns the objects of the pickle into a Metadata. Large objects that the pickle refers to several
+/// times are parsed once. A budget limits the work for a hostile file.
 class Parser {
  public:
   Parser(const pickle::ObjectGraph& graph, std::string path)
@@ -117,7 +117,7 @@ class Parser {
       const auto rank = static_cast<std::size_t>(
           number(files.entry_key(i), "rank", 0, std::int64_t{world_size_} - 1));
       const Object layout = files.entry_value(i);
-      if (layout.is(ObjectKind::none)) continue;  // the name that the item has by default
+      if (layout.is(ObjectKind::none)) continue;  // the file has its default name
       made.files[rank] = {text(member(layout, "file_path"), "file_path"),
                           text(member(member(layout, "serialization_format"), "type"), "type")};
       if (!is_contained_path(made.files[rank].path)) {
@@ -141,7 +141,7 @@ class Parser {
         path.emplace_back(*name);
       } else if (const auto* const position = each.get_if<std::int64_t>()) {
         path.emplace_back(*position);
-        has_number = true;  // a position in a list or a key of a dict, nobody knows
+        has_number = true;  // list position or dict key; the file does not record which
       } else {
         key.fail_expected("path of a tensor", "texts and numbers");
       }
@@ -280,8 +280,8 @@ class Parser {
   std::string path_;
   pickle::WalkBudget budget_;
   int world_size_ = 1;
-  std::map<std::uint32_t, std::shared_ptr<const std::vector<int>>> ranks_;  // by object
-  std::map<std::uint32_t, std::shared_ptr<const Mesh>> meshes_;             // by object
+  std::map<std::uint32_t, std::shared_ptr<const std::vector<int>>> ranks_;  // key: id of the object
+  std::map<std::uint32_t, std::shared_ptr<const Mesh>> meshes_;             // key: id of the object
 };
 
 }  // namespace

@@ -24,16 +24,16 @@ struct Mesh {
   std::vector<std::string> axes{};                   // names; empty if the mesh has none
   std::vector<std::pair<int, std::int64_t>> places;  // rank, place in row-major order; sorted
 
-  /// Returns where a rank is in the mesh; nothing if it is not in it.
+  /// Returns the coordinates of a rank in the mesh; nothing if the mesh does not contain the rank.
   std::optional<Shape> coordinates_of(int rank) const;
 };
 
-/// What `metadata.pkl` says of one tensor on some ranks.
+/// How `metadata.pkl` describes one tensor for a group of ranks.
 struct Sharding {
   enum class Kind {
     mesh,     // a DTensor, or a plain tensor, which counts as replicated on all ranks
-    offsets,  // boxes of the whole, each at a place in the local tensor
-    unknown,  // a type that a program has added
+    offsets,  // boxes of the whole tensor, and the place of each in the local tensor
+    unknown,  // a type that another program has added
   };
 
   Kind kind = Kind::unknown;
@@ -47,12 +47,13 @@ struct Sharding {
 
   /// Whether every rank has all of the tensor.
   bool is_replicated() const;
-  /// Returns where the part of one rank is. `problem` says why the place is not known.
+  /// Returns the place of one rank's part in the whole tensor. If it is not known,
+  /// ShardPlace::problem says why.
   /// Requires: the kind is not unknown.
   torch_zip::ShardPlace place_of(int rank) const;
 };
 
-/// The ranks for which one Sharding holds.
+/// A group of ranks, and their Sharding.
 struct Group {
   std::shared_ptr<const std::vector<int>> ranks;  // sorted
   Sharding sharding;
@@ -63,7 +64,7 @@ struct Group {
 /// The file that one rank wrote for an item.
 struct ItemFile {
   std::string path;  // from the checkpoint's directory
-  std::string form;  // `TorchSerialization`
+  std::string form;  // such as `TorchSerialization`
 };
 
 /// One item that the trainer saved, such as its model.
@@ -72,20 +73,20 @@ struct Item {
     KeyPath path;  // empty: the item itself, or a path with a number
     std::vector<Group> groups;
   };
-  std::map<std::string, Tensor> tensors;  // by name: the keys of the path joined by dots
-  std::vector<ItemFile> files;            // by rank
+  std::map<std::string, Tensor> tensors;  // key: name, the keys of the path joined by dots
+  std::vector<ItemFile> files;            // indexed by rank
 
   const Group* find(const std::string& tensor, int rank) const;
 };
 
-/// What `metadata.pkl` says: the items that can be resharded. Other items have files only.
+/// The contents of `metadata.pkl`: the items that can be resharded. Other items have files only.
 struct Metadata {
   int world_size = 1;
   std::map<std::string, Item> items;
 };
 
-/// Reads `metadata.pkl`. Runs no code: the file is dicts of plain values, and anything else in it
-/// is looked at by nobody.
+/// Reads `metadata.pkl`. Runs no code from the file: it consists of dicts of plain values, and all
+/// other objects are ignored.
 /// Throws: Error(corruption) naming the byte and the broken rule; Error(unsupported) for another
 /// version.
 Metadata read_metadata(const FileSystem& fs, const std::string& path);

@@ -10,18 +10,21 @@
 
 namespace tessera::formats::torch_checkpointing {
 
-/// A file of one rank whose tensors do not say where they are in the whole: the caller says it.
+/// Shows the file of one rank, and adds the places of its parts in the whole tensors. The file does
+/// not have these places, so the caller gives them.
 class PlacedFile final : public torch_zip::TorchFileReader {
  public:
-  /// `places`: by tensor; nothing for a tensor that every rank has whole. `key_paths`: by tensor.
+  /// `places`: one for each tensor; nothing for a tensor that every rank has whole. `key_paths`:
+  /// one for each tensor.
   PlacedFile(std::unique_ptr<CheckpointReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places,
              std::vector<KeyPath> key_paths);
-  /// Adds places to a file of torch.save. Other things are as the file says.
+  /// Shows a file of torch.save with other places. Everything else is as in the file.
   PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places);
 
-  /// Gives a file of torch.save with an empty dict the dict as its only value.
+  /// Shows a file of torch.save that holds an empty dict, which has no entry, as a file with one
+  /// value: the empty dict.
   static std::unique_ptr<PlacedFile> of_empty_dict(
       std::unique_ptr<torch_zip::TorchFileReader> base);
 
@@ -66,7 +69,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
 
  private:
   std::unique_ptr<CheckpointReader> base_;
-  const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, if it is one
+  const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
   std::vector<std::optional<torch_zip::ShardPlace>> places_;
   CheckpointContents contents_;
   bool is_empty_dict_ = false;

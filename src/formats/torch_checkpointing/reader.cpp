@@ -29,7 +29,7 @@ using torch_zip::TorchFileReader;
 
 constexpr std::string_view kOtherSave = "files of different saves?";
 
-/// Opens the files of all ranks, and holds them to what the metadata says.
+/// Opens the files of all ranks, and checks that they agree with the metadata.
 class Opener {
  public:
   Opener(const FileSystem& fs, const std::string& path, const std::vector<std::string>& as_dict)
@@ -87,8 +87,8 @@ class Opener {
     return contents.tensors.empty() && contents.values.empty() && contents.aliases.empty();
   }
 
-  /// Returns what the metadata says of a tensor of a rank's file; null if it says nothing. Checks
-  /// the dtype and, for a tensor that every rank has whole, the shape.
+  /// Returns how the metadata describes a tensor of a rank's file; null if it does not describe the
+  /// tensor. Throws if the dtype is another one.
   const Sharding* sharding_of(const Item& item, const std::string& name, int rank,
                               const TensorMeta& meta, const std::string& path) {
     if (item.tensors.contains(name)) seen_.insert(&item.tensors.find(name)->second);
@@ -113,7 +113,7 @@ class Opener {
                               .where = {.path = metadata_path()},
                               .expected = "a type of metadata that Tessera knows",
                               .found = "'" + printable(type, 60) +
-                                       "': what each rank has is kept as it is in its file"});
+                                       "' (each rank's tensor is read as it is in its file)"});
   }
 
   [[noreturn]] static void refuse(const std::string& path, const std::string& name,
@@ -131,12 +131,13 @@ class Opener {
            shape_to_string(meta.shape));
   }
 
-  /// Holds a file of torch.save, whose DTensors say where they are, to what the metadata says.
+  /// Throws if a file of torch.save contradicts the metadata. Adds the places of parts that the
+  /// file does not have itself (it has the places of DTensors).
   std::unique_ptr<TorchFileReader> checked(std::unique_ptr<TorchFileReader> reader,
                                            const Item& item, const RankFile& file) {
     const std::vector<TensorEntry>& tensors = reader->contents().tensors;
     std::vector<std::optional<ShardPlace>> places;
-    bool has_more = false;  // than the file says
+    bool has_more = false;  // the metadata has places that the file lacks
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const TensorMeta& meta = tensors[i].meta;
       places.push_back(reader->place_of(i));
@@ -169,7 +170,7 @@ class Opener {
            region_to_string(own.region));
   }
 
-  /// Gives the tensors of a file without DTensors the places that the metadata says.
+  /// Adds the places in the metadata to a file whose format has no DTensors (safetensors).
   std::unique_ptr<TorchFileReader> placed(std::unique_ptr<CheckpointReader> reader,
                                           const Item& item, int rank) {
     const std::vector<TensorEntry>& tensors = reader->contents().tensors;
@@ -204,13 +205,14 @@ class Opener {
         throw Error::expected(
             ErrorKind::corruption,
             {.path = metadata_path(), .fqn = name.empty() ? item_name : item_name + "." + name},
-            "tensor", "it in a file of '" + printable(item_name) + "'", "none that has it",
-            kOtherSave);
+            "tensor", "this tensor in a file of '" + printable(item_name) + "'",
+            "no file that has it", kOtherSave);
       }
     }
   }
 
-  /// Without metadata, only DTensors show that the numbers in the names are ranks.
+  /// Throws if no file has a DTensor. Without metadata, only DTensors show that the numbers in the
+  /// file names are ranks.
   void require_sharded(const std::vector<RankFile>& files) const {
     for (const RankFile& file : files) {
       for (std::size_t i = 0; i < file.reader->contents().tensors.size(); ++i) {
@@ -220,7 +222,7 @@ class Opener {
     throw Error::expected(ErrorKind::unsupported, {.path = path_}, "files of ranks",
                           std::string(kMetadataName) + ", or DTensors in the files",
                           "neither: the numbers in the names may be steps",
-                          "name one of the files");
+                          "give the path of one file");
   }
 
   const FileSystem& fs_;
@@ -228,7 +230,7 @@ class Opener {
   const std::vector<std::string>& as_dict_;
   std::optional<Metadata> metadata_;
   torch_checkpointing::Sources sources_;
-  std::set<const Item::Tensor*> seen_;  // that a file has
+  std::set<const Item::Tensor*> seen_;  // tensors that some file has
   std::set<std::string> unknown_types_;
 };
 

@@ -15,7 +15,8 @@
 namespace tessera::formats::torch_files {
 namespace {
 
-/// Returns a whole number as a float, if it is the same number.
+/// Returns an integer, or a float without fraction, as a float32; nothing if float32 would round
+/// it.
 std::optional<float> as_float(const std::optional<Value>& value) {
   constexpr std::int64_t kMax = std::int64_t{1} << std::numeric_limits<float>::digits;
   const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
@@ -82,7 +83,8 @@ std::size_t EntryReader::add_small_file(std::string name) {
   return small_files_.size() - 1;
 }
 
-/// Opens the small file of a tensor that is one whole tensor of the file.
+/// Opens the small file that `source` names, and returns it. Throws if its tensor is not the one
+/// that was there when the checkpoint was opened.
 std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
                                                     const Source& source) const {
   const std::string& name = small_files_[*source.small_file];
@@ -96,8 +98,8 @@ std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
   if (is_same) return file;
   throw Error::expected(ErrorKind::corruption,
                         {.path = join_path(folder_, name), .fqn = expected.fqn}, "file",
-                        "the tensor that was there when the checkpoint was opened", "another one",
-                        "did another program write it meanwhile?");
+                        "the tensor that was there when the checkpoint was opened",
+                        "another tensor", "did another program write it meanwhile?");
 }
 
 void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
@@ -153,7 +155,8 @@ std::vector<std::string> EntryReader::data_files() const {
 
 void EntryReader::verify(const FindingSink& sink, const ProgressSink& progress,
                          int num_threads) const {
-  // The files' notes are about values of the framework's classes and copies of parameters.
+  // Leaves out the notes of the files' readers: they are about details of the framework's files,
+  // which this reader handles.
   const auto without_notes = [&](const Finding& finding) {
     if (finding.severity == Finding::Severity::error) sink(finding);
   };
@@ -198,7 +201,7 @@ void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
 void EntryReader::add_of_each_rank(
     const std::vector<const File*>& files,
     const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
-  std::map<std::string, Origin> first_of;  // by name
+  std::map<std::string, Origin> first_of;  // key: name
   for (std::size_t i = 0; i < files.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const Entry& entry : files[i]->entries()) {
@@ -281,7 +284,7 @@ void EntryReader::finish() {
     if (names.insert(name).second) return;
     throw Error::expected(ErrorKind::unsupported, {.path = folder_, .fqn = name}, "names",
                           "one entry of this name", "two",
-                          "save what is beside the model under another key");
+                          "save the entries beside the model under another key");
   };
   for (const Tensor& tensor : tensors_) {
     require_new(tensor.entry.meta.fqn);
@@ -298,8 +301,8 @@ void EntryReader::finish() {
   add_what_readers_found();
 }
 
-/// Adds the classes that the caller asked to read as dicts. Leaves out the framework's records,
-/// which are always read as dicts.
+/// Adds the opened classes (those in `as_dict`), without the framework's own records, which are
+/// always read as dicts. Also adds simplifications.
 void EntryReader::add_what_readers_found() {
   OpenedClassSum opened;
   for (const File& file : files_) {
@@ -313,10 +316,10 @@ void EntryReader::add_what_readers_found() {
   add_simplifications();
 }
 
-/// Adds what the files' readers made simpler, under the names that the entries have here. The dict
-/// of the module is left out: that of the checkpoint is made from several dicts and vectors.
+/// Adds the simplifications that the files' readers report, with this checkpoint's names. Leaves
+/// out simplifications of the dict `module`, because this checkpoint has no such dict.
 void EntryReader::add_simplifications() {
-  std::map<const File*, std::map<std::string, std::string>> names;  // in the file, and here
+  std::map<const File*, std::map<std::string, std::string>> names;  // name in the file -> name here
   for (const auto& [file, keys, name] : renamed_) names[file].emplace(spell(keys), name);
   std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
   for (const auto& [file, of_file] : names) {

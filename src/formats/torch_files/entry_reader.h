@@ -23,25 +23,25 @@ namespace tessera::formats::torch_files {
 /// A path of keys, each as text.
 using Path = std::vector<std::string>;
 
-/// Throws Error(corruption): files that cannot be of one run.
+/// Throws Error(corruption): the files cannot be from one run.
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
                          const std::string& expected, const std::string& found);
 
 /// Whether two entries are tensors of the same dtype, shape and bytes, or values of the same bits.
 bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
 
-/// The files of one framework.
+/// What differs between the frameworks whose checkpoints are read as torch.save files.
 struct Family {
   Format format;
-  /// Names of the framework's classes whose objects are records: always read as dicts of their
-  /// attributes.
+  /// Names of the framework's classes whose objects hold only data: they are always read as dicts
+  /// of their attributes.
   std::vector<std::string> records;
-  /// Checks a file that was opened; null: nothing to check.
+  /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
 };
 
-/// A checkpoint whose tensors and values are parts of those of several files. Subclasses open the
-/// files, add the entries, and call `finish`; all in their constructors.
+/// Base class of readers whose tensors and values come from several torch.save files. The
+/// constructor of a subclass opens the files, adds the entries, and calls `finish`.
 class EntryReader : public CheckpointReader {
  public:
   Format format() const override { return family_.format; }
@@ -58,9 +58,9 @@ class EntryReader : public CheckpointReader {
               int num_threads) const override;
 
  protected:
-  /// Elements of a file's tensor from `begin` on, or a number that the file has as a value.
+  /// The source of a piece: the elements of a file's tensor from number `begin` on, or one number.
   struct Source {
-    const File* file;  // null: that of `small_file`
+    const File* file;  // null: `small_file` is set
     std::size_t tensor;
     std::int64_t begin = 0;
     std::optional<float> number{};
@@ -75,46 +75,47 @@ class EntryReader : public CheckpointReader {
     std::size_t index;
   };
 
-  /// `path`: what the user opened. `folder`: where the files are, within it or the same. `family`
-  /// must outlive this.
+  /// `path`: the path that the user opened. `folder`: the folder of the files, which is `path` or
+  /// inside it. `family` must outlive the reader.
   EntryReader(const FileSystem& fs, std::string path, std::string folder,
               const std::vector<std::string>& as_dict, const Family& family);
 
-  /// Opens a file in the folder. It lives as long as this reader.
+  /// Opens a file in the folder. The File lives as long as this reader.
   const File& open_file(const std::string& name);
-  /// Returns a file in the folder, to look at. Of it, this reader keeps nothing: entries of the
-  /// file name it by `add_small_file`.
+  /// Opens a file in the folder and returns it. This reader does not keep the file open: to use its
+  /// entries, call `add_small_file`.
   File look_at(const std::string& name) const;
-  /// Notes a file that is opened again when it is read, and returns its number. For checkpoints
-  /// with thousands of files.
+  /// Adds a file that is opened again whenever it is read, and returns its number. Used for
+  /// checkpoints with thousands of files.
   std::size_t add_small_file(std::string name);
   const std::string& folder() const { return folder_; }
 
   static Tensor named(KeyPath path);
   void add(Tensor tensor);
-  /// Adds a tensor of a file, or what a value of it is.
+  /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
-  /// Adds entries of which each rank has its own; `files` are by rank. `path_of` gives the path
-  /// that an entry gets, an empty one if it is something else. See [Note: Entries of each rank].
+  /// Adds entries that may differ between ranks ([Note: Entries of each rank]). `files`: one for
+  /// each rank. `path_of` returns the key path under which an entry is added; an empty path skips
+  /// the entry.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
-  /// Does the same. `path_of` also gets the place in `files`.
+  /// Adds the same entries; `path_of` also gets the rank.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
-  /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
-  /// `small_file`: the file's number, if it is not kept open.
+  /// Adds the `step` of an optimizer. If it is a number, it becomes a tensor without dimensions, as
+  /// PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                 std::optional<std::size_t> small_file = {});
   void add_value(KeyPath path, std::variant<Value, ValueSource> source);
-  /// Adds a value that is listed, but cannot be read: `refusal` says why.
+  /// Adds a value that is listed in the contents but cannot be read. read_value throws `refusal`.
   void add_refused(KeyPath path, const Error& refusal);
   void add_alias(const std::string& name, const std::string& target);
   void note(std::string rule, std::string expected, std::string found);
-  /// Returns what `note` adds.
+  /// Returns the note that `note` adds.
   Finding note_of(std::string rule, std::string expected, std::string found) const;
   void set_world_size(std::size_t num_ranks) { contents_.world_size = static_cast<int>(num_ranks); }
 
-  /// Sorts the entries. Throws Error(unsupported) if two have one name.
+  /// Sorts the entries. Throws Error(unsupported) if two entries have the same name.
   void finish();
 
  private:
@@ -125,10 +126,10 @@ class EntryReader : public CheckpointReader {
     KeyPath path;
     std::variant<Value, ValueSource, Error> source;
   };
-  /// An entry that is one of a file's entries, under another name or the same.
+  /// An entry that comes from a file's entry, and its name in this checkpoint.
   struct Renamed {
     const File* file;
-    KeyPath keys;  // in the file
+    KeyPath keys;  // key path in the file
     std::string name;
   };
   void add_what_readers_found();
@@ -145,12 +146,12 @@ class EntryReader : public CheckpointReader {
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;
   std::vector<Renamed> renamed_;     // only while opening
-  std::set<std::string> differing_;  // names with other entries on other ranks
+  std::set<std::string> differing_;  // names whose entries differ between ranks
   std::vector<Tensor> tensors_;      // parallel to contents_.tensors
   std::vector<NamedValue> values_;   // parallel to contents_.values
 };
 
-/// Returns a path of keys that are all text.
+/// Returns `path` as a KeyPath in which all keys are strings.
 KeyPath text_keys(const Path& path);
 
 }  // namespace tessera::formats::torch_files

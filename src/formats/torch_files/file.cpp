@@ -36,7 +36,7 @@ void File::add_entries() {
     entries_.push_back(entry_at(alias.fqn, alias.key_path, Entry::Kind::tensor,
                                 static_cast<std::size_t>(target - contents.tensors.data())));
   }
-  std::vector<std::pair<std::size_t, std::size_t>> values;  // place in the pickle, index
+  std::vector<std::pair<std::size_t, std::size_t>> values;  // (order in the pickle, index)
   for (std::size_t i = 0; i < contents.values.size(); ++i) {
     values.emplace_back(reader_->order_of(i), i);
   }

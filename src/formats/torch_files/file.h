@@ -13,7 +13,7 @@
 // For formats whose checkpoints are several files of torch.save.
 namespace tessera::formats::torch_files {
 
-/// An entry of a file: where it was in the nested dicts, and where it is in the file's contents.
+/// An entry of a file: its path in the nested dicts, and its index in the file's contents.
 struct Entry {
   enum class Kind { tensor, value };
   std::vector<std::string> path;  // each key as text
@@ -40,10 +40,10 @@ class File {
   const TensorMeta& tensor(const Entry& entry) const {
     return reader_->contents().tensors[entry.index].meta;
   }
-  /// Returns the value at a path; nothing if there is none, or one that Tessera does not read.
+  /// Returns the value at a path; nothing if there is no value, or Tessera cannot read it.
   std::optional<Value> value_at(const std::vector<std::string>& path) const;
   std::optional<Value> value_of(const Entry& entry) const;
-  /// Returns the whole number at a path; nothing if there is something else.
+  /// Returns the integer at a path; nothing if there is none.
   std::optional<std::int64_t> number_at(const std::vector<std::string>& path) const;
 
  private:

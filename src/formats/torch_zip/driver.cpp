@@ -19,7 +19,8 @@ constexpr std::string_view kTarSignature("ustar", 5);
 constexpr std::size_t kTarSignatureOffset = 257;
 
 /// Whether the first entry of an archive is not compressed and has a name that torch.save writes:
-/// `<name>/data.pkl`, or for TorchScript `<name>/data/0`. Used for archives whose end is missing.
+/// `<name>/data.pkl`, or for TorchScript `<name>/data/0`. Used for archives that were cut short,
+/// because a zip archive is normally read from its end.
 bool begins_as_torch_save(std::string_view begin) {
   constexpr std::size_t kMethodOffset = 8;
   constexpr std::size_t kNameLengthOffset = 26;
@@ -65,7 +66,7 @@ class TorchZipDriver final : public FormatDriver {
     if (std::ranges::none_of(directory.names, is_torch_save)) return {};
     return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
                                "expected a checkpoint, found a directory of torch.save files (give "
-                               "the path of one of them)")};
+                               "the path of one file)")};
   }
 
   Recognition recognize_file(const FileBegin& file) const override {
@@ -97,7 +98,7 @@ class TorchZipDriver final : public FormatDriver {
     return DestinationKind::file;
   }
 
-  /// Whether the file is a stream, or an archive that has a pickle where the reader requires it.
+  /// Whether the file is a stream, or an archive with a pickle at the path that the reader needs.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     if (torch_zip::begins_as_stream(first_bytes)) return true;
     try {

@@ -7,7 +7,7 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-constexpr std::size_t kBlockNbytes = std::size_t{1} << 19;  // of each tensor
+constexpr std::size_t kBlockNbytes = std::size_t{1} << 19;  // of each of the two tensors
 
 }  // namespace
 

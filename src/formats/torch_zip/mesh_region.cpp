@@ -9,12 +9,12 @@ namespace {
 
 constexpr std::int64_t kMaxRanks = std::int64_t{1} << 31;
 
-/// One placement that cuts: along which dimension of the tensor, into how many parts.
+/// A cut of a tensor along one axis of the mesh: of which dimension, into how many parts.
 struct Cut {
   std::size_t dim;
   std::int64_t num_parts;
   std::int64_t part;
-  std::optional<std::int64_t> split_factor;  // of a strided shard
+  std::optional<std::int64_t> split_factor;  // of _StridedShard
 };
 
 /// Returns into how many parts the later axes of the mesh cut the same dimension.
@@ -26,7 +26,8 @@ std::int64_t num_parts_after(const std::vector<Cut>& cuts, std::size_t index) {
   return num_parts;
 }
 
-/// Cuts as torch.chunk does: parts of equal size, rounded up; the last ones are smaller or empty.
+/// Reduces `box` to one part of a cut, as torch.chunk cuts: the size of a part is rounded up, so
+/// the last parts are smaller or empty.
 void cut(Box& box, const Cut& by) {
   std::int64_t& offset = box.offsets[by.dim];
   std::int64_t& size = box.sizes[by.dim];

@@ -17,8 +17,8 @@ struct AxisPlacement {
   enum class Kind { replicate, shard, strided_shard };
 
   Kind kind = Kind::replicate;
-  std::int64_t dim = 0;           // that is cut
-  std::int64_t split_factor = 0;  // of a strided shard
+  std::int64_t dim = 0;           // the dimension that is cut
+  std::int64_t split_factor = 0;  // of _StridedShard
 
   friend bool operator==(const AxisPlacement&, const AxisPlacement&) = default;
 };
@@ -26,16 +26,18 @@ struct AxisPlacement {
 /// Returns a placement as PyTorch writes it: `Replicate`, `Shard(0)`, `_StridedShard(0, 2)`.
 std::string placement_to_string(const AxisPlacement& placement);
 
-/// The part of one rank. If `problem` is not empty, the region is not known.
+/// The part of a tensor that one rank holds. If `problem` is not empty, it says why the part is not
+/// known.
 struct MeshRegion {
   Box region;
   std::string problem;
 };
 
 /// Returns the part of a tensor that the rank at `coordinates` holds. `Shard(d)` cuts dimension d
-/// as torch.chunk does, one axis of the mesh after the other. `_StridedShard(d)` cuts after the
-/// later axes have cut d: FSDP2 cuts what tensor parallelism has left. Source:
-/// torch/distributed/tensor (placement_types.py, _utils.py), torch 2.4 to 2.15.
+/// as torch.chunk does, one axis of the mesh after the other. `_StridedShard(d)` cuts d after the
+/// later axes have cut it: with FSDP2 and tensor parallelism, FSDP2 cuts the part that tensor
+/// parallelism gave to the rank. Source: torch/distributed/tensor (placement_types.py, _utils.py),
+/// torch 2.4 to 2.15.
 /// Requires: `mesh`, `coordinates` and `placements` have one item for each axis.
 MeshRegion region_in_mesh(std::span<const std::int64_t> whole_shape,
                           std::span<const std::int64_t> mesh,

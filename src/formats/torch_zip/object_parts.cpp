@@ -15,7 +15,8 @@ std::optional<Object> item_of(const std::optional<Object>& object, std::size_t i
 
 std::optional<Object> attribute_of(std::optional<Object> object, std::string_view name) {
   if (object && object->is(ObjectKind::call)) object = object->call_state("state");
-  // What has __slots__ gives (None, attributes); what has a __dict__ too, (dict, attributes).
+  // The pickled state of an object with __slots__ is (None, attributes), or (dict, attributes) if
+  // it has a __dict__ too.
   if (object && object->is(ObjectKind::tuple) && object->num_items("state") == 2) {
     object = object->item(1);
   }

@@ -24,7 +24,8 @@ using pickle::ObjectKind;
 
 using Found = std::optional<Object>;
 
-/// Returns the value under a key of a dict, an OrderedDict, or the attributes of an object.
+/// Returns the value under a key of a dict or an OrderedDict, or the attribute of that name of an
+/// object.
 Found entry(Found mapping, std::string_view key) {
   if (mapping && mapping->is(ObjectKind::call) && mapping->num_entries("entries") == 0) {
     mapping = mapping->call_state("state");
@@ -38,7 +39,7 @@ Found entry(Found mapping, std::string_view key) {
   return {};
 }
 
-/// Returns a number, the value of an Enum, or the first item of a list.
+/// Returns an integer, given as a number, as an Enum, or as a list (its first item).
 std::optional<std::int64_t> number(Found object) {
   if (object && object->is(ObjectKind::call)) object = object->call_arguments("enum");
   if (object && (object->is(ObjectKind::list) || object->is(ObjectKind::tuple))) {
@@ -48,7 +49,8 @@ std::optional<std::int64_t> number(Found object) {
   return object->as_integer("number");
 }
 
-/// Returns how many parts there are, if the product of the factors is known.
+/// Returns the product of the factors, which is the number of parts; nothing if a factor is not
+/// known.
 std::optional<std::uint64_t> product(std::initializer_list<std::optional<std::int64_t>> factors) {
   std::int64_t result = 1;
   for (const std::optional<std::int64_t> factor : factors) {
@@ -99,7 +101,7 @@ std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path
   const auto size_of = [&](std::string_view dimension) -> std::optional<std::int64_t> {
     return number(entry(args, dimension)).value_or(1);
   };
-  // Experts may be cut into more parts than the other tensors.
+  // Tensors of experts may be cut into more parts than other tensors.
   const auto of_tensors = tensor_parallel
                               ? std::max(tensor_parallel, size_of("expert_tensor_parallel_size"))
                               : std::nullopt;
@@ -199,7 +201,7 @@ std::optional<Error> refusal_of_meta(const std::string& directory,
   const std::uint64_t last = *ranks.rbegin();
   if (last == 0) {
     return Error::expected(ErrorKind::unsupported, {.path = directory}, "directory", "a checkpoint",
-                           "a folder with " + first + ", which alone is a whole model of Meta",
+                           "a folder with " + first + ", a whole model of Meta in one file",
                            "give the path " + printable(join_path(directory, first)));
   }
   std::uint64_t missing = 0;

@@ -10,20 +10,20 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Says whether a saved object is one part of a checkpoint: what one rank of DeepSpeed, FSDP or
-/// Megatron-LM saved, or one file of a model. The keys and classes in the object show this; for
-/// some forms, only the file's name does. `path` is the path of the file, `num_local_tensors` the
-/// member of Leaves.
+/// Returns a description of the part if a saved object is only one part of a checkpoint: what one
+/// rank of DeepSpeed, FSDP or Megatron-LM saved, or one file of a model. Otherwise returns nothing.
+/// Judges by the keys and classes in the object, and sometimes by the file's name. `path`: of the
+/// file. `num_local_tensors`: see Leaves.
 std::optional<PartOfWhole> find_part(pickle::Object root, std::size_t num_local_tensors,
                                      const std::string& path);
 
-/// Returns in words which form of checkpoint has parts with the `names` in a directory:
-/// `DeepSpeed's files, one for each rank`. Returns nothing if the names belong to no known form.
+/// Describes the files in a directory by their `names`: `DeepSpeed's files, one for each rank`.
+/// Returns nothing if the names belong to no known kind of checkpoint.
 std::optional<std::string> form_of_directory(const std::vector<std::string>& names);
 
-/// Returns why a directory with Meta's files is no checkpoint: `consolidated.00.pth` alone is a
-/// model in a file, and several are the tensor-parallel parts of one. Returns nothing if the
-/// `names` in the directory have no such file.
+/// Returns the error for a directory with Meta's files `consolidated.00.pth`, …. One such file
+/// alone is a whole model, so the user must give the path of the file. Several are tensor-parallel
+/// parts, which Tessera does not join. Returns nothing if `names` has no such file.
 std::optional<Error> refusal_of_meta(const std::string& directory,
                                      const std::vector<std::string>& names);
 

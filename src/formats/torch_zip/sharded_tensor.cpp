@@ -26,7 +26,8 @@ std::optional<std::int64_t> natural_of(const std::optional<Object>& object) {
   return number < 0 ? std::nullopt : std::optional(number);
 }
 
-/// Returns the numbers of a tuple, a list or a torch.Size.
+/// Returns the numbers in a tuple, a list or a torch.Size; nothing if it has anything but numbers
+/// of 0 or more.
 std::optional<Shape> naturals_of(std::optional<Object> object) {
   if (object && object->is(ObjectKind::call) && value_global(*object) == ValueGlobal::torch_size) {
     object = item_of(object->call_arguments("size"), 0);
@@ -45,7 +46,7 @@ std::optional<Shape> naturals_of(std::optional<Object> object) {
   return numbers;
 }
 
-/// Returns the size of the whole tensor, from the arguments of `_rebuild_wrapper_subclass`.
+/// Returns the shape of the whole tensor, from the arguments of `_rebuild_wrapper_subclass`.
 std::optional<Shape> whole_shape_of(Object call) {
   return naturals_of(item_of(item_of(call.call_arguments("tensor"), 2), 2));
 }
@@ -70,7 +71,7 @@ std::optional<Shape> sizes_of_mesh(const std::optional<Object>& mesh) {
   return naturals_of(item_of(ranks->call_arguments("mesh"), 2));
 }
 
-/// Returns what one axis of a mesh does, or sets `problem`.
+/// Returns what one axis of a mesh does to the tensor. If this is not known, sets `problem`.
 AxisPlacement placement_of(const std::optional<Object>& placement, std::size_t num_dims,
                            std::string& problem) {
   if (!placement || !placement->is(ObjectKind::call)) {
@@ -107,7 +108,7 @@ std::vector<std::string> names_of_axes(const std::optional<Object>& mesh, std::s
   return found;
 }
 
-/// Fills in the mesh of a DTensor and the part of it that this rank holds.
+/// Fills in the mesh of a DTensor and the part of the tensor that this rank holds.
 void find_place(const std::optional<Object>& spec, ShardPlace& place) {
   const auto mesh = attribute_of(spec, "mesh");
   const auto sizes = sizes_of_mesh(mesh);
@@ -147,7 +148,7 @@ std::optional<LocalTensor> local_part_of_dtensor(const std::optional<Object>& st
 
 std::optional<LocalTensor> local_part_of_sharded_tensor(const std::optional<Object>& state,
                                                         const Shape& whole_shape) {
-  const auto shards = item_of(state, 0);  // of this rank
+  const auto shards = item_of(state, 0);  // the shards of this rank
   const auto shard = item_of(shards, 0);
   const auto tensor = attribute_of(shard, "tensor");
   if (!tensor || item_of(shards, 1)) return std::nullopt;
@@ -178,7 +179,7 @@ std::optional<LocalTensor> local_tensor(Object call, Object type) {
   std::optional<LocalTensor> local;
   if (name.ends_with(".DTensor")) local = local_part_of_dtensor(state, *whole_shape);
   if (name.ends_with(".ShardedTensor")) local = local_part_of_sharded_tensor(state, *whole_shape);
-  constexpr std::size_t kRequiresGrad = 7;  // its place among the arguments
+  constexpr std::size_t kRequiresGrad = 7;  // its index among the arguments
   const auto flag = item_of(item_of(call.call_arguments("tensor"), 2), kRequiresGrad);
   if (local && flag && flag->is(ObjectKind::boolean)) {
     local->requires_grad = flag->as_boolean("requires_grad");

@@ -8,7 +8,7 @@
 #include "formats/torch_zip/mesh_region.h"
 #include "tessera/layout/region.h"
 
-// The tensors of torch.distributed that one rank holds a part of: DTensor and ShardedTensor.
+// DTensor and ShardedTensor, the tensors of torch.distributed of which each rank holds a part.
 namespace tessera::formats::torch_zip {
 
 /// Where a rank's part is in the whole tensor.
@@ -18,9 +18,9 @@ struct ShardPlace {
   Shape mesh;                     // the sizes of a DTensor's mesh; empty for a ShardedTensor
   Shape coordinates;              // of the rank in the mesh
   std::vector<std::string> axes;  // names of the mesh's axes, if it has names
-  std::vector<AxisPlacement> placements;  // by axis
+  std::vector<AxisPlacement> placements;  // indexed by axis
   std::optional<int> rank;                // the rank that saved the part, if the tensor says so
-  std::string problem;                    // why the region is not known; empty: it is
+  std::string problem;                    // why the region is not known; empty if it is known
 
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
@@ -37,8 +37,9 @@ struct LocalTensor {
   }
 };
 
-/// Returns the local tensor in a call of `_rebuild_from_type_v2` for the class `type`; nothing for
-/// another class, or if the rank holds no shard or several.
+/// Returns the local tensor in a DTensor or ShardedTensor. `call`: the pickled call of
+/// `_rebuild_from_type_v2`. `type`: the class that it makes. Returns nothing for another class, or
+/// if the rank holds no shard or several.
 ///
 /// A DTensor names its mesh, this rank's coordinates in it, and a placement for each dimension of
 /// the mesh (`region_in_mesh`). A ShardedTensor states the offsets of its shards. Source: DTensors

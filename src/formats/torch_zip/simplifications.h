@@ -10,12 +10,14 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Adds the properties that torch gives to a tensor and that Tessera does not keep.
+/// Adds to `simplifications` the properties of a tensor that Tessera does not keep, such as
+/// requires_grad.
 void note_flags(const TensorRecord& tensor, const std::string& name,
                 std::vector<Simplification>& simplifications);
 
-/// Adds the tensors that overlap another tensor in their storage: in the file, a change of one
-/// would change the other. `tensors` has each tensor with its name in the checkpoint.
+/// Adds to `simplifications` the tensors that overlap another tensor in their storage. (In PyTorch,
+/// a write to one of them changes the other; Tessera reads them as separate tensors.) `tensors`:
+/// each tensor with its name in the checkpoint.
 void note_shared_memory(const SavedObject& saved,
                         std::span<const std::pair<std::string, const TensorRecord*>> tensors,
                         std::vector<Simplification>& simplifications);

@@ -29,7 +29,7 @@ struct Entry {
   std::variant<std::size_t, const Value*> content;
 };
 
-/// Returns all entries in the order of a walk through the nested dicts and lists.
+/// Returns all entries, ordered as a walk through the nested dicts and lists meets them.
 std::vector<Entry> entries_of(const CheckpointContents& contents,
                               const std::vector<Value>& values) {
   std::vector<Entry> entries;
@@ -92,7 +92,8 @@ class StateDictPickler {
                           rule, expected, found);
   }
 
-  /// Pushes the object that the entries form below their common first `depth` keys.
+  /// Writes the dict, list, tensor or value that the entries form. All entries have the same first
+  /// `depth` keys.
   void push(std::span<const Entry> entries, std::size_t depth) {
     const Entry& first = entries.front();
     if (first.path.size() > kMaxKeys) {
@@ -110,7 +111,8 @@ class StateDictPickler {
     pickler_.build();
   }
 
-  /// Returns the object whose path is the first `depth` keys; null if no object has this path.
+  /// Returns the PickledObject whose path is the first `depth` keys of `path`; null if there is
+  /// none.
   const PickledObject* object_at(const KeyPath& path, std::size_t depth) const {
     const auto front = std::span(path).first(depth);
     const auto found = std::ranges::find_if(objects_, [&](const PickledObject& object) {
@@ -166,7 +168,8 @@ class StateDictPickler {
     pickler_.append_from_mark();
   }
 
-  /// Removes from the front all entries that have the same key at `depth`, and returns them.
+  /// Takes from the front of `entries` all entries whose key number `depth` is the same. Returns
+  /// them, and removes them from `entries`.
   static std::span<const Entry> take_item(std::span<const Entry>& entries, std::size_t depth) {
     const auto& key = entries.front().path[depth];
     const auto end =

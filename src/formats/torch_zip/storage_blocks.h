@@ -8,12 +8,13 @@
 
 namespace tessera::formats::torch_zip {
 
-/// The blocks in which the bytes of pieces are written into storages of torch.save files, and their
-/// CRCs. Threads may set the CRCs of different blocks at once.
+/// Divides the pieces, whose bytes become storages of torch.save files, into blocks, and keeps the
+/// CRC of each written block. Several threads may set the CRCs of different blocks at the same
+/// time.
 class StorageBlocks {
  public:
   using PieceId = CheckpointWriter::PieceId;
-  static constexpr std::uint64_t kNbytes = std::uint64_t{4} << 20;  // of all but a last one
+  static constexpr std::uint64_t kNbytes = std::uint64_t{4} << 20;  // of all blocks but the last
 
   /// Keeps a view of `contents`, which must outlive this.
   explicit StorageBlocks(const CheckpointContents& contents);
@@ -26,7 +27,7 @@ class StorageBlocks {
   std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;
   /// Returns the number of bytes of the piece.
   std::uint64_t nbytes(PieceId piece) const;
-  /// Returns the byte of the piece with which a block begins. `begin`: the block's first element.
+  /// Returns the offset in bytes of a block in its piece. `begin`: the block's first element.
   std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t block_nbytes) const;
 
   void set_crc(PieceId piece, std::uint64_t begin_byte, std::uint32_t crc);
@@ -35,7 +36,7 @@ class StorageBlocks {
 
  private:
   const CheckpointContents& contents_;
-  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // by tensor, piece and block
+  std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // indexed by tensor, piece and block
 };
 
 }  // namespace tessera::formats::torch_zip

@@ -11,17 +11,18 @@
 
 namespace tessera::formats::torch_zip {
 
-/// The bytes of the storages of one saved object, wherever its file keeps them. Each storage has a
-/// number, which `find` returns. Immutable and thread-safe.
+/// Interface to the bytes of the storages of one saved object, for both forms of file. Each storage
+/// has a number, which `find` returns. Immutable and thread-safe.
 class Storages {
  public:
   virtual ~Storages() = default;
 
-  /// Returns the storage that the pickle calls `key`; nothing if the file has no bytes of it.
+  /// Returns the number of the storage that the pickle calls `key`; nothing if the file does not
+  /// hold this storage.
   virtual std::optional<std::size_t> find(std::string_view key) const = 0;
-  /// Returns what messages call the storage `key`: `archive/data/0`.
+  /// Returns the name of the storage `key` for messages: `archive/data/0`.
   virtual std::string name_of(std::string_view key) const = 0;
-  /// Returns what messages call a storage that `find` found.
+  /// Returns the name of a storage, by its number, for messages.
   virtual std::string name(std::size_t storage) const = 0;
 
   virtual std::uint64_t nbytes(std::size_t storage) const = 0;

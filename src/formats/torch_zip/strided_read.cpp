@@ -8,7 +8,8 @@ namespace tessera::formats::torch_zip {
 namespace {
 
 constexpr std::int64_t kStagingNbytes = std::int64_t{1} << 20;
-constexpr std::int64_t kGapNbytes = std::int64_t{16} << 10;  // a gap cheaper to read than to skip
+constexpr std::int64_t kGapNbytes = std::int64_t{16}
+                                    << 10;  // a gap up to this size is cheaper to read than to skip
 
 /// One dimension of a box, in elements of the storage and of `out`.
 struct Dim {
@@ -58,8 +59,8 @@ class StridedRead {
   }
   bool is_far(std::int64_t gap) const { return gap * element_nbytes_ > kGapNbytes; }
 
-  /// Says whether to read everything that the dims span in one call, gaps included. If so, the span
-  /// is short, and its gaps are small.
+  /// Says whether to read all bytes between the first and the last element of `dims` in one call.
+  /// True if they are few, and the gaps between elements are small.
   bool is_stretch(std::span<const Dim> dims) const {
     if (span_of(dims) > kStagingNbytes / element_nbytes_) return false;
     for (; !dims.empty(); dims = dims.subspan(1)) {
@@ -83,7 +84,7 @@ class StridedRead {
       return;
     }
     const std::int64_t stretch = span_of(inner);
-    const std::int64_t spacing = far ? stretch : outer.stride;  // between staged stretches
+    const std::int64_t spacing = far ? stretch : outer.stride;  // between stretches in staging_
     const std::int64_t room = kStagingNbytes / element_nbytes_ - stretch;
     const std::int64_t num_staged =
         spacing == 0 ? outer.size : std::min(outer.size, 1 + room / spacing);
@@ -152,7 +153,7 @@ class StridedRead {
     }
   }
 
-  // Copies one cache line of the source's short stride at a time.
+  // Copies in small tiles, so that each cache line of the source is read only once.
   template <std::int64_t kNbytes>
   static void transpose(const Dim& outer, const Dim& inner, const std::byte* from, std::byte* to) {
     constexpr std::int64_t kTile = 64 / kNbytes;

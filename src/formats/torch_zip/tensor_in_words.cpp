@@ -15,9 +15,9 @@ using pickle::Object;
 using pickle::ObjectKind;
 using pickle::ValueGlobal;
 
-constexpr std::size_t kMaxShown = 8;  // sizes of a shape, placements of a tensor
+constexpr std::size_t kMaxShown = 8;  // of a shape's sizes, or a tensor's placements
 
-/// Returns `[4, 3]`, or an empty text if this is no shape.
+/// Returns a shape as text, `[4, 3]`; an empty text if `sizes` is not a shape.
 std::string shape_in_words(std::optional<Object> sizes) {
   if (sizes && sizes->is(ObjectKind::call) && value_global(*sizes) == ValueGlobal::torch_size) {
     sizes = item_of(sizes->call_arguments("size"), 0);
@@ -35,13 +35,14 @@ std::string shape_in_words(std::optional<Object> sizes) {
   return "[" + text + "]";
 }
 
-/// Returns the size of a dense tensor, from the arguments of `_rebuild_tensor_v2`.
+/// Returns the shape of a dense tensor as text, from the arguments of `_rebuild_tensor_v2`.
 std::string tensor_shape_in_words(const std::optional<Object>& tensor) {
   if (!tensor || !tensor->is(ObjectKind::call)) return {};
   return shape_in_words(item_of(tensor->call_arguments("tensor"), 2));
 }
 
-/// Returns ` float32 [8, 3]`, from the arguments of `_rebuild_wrapper_subclass`.
+/// Returns dtype and shape as text, ` float32 [8, 3]`, from the arguments of
+/// `_rebuild_wrapper_subclass`.
 std::string meta_in_words(Object call) {
   const std::optional<Object> arguments = item_of(call.call_arguments("tensor"), 2);
   const std::optional<Object> dtype = item_of(arguments, 1);
@@ -50,7 +51,7 @@ std::string meta_in_words(Object call) {
   return " " + printable(dtype->global_name("dtype"), 40) + " " + shape;
 }
 
-/// Returns `Shard(0), Replicate`.
+/// Returns the placements of a DTensor as text: `Shard(0), Replicate`.
 std::string placements_in_words(const std::optional<Object>& placements) {
   std::string text;
   for (std::size_t i = 0; i < kMaxShown; ++i) {
@@ -76,7 +77,7 @@ std::string dtensor_in_words(Object call) {
 
 std::string sharded_tensor_in_words(Object call) {
   const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
-  const std::optional<Object> shard = item_of(item_of(state, 0), 0);  // the first of this rank
+  const std::optional<Object> shard = item_of(item_of(state, 0), 0);  // the rank's first shard
   const std::optional<Object> metadata = attribute_of(shard, "metadata");
   const std::string sizes = shape_in_words(attribute_of(metadata, "shard_sizes"));
   const std::string offsets = shape_in_words(attribute_of(metadata, "shard_offsets"));
@@ -84,12 +85,12 @@ std::string sharded_tensor_in_words(Object call) {
          (sizes.empty() || offsets.empty() ? "" : ", " + sizes + " at " + offsets);
 }
 
-/// Returns ` name`, or an empty text for an empty name.
+/// Returns the name with a space before it, or an empty text for an empty name.
 std::string behind_space(std::string_view name) {
   return name.empty() ? std::string() : " " + std::string(name);
 }
 
-/// Returns `sparse_csr` for a torch.layout.
+/// Returns the name of a torch.layout without `torch.`: `sparse_csr`.
 std::string layout_in_words(std::optional<Object> layout) {
   constexpr std::string_view kPrefix = "torch.";
   std::string_view name;
@@ -120,7 +121,7 @@ std::string quantized_dtype_in_words(const std::optional<Object>& storage) {
 }  // namespace
 
 std::string sparse_tensor_in_words(Object arguments) {
-  // The size is the last part. Only for sparse_coo, a flag follows it.
+  // The shape is the last argument, except for sparse_coo, where a flag follows the shape.
   const std::optional<Object> parts = item_of(arguments, 1);
   std::string shape = shape_in_words(item_of(parts, 3));
   if (shape.empty()) shape = shape_in_words(item_of(parts, 2));
@@ -134,7 +135,7 @@ std::string quantized_tensor_in_words(Object arguments) {
 }
 
 std::string nested_tensor_in_words(Object arguments) {
-  const std::optional<Object> sizes = item_of(arguments, 1);  // a row of sizes for each tensor
+  const std::optional<Object> sizes = item_of(arguments, 1);  // one row for each tensor: its shape
   const std::optional<Object> shape = sizes && sizes->is(ObjectKind::call)
                                           ? item_of(sizes->call_arguments("sizes"), 2)
                                           : std::nullopt;

@@ -7,14 +7,14 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Says what a tensor of a foreign class is, from the arguments that torch rebuilds it from:
-/// `a DTensor float32 [8, 3], placed Shard(0): one rank's part, [4, 3]`. `call` is a call of
-/// `_rebuild_from_type_v2`, `type` its class. Names the class alone if it is not a sharded tensor
-/// of torch, or its state is not what torch 2.11 writes.
+/// Describes a tensor of a class other than torch.Tensor, for messages: `a DTensor float32 [8, 3],
+/// placed Shard(0): one rank's part, [4, 3]`. `call`: the pickled call of `_rebuild_from_type_v2`.
+/// `type`: the class that it makes. Names only the class if it is not a sharded tensor of torch, or
+/// is not pickled as by torch 2.11.
 std::string tensor_subclass_in_words(pickle::Object call, pickle::Object type);
 
-// These functions say what a tensor that is not dense is, from the arguments that torch rebuilds it
-// from. They leave out whatever is not as torch 2.11 writes it.
+// These functions describe a tensor that is not dense, from the arguments of the call that rebuilds
+// the tensor. They leave out details that are not pickled as by torch 2.11.
 
 std::string sparse_tensor_in_words(
     pickle::Object arguments);  // `a sparse tensor sparse_coo [3, 3]`

@@ -124,8 +124,8 @@ Shape naturals(Object object, std::string_view rule) {
   return values;
 }
 
-/// Returns the end of the range of storage elements that the tensor uses; nothing if this end does
-/// not fit into 63 bits. Requires: the tensor is not empty.
+/// Returns the number of the last storage element that the tensor uses, plus one; nothing if this
+/// does not fit into 63 bits. Requires: the tensor is not empty.
 std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
   std::optional<std::int64_t> reach = checked_add<std::int64_t>(tensor.storage_offset, 1);
   for (std::size_t i = 0; i < tensor.shape.size() && reach; ++i) {
@@ -140,18 +140,19 @@ std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
               "tensor: expected a dense tensor with its bytes, found " + std::string(found));
 }
 
-/// A call such as `_rebuild_tensor_v2`, without the parameters and subclasses around it.
+/// The call that rebuilds a tensor, such as `_rebuild_tensor_v2`, and the properties that calls
+/// around it add: a Parameter, a subclass, attributes.
 struct RebuildCall {
   Object object;  // the object that messages name
   TensorGlobal function;
   Object arguments;
   std::optional<ShardPlace> place{};      // of a DTensor or a ShardedTensor
-  bool requires_grad = false;             // one of the calls around it says so
-  bool is_parameter = false;              // one of the calls around it makes a Parameter
+  bool requires_grad = false;             // set by a call around it
+  bool is_parameter = false;              // a call around it makes a Parameter
   std::vector<std::string> attributes{};  // names, set by the calls around it
 };
 
-/// Adds the attributes that are the fourth argument of `_rebuild_from_type_v2` and of
+/// Adds the names of the attributes in the fourth argument of `_rebuild_from_type_v2` or of
 /// `_rebuild_parameter_with_state`.
 void add_state(Object arguments, std::vector<std::string>& attributes) {
   constexpr std::size_t kState = 3;
@@ -159,8 +160,8 @@ void add_state(Object arguments, std::vector<std::string>& attributes) {
   add_attribute_names(arguments.item(kState), attributes);
 }
 
-/// Removes the calls for parameters and subclasses, which are wrapped around a tensor or around the
-/// call that makes a tensor.
+/// Returns the call that rebuilds a tensor. Removes the calls around it, which make a Parameter or
+/// a subclass of the tensor.
 RebuildCall unwrap(Object object) {
   RebuildCall call{object, tensor_global(object).value_or(TensorGlobal::tensor_class),
                    object.call_arguments("tensor")};
@@ -230,17 +231,19 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
   }
 }
 
-/// Returns the dtype that `_rebuild_tensor_v3` is given.
+/// Returns the dtype in the arguments of `_rebuild_tensor_v3`.
 DType stated_dtype(Object dtype) {
   if (pickle::is_foreign(dtype)) {
-    dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
+    dtype.fail(ErrorKind::unsupported,
+               "dtype: expected a dtype that Tessera knows, found " + dtype.describe());
   }
   if (!dtype.is(ObjectKind::global) || value_global(dtype) != pickle::ValueGlobal::torch_dtype) {
     dtype.fail_expected("dtype", "a torch.dtype");
   }
   const std::optional<DType> known = parse_dtype(dtype.global_name("dtype"));
   if (!known)
-    dtype.fail(ErrorKind::unsupported, "dtype: expected a known dtype, found " + dtype.describe());
+    dtype.fail(ErrorKind::unsupported,
+               "dtype: expected a dtype that Tessera knows, found " + dtype.describe());
   return *known;
 }
 
@@ -251,7 +254,7 @@ DType dtype_of_typed_storage(Object storage, std::string_view type_name) {
   return *known;
 }
 
-/// Checks that the storage holds all elements that the tensor reaches.
+/// Throws unless the storage holds all elements that the tensor uses.
 void check_extent(Object object, const TensorRecord& tensor, std::uint64_t storage_nbytes) {
   const std::uint64_t element_nbytes = itemsize(tensor.dtype);
   const std::optional<std::int64_t> numel = checked_numel(tensor.shape);
@@ -272,7 +275,7 @@ void check_extent(Object object, const TensorRecord& tensor, std::uint64_t stora
   }
 }
 
-/// Sets the conjugate and negative bits. `flags` is a dict or None.
+/// Sets the tensor's conjugate and negative bits, as the dict `flags` says. `flags` may be None.
 void set_flags(TensorRecord& tensor, Object flags) {
   const auto is_set = [&](std::string_view name) {
     const std::optional<Object> flag = flags.find(name);
@@ -285,7 +288,7 @@ void set_flags(TensorRecord& tensor, Object flags) {
   if ((tensor.conjugate && !is_complex(tensor.dtype)) ||
       (tensor.negative && !is_complex(tensor.dtype) &&
        (!is_floating_point(tensor.dtype) || itemsize(tensor.dtype) < 2))) {
-    flags.fail_expected("conj and neg", "a complex or floating-point tensor under them");
+    flags.fail_expected("conj and neg", "a complex or floating-point tensor with these flags");
   }
 }
 
@@ -298,7 +301,7 @@ std::span<const AllowedGlobal> tensor_globals() {
 void add_attribute_names(Object state, std::vector<std::string>& names) {
   constexpr std::size_t kMaxNames = 8;
   constexpr std::size_t kMaxNameNbytes = 80;
-  if (state.is(ObjectKind::tuple)) {  // the attributes, and those in slots
+  if (state.is(ObjectKind::tuple)) {  // (dict of attributes, dict of slots)
     for (std::size_t i = 0; i < std::min<std::size_t>(state.num_items("state"), 2); ++i) {
       if (state.item(i).is(ObjectKind::dict)) add_attribute_names(state.item(i), names);
     }
@@ -420,7 +423,8 @@ TensorParser::Storage TensorParser::view_of(Storage storage, const StorageId& id
   return storage;
 }
 
-/// Counts the bytes of a tensor against the limit. A tensor with several names counts once.
+/// Subtracts the bytes of a tensor from the limit for all tensors, and throws if the limit is
+/// exceeded. A tensor with several names counts once.
 void TensorParser::spend(Object object, const TensorRecord& tensor) {
   const std::uint64_t nbytes =
       static_cast<std::uint64_t>(numel_of(tensor.shape)) * itemsize(tensor.dtype);

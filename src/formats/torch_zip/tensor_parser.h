@@ -15,7 +15,7 @@
 
 namespace tessera::formats::torch_zip {
 
-/// The globals that make tensors in torch.save's pickles.
+/// The classes and functions that make tensors in torch.save's pickles.
 enum class TensorGlobal : std::uint32_t {
   rebuild_tensor = 0x200,
   rebuild_tensor_v2,
@@ -36,10 +36,11 @@ enum class TensorGlobal : std::uint32_t {
   quantized_kind,
 };
 
-/// Returns the table of the globals in TensorGlobal, for an AllowList.
+/// Returns the names of the classes and functions in TensorGlobal, for an AllowList.
 std::span<const pickle::AllowedGlobal> tensor_globals();
 
-/// What a persistent id says about a storage. The members refer to the graph.
+/// A storage as its persistent id in the pickle describes it. The members are references into the
+/// parsed pickle.
 struct StorageId {
   pickle::Object items;
   std::string_view type_name;  // as in the pickle: `FloatStorage`
@@ -50,7 +51,8 @@ struct StorageId {
   std::uint64_t nbytes = 0;
 };
 
-/// Reads the id of a storage. Throws: Error(corruption) if `persistent` is no such id.
+/// Reads the persistent id of a storage. Throws: Error(corruption) if `persistent` is not the id of
+/// a storage.
 StorageId storage_id(pickle::Object persistent);
 
 /// Makes tensor records from calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
@@ -86,10 +88,10 @@ class TensorParser {
   void spend(pickle::Object object, const TensorRecord& tensor);
 
   const Storages& stored_;
-  std::map<std::string, Storage, std::less<>> storages_;  // by key
+  std::map<std::string, Storage, std::less<>> storages_;  // key: what the pickle calls the storage
   std::size_t num_local_tensors_ = 0;
-  std::uint64_t nbytes_left_;     // for tensors that are not parsed yet
-  std::set<std::uint32_t> paid_;  // ids of tensors that have several names
+  std::uint64_t nbytes_left_;     // the rest of the limit, for further tensors
+  std::set<std::uint32_t> paid_;  // ids of shared tensors that were counted
 };
 
 /// Adds the names of the attributes that the state of an object sets, up to eight in all.

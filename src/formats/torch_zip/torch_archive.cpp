@@ -34,7 +34,7 @@ const pickle::AllowList& torchscript_globals() {
   return allowed;
 }
 
-/// Adds the number of objects of each class.
+/// Counts the objects `ids` by class, and adds the classes to `counted`.
 void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_t>& ids,
                    OpenedClass::As as, std::vector<OpenedClass>& counted) {
   std::map<std::string, std::size_t> num_of_class;
@@ -43,7 +43,8 @@ void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_
   std::ranges::stable_sort(counted, {}, &OpenedClass::name);
 }
 
-/// Returns `refusal`, and says in its text how many tensors the refused object holds.
+/// Returns the error `refusal`, with the number of tensors that the refused object holds added to
+/// its text.
 Error with_held(const Error& refusal, std::size_t num_tensors) {
   if (num_tensors == 0) return refusal;
   return Error(refusal.kind(), refusal.where(),
@@ -96,7 +97,7 @@ class Flattener {
       }
       return;
     }
-    if (pickle::is_foreign(object)) {  // as to_value, without the cost of an exception
+    if (pickle::is_foreign(object)) {  // to_value would throw, which is slower
       return add_refused(object, object.error(ErrorKind::unsupported, in_words(object)));
     }
     add(object, [&] {
@@ -106,7 +107,8 @@ class Flattener {
     });
   }
 
-  /// Notes which types in a value, or in a key below the path, were read as plainer types.
+  /// Records which types in a value or a key were read as plainer types, such as a frozenset as a
+  /// set.
   void note_plainer(Object object) {
     const std::set<std::string_view> types = budget_.take_plainer();
     if (types.empty()) return;
@@ -125,10 +127,10 @@ class Flattener {
       note_simplification(object, Simplification::Kind::dict_class);
       note_attributes(object);
     }
-    // The saved object itself may be empty. It has no name, so it cannot become a value.
+    // If the whole saved object is an empty dict, it adds nothing, because it has no name.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
-    note_plainer(object);  // of the keys
+    note_plainer(object);  // types in the keys
     for (std::size_t i = 0; i < num_entries; ++i) {
       path_.push_back(key_for(entries.entry_key(i)));
       budget_.take_plainer();
@@ -144,7 +146,8 @@ class Flattener {
     budget_.spend(object, simplifications_.back().name.size());
   }
 
-  /// Notes what a BUILD sets on an OrderedDict, such as the `_metadata` of a state_dict().
+  /// Records the attributes that a program set on an OrderedDict, such as the `_metadata` of a
+  /// state_dict().
   void note_attributes(Object dict) {
     const std::optional<Object> state = dict.call_state("dict");
     std::vector<std::string> names;
@@ -172,9 +175,9 @@ class Flattener {
     if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
   }
 
-  /// Whether an entry of a module gets a key of its own, or its name is joined to the module's key.
-  /// As in a state_dict(), names of modules within a module are joined: `encoder.0.weight` is one
-  /// key.
+  /// Whether an entry of a module gets a key of its own in the key path, or its name is appended to
+  /// the last key. As in a state_dict(), names inside of a module are joined: `encoder.0.weight` is
+  /// one key.
   enum class Names { of_their_own, behind_the_module };
 
   /// Visits the entries of a module's dict that are not None and not in `left_out`.
@@ -203,7 +206,7 @@ class Flattener {
     add(object, [&]() -> Value { pickle::refuse_reference_back(object); });
   }
 
-  /// Adds a leaf with what `read` returns, or with the error if `read` refuses the object.
+  /// Adds a leaf with the result of `read`, or with its error if `read` throws.
   template <class Read>
   void add(Object object, const Read& read) {
     try {
@@ -222,15 +225,15 @@ class Flattener {
 
   void add_refused(Object object, const Error& error) {
     constexpr std::uint64_t kErrorNbytes = 512;
-    budget_.take_plainer();  // of what was read before the refusal
+    budget_.take_plainer();  // forget the types that were read before the error
     budget_.spend(object, kErrorNbytes);
     const bool is_tensor = parser_.is_tensor(object);
     const std::size_t num_tensors = is_tensor ? 0 : held_.count(object, &TensorParser::is_tensor);
     add_leaf(object, with_held(error, num_tensors));
   }
 
-  /// Returns why a dict cannot be opened, if it cannot: a key that is an object of a class cannot
-  /// be part of a name.
+  /// Returns an error if a key of the dict cannot be part of a name, such as an object of a class.
+  /// The dict can then not be opened.
   std::optional<Error> refusal_of_keys(Object entries) {
     const std::size_t num_entries = entries.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -286,7 +289,7 @@ class Flattener {
                                          "packed object (quantized?)"));
   }
 
-  /// Whether an object is of a class that is a dict and more, such as OrderedDict.
+  /// Whether an object is of a subclass of dict, such as OrderedDict.
   static bool is_dict_class(Object object) {
     if (!object.is(ObjectKind::call)) return false;
     const auto global = value_global(object);
@@ -300,7 +303,7 @@ class Flattener {
                                            pickle::entries_as_dict(object).has_value());
   }
 
-  /// Returns the object that holds the entries of a mapping.
+  /// Returns the object that holds the entries of a dict, an OrderedDict or another mapping.
   static Object entries_of(Object mapping) {
     if (mapping.is(ObjectKind::dict)) return mapping;
     if (const auto entries = pickle::entries_as_dict(mapping)) return *entries;
@@ -312,7 +315,7 @@ class Flattener {
     return mapping;
   }
 
-  /// Returns the key for a path. A frozenset becomes its text.
+  /// Returns a key of a dict as a key for a key path. A frozenset becomes a text.
   Key key_for(Object key) {
     if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws if it cannot be a name
     const Value value = pickle::to_key(key, budget_);
@@ -343,8 +346,8 @@ class Flattener {
     return remember(with_tensor_, object, [&](Object item) { return holds_tensor(item); });
   }
 
-  /// Says whether `wanted` holds for any item of a container (for a dict: any value). Searches each
-  /// container once, even if the graph shares it.
+  /// Returns whether `wanted` is true for any item of a container (for a dict: any value).
+  /// Remembers the result, because several objects may refer to the same container.
   template <class Wanted>
   bool remember(std::vector<Known>& known, Object container, const Wanted& wanted) {
     Known& answer = known[container.id()];
@@ -375,9 +378,9 @@ class Flattener {
   KeyPath path_;  // of the visited object, also during an exception
   std::vector<Leaf> leaves_;
   std::vector<Simplification> simplifications_;
-  std::vector<Known> opened_;       // by id
-  std::vector<Known> with_tensor_;  // by id
-  std::vector<Known> is_module_;    // by id
+  std::vector<Known> opened_;       // indexed by id
+  std::vector<Known> with_tensor_;  // indexed by id
+  std::vector<Known> is_module_;    // indexed by id
   bool is_in_module_ = false;
   std::set<std::uint32_t> modules_;  // ids of the outermost modules
 };
@@ -387,7 +390,8 @@ struct OtherArchive {
   std::string_view advice;
 };
 
-/// Recognises the archives that other functions of torch write, by a member that only they have.
+/// Returns which other function of torch wrote an archive, such as torch.export. Each kind has a
+/// member that no other archive has.
 std::optional<OtherArchive> archive_of_another_kind(const zip::ZipReader& zip) {
   constexpr OtherArchive kExported{
       "an exported program (.pt2)",
@@ -410,7 +414,8 @@ std::optional<OtherArchive> archive_of_another_kind(const zip::ZipReader& zip) {
   return std::nullopt;
 }
 
-/// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
+/// Applies the tensor's conjugate and negative bits to its elements, by flipping signs. Requires: a
+/// floating-point or complex dtype.
 void apply_signs(const TensorRecord& tensor, std::span<std::byte> out) {
   const bool is_pair = is_complex(tensor.dtype);
   const std::size_t number_nbytes = itemsize(tensor.dtype) / (is_pair ? 2 : 1);
@@ -430,7 +435,7 @@ std::uint64_t num_stored_elements(const TensorRecord& tensor) {
   return static_cast<std::uint64_t>(reach);
 }
 
-/// Reverses the bytes of each number, which a big-endian machine wrote.
+/// Reverses the bytes of each number, for files that a big-endian machine wrote.
 void swap_bytes(DType dtype, std::span<std::byte> elements) {
   const std::size_t number_nbytes = itemsize(dtype) / (is_complex(dtype) ? 2 : 1);
   for (std::size_t i = 0; i < elements.size(); i += number_nbytes) {
@@ -444,11 +449,11 @@ class ZipStorages final : public Storages {
   ZipStorages(const ReadableFile& file, ByteRange window) : zip_(file, window) {
     const std::uint64_t nbytes = zip_.nbytes_before();
     if (nbytes == 0) return;
-    // PyTorch refuses such a file too. What is before the archive may be another checkpoint.
+    // PyTorch refuses such a file too. The bytes before the archive may be another checkpoint.
     throw Error::expected(
         ErrorKind::corruption,
         {.path = file.path(), .byte_range = ByteRange{window.begin, window.begin + nbytes}},
-        "zip archive", "nothing before it", counted(nbytes, "byte"),
+        "zip archive", "nothing before the archive", counted(nbytes, "byte"),
         "several torch.save calls into one file?");
   }
 
@@ -511,7 +516,7 @@ Finding note_of_foreign_names(const std::string& path, const std::set<std::strin
   return {.severity = Finding::Severity::note,
           .rule = "foreign",
           .where = {.path = path},
-          .expected = "no names but those of tensors and plain values",
+          .expected = "only classes and functions of tensors and plain values",
           .found = text + "; nothing was executed"};
 }
 
@@ -520,7 +525,7 @@ namespace {
 using Refuse = std::function<void(ErrorKind kind, std::string_view rule, std::string_view expected,
                                   std::string_view found, std::string_view likely_cause)>;
 
-/// Returns the member `<prefix>/data.pkl`.
+/// Returns the index of the member `<prefix>/data.pkl`. Throws if there is none, or several.
 std::size_t find_pickle(const zip::ZipReader& zip, const Refuse& refuse) {
   constexpr std::string_view kPickleName = "/data.pkl";
   if (const auto other = archive_of_another_kind(zip)) {
@@ -544,7 +549,7 @@ std::size_t find_pickle(const zip::ZipReader& zip, const Refuse& refuse) {
   return *pickle_member;
 }
 
-/// Says whether the archive's storages are those of a big-endian machine.
+/// Says whether the member `byteorder` says that a big-endian machine wrote the storages.
 bool is_big_endian(const zip::ZipReader& zip, const std::string& prefix, const Refuse& refuse) {
   const auto member = zip.find(prefix + "/byteorder");
   if (!member) return false;
@@ -601,7 +606,7 @@ std::vector<std::string> SavedObject::foreign_names() const {
 }
 
 std::unordered_set<std::string_view> SavedObject::storage_keys() const {
-  constexpr std::size_t kPlaceOfKey = 2;  // ('storage', type, key, location, numel)
+  constexpr std::size_t kPlaceOfKey = 2;  // in ('storage', type, key, location, numel)
   std::unordered_set<std::string_view> keys;
   for (std::size_t id = 0; id < graph_->num_objects(); ++id) {
     const Object object = graph_->object(id);

@@ -28,21 +28,21 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A dense tensor as torch.save writes it: a strided view of a storage. Already checked: every
-/// element that shape and strides reach is within the storage.
+/// A dense tensor as torch.save writes it: a strided view of a storage. It has been checked that
+/// all elements are within the storage.
 struct TensorRecord {
   DType dtype = DType::float32;
   Shape shape;
   Shape strides;                    // in elements; 0 where the tensor is expanded
   std::int64_t storage_offset = 0;  // in elements
-  std::size_t storage = 0;          // as Storages::find numbers it
-  // Signs that torch stores separately and applies when it uses the bytes.
+  std::size_t storage = 0;          // the number that Storages::find returns
+  // Sign changes that torch stores as flags, and applies when it uses the elements.
   bool conjugate = false;
   bool negative = false;
-  // Properties that torch gives to the tensor, and that Tessera does not keep.
+  // Properties of the tensor in torch that Tessera does not keep.
   bool requires_grad = false;
   bool is_parameter = false;
-  std::vector<std::string> attributes{};  // attributes that somebody set; only the first names
+  std::vector<std::string> attributes{};  // names of attributes that a program set; at most eight
   std::optional<ShardPlace> place{};      // one rank's part of a DTensor or a ShardedTensor
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
@@ -51,18 +51,18 @@ struct TensorRecord {
 /// Says whether the elements are contiguous in the storage, in row-major order.
 bool is_contiguous(const TensorRecord& tensor);
 
-/// A leaf of the saved object, and the path to it. An object that Tessera does not read, such as an
-/// object of a class, is an Error(unsupported) that says so.
+/// A tensor or value of the saved object, and the path to it. For an object that Tessera does not
+/// read, such as an object of a class, it holds an Error(unsupported) instead.
 struct Leaf {
   KeyPath path;  // empty if the root itself is the leaf
   std::variant<TensorRecord, Value, Error> content;
 };
 
 /// Returns a note that pickles of the checkpoint at `path` name these classes and functions.
-/// Another loader may look them up.
+/// Tessera does not import them; another loader may.
 Finding note_of_foreign_names(const std::string& path, const std::set<std::string>& names);
 
-/// What a saved object consists of, in the order of the pickle.
+/// All tensors and values of a saved object, in the order of the pickle.
 struct Leaves {
   std::vector<Leaf> leaves;
   std::vector<OpenedClass> opened_classes;      // sorted by name
@@ -71,7 +71,7 @@ struct Leaves {
 };
 
 /// An object that torch.save or torch.jit.save wrote: its pickle, and the bytes of its storages.
-/// The base class for all forms of file that hold such an object. Thread-safe.
+/// The base class of the readers of all file formats that hold a saved object. Thread-safe.
 class SavedObject {
  public:
   virtual ~SavedObject() = default;
@@ -99,11 +99,11 @@ class SavedObject {
   /// know: sorted, at most 1000.
   std::vector<std::string> foreign_names() const;
 
-  /// Returns the keys of the storages that the pickle mentions.
+  /// Returns the keys of all storages that the pickle refers to.
   std::unordered_set<std::string_view> storage_keys() const;
 
-  /// Returns the whole saved object as one value. Throws: Error(unsupported) naming what is not a
-  /// plain value, such as a tensor.
+  /// Returns the whole saved object as one value. Throws: Error(unsupported) naming the first part
+  /// that is not a plain value, such as a tensor.
   Value as_value() const;
   /// Returns the classes whose objects `as_value` reads as dicts. Throws: as as_value.
   std::vector<OpenedClass> classes_in_value() const;
@@ -124,13 +124,13 @@ class SavedObject {
   enum class ByteOrder { little, big };
 
   SavedObject() = default;
-  /// Takes over what was read from the file. `path` is for messages. Call it once, in the
-  /// constructor.
+  /// Sets the content that a subclass has read from its file. `path` is for messages. Call it once,
+  /// in the constructor of the subclass.
   void take(std::string path, pickle::ObjectGraph graph, std::unique_ptr<Storages> storages,
             ByteOrder order = ByteOrder::little);
 
  private:
-  // The CRCs of the ranges of a storage that have been read: begin -> end, crc. No two are
+  // The ranges of a storage that have been read, with their CRCs: begin -> end, crc. No two are
   // adjacent.
   struct StorageCheck {
     std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> ranges;
@@ -144,12 +144,13 @@ class SavedObject {
   std::unique_ptr<Storages> storages_;
   ByteOrder order_ = ByteOrder::little;
   mutable std::mutex checks_mutex_;
-  mutable std::map<std::size_t, StorageCheck> checks_;  // by storage
+  mutable std::map<std::size_t, StorageCheck> checks_;  // key: number of the storage
 };
 
-/// One archive that torch.save or torch.jit.save wrote, filling a window of a file.
+/// An archive that torch.save or torch.jit.save wrote. It fills a window of a file, often all of
+/// it.
 ///
-///     <prefix>/data.pkl     the object, tensors as calls over persistent ids
+///     <prefix>/data.pkl the pickled object; a tensor is a call with a persistent id
 ///     <prefix>/data/<key>   a storage, raw; 64-byte aligned
 ///     <prefix>/byteorder    `little` or `big`
 ///     <prefix>/version, .data/serialization_id, .format_version, .storage_alignment: not needed
@@ -164,7 +165,7 @@ class TorchArchive final : public SavedObject {
                std::span<const std::string> as_dict = {});
 
   const zip::ZipReader& zip() const { return *zip_; }
-  /// Returns the folder that all of torch's records are in: `archive`.
+  /// Returns the folder in the archive that holds all of torch's records: `archive`.
   const std::string& prefix() const { return prefix_; }
 
  private:
@@ -172,7 +173,7 @@ class TorchArchive final : public SavedObject {
   std::string prefix_;
 };
 
-/// The names that pickles of torch.save may mention.
+/// Returns the classes and functions that Tessera knows in pickles of torch.save.
 const pickle::AllowList& saved_globals();
 
 }  // namespace tessera::formats::torch_zip

@@ -10,8 +10,9 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-/// Returns the typed storage class that torch pickles for a dtype. Returns an empty text for a
-/// newer dtype, which has no typed storage: then the tensor itself states the dtype.
+/// Returns the storage class that torch pickles for a dtype, such as `FloatStorage`. Returns an
+/// empty text for a newer dtype without such a class: then the pickled tensor itself states the
+/// dtype.
 std::string_view typed_storage_class(DType dtype) {
   switch (dtype) {
     case DType::boolean:
@@ -63,7 +64,7 @@ std::string decimal20(std::uint64_t value) {
 constexpr std::size_t kSerializationIdNbytes = 40;
 constexpr std::uint64_t kAlignmentNbytes = 64;
 
-/// Pushes a tensor that sees the whole storage, which has `numel` elements.
+/// Writes a tensor into the pickle that is a view of a whole storage of `numel` elements.
 void pickle_view(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                  std::span<const std::int64_t> strides, std::int64_t numel,
                  std::string_view storage_key) {

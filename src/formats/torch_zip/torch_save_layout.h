@@ -16,13 +16,13 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Pushes a contiguous tensor as `torch.save` pickles one: a view of the whole storage in member
-/// `data/<storage_key>` of the archive.
+/// Writes a contiguous tensor into the pickle, as `torch.save` does: a view of the whole storage in
+/// member `data/<storage_key>` of the archive.
 void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key);
 
-/// Pushes a tensor whose storage has one element, which all its elements share. `torch.save`
-/// pickles the result of `expand` in this way.
+/// Writes a tensor into the pickle all of whose elements are the one element of its storage.
+/// `torch.save` pickles the result of `expand` in this way.
 void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                      std::string_view storage_key);
 
@@ -46,8 +46,8 @@ class TorchSaveLayout {
     std::uint64_t begin;  // within the file
     std::string bytes;
   };
-  /// Returns everything before, between and after the storages, in order. A file with n storages
-  /// has n + 1 segments.
+  /// Returns the bytes before, between and after the storages, in order: n + 1 segments for a file
+  /// with n storages.
   std::vector<Segment> segments_around_storages(std::span<const std::uint32_t> storage_crcs) const;
 
  private:
@@ -58,10 +58,10 @@ class TorchSaveLayout {
   std::uint64_t nbytes_ = 0;
 };
 
-/// Returns the file that `torch.save` would write for a contiguous tensor, without its bytes.
+/// Returns the layout of the file that `torch.save` would write for a contiguous tensor.
 TorchSaveLayout tensor_save_layout(DType dtype, std::span<const std::int64_t> shape);
 
-/// Returns the whole file that `torch.save` would write for a value.
+/// Returns all bytes of the file that `torch.save` would write for a value.
 std::string torch_save_value(const Value& value);
 
 }  // namespace tessera::formats::torch_zip

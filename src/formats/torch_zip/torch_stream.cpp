@@ -28,12 +28,12 @@ constexpr std::int64_t kProtocol = 1001;
 constexpr std::string_view kMagicNumber("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 13);
 constexpr std::string_view kMagicLine = "L119547037146038801333356L\n.";
 
-/// Where the storages of a stream are.
+/// The storages of a stream, and their places in the file.
 class StreamStorages final : public Storages {
  public:
   explicit StreamStorages(const ReadableFile& file) : file_(file) {}
 
-  /// Takes the storages that follow each other from `position` to the end of the file.
+  /// Finds the storages, which follow each other from `position` to the end of the file.
   void place(const Object& keys, const ObjectGraph& graph, std::uint64_t position) {
     const std::map<std::string_view, StorageId> ids = storage_ids(graph);
     const std::size_t num_keys = keys.num_items("storage keys");
@@ -41,9 +41,9 @@ class StreamStorages final : public Storages {
       const std::string_view key = keys.item(i).as_str("storage key");
       const auto id = ids.find(key);
       if (id == ids.end()) {
-        keys.item(i).fail(
-            ErrorKind::corruption,
-            "storage keys: expected those of the tensors, found '" + printable(key, 40) + "'");
+        keys.item(i).fail(ErrorKind::corruption,
+                          "storage keys: expected the keys of storages that tensors use, found '" +
+                              printable(key, 40) + "'");
       }
       position = place_one(id->second, position);
     }
@@ -71,7 +71,7 @@ class StreamStorages final : public Storages {
   }
 
  private:
-  /// Returns for each storage what the object says at the first place that names the storage.
+  /// Returns the persistent id of each storage: the first one in the pickle with the storage's key.
   static std::map<std::string_view, StorageId> storage_ids(const ObjectGraph& graph) {
     std::map<std::string_view, StorageId> ids;
     for (std::size_t i = 0; i < graph.num_objects(); ++i) {
@@ -124,7 +124,7 @@ class StreamStorages final : public Storages {
   std::map<std::string, std::size_t, std::less<>> by_key_;
 };
 
-/// Reads one pickle after the other.
+/// Reads the pickles of a stream, one after the other.
 class PickleSequence {
  public:
   explicit PickleSequence(const ReadableFile& file) : file_(file) {}

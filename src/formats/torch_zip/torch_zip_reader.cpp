@@ -28,7 +28,8 @@ using torch_zip::TorchStream;
 
 constexpr std::size_t kNumFirstBytes = 512;
 
-/// Throws for files that people take for checkpoints, but that are neither an archive nor a stream.
+/// Throws for files that are neither an archive nor a stream, with advice for files that people
+/// mistake for them: a tar archive of PyTorch 0.1, a bare pickle.
 void refuse_other_files(const std::string& path, std::string_view first_bytes) {
   constexpr std::size_t kTarMark = 257;
   const bool is_tar =
@@ -42,7 +43,8 @@ void refuse_other_files(const std::string& path, std::string_view first_bytes) {
       is_tar ? "load it in PyTorch and torch.save it again" : "pickle.dump instead of torch.save?");
 }
 
-/// Opens the object that a file holds, in the form that its first bytes show.
+/// Opens the saved object in a file. The first bytes show whether the file is an archive or a
+/// stream.
 std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
                                         const std::vector<std::string>& as_dict) {
   std::string first_bytes(std::min<std::uint64_t>(kNumFirstBytes, file.nbytes()), '\0');
@@ -74,7 +76,7 @@ std::string in_python(const KeyPath& path) {
   return text;
 }
 
-/// Returns an empty path for a top-level key, because its name is enough. Returns other paths
+/// Returns an empty path for a top-level key, as CheckpointContents wants it. Returns other paths
 /// unchanged.
 KeyPath key_path_of(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
@@ -83,7 +85,8 @@ KeyPath key_path_of(KeyPath path) {
 
 class TorchZipReader final : public torch_zip::TorchFileReader {
  public:
-  /// `part_by_name` is what the name of the file shows, if nothing in the file shows more.
+  /// `part_by_name`: the part that the file's name shows. Used if the content of the file does not
+  /// show that it is a part.
   TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict,
                  std::optional<PartOfWhole> part_by_name = {})
       : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
@@ -199,11 +202,12 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   struct NamedLeaf {
     std::string name;
     Leaf leaf;
-    std::size_t place;  // in the pickle
+    std::size_t place;  // order in the pickle
   };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
-  /// What two names of one tensor have in common. A rank's part of a cut tensor is not the same as
-  /// an ordinary tensor with its elements (FSDP1's flat vector, and a parameter that fills it).
+  /// Two names are names of the same tensor if these are equal. The last members tell a rank's part
+  /// of a cut tensor from an ordinary tensor with the same elements (FSDP1's flat vector, and a
+  /// parameter that fills it).
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
 
   /// Reads all storages of a stream, which has no checksums.
@@ -266,8 +270,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     }
   }
 
-  /// Notes each value that Tessera refuses to read, and all classes and functions that the pickle
-  /// names.
+  /// Reports a note for each value that Tessera refuses to read, and one for the classes and
+  /// functions that the pickle names.
   void note_refused_values(const FindingSink& sink) const {
     for (const std::variant<Value, Error>& value : values_) {
       const auto* refusal = std::get_if<Error>(&value);
@@ -292,9 +296,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     }
   }
 
-  /// Notes that the file holds no dict of entries, but one tensor or value: it becomes the entry
-  /// `name` of a dict. Adds no note for a value that is never read, because its refusal says
-  /// enough.
+  /// Adds a note that the file holds one tensor or value instead of a dict, which becomes the entry
+  /// `name`. Adds no note for a value that Tessera does not read, because the error about this
+  /// value is enough.
   void note_sole_object(const Leaf& leaf, const std::string& name) {
     const auto* const value = std::get_if<Value>(&leaf.content);
     const bool is_tensor = std::holds_alternative<TensorRecord>(leaf.content);
@@ -309,8 +313,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
          .found = what + "; a move makes a dict of it, with the key '" + name + "'"});
   }
 
-  /// Notes tensors that share memory. Does not note equal tensors: they are aliases, and stay
-  /// aliases.
+  /// Adds notes about tensors that share memory. Leaves out names of the same elements in the same
+  /// shape, because these are aliases.
   void note_shared_memory() {
     std::vector<std::pair<std::string, const TensorRecord*>> tensors;
     for (std::size_t i = 0; i < records_.size(); ++i) {

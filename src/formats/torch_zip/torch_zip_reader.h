@@ -13,23 +13,25 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A reader of one file, that also says what a checkpoint of several files needs to know.
+/// A reader of one torch.save file. Has additional functions for readers of checkpoints that
+/// consist of several such files.
 class TorchFileReader : public CheckpointReader {
  public:
-  /// Returns where a tensor is in its DTensor or ShardedTensor; nothing for an ordinary tensor.
+  /// Returns the place of a rank's part in its DTensor or ShardedTensor; nothing for an ordinary
+  /// tensor.
   virtual const std::optional<ShardPlace>& place_of(std::size_t tensor_index) const = 0;
   /// Returns the stored CRC-32 of a tensor's bytes. Returns nothing unless the tensor is contiguous
   /// and fills its storage, because the archive has one CRC for each storage.
   virtual std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const = 0;
   /// Returns the error that `read_value` throws; null if the value can be read.
   virtual const Error* refusal_of(std::size_t value_index) const = 0;
-  /// Returns a number that orders the values as the pickle does. Contents are sorted by name.
+  /// Returns a number that increases in the order of the pickle. (Contents are sorted by name.)
   virtual std::size_t order_of(std::size_t value_index) const = 0;
   /// Returns the name of the folder in the archive. torch.save takes it from the name of the file
   /// that it writes, without the suffix. Empty for a stream.
   virtual std::string saved_name() const = 0;
-  /// Whether the file has no dict of entries, but one tensor or value, which gets the name `tensor`
-  /// or `value`.
+  /// Whether the file holds one tensor or value instead of a dict. It then has the name `tensor` or
+  /// `value`.
   virtual bool has_sole_object() const = 0;
 };
 

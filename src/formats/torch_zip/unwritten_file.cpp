@@ -15,7 +15,7 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-/// Shows a file that is laid out but not written yet. Its storages read as zero.
+/// A file that has a layout but is not written yet. Its storages read as zero.
 class UnwrittenFile final : public ReadableFile {
  public:
   UnwrittenFile(const TorchSaveLayout& layout, std::string path)

@@ -7,9 +7,9 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Throws Error(unsupported) if Tessera's reader would refuse the file: two entries of one
-/// flattened name, nesting that is too deep, or sizes that are too large. Writes nothing. `path`:
-/// for the message. `as_dict`: classes whose objects the file may have.
+/// Throws Error(unsupported) if Tessera's reader would refuse a file with this layout: two entries
+/// have one flattened name, nesting is too deep, or sizes are too large. Writes nothing. `path`:
+/// for the message. `as_dict`: classes whose objects the reader may read as dicts.
 void require_readable(const TorchSaveLayout& layout, const std::string& path,
                       const std::vector<std::string>& as_dict = {});
 

@@ -45,7 +45,7 @@ void append_or_zip64(std::string& out, std::uint64_t value) {
   append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
 }
 
-/// What both a local header and a directory entry say about a member.
+/// The fields that a member has both in its local header and in its directory entry.
 struct SharedFields {
   std::uint16_t version_needed;
   std::uint32_t crc;

@@ -30,7 +30,7 @@ constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
 constexpr std::uint16_t kZip64ExtraId = 0x0001;
 
 constexpr std::uint16_t kEncryptedFlags = 1U << 0 | 1U << 6 | 1U << 13;
-constexpr std::uint16_t kSizesFollowFlag = 1U << 3;  // the local header has no sizes
+constexpr std::uint16_t kSizesFollowFlag = 1U << 3;  // the sizes are after the data
 
 constexpr std::uint64_t kSmallWindowNbytes = 64 * 1024;
 constexpr std::uint64_t kTailNbytes = 8 * 1024;
@@ -62,7 +62,8 @@ bool is_trailer(std::span<const std::byte> bytes) {
          u16(bytes, 20) == bytes.size() - kTrailerNbytes;
 }
 
-/// Returns where the trailer begins within the archive's last bytes.
+/// Returns the position of the trailer (the end-of-central-directory record) within the archive's
+/// last bytes; nothing if there is none.
 std::optional<std::size_t> trailer_position(std::span<const std::byte> end) {
   const std::uint64_t max_back =
       std::min<std::uint64_t>(end.size(), kTrailerNbytes + kMaxCommentNbytes);
@@ -72,8 +73,8 @@ std::optional<std::size_t> trailer_position(std::span<const std::byte> end) {
   return std::nullopt;
 }
 
-/// Replaces the numbers that did not fit into their fields. The extra field `zip64` holds only
-/// those numbers, in the order of this function.
+/// Replaces the numbers that did not fit into their 32-bit fields. The extra field `zip64` holds
+/// only these numbers, in the order in which this function reads them.
 void apply_zip64_fields(std::span<const std::byte> extra, Member& member,
                         std::uint64_t& first_disk) {
   while (extra.size() >= 4) {
@@ -116,7 +117,7 @@ struct ZipReader::Directory {
   std::uint64_t begin = 0;  // in the file
   std::uint64_t nbytes = 0;
   std::uint64_t num_members = 0;
-  std::uint64_t base = 0;  // in the file; the offsets in the archive count from here
+  std::uint64_t base = 0;  // in the file; offsets in the archive are relative to it
 };
 
 void ZipReader::fail(ErrorKind kind, std::string_view rule, std::string_view expected,
@@ -158,8 +159,7 @@ void ZipReader::read_file_at(std::uint64_t offset, std::span<std::byte> out) con
               out.begin());
 }
 
-// Returns the trailer. It is at the end of the archive, and ends with a comment whose length it
-// states.
+// Returns the trailer, the last record of the archive. It ends with a comment of any length.
 ZipReader::Trailer ZipReader::find_trailer() const {
   const std::uint64_t nbytes = window_.nbytes();
   std::vector<std::byte> end_bytes;
@@ -219,7 +219,7 @@ ZipReader::Directory ZipReader::find_directory() const {
   if (const auto zip64 = find_zip64_trailer(trailer.begin)) trailer = *zip64;
   if (trailer.disk != 0 || trailer.first_disk != 0 ||
       trailer.num_members_on_disk != trailer.num_members) {
-    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
+    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several disks");
   }
   const auto stated_end = checked_add(trailer.directory_begin, trailer.directory_nbytes);
   if (!stated_end || *stated_end > trailer.begin - window_.begin) {
@@ -228,7 +228,8 @@ ZipReader::Directory ZipReader::find_directory() const {
          std::to_string(trailer.directory_nbytes) + " bytes at " +
              std::to_string(trailer.directory_begin));
   }
-  // Other bytes may be before the archive; the archive's offsets do not count them.
+  // The file may have other bytes before the archive. Offsets in the archive do not count these
+  // bytes.
   const std::uint64_t begin = trailer.begin - trailer.directory_nbytes;
   return {.begin = begin,
           .nbytes = trailer.directory_nbytes,
@@ -252,7 +253,8 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
     rest = rest.subspan(parse_member(rest, limits));
   }
   if (!rest.empty()) {
-    fail(ErrorKind::corruption, "directory", std::to_string(directory.num_members) + " members",
+    fail(ErrorKind::corruption, "directory",
+         "only " + std::to_string(directory.num_members) + " members",
          std::to_string(rest.size()) + " bytes more");
   }
   by_name_.reserve(members_.size());
@@ -304,7 +306,7 @@ void ZipReader::check_member(std::size_t member, std::uint16_t flags,
     fail(ErrorKind::unsupported, describe(member), "unencrypted data", "encrypted data");
   }
   if (first_disk != 0)
-    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
+    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several disks");
   const Member& added = members_[member];
   if (added.compression == Compression::stored && added.nbytes != added.stored_nbytes) {
     fail(ErrorKind::corruption, describe(member) + " stored without compression",
@@ -312,7 +314,8 @@ void ZipReader::check_member(std::size_t member, std::uint16_t flags,
   }
 }
 
-// Members follow each other up to the directory, each with room for its header and its data.
+// Computes the range of each member. Members follow each other up to the central directory; throws
+// unless each has room for its header and its data.
 void ZipReader::place_members(const Directory& directory) {
   std::vector<std::size_t> order(members_.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -352,7 +355,7 @@ ByteRange ZipReader::data_range(std::size_t index) const {
     const auto contradicts = [&](std::string_view what) {
       fail(ErrorKind::corruption, describe(index),
            "the " + std::string(what) + " that the directory states",
-           "a different one in the local header");
+           "another value in the local header");
     };
     if (u32(header, 0) != kLocalHeaderSignature) contradicts("signature");
     const std::uint16_t flags = u16(header, 6);

@@ -42,16 +42,17 @@ struct ZipLimits {
 };
 
 /// Reads a zip archive that fills a window of a file: all of a torch.save file, or one of the many
-/// archives that follow each other in a .distcp file. Only members that are stored can be read;
-/// torch compresses nothing but TorchScript's code.
+/// archives that follow each other in a .distcp file. Only uncompressed members can be read; torch
+/// compresses nothing but TorchScript's code.
 ///
-///     [prefix] { local header 30+n+m | data } ... central directory [zip64 trailer] trailer 22+c
+///     [other bytes] { local header 30+n+m | data } ... central directory [zip64 trailer] trailer
+///     22+c
 ///
-/// The central directory is read and checked in full when opening: members within the window and
-/// not overlapping, names unique, relative and without `..`, nothing encrypted or split over disks.
-/// A member's local header is compared with the directory before the member's first byte is used. A
-/// small archive is read in a single call. Immutable after opening; thread-safe. `file` must
-/// outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
+/// The constructor reads and checks the whole central directory: members are within the window and
+/// do not overlap, names are unique, relative and without `..`, nothing is encrypted or split over
+/// disks. A member's local header is compared with the directory before the member's first byte is
+/// used. A small archive is read in a single call. Immutable after opening; thread-safe. `file`
+/// must outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
 class ZipReader {
  public:
   /// Throws: Error(corruption), Error(unsupported), Error(io).
@@ -59,7 +60,7 @@ class ZipReader {
 
   const std::string& path() const { return file_->path(); }
   ByteRange window() const { return window_; }
-  /// Returns how many bytes of the window are before the archive.
+  /// Returns the number of bytes in the window that are before the archive.
   std::uint64_t nbytes_before() const { return nbytes_before_; }
   /// Returns the members in the order of the central directory.
   const std::vector<Member>& members() const { return members_; }
@@ -75,7 +76,7 @@ class ZipReader {
   void read_at(std::size_t member, std::uint64_t offset, std::span<std::byte> out) const;
 
   /// Returns all of the member, and checks its CRC if it has one.
-  /// Throws: Error(corruption) if it has more than `max_nbytes`, or another CRC.
+  /// Throws: Error(corruption) if the member has more than `max_nbytes` bytes, or another CRC.
   std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
 
   /// Returns the CRC-32 of the member's content. Passes the number of bytes of each read to

@@ -23,14 +23,14 @@ constexpr std::uint64_t operator""_GiB(unsigned long long value) {
 
 namespace embedding {
 
-/// The limits of a plan, and what it assumes about batches and machines.
+/// The limits of a plan, and the sizes of batches and machines that it is made for.
 struct PlanOptions {
   std::uint64_t memory_per_rank = 0;  // bytes, for tables, optimizer state and a step's buffers
   std::int64_t batch_size = 1024;     // of one rank
   std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; else 1
   std::optional<FusedOptimizer> optimizer{};             // to count its state; empty: dense tables
   int ranks_per_host = 0;                                // 0: all ranks on one host
-  std::map<std::string, TableConstraint> constraints{};  // by table
+  std::map<std::string, TableConstraint> constraints{};  // key: table
   PlannerBandwidths bandwidths{};                        // to estimate times
   std::uint64_t reserved = 0;                            // bytes of memory_per_rank to leave free
   bool is_weighted = false;                              // every id has a weight

@@ -31,8 +31,8 @@ struct ShardOptions {
   std::optional<at::Device> device{};
   /// For tables that are larger than the device's memory: how many rows of the table a rank keeps
   /// on the device, by table name. Weight and optimizer state are then in pinned host memory, and
-  /// the device holds the rows that were looked up last. A batch must not look up more rows of the
-  /// table on a rank. Tables on the CPU, and shards that are not larger, ignore this.
+  /// the device holds the rows that were looked up last. A batch must look up at most this many
+  /// rows on a rank. Tables on the CPU, and shards of at most this many rows, ignore this.
   std::map<std::string, std::int64_t> cached_rows{};
 };
 
@@ -72,7 +72,7 @@ class DistributedInput {
   explicit DistributedInput(std::shared_ptr<embedding::Inputs> inputs)
       : inputs_(std::move(inputs)) {}
   /// Starts the second of the two messages between ranks, after the first has arrived. Collective.
-  /// Throws: what is wrong with this rank's batch, or that another rank refused its batch.
+  /// Throws: the error in this rank's batch, or an error that names the rank with a wrong batch.
   void advance();
 
  private:

@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-/// Where this rank's shards are between passes.
+/// Where this rank's shards are between passes (a pass is a forward and its backward).
 enum class Offload {
   none,    // on the device of the parameters
   params,  // on the CPU, with their gradients, so that the optimizer steps there
@@ -142,10 +142,11 @@ struct ExecutionInfo {
   std::vector<ParamUsageInfo> module_to_param_usage_infos;
 };
 
-/// Returns what the first forward over `root` used; empty before that forward. Not collective.
+/// Returns the modules and parameters that `root`'s first forward used. Empty before the forward.
+/// Not collective.
 ExecutionInfo execution_info(const torch::nn::Module& root);
 
-/// A stream of a device, and what it is for.
+/// A stream of a device, and the name of its purpose.
 struct NamedStream {
   std::string name;
   c10::Stream stream;

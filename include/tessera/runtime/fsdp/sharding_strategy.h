@@ -34,7 +34,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> reduce_dtype{};
   /// The dtype of floating-point buffers, which are converted once. Default: the buffers' own.
   std::optional<at::ScalarType> buffer_dtype{};
-  /// The dtype of `.grad`: the parameters' own, or the one in which gradients were reduced.
+  /// The dtype of `.grad`: that of the parameters, or that in which gradients were reduced.
   enum class Gradients { master_dtype, low_precision } gradients = Gradients::master_dtype;
   /// Whether `tessera::forward` casts floating-point tensors among its arguments to `param_dtype`.
   enum class Inputs { cast, keep } inputs = Inputs::cast;

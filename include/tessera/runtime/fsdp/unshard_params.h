@@ -14,7 +14,7 @@ class FlatParamHandle;
 struct UnshardParamsOptions {
   /// Whether to include all units at and below the module. False: only the module's own unit.
   bool recurse = true;
-  /// Whether to keep what is written to parameters within the scope.
+  /// Whether parameters keep the values that are written to them within the scope.
   bool writeback = true;
   /// Whether only rank 0 of the mesh gets whole parameters. The other ranks see their shards.
   bool rank0_only = false;

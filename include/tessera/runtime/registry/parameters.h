@@ -32,9 +32,9 @@ torch::OrderedDict<std::string, at::Tensor> named_parameters(const torch::nn::Mo
 
 /// A parameter with its shape in the unsharded model, and the shard that this rank holds.
 struct WholeParameter {
-  std::string fqn;    // below the module that was asked; of a tied weight, its first name
+  std::string fqn;    // relative to the module; of a tied weight, its first name
   Shape shape;        // of the whole parameter, equal on all ranks
-  at::Tensor tensor;  // what the optimizer gets: this rank's shard if sharded
+  at::Tensor tensor;  // the tensor that the optimizer gets; if sharded, this rank's shard
   /// Returns the number of dimensions of the whole parameter.
   std::int64_t dim() const { return static_cast<std::int64_t>(shape.size()); }
 };

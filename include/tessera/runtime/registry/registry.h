@@ -54,7 +54,8 @@ std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 /// Whether a backward averages gradients over the ranks.
 enum class GradientSync { on, off };  // off: gradients accumulate on each rank
 
-/// What an API stores at a module to take part in the passes over this module or a root above it.
+/// State that an API, such as fully_shard, stores for a module, to be called in each pass (forward
+/// and backward) over this module or a module above it.
 class PassMember : public ModuleState {
  public:
   /// Called when a forward over the root begins.
@@ -67,7 +68,8 @@ class PassMember : public ModuleState {
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 
-/// Returns the number of modules with a state. Frees the states of dead modules.
+/// Returns the number of modules with a ModuleState. Frees the states of modules that were
+/// destroyed.
 std::size_t num_modules();
 
 }  // namespace tessera::registry

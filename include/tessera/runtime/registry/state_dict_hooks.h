@@ -40,8 +40,8 @@ struct StateDictOptions {
 
 /// Which differences loading a state dict accepts; by default none.
 struct LoadStateDictOptions {
-  bool allow_missing = false;     // what the state dict lacks stays unchanged
-  bool allow_unexpected = false;  // what the module lacks is ignored
+  bool allow_missing = false;     // entries that the state dict lacks stay unchanged
+  bool allow_unexpected = false;  // entries that the module lacks are ignored
   bool allow_cast = false;        // another floating dtype is converted
   /// Whether only rank 0 of the mesh has entries. Rank 0 then sends each rank its shards, tensor by
   /// tensor.

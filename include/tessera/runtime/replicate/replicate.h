@@ -21,7 +21,7 @@ struct ReplicateOptions {
   /// Whether each forward (tessera::forward) in training mode first sends rank 0's buffers, such as
   /// BatchNorm's running statistics, to all ranks.
   enum class Buffers { broadcast, keep } buffers = Buffers::broadcast;
-  /// Parameters to leave alone.
+  /// Parameters whose gradients `replicate` does not average.
   std::vector<at::Tensor> ignored_states{};
 };
 

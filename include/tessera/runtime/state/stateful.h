@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// How to read and set an item of a trainer's state other than model and optimizer. A Stateful that
-/// `stateful` returns refers to an object; this object must outlive the Stateful.
+/// Functions that read and set an item of a trainer's state, such as a step counter. A Stateful
+/// that `stateful` returns refers to an object; this object must outlive the Stateful.
 struct Stateful {
   std::function<Value()> state_dict;
   /// Sets the item to a saved value. Throws if the item cannot take that value.

@@ -74,8 +74,8 @@ struct SaveReport {
 
 /// Which differences a load accepts; by default none.
 struct LoadOptions {
-  bool allow_missing = false;     // what the checkpoint lacks stays unchanged
-  bool allow_unexpected = false;  // what the trainer lacks is ignored
+  bool allow_missing = false;     // state that the checkpoint lacks stays unchanged
+  bool allow_unexpected = false;  // entries that the trainer lacks are ignored
   bool allow_cast = false;        // casts between floating dtypes, also for optimizer state
   bool allow_lossy = false;       // merges state that was saved per column shard
   /// Globs of the names to load, such as `model.*`; the rest stays unchanged. A value, the state of
