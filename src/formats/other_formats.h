@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,12 @@ struct FormatInDirectory {
   std::string in_words() const;
 };
 
-/// Returns the formats, except `known`, that the names in a directory show.
+/// Returns the formats, except `known`, that the names in a directory show. `opened`: as for
+/// FormatDriver::own_files.
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
-                                                const FormatDriver& known);
+                                                const FormatDriver& known,
+                                                const std::set<std::string>& opened);
 
 /// Returns the error for a directory whose strongest match is `known`, which refuses it, if its
 /// names show other formats too. The error has the kind of `known`'s own refusal. Returns nothing
@@ -30,9 +33,9 @@ std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
 std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryListing& directory,
                                         const FormatDriver& known);
 
-/// Returns a note for everybody who opens a checkpoint: its directory also has files of other
-/// formats, which are not read. Returns nothing if it has none, or `path` is no directory.
-std::optional<Finding> note_of_other_formats(const FileSystem& fs, const std::string& path,
-                                             Format known);
+/// Returns a note for everybody who opens a checkpoint: the directory of `reader` also has files of
+/// other formats, which are not read. Returns nothing if it has none, or the checkpoint is no
+/// directory.
+std::optional<Finding> note_of_other_formats(const FileSystem& fs, const CheckpointReader& reader);
 
 }  // namespace tessera::formats
