@@ -481,9 +481,12 @@ TEST(DcpTest, StorageDataMayComeBeforeTheTensorsThatItBelongsTo) {
 
 TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
   CheckpointContents contents;
-  dcp::Storage storage{.files = {"__0_0.distcp"}};
+  dcp::Storage storage;
+  storage.files = {"__0_0.distcp"};
   for (int i = 0; i < 2; ++i) {
-    contents.tensors.push_back({.meta = {"w", DType::float32, {4}}, .pieces = {{Box{{0}, {4}}}}});
+    TensorEntry& tensor = contents.tensors.emplace_back();
+    tensor.meta = {"w", DType::float32, {4}};
+    tensor.pieces.push_back({Box{{0}, {4}}, 0});
     storage.pieces.push_back({{0, 100, 100}});
   }
   const std::string bytes = dcp::pickle_metadata(contents, storage);
