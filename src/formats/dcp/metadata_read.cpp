@@ -250,6 +250,7 @@ class Parser final : public pickle::EntryTaker {
     std::ranges::sort(result_.contents.simplifications, {}, &Simplification::name);
     result_.storage.values.resize(result_.contents.values.size());
     place_of_.reserve(result_.contents.tensors.size() + result_.contents.values.size());
+    last_place_ = place_of_.end();
     for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
       make_known(result_.contents.tensors[t].meta.fqn, {.is_value = false, .index = t});
     }
@@ -449,7 +450,11 @@ class Parser final : public pickle::EntryTaker {
   }
 
   void parse_storage_entry(std::string_view fqn, Object index, Object value) {
-    const auto place = place_of_.find(fqn);
+    // Mostly, the pieces of a tensor come one after the other.
+    if (last_place_ == place_of_.end() || last_place_->first != fqn) {
+      last_place_ = place_of_.find(fqn);
+    }
+    const auto place = last_place_;
     if (place == place_of_.end()) {
       fail(fqn, "storage_data", "an item of state_dict_metadata", "none of that name");
     }
@@ -710,7 +715,9 @@ class Parser final : public pickle::EntryTaker {
   std::optional<std::uint32_t> taken_places_;
   bool is_taking_items_ = false;
   bool are_items_complete_ = false;
-  std::unordered_map<std::string_view, Place> place_of_;            // names: views of the contents
+  using PlaceOfName = std::unordered_map<std::string_view, Place>;
+  PlaceOfName place_of_;                                            // names: views of the contents
+  PlaceOfName::const_iterator last_place_ = place_of_.end();        // that add_place used
   std::unordered_map<std::string_view, std::uint32_t> file_index_;  // names: views of the pickle
   /// Results of pieces_by_offset, by tensor.
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;
