@@ -37,8 +37,9 @@ std::string FormatInDirectory::in_words() const {
 
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
-                                                const FormatDriver& known) {
-  const std::vector<std::string> own = known.own_files(fs, directory.path, directory.names, {});
+                                                const FormatDriver& known,
+                                                const std::set<std::string>& opened) {
+  const std::vector<std::string> own = known.own_files(fs, directory.path, directory.names, opened);
   std::vector<std::string> rest;  // without `known`'s files: other formats may have their names too
   std::ranges::copy_if(directory.names, std::back_inserter(rest), [&](const std::string& name) {
     return std::ranges::find(own, name) == own.end();
@@ -58,7 +59,7 @@ std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryLis
                                         const FormatDriver& known) {
   const Recognition recognition = known.recognize_directory(directory);
   if (!recognition.refusal) return std::nullopt;
-  const std::vector<FormatInDirectory> others = other_formats_in(fs, directory, known);
+  const std::vector<FormatInDirectory> others = other_formats_in(fs, directory, known, {});
   if (others.empty()) return std::nullopt;
   std::vector<std::string> found{describe(known, fs, directory, recognition).in_words()};
   for (const FormatInDirectory& other : others) found.push_back(other.in_words());
@@ -67,19 +68,20 @@ std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryLis
                          "move the files of other formats to another folder");
 }
 
-std::optional<Finding> note_of_other_formats(const FileSystem& fs, const std::string& path,
-                                             Format known) {
+std::optional<Finding> note_of_other_formats(const FileSystem& fs, const CheckpointReader& reader) {
+  const std::string& path = reader.path();
   if (fs.kind_of(path) != FileKind::directory) return std::nullopt;
   const std::vector<std::string> names = fs.list_directory(path);
-  const std::vector<FormatInDirectory> others =
-      other_formats_in(fs, {path, names}, driver_of(known));
+  const std::vector<std::string> data_files = reader.data_files();
+  const std::vector<FormatInDirectory> others = other_formats_in(
+      fs, {path, names}, driver_of(reader.format()), {data_files.begin(), data_files.end()});
   if (others.empty()) return std::nullopt;
   std::vector<std::string> found;
   for (const FormatInDirectory& other : others) found.push_back(other.in_words());
   return Finding{.severity = Finding::Severity::note,
                  .rule = "directory",
                  .where = {.path = path},
-                 .expected = "only files of the format " + std::string(known.name()),
+                 .expected = "only files of the format " + std::string(reader.format().name()),
                  .found = "also " + tessera::detail::list_of(found) + ", not read"};
 }
 

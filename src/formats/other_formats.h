@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,11 @@ struct FormatInDirectory {
 };
 
 /// Returns the formats of which a directory has files, as their names show. Leaves out the format
-/// `known`.
+/// `known`. `opened`: as for FormatDriver::own_files.
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
-                                                const FormatDriver& known);
+                                                const FormatDriver& known,
+                                                const std::set<std::string>& opened);
 
 /// For a directory that the driver `known` recognises best but refuses, and that also has files of
 /// other formats: returns an error that names all these files. The error has the kind of `known`'s
@@ -32,8 +34,8 @@ std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryLis
                                         const FormatDriver& known);
 
 /// Returns a note for users who open a checkpoint whose directory also has files of other formats,
-/// which are not read. Returns nothing if there are no such files, or `path` is no directory.
-std::optional<Finding> note_of_other_formats(const FileSystem& fs, const std::string& path,
-                                             Format known);
+/// which are not read. Returns nothing if there are no such files, or the checkpoint is no
+/// directory.
+std::optional<Finding> note_of_other_formats(const FileSystem& fs, const CheckpointReader& reader);
 
 }  // namespace tessera::formats

@@ -363,9 +363,12 @@ TEST(DcpTest, DamagedMetadataNeverDoesWorseThanBeingRefused) {
   }
 }
 
+enum class DictOrder { items_first, places_first };
+
 /// Returns `.metadata` of one [2] tensor `w` with an enumerator pickled as Python 3.11.2 does, or
 /// with another name in its place.
-std::string metadata_with_enumerator_by_name(std::string_view enumeration) {
+std::string metadata_with_enumerator_by_name(std::string_view enumeration,
+                                             DictOrder order = DictOrder::items_first) {
   using pickle::Pickler;
   constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
   Pickler p(4);
@@ -387,62 +390,69 @@ std::string metadata_with_enumerator_by_name(std::string_view enumeration) {
     p.tuple1();
     p.reduce();
   };
+  const auto items = [&] {
+    p.text("state_dict_metadata");
+    p.empty_dict();
+    p.mark();
+    p.text("w");
+    begin(kModule, "TensorStorageMetadata");
+    p.text("properties");
+    p.global(kModule, "TensorProperties");
+    p.empty_tuple();
+    p.new_object();
+    p.mark();
+    p.global("torch", "float32");
+    p.global("torch.serialization", "_get_layout");
+    p.text("torch.strided");
+    p.tuple1();
+    p.reduce();
+    p.boolean(false);
+    p.global("builtins", "getattr");
+    p.global(kModule, enumeration);
+    p.text("TORCH_CONTIGUOUS_FORMAT");
+    p.tuple2();
+    p.reduce();
+    p.boolean(false);
+    p.tuple_from_mark();
+    p.build();
+    p.text("size");
+    size(2);
+    p.text("chunks");
+    p.empty_list();
+    begin(kModule, "ChunkStorageMetadata");
+    p.text("offsets");
+    size(0);
+    p.text("sizes");
+    size(2);
+    end();
+    p.append();
+    end();
+    p.set_items_from_mark();
+  };
+  const auto places = [&] {
+    p.text("storage_data");
+    p.empty_dict();
+    p.mark();
+    begin(kModule, "MetadataIndex");
+    p.text("fqn");
+    p.text("w");
+    p.text("offset");
+    size(0);
+    end();
+    begin("torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    p.text("relative_path");
+    p.text("part-a.bin");
+    p.text("offset");
+    p.integer(0);
+    p.text("length");
+    p.integer(100);
+    end();
+    p.set_items_from_mark();
+  };
   begin(kModule, "Metadata");
-  p.text("state_dict_metadata");
-  p.empty_dict();
-  p.mark();
-  p.text("w");
-  begin(kModule, "TensorStorageMetadata");
-  p.text("properties");
-  p.global(kModule, "TensorProperties");
-  p.empty_tuple();
-  p.new_object();
-  p.mark();
-  p.global("torch", "float32");
-  p.global("torch.serialization", "_get_layout");
-  p.text("torch.strided");
-  p.tuple1();
-  p.reduce();
-  p.boolean(false);
-  p.global("builtins", "getattr");
-  p.global(kModule, enumeration);
-  p.text("TORCH_CONTIGUOUS_FORMAT");
-  p.tuple2();
-  p.reduce();
-  p.boolean(false);
-  p.tuple_from_mark();
-  p.build();
-  p.text("size");
-  size(2);
-  p.text("chunks");
-  p.empty_list();
-  begin(kModule, "ChunkStorageMetadata");
-  p.text("offsets");
-  size(0);
-  p.text("sizes");
-  size(2);
-  end();
-  p.append();
-  end();
-  p.set_items_from_mark();
-  p.text("storage_data");
-  p.empty_dict();
-  p.mark();
-  begin(kModule, "MetadataIndex");
-  p.text("fqn");
-  p.text("w");
-  p.text("offset");
-  size(0);
-  end();
-  begin("torch.distributed.checkpoint.filesystem", "_StorageInfo");
-  p.text("relative_path");
-  p.text("part-a.bin");
-  p.text("offset");
-  p.integer(0);
-  p.text("length");
-  p.integer(100);
-  end();
-  p.set_items_from_mark();
+  if (order == DictOrder::places_first) places();
+  items();
+  if (order == DictOrder::items_first) places();
   end();
   return std::move(p).finish();
 }
@@ -458,6 +468,33 @@ TEST(DcpTest, EnumeratorsPickledByNameAreUnderstood) {
         dcp::parse_metadata({other.begin(), other.end()}, "x");
       },
       ThrowsError(ErrorKind::corruption, "w"));
+}
+
+TEST(DcpTest, StorageDataMayComeBeforeTheTensorsThatItBelongsTo) {
+  for (const DictOrder order : {DictOrder::items_first, DictOrder::places_first}) {
+    const std::string bytes = metadata_with_enumerator_by_name("_MEM_FORMAT_ENCODING", order);
+    const dcp::Metadata metadata = dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
+    ASSERT_EQ(metadata.storage.pieces.size(), 1u);
+    EXPECT_EQ(metadata.storage.pieces[0][0].nbytes, 100u);
+  }
+}
+
+TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
+  CheckpointContents contents;
+  dcp::Storage storage;
+  storage.files = {"__0_0.distcp"};
+  for (int i = 0; i < 2; ++i) {
+    TensorEntry& tensor = contents.tensors.emplace_back();
+    tensor.meta = {"w", DType::float32, {4}};
+    tensor.pieces.push_back({Box{{0}, {4}}, 0});
+    storage.pieces.push_back({{0, 100, 100}});
+  }
+  const std::string bytes = dcp::pickle_metadata(contents, storage);
+  EXPECT_THAT(
+      [&] {
+        dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
+      },
+      ThrowsError(ErrorKind::corruption, "each name once"));
 }
 
 TEST(DcpTest, MetadataOfManyChunksIsReadWhole) {

@@ -67,6 +67,13 @@ class Scale(unittest.TestCase):
         peak = self.run_tool("ckpt-reshard", source, self.folder / "many", "--world-size", 4, "--quiet")
         self.assertLess(peak, 288 * MIB)  # 455 before pieces were packed
 
+    # Shows A3.
+    def test_a_list_of_800_000_pieces_takes_little_memory(self):
+        source = self.source("many", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(100_000)})
+        moved = self.folder / "dcp"
+        self.run_tool("ckpt-reshard", source, moved, "--to", "dcp", "--world-size", 8, "--quiet")
+        self.assertLess(self.run_tool("ckpt-inspect", "ls", moved), 288 * MIB)  # 1,104 before
+
     # Shows A2.
     def test_thousands_of_ranks(self):
         source = self.source("model", {f"layers.{i}.w": [8192, 16] for i in range(64)})

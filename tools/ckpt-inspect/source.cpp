@@ -81,8 +81,7 @@ void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
                                        .found = "none"}));
   }
   if (reader.path() != kStandardInput) {
-    const auto others =
-        formats::note_of_other_formats(object_store::files(), reader.path(), reader.format());
+    const auto others = formats::note_of_other_formats(object_store::files(), reader);
     if (others) terminal.print_error("note: " + finding_line(*others));
   }
   if (reader.contents().part) {

@@ -177,8 +177,11 @@ FileLayout lay_out(const std::string& destination, CheckpointContents contents,
 }
 
 void write_metadata(WritableFile& out, const FileLayout& layout) {
-  const std::string metadata = dcp::pickle_metadata(layout.contents, layout.storage);
-  out.write_at(0, std::as_bytes(std::span(metadata)));
+  std::uint64_t position = 0;
+  dcp::pickle_metadata(layout.contents, layout.storage, [&](std::string_view part) {
+    out.write_at(position, std::as_bytes(std::span(part)));
+    position += part.size();
+  });
   out.sync();
   out.close();
 }
@@ -602,7 +605,7 @@ class DcpFormatWriter final : public FormatWriter {
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
     const FileLayout layout = lay_out(destination, contents, values);
-    dcp::pickle_metadata(layout.contents, layout.storage);
+    dcp::pickle_metadata(layout.contents, layout.storage, [](std::string_view) {});
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
                       file_names(layout));
   }

@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -49,8 +51,12 @@ struct Metadata {
 /// attribute of a newer torch, a layout or a stream extension that Tessera does not read.
 Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
 
-/// Returns `.metadata` for these contents: the pickle of a `Metadata` object of
-/// torch.distributed.checkpoint.metadata, version 1.0.0. Requires: Box pieces only.
+/// Makes `.metadata` for these contents: the pickle of a `Metadata` object of
+/// torch.distributed.checkpoint.metadata, version 1.0.0. Passes it to `write` in parts of about
+/// 1 MiB, in their order. Requires: Box pieces only.
+void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
+                     const std::function<void(std::string_view)>& write);
+/// Returns the same as one string.
 std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage);
 
 }  // namespace tessera::formats::dcp

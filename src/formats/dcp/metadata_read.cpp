@@ -159,22 +159,41 @@ std::int64_t non_negative(Object object, std::string_view rule) {
   return object.as_integer(rule);
 }
 
-/// An item of `state_dict_metadata`.
-struct Entry {
-  std::string_view name;
-  Object item;  // TensorStorageMetadata or BytesStorageMetadata
-};
-
-class Parser {
+/// Makes the contents from the entries of `.metadata`. It takes the entries of
+/// `state_dict_metadata` and `storage_data` while the pickle is read, so that a million pieces are
+/// never in a graph together. [Note: Entries taken early]
+///
+/// Life cycle: give it to `unpickle`, then call `parse` once. Not thread-safe.
+class Parser final : public pickle::EntryTaker {
  public:
-  Parser(const pickle::ObjectGraph& graph, const std::string& path)
-      : root_(graph.root()), path_(path), budget_(graph) {}
+  Parser(const std::string& path, std::uint64_t pickle_nbytes)
+      : path_(path), budget_(pickle_nbytes) {}
 
-  Metadata parse() {
+  bool wants(Object root, std::string_view name, Object dict) override {
+    if (!is_instance(root, MetadataGlobal::metadata)) return false;
+    if (name == kItems && !are_items_complete_) {
+      require_same_dict(dict, taken_items_, kItems);
+      taken_items_ = dict.id();
+      is_taking_items_ = true;
+      return true;
+    }
+    if (name != kPlaces || !taken_items_) return false;
+    require_same_dict(dict, taken_places_, kPlaces);
+    if (!are_items_complete_) complete_items();
+    taken_places_ = dict.id();
+    is_taking_items_ = false;
+    return true;
+  }
+  void take(Object key, Object value) override {
+    is_taking_items_ ? add_item(key, value) : add_place(key, value);
+  }
+
+  /// Returns the contents. `root` is the outermost object of the pickle.
+  Metadata parse(Object root) {
     const Object state =
-        attributes(root_, MetadataGlobal::metadata, "root object", "Metadata of DCP");
-    parse_items(attribute(state, "state_dict_metadata"));
-    parse_storage_data(attribute(state, "storage_data"));
+        attributes(root, MetadataGlobal::metadata, "root object", "Metadata of DCP");
+    add_other_items(attribute(state, kItems));
+    add_other_places(attribute(state, kPlaces));
     check_storage();
     const auto planner_data = state.find("planner_data");
     result_.is_flattened = planner_data && !planner_data->is(ObjectKind::none);
@@ -184,6 +203,9 @@ class Parser {
   }
 
  private:
+  static constexpr std::string_view kItems = "state_dict_metadata";
+  static constexpr std::string_view kPlaces = "storage_data";
+
   [[noreturn]] void fail(std::string_view fqn, std::string_view rule, std::string_view expected,
                          std::string_view found, std::string_view likely_cause = {}) const {
     throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = std::string(fqn)}, rule,
@@ -192,31 +214,73 @@ class Parser {
 
   // Tensors and values
 
-  void parse_items(Object items) {
-    std::vector<Entry> entries;
-    const std::size_t num_entries = items.num_entries("state_dict_metadata");
-    entries.reserve(num_entries);
-    for (std::size_t i = 0; i < num_entries; ++i) {
-      entries.push_back({items.entry_key(i).as_str("name"), items.entry_value(i)});
+  void add_item(Object key, Object item) {
+    const std::string_view name = key.as_str("name");
+    try {
+      parse_item(name, item);
+    } catch (const Error& error) {
+      throw error.at_tensor(std::string(name));
     }
-    std::ranges::sort(entries, {}, &Entry::name);
-    for (const auto& [name, item] : entries) {
-      try {
-        parse_item(name, item);
-      } catch (const Error& error) {
-        throw error.at_tensor(std::string(name));
-      }
+  }
+
+  /// Adds the items that were not taken while the pickle was read.
+  void add_other_items(Object items) {
+    require_same_dict(items, taken_items_, kItems);
+    const std::size_t num_entries = items.num_entries(kItems);
+    if (are_items_complete_) {
+      if (num_entries != 0) items.fail_expected(kItems, "all its entries before storage_data");
+      return;
     }
-    // `place_of_` keeps views of the names: the pickle owns them and outlives this object.
-    place_of_.reserve(num_entries);
-    std::size_t next_tensor = 0;
-    std::size_t next_value = 0;
-    for (const auto& [name, item] : entries) {
-      const bool is_value =
-          is_instance(item, MetadataGlobal::bytes_storage) || is_refused_tensor(name);
-      place_of_.emplace(name, Place{is_value, is_value ? next_value++ : next_tensor++});
-    }
+    for (std::size_t i = 0; i < num_entries; ++i)
+      add_item(items.entry_key(i), items.entry_value(i));
+    complete_items();
+  }
+
+  /// Throws if entries were taken from another dict than the one that the attribute has at the end.
+  static void require_same_dict(Object dict, const std::optional<std::uint32_t>& taken,
+                                std::string_view rule) {
+    if (taken && *taken != dict.id()) dict.fail_expected(rule, "the dict that was filled first");
+  }
+
+  /// Sorts the items, and makes them known to add_place. No item is added after this.
+  void complete_items() {
+    are_items_complete_ = true;
+    sort_tensors();
+    std::ranges::sort(result_.contents.values, {}, &ValueEntry::name);
+    std::ranges::sort(result_.contents.simplifications, {}, &Simplification::name);
     result_.storage.values.resize(result_.contents.values.size());
+    place_of_.reserve(result_.contents.tensors.size() + result_.contents.values.size());
+    last_place_ = place_of_.end();
+    for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
+      make_known(result_.contents.tensors[t].meta.fqn, {.is_value = false, .index = t});
+    }
+    for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
+      make_known(result_.contents.values[v].name, {.is_value = true, .index = v});
+    }
+  }
+
+  /// Sorts the tensors by name. `storage.pieces` still has only missing places, one for each piece.
+  void sort_tensors() {
+    std::vector<TensorEntry>& tensors = result_.contents.tensors;
+    std::ranges::sort(tensors, {}, [](const TensorEntry& tensor) -> const std::string& {
+      return tensor.meta.fqn;
+    });
+    result_.storage.pieces.reserve(tensors.size());
+    for (const TensorEntry& tensor : tensors) {
+      result_.storage.pieces.emplace_back(tensor.pieces.size(), kNowhere);
+    }
+  }
+
+  struct Place {
+    bool is_value;
+    std::size_t index;  // into contents.values or contents.tensors
+  };
+
+  /// `name` must live as long as this object.
+  void make_known(std::string_view name, Place place) {
+    if (!place_of_.emplace(name, place).second) {
+      fail(name, kItems, "each name once", "an entry of the same name");
+    }
   }
 
   bool is_refused_tensor(std::string_view name) const {
@@ -249,9 +313,10 @@ class Parser {
 
     const Object chunks = attribute(state, "chunks");
     const std::size_t num_chunks = chunks.num_items("chunks");
+    budget_.spend(chunks, 128 * num_chunks);
+    tensor.pieces.reserve(num_chunks);
     for (std::size_t i = 0; i < num_chunks; ++i) {
       const Object chunk = chunks.item(i);
-      budget_.spend(chunk, 128);
       const Object box = attributes(chunk, MetadataGlobal::chunk_storage, "chunk",
                                     "ChunkStorageMetadata", {"offsets", "sizes"});
       Region region = Box{parse_sizes(attribute(box, "offsets"), "offsets of a chunk"),
@@ -262,7 +327,6 @@ class Parser {
       }
       tensor.pieces.push_back({std::move(region), 0});
     }
-    result_.storage.pieces.emplace_back(num_chunks, kNowhere);
   }
 
   /// Returns the error for a tensor whose elements are quantized: it is not read. Returns nothing
@@ -365,28 +429,32 @@ class Parser {
 
   // Places of the items
 
-  struct Place {
-    bool is_value;
-    std::size_t index;  // into contents.values or contents.tensors
-  };
+  void add_place(Object key, Object value) {
+    const Object index = attributes(key, MetadataGlobal::metadata_index, "key of storage_data",
+                                    "MetadataIndex", {"fqn", "offset", "index"});
+    const std::string_view fqn = attribute(index, "fqn").as_str("fqn");
+    try {
+      parse_storage_entry(fqn, index, value);
+    } catch (const Error& error) {
+      throw error.at_tensor(std::string(fqn));
+    }
+  }
 
-  void parse_storage_data(Object storage_data) {
-    const std::size_t num_entries = storage_data.num_entries("storage_data");
+  /// Adds the places that were not taken while the pickle was read.
+  void add_other_places(Object places) {
+    require_same_dict(places, taken_places_, kPlaces);
+    const std::size_t num_entries = places.num_entries(kPlaces);
     for (std::size_t i = 0; i < num_entries; ++i) {
-      const Object index =
-          attributes(storage_data.entry_key(i), MetadataGlobal::metadata_index,
-                     "key of storage_data", "MetadataIndex", {"fqn", "offset", "index"});
-      const std::string_view fqn = attribute(index, "fqn").as_str("fqn");
-      try {
-        parse_storage_entry(fqn, index, storage_data.entry_value(i));
-      } catch (const Error& error) {
-        throw error.at_tensor(std::string(fqn));
-      }
+      add_place(places.entry_key(i), places.entry_value(i));
     }
   }
 
   void parse_storage_entry(std::string_view fqn, Object index, Object value) {
-    const auto place = place_of_.find(fqn);
+    // Mostly, the pieces of a tensor come one after the other.
+    if (last_place_ == place_of_.end() || last_place_->first != fqn) {
+      last_place_ = place_of_.find(fqn);
+    }
+    const auto place = last_place_;
     if (place == place_of_.end()) {
       fail(fqn, "storage_data", "an item of state_dict_metadata", "none of that name");
     }
@@ -639,12 +707,18 @@ class Parser {
 
   static constexpr StorageInfo kNowhere{};  // a missing place: no item has 0 bytes
 
-  Object root_;
   const std::string& path_;
   pickle::WalkBudget budget_;
   Metadata result_;
-  std::unordered_map<std::string_view, Place> place_of_;
-  std::unordered_map<std::string_view, std::uint32_t> file_index_;
+  // Ids of the dicts whose entries were taken
+  std::optional<std::uint32_t> taken_items_;
+  std::optional<std::uint32_t> taken_places_;
+  bool is_taking_items_ = false;
+  bool are_items_complete_ = false;
+  using PlaceOfName = std::unordered_map<std::string_view, Place>;
+  PlaceOfName place_of_;                                            // names: views of the contents
+  PlaceOfName::const_iterator last_place_ = place_of_.end();        // that add_place used
+  std::unordered_map<std::string_view, std::uint32_t> file_index_;  // names: views of the pickle
   /// Results of pieces_by_offset, by tensor.
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;
 };
@@ -667,12 +741,13 @@ Metadata parse_metadata(std::vector<char> bytes, const std::string& path) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "file size", "a pickle", "0 bytes",
                           "the save did not finish?");
   }
+  Parser parser(path, bytes.size());
   const pickle::ObjectGraph graph =
       pickle::unpickle(std::move(bytes), {.path = path}, metadata_globals(),
-                       {.policy = pickle::ForeignGlobals::Policy::record});
+                       {.policy = pickle::ForeignGlobals::Policy::record}, {}, &parser);
   std::vector<std::string> foreign_names = pickle::foreign_names(graph, kMaxNames);
   if (!foreign_names.empty()) refuse_foreign_calls(graph);
-  Metadata metadata = Parser(graph, path).parse();
+  Metadata metadata = parser.parse(graph.root());
   metadata.foreign_names = std::move(foreign_names);
   return metadata;
 }

@@ -1,3 +1,6 @@
+#include <cstddef>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -96,8 +99,16 @@ void pickle_storage_info(Pickler& pickler, const Storage& storage, const Storage
   pickler.build();
 }
 
+using Write = std::function<void(std::string_view)>;
+
+/// Writes what the pickler holds if that is much.
+void write_if_much(Pickler& pickler, const Write& write) {
+  constexpr std::size_t kMuch = std::size_t{1} << 20;
+  if (pickler.num_held_bytes() >= kMuch) write(pickler.take_bytes());
+}
+
 void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
-                         const Storage& storage) {
+                         const Storage& storage, const Write& write) {
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
     new_instance(pickler, kMetadataModule, "MetadataIndex");
     pickler.empty_dict();
@@ -109,6 +120,7 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
     pickler.set_items_from_mark();
     pickler.build();
     pickle_storage_info(pickler, storage, storage.values[v]);
+    write_if_much(pickler, write);
   }
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     const TensorEntry& tensor = contents.tensors[t];
@@ -125,6 +137,7 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
       pickler.set_items_from_mark();
       pickler.build();
       pickle_storage_info(pickler, storage, storage.pieces[t][p]);
+      write_if_much(pickler, write);
     }
   }
 }
@@ -148,7 +161,8 @@ void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& p
 
 }  // namespace
 
-std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage) {
+void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
+                     const Write& write) {
   Pickler pickler(4);
   new_instance(pickler, kMetadataModule, "Metadata");
   pickler.empty_dict();
@@ -160,6 +174,7 @@ std::string pickle_metadata(const CheckpointContents& contents, const Storage& s
   for (const TensorEntry& tensor : contents.tensors) {
     pickler.interned(tensor.meta.fqn);
     pickle_tensor_item(pickler, tensor);
+    write_if_much(pickler, write);
   }
   for (const ValueEntry& value : contents.values) {
     pickler.interned(value.name);
@@ -172,6 +187,7 @@ std::string pickle_metadata(const CheckpointContents& contents, const Storage& s
   pickler.mark();
   for (const TensorEntry& tensor : contents.tensors) {
     pickle_key_path(pickler, tensor.meta.fqn, tensor.key_path);
+    write_if_much(pickler, write);
   }
   for (const ValueEntry& value : contents.values) {
     pickle_key_path(pickler, value.name, value.key_path);
@@ -181,14 +197,20 @@ std::string pickle_metadata(const CheckpointContents& contents, const Storage& s
   pickler.interned("storage_data");
   pickler.empty_dict();
   pickler.mark();
-  pickle_storage_data(pickler, contents, storage);
+  pickle_storage_data(pickler, contents, storage, write);
   pickler.set_items_from_mark();
 
   pickler.interned("version");
   pickler.interned("1.0.0");
   pickler.set_items_from_mark();
   pickler.build();
-  return std::move(pickler).finish();
+  write(std::move(pickler).finish());
+}
+
+std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage) {
+  std::string metadata;
+  pickle_metadata(contents, storage, [&](std::string_view part) { metadata += part; });
+  return metadata;
 }
 
 }  // namespace tessera::formats::dcp

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "formats/pickle/opcode.h"
 #include "tessera/base/value.h"
@@ -53,7 +54,12 @@ class Pickler {
   std::size_t memoize();
   void get(std::size_t memo_index);
 
-  /// Ends the pickle and returns it.
+  /// Returns what was pushed since the last call of this function, so that a long pickle is not
+  /// held whole.
+  std::string take_bytes() { return std::exchange(out_, {}); }
+  std::size_t num_held_bytes() const { return out_.size(); }  // that take_bytes returns
+
+  /// Ends the pickle and returns it, without what take_bytes returned.
   std::string finish() &&;
 
  private:

@@ -475,9 +475,10 @@ std::optional<ValueGlobal> value_global(Object object) {
   return static_cast<ValueGlobal>(meaning);
 }
 
-WalkBudget::WalkBudget(const ObjectGraph& graph)
-    : left_(std::min((std::uint64_t{1} << 26) + 128 * std::uint64_t{graph.nbytes()},
-                     std::uint64_t{1} << 32)) {}
+WalkBudget::WalkBudget(const ObjectGraph& graph) : WalkBudget(graph.nbytes()) {}
+
+WalkBudget::WalkBudget(std::uint64_t pickle_nbytes)
+    : left_(std::min((std::uint64_t{1} << 26) + 128 * pickle_nbytes, std::uint64_t{1} << 32)) {}
 
 void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   if (nbytes > left_) {

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "base/utf8.h"
+#include "formats/pickle/fetched_slots.h"
+#include "formats/pickle/graph_tail.h"
 #include "formats/pickle/opcode.h"
 #include "formats/pickle/python_text.h"
 
@@ -115,8 +117,8 @@ std::string name_of_refused(Opcode opcode) {
 class Machine {
  public:
   Machine(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-          ForeignGlobals foreign, PickleLimits limits)
-      : allowed_(allowed), foreign_(foreign), limits_(limits) {
+          ForeignGlobals foreign, PickleLimits limits, EntryTaker* taker)
+      : allowed_(allowed), foreign_(foreign), limits_(limits), taker_(taker) {
     graph_.path_ = std::move(source.path);
     graph_.file_offset_ = source.file_offset;
     graph_.bytes_ = std::move(bytes);
@@ -128,6 +130,7 @@ class Machine {
     graph_.links_.reserve(expected_nbytes / 5);
     graph_.calls_.reserve(expected_nbytes / 20);
     memo_.reserve(expected_nbytes / 5);
+    if (taker_ != nullptr) make_constants();  // before any entry, so that none is dropped with one
   }
 
   ObjectGraph run() {
@@ -145,10 +148,7 @@ class Machine {
       fail_expected(ErrorKind::corruption, "bytes after STOP", "0",
                     std::to_string(nbytes_ - position_));
     }
-    for (Node& node : graph_.nodes_) {
-      if (node.kind == ObjectKind::dict) unite_equal_keys(node.slice);
-    }
-    for (Call& call : graph_.calls_) unite_equal_keys(call.entries);
+    unite_equal_keys_from(0);
     return std::move(graph_);
   }
 
@@ -270,18 +270,27 @@ class Machine {
     push(make(kind));
     return graph_.nodes_.back();
   }
-  void push_constant(std::uint32_t& id, ObjectKind kind, bool boolean = false) {
+  std::uint32_t constant(std::uint32_t& id, ObjectKind kind, bool boolean = false) {
     if (id == kNoObject) {
       id = make(kind);
       graph_.nodes_[id].offset = kNoObject;
       if (kind == ObjectKind::boolean) graph_.nodes_[id].boolean = boolean;
       if (kind == ObjectKind::tuple) graph_.nodes_[id].slice = Slice{};
     }
-    push(id);
+    return id;
   }
-  void push_boolean(bool value) {
-    push_constant(value ? true_ : false_, ObjectKind::boolean, value);
+  std::uint32_t none() { return constant(none_, ObjectKind::none); }
+  std::uint32_t boolean(bool value) {
+    return constant(value ? true_ : false_, ObjectKind::boolean, value);
   }
+  std::uint32_t empty_tuple() { return constant(empty_tuple_, ObjectKind::tuple); }
+  void make_constants() {
+    none();
+    boolean(true);
+    boolean(false);
+    empty_tuple();
+  }
+  void push_boolean(bool value) { push(boolean(value)); }
   void push_integer(std::int64_t value) { push_new(ObjectKind::integer).integer = value; }
   void push_floating(double value) { push_new(ObjectKind::floating).floating = value; }
   void push_empty(ObjectKind kind) { push_new(kind).slice = Slice{}; }
@@ -366,12 +375,20 @@ class Machine {
   std::size_t pop_mark() {
     if (marks_.empty()) fail(ErrorKind::corruption, "stack: expected a MARK, found none");
     const std::size_t begin = marks_.back();
-    marks_.pop_back();
+    remove_mark();
     return begin;
+  }
+  void remove_mark() {
+    marks_.pop_back();
+    if (batch_ && marks_.size() < kMarksOfBatch) batch_.reset();
+  }
+  void push_mark() {
+    marks_.push_back(stack_.size());
+    if (taker_ != nullptr && !batch_ && marks_.size() == kMarksOfBatch) begin_batch();
   }
   void pop_object_or_mark() {
     if (!marks_.empty() && stack_.size() == marks_.back()) {
-      marks_.pop_back();
+      remove_mark();
     } else {
       pop();
     }
@@ -410,6 +427,7 @@ class Machine {
   }
 
   void append_items(std::uint32_t target, std::span<const std::uint32_t> items, ObjectKind wanted) {
+    require_open(target);
     Node& self = graph_.nodes_[target];
     if (self.kind == wanted) return append(self.slice, items);
     if (self.kind == ObjectKind::call) return append(graph_.calls_[self.index].appended, items);
@@ -420,6 +438,7 @@ class Machine {
     if (keys_and_values.size() % 2 != 0) {
       fail(ErrorKind::corruption, "dict entries: expected pairs, found an odd number of objects");
     }
+    require_open(target);
     Node& self = graph_.nodes_[target];
     if (self.kind == ObjectKind::dict) return append(self.slice, keys_and_values);
     if (self.kind == ObjectKind::call)
@@ -438,9 +457,18 @@ class Machine {
   void set_item() {
     const std::uint32_t value = pop();
     const std::uint32_t pair[] = {pop(), value};
-    set_items(top(), pair);
+    if (taker_ != nullptr && marks_.size() + 1 == kMarksOfBatch && is_wanted()) {
+      take_single_entry(pair[0], value);
+    } else {
+      set_items(top(), pair);
+    }
   }
   void set_items_above_mark() {
+    if (is_at_batch() && (stack_.size() - batch_->begin) % 2 == 0) {
+      take_entries();
+      remove_mark();
+      return;
+    }
     const std::size_t begin = pop_mark();
     set_items(object_below(begin), above(begin));
     stack_.resize(begin);
@@ -497,6 +525,7 @@ class Machine {
                ": not in the allow-list; nothing was executed" +
                (is_module ? " (a whole module was saved? save its state_dict())" : ""));
     }
+    if (!meaning) stop_taking();
     push(make_global(
         {text_of(module), text_of(name), meaning ? *meaning : foreign_meaning(module, name)}));
   }
@@ -587,7 +616,12 @@ class Machine {
     push_call_of(pop(), arguments, "INST", CallForm::instance);
   }
   void build() {
+    set_state();
+    if (is_at_batch() && (stack_.size() - batch_->begin) % 2 == 0) take_entries();
+  }
+  void set_state() {
     const std::uint32_t state = pop();
+    require_open(top());
     const Node& self = node(top());
     if (self.kind != ObjectKind::call) {
       fail_expected(ErrorKind::corruption, "BUILD target", "object", describe(top()));
@@ -633,10 +667,10 @@ class Machine {
     if (slot >= memo_.size())
       memo_.resize(std::max<std::size_t>(slot + 1, std::min(2 * memo_.size(), nbytes_)), kNoObject);
     if (memo_[slot] == kNoObject) ++num_memoized_;
-    memo_[slot] = id;
+    memo_[slot] = batch_ && !is_kept(slot, id) ? kNeverFetched : id;
   }
   void get(std::uint64_t slot) {
-    if (slot >= memo_.size() || memo_[slot] == kNoObject) {
+    if (slot >= memo_.size() || memo_[slot] == kNoObject || memo_[slot] == kNeverFetched) {
       fail_expected(ErrorKind::corruption, "memo slot", "a slot that was set",
                     "slot " + std::to_string(slot) + " unset");
     }
@@ -692,6 +726,93 @@ class Machine {
     std::optional<std::string> text = unescape_raw_unicode(take_line("str"));
     if (!text) fail(ErrorKind::corruption, "str: expected \\u escapes, found a malformed one");
     push_str(keep(std::move(*text)));
+  }
+
+  // Entries that a taker gets. [Note: Entries taken early]
+
+  /// The batch of entries that is open: the objects above its mark are keys and values in turn.
+  struct Batch {
+    std::size_t begin;  // in the stack
+  };
+  // The attributes of the outermost object stand above the first mark, a batch above the second.
+  static constexpr std::size_t kMarksOfBatch = 2;
+
+  bool is_at_batch() const { return batch_ && marks_.size() == kMarksOfBatch; }
+
+  /// Says whether the taker wants the entries of the dict on top of the stack. The stack must be:
+  /// object, its attributes, MARK, name, attribute, ..., name, dict.
+  bool is_wanted() {
+    constexpr std::size_t kAttributesBegin = 2;
+    if (marks_[0] != kAttributesBegin || stack_.size() < kAttributesBegin + 2 ||
+        stack_.size() % 2 != 0) {
+      return false;
+    }
+    const std::uint32_t dict = stack_.back();
+    const Node& name = node(stack_[stack_.size() - 2]);
+    if (node(stack_[0]).kind != ObjectKind::call || node(stack_[1]).kind != ObjectKind::dict ||
+        node(dict).kind != ObjectKind::dict || name.kind != ObjectKind::str) {
+      return false;
+    }
+    if (!taker_->wants(Object(&graph_, stack_[0]), name.text.view(), Object(&graph_, dict))) {
+      return false;
+    }
+    taken_dict_ = dict;
+    return true;
+  }
+  void begin_batch() {
+    if (!is_wanted()) return;
+    batch_ = Batch{stack_.size()};
+    kept_slots_.clear();
+    tail_.begin_behind_all();
+  }
+  void stop_taking() {
+    taker_ = nullptr;
+    batch_.reset();
+  }
+
+  /// Gives all entries of the batch to the taker, and drops their objects.
+  void take_entries() {
+    unite_equal_keys_from(tail_.first_node());
+    for (std::size_t i = batch_->begin; i < stack_.size(); i += 2) {
+      taker_->take(Object(&graph_, stack_[i]), Object(&graph_, stack_[i + 1]));
+    }
+    stack_.resize(batch_->begin);
+    std::erase_if(kept_slots_, [&](auto slot) { return memo_[slot] < tail_.first_node(); });
+    kept_.clear();
+    for (const std::uint64_t slot : kept_slots_) kept_.push_back(memo_[slot]);
+    tail_.drop_all_but(kept_);
+    for (std::size_t i = 0; i < kept_.size(); ++i) memo_[kept_slots_[i]] = kept_[i];
+    kept_slots_.clear();
+    taken_end_ = tail_.first_node();
+  }
+  /// Gives an entry of SETITEM to the taker. Drops no objects: a pickle has few such entries.
+  void take_single_entry(std::uint32_t key, std::uint32_t value) {
+    unite_equal_keys_from(std::max(taken_end_, taken_dict_ + 1));
+    taker_->take(Object(&graph_, key), Object(&graph_, value));
+    taken_end_ = static_cast<std::uint32_t>(graph_.nodes_.size());
+  }
+
+  /// Says whether the memo keeps an object that a batch puts there.
+  bool is_kept(std::uint64_t slot, std::uint32_t id) {
+    const ObjectKind kind = node(id).kind;
+    const bool is_atom = kind == ObjectKind::str || kind == ObjectKind::global;
+    if (!is_atom && !fetched_slots_) fetched_slots_ = fetched_slots(graph_.bytes_);
+    if (fetched_slots_ && (slot >= fetched_slots_->size() || !(*fetched_slots_)[slot]))
+      return false;
+    if (id >= tail_.first_node()) kept_slots_.push_back(slot);
+    return true;
+  }
+
+  /// Throws if `target` may not change any more, because a taker has its entry. Within a batch
+  /// only objects of the batch may change, so that no other object refers to them.
+  void require_open(std::uint32_t target) const {
+    if (target >= (batch_ ? tail_.first_node() : taken_end_)) return;
+    const auto outermost = std::span(stack_).first(std::min<std::size_t>(stack_.size(), 2));
+    const bool is_outermost = std::ranges::find(outermost, target) != outermost.end();
+    if (!batch_ && (is_outermost || target == taken_dict_)) return;
+    fail(ErrorKind::corruption,
+         "change of an object: expected one of the entry that is being read, found " +
+             describe(target) + " of another one");
   }
 
   // Keys
@@ -764,6 +885,14 @@ class Machine {
     }
     return true;
   }
+  /// Unites the equal keys of each dict from the object `first` on.
+  void unite_equal_keys_from(std::uint32_t first) {
+    for (std::size_t id = first; id < graph_.nodes_.size(); ++id) {
+      Node& node = graph_.nodes_[id];
+      if (node.kind == ObjectKind::dict) unite_equal_keys(node.slice);
+      if (node.kind == ObjectKind::call) unite_equal_keys(graph_.calls_[node.index].entries);
+    }
+  }
   /// Keeps each key once, at its first place with its last value, as a Python dict does.
   void unite_equal_keys(Slice& slice) {
     const std::uint32_t num_entries = slice.size / 2;
@@ -813,6 +942,18 @@ class Machine {
   std::vector<std::uint32_t> memo_;
   std::size_t num_memoized_ = 0;
   std::vector<Key> keys_;
+
+  // Of the entries that a taker gets
+  static constexpr std::uint32_t kNeverFetched = kNoObject - 1;  // in memo_: set, and not kept
+  EntryTaker* taker_;                                            // null: the graph gets all entries
+  std::optional<Batch> batch_;
+  std::uint32_t taken_dict_ = kNoObject;  // whose entries were taken last
+  std::uint32_t taken_end_ = 0;           // objects before it belong to entries that were taken
+  detail::GraphTail tail_{{graph_.nodes_, graph_.links_, graph_.globals_, graph_.calls_}};
+  std::vector<std::uint64_t> kept_slots_;  // that the batch filled
+  std::vector<std::uint32_t> kept_;
+  std::optional<std::vector<bool>> fetched_slots_;
+
   std::uint32_t none_ = kNoObject, true_ = kNoObject, false_ = kNoObject, empty_tuple_ = kNoObject;
 };
 
@@ -850,7 +991,7 @@ void Machine::run_frame_or_stack_opcode(Opcode opcode) {
     case Opcode::STOP:
       return stop();
     case Opcode::MARK:
-      return marks_.push_back(stack_.size());
+      return push_mark();
     case Opcode::POP:
       return pop_object_or_mark();
     case Opcode::POP_MARK:
@@ -865,7 +1006,7 @@ void Machine::run_frame_or_stack_opcode(Opcode opcode) {
 void Machine::run_number_opcode(Opcode opcode) {
   switch (opcode) {
     case Opcode::NONE:
-      return push_constant(none_, ObjectKind::none);
+      return push(none());
     case Opcode::NEWTRUE:
       return push_boolean(true);
     case Opcode::NEWFALSE:
@@ -933,7 +1074,7 @@ void Machine::run_new_container_opcode(Opcode opcode) {
     case Opcode::EMPTY_SET:
       return push_empty(ObjectKind::set);
     case Opcode::EMPTY_TUPLE:
-      return push_constant(empty_tuple_, ObjectKind::tuple);
+      return push(empty_tuple());
     case Opcode::LIST:
       return push_collection(ObjectKind::list, pop_mark());
     case Opcode::TUPLE:
@@ -1022,8 +1163,8 @@ void Machine::run_global_or_call_opcode(Opcode opcode) {
 }
 
 ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-                     ForeignGlobals foreign, PickleLimits limits) {
-  return Machine(std::move(bytes), std::move(source), allowed, foreign, limits).run();
+                     ForeignGlobals foreign, PickleLimits limits, EntryTaker* taker) {
+  return Machine(std::move(bytes), std::move(source), allowed, foreign, limits, taker).run();
 }
 
 }  // namespace tessera::formats::pickle

@@ -68,13 +68,37 @@ struct PickleLimits {
   std::size_t max_big_integer_nbytes = 256;
 };
 
+/// Takes the entries of large dicts while the pickle is read, so that the graph does not hold them.
+///
+/// [Note: Entries taken early] The outermost object of a pickle is a call with a dict of
+/// attributes. An attribute that is itself a dict can have a million entries, each of many objects.
+/// An entry is taken as soon as its value is complete, that is, after the BUILD of the value or at
+/// the end of the batch. Then its objects are dropped, except those that a later opcode fetches
+/// from the memo.
+/// - The reader refuses a pickle that changes an object of an entry after it was taken.
+/// - After the first foreign global nothing more is taken: the graph then holds all further
+/// entries,
+///   as it does without a taker.
+/// - Equal keys are not united: the taker sees each entry.
+class EntryTaker {
+ public:
+  virtual ~EntryTaker() = default;
+  /// Says whether to take the entries of `dict`, which is about to become the attribute `name` of
+  /// `root`. Called before each batch of entries.
+  virtual bool wants(Object root, std::string_view name, Object dict) = 0;
+  /// Takes one entry of the last dict that was wanted. The objects live until the call returns;
+  /// strings live as long as the graph.
+  virtual void take(Object key, Object value) = 0;
+};
+
 /// Reads a pickle of protocol 0 to 5 and returns the objects it describes. Executes nothing.
 /// Throws: Error(unsupported) for opcodes that no checkpoint needs (extension registry, out-of-band
 /// buffers), and, if the policy of `foreign` is `refuse`, for INST, OBJ, NEWOBJ_EX, and a global
 /// that `allowed` does not list; Error(corruption) for every broken rule: stack underflow, a
 /// missing or extra MARK, an unset memo slot, a truncated argument, bytes after STOP. Both errors
-/// name the path and the byte.
+/// name the path and the byte. `taker` may be null.
 ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-                     ForeignGlobals foreign = {}, PickleLimits limits = {});
+                     ForeignGlobals foreign = {}, PickleLimits limits = {},
+                     EntryTaker* taker = nullptr);
 
 }  // namespace tessera::formats::pickle

@@ -395,42 +395,49 @@ std::optional<std::string_view> safetensors_dtype(DType dtype) {
 }
 
 std::string format_header(const std::vector<HeaderTensor>& tensors, const Metadata& metadata) {
-  std::string json = "{";
+  constexpr std::size_t kTextNbytesBesideName = 96;  // an estimate
+  std::size_t expected_nbytes = 0;
+  for (const HeaderTensor& tensor : tensors) {
+    expected_nbytes += tensor.meta.fqn.size() + kTextNbytesBesideName;
+  }
+  std::string header;
+  header.reserve(expected_nbytes);
+  header.append(kHeaderLengthNbytes, '\0');  // the length of the JSON, which is not known yet
+  header += '{';
   const auto begin_entry = [&](std::string_view name) {
-    if (json.size() > 1) json += ',';
-    json += json_quote(name) + ':';
+    if (header.back() != '{') header += ',';
+    header += json_quote(name) + ':';
   };
   if (!metadata.empty()) {
     begin_entry(kMetadataKey);
     char separator = '{';
     for (const auto& [key, text] : metadata) {
-      json += separator + json_quote(key) + ":" + json_quote(text);
+      header += separator + json_quote(key) + ":" + json_quote(text);
       separator = ',';
     }
-    json += '}';
+    header += '}';
   }
   for (const HeaderTensor& tensor : tensors) {
     const auto dtype = safetensors_dtype(tensor.meta.dtype);
     TESSERA_CHECK(dtype.has_value());
     begin_entry(tensor.meta.fqn);
-    ((json += "{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
+    ((header += "{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
     for (std::size_t d = 0; d < tensor.meta.shape.size(); ++d) {
       const bool is_packed =
           tensor.meta.dtype == DType::float4_e2m1fn_x2 && d + 1 == tensor.meta.shape.size();
-      if (d > 0) json += ',';
-      json += std::to_string(tensor.meta.shape[d] * (is_packed ? kF4PerByte : 1));
+      if (d > 0) header += ',';
+      header += std::to_string(tensor.meta.shape[d] * (is_packed ? kF4PerByte : 1));
     }
-    json += "],\"data_offsets\":[" + std::to_string(tensor.byte_range.begin) + "," +
-            std::to_string(tensor.byte_range.end) + "]}";
+    header += "],\"data_offsets\":[" + std::to_string(tensor.byte_range.begin) + "," +
+              std::to_string(tensor.byte_range.end) + "]}";
   }
-  json += '}';
-  json.append(round_up(json.size(), kHeaderLengthNbytes) - json.size(), ' ');
-
-  std::string header;
+  header += '}';
+  header.append(round_up(header.size(), kHeaderLengthNbytes) - header.size(), ' ');
+  const std::size_t json_nbytes = header.size() - kHeaderLengthNbytes;
   for (std::size_t i = 0; i < kHeaderLengthNbytes; ++i) {
-    header += static_cast<char>(json.size() >> (8 * i) & 0xFF);
+    header[i] = static_cast<char>(json_nbytes >> (8 * i) & 0xFF);
   }
-  return header + json;
+  return header;
 }
 
 }  // namespace tessera::formats::detail

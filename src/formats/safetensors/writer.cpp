@@ -273,6 +273,7 @@ class FileLayout {
       return std::tuple(width(b), a) < std::tuple(width(a), b);
     });
     std::vector<detail::HeaderTensor> header_tensors;
+    header_tensors.reserve(tensors.size());
     std::uint64_t end = 0;
     for (const std::size_t i : tensors) {
       const TensorMeta& meta = contents_.tensors[i].meta;

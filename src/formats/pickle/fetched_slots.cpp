@@ -1,0 +1,123 @@
+#include "formats/pickle/fetched_slots.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+
+#include "formats/pickle/opcode.h"
+#include "formats/pickle/opcode_argument.h"
+
+namespace tessera::formats::pickle {
+namespace {
+
+/// Walks over the opcodes of a pickle in memory.
+class Walk {
+ public:
+  explicit Walk(std::span<const char> pickle) : pickle_(pickle) {}
+
+  std::vector<bool> find() {
+    while (!ended_ && position_ < pickle_.size()) {
+      const auto opcode = static_cast<unsigned char>(pickle_[position_++]);
+      const std::size_t begin = position_;
+      skip(kArgumentOf[opcode]);
+      if (!ended_) note(static_cast<Opcode>(opcode), begin);
+    }
+    return std::move(fetched_);
+  }
+
+ private:
+  void skip(Argument argument) {
+    switch (argument) {
+      case Argument::no_opcode:
+        ended_ = true;
+        return;
+      case Argument::nothing:
+        return;
+      case Argument::bytes_1:
+        return skip_bytes(1);
+      case Argument::bytes_2:
+        return skip_bytes(2);
+      case Argument::bytes_4:
+        return skip_bytes(4);
+      case Argument::bytes_8:
+        return skip_bytes(8);
+      case Argument::length_1:
+        return skip_length(1);
+      case Argument::length_4:
+        return skip_length(4);
+      case Argument::length_8:
+        return skip_length(8);
+      case Argument::line:
+        return skip_line();
+      case Argument::two_lines:
+        skip_line();
+        return skip_line();
+    }
+  }
+
+  void skip_bytes(std::uint64_t nbytes) {
+    ended_ = nbytes > pickle_.size() - position_;
+    if (!ended_) position_ += nbytes;
+  }
+  void skip_length(std::size_t width) {
+    const std::size_t begin = position_;
+    skip_bytes(width);
+    if (!ended_) skip_bytes(number_at(begin, width));
+  }
+  void skip_line() {
+    const auto rest = pickle_.subspan(position_);
+    const auto end = std::ranges::find(rest, '\n');
+    ended_ = end == rest.end();
+    if (!ended_) position_ += static_cast<std::size_t>(end - rest.begin()) + 1;
+  }
+  std::uint64_t number_at(std::size_t begin, std::size_t width) const {
+    std::uint64_t number = 0;
+    for (std::size_t i = 0; i < width; ++i) {
+      number |= std::uint64_t{static_cast<unsigned char>(pickle_[begin + i])} << (8 * i);
+    }
+    return number;
+  }
+
+  /// Notes the slot if the opcode, whose argument begins at `begin`, fetches one.
+  void note(Opcode opcode, std::size_t begin) {
+    switch (opcode) {
+      case Opcode::STOP:
+        ended_ = true;
+        return;
+      case Opcode::BINGET:
+        return note_slot(number_at(begin, 1));
+      case Opcode::LONG_BINGET:
+        return note_slot(number_at(begin, 4));
+      case Opcode::GET: {
+        std::uint64_t slot = 0;
+        const char* const line = pickle_.data() + begin;
+        const auto parsed = std::from_chars(line, pickle_.data() + position_, slot);
+        if (parsed.ptr != line) note_slot(slot);
+        return;
+      }
+      default:
+        return;
+    }
+  }
+  void note_slot(std::uint64_t slot) {
+    if (slot >= pickle_.size()) return;  // the reader refuses such a slot
+    if (slot >= fetched_.size()) {
+      fetched_.resize(
+          std::min(std::max<std::size_t>(slot + 1, 2 * fetched_.size()), pickle_.size()));
+    }
+    fetched_[slot] = true;
+  }
+
+  std::span<const char> pickle_;
+  std::size_t position_ = 0;
+  bool ended_ = false;
+  std::vector<bool> fetched_;
+};
+
+}  // namespace
+
+std::vector<bool> fetched_slots(std::span<const char> pickle) {
+  return Walk(pickle).find();
+}
+
+}  // namespace tessera::formats::pickle

@@ -1,0 +1,270 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/pickle/fetched_slots.h"
+#include "formats/pickle/pickler.h"
+#include "formats/pickle/unpickler.h"
+#include "support/error_matchers.h"
+
+// Shows A3, E3. Entries of large dicts are taken while a pickle is read. [Note: Entries taken
+// early]
+namespace tessera::formats::pickle {
+namespace {
+
+using test::ThrowsError;
+using testing::ElementsAre;
+
+constexpr AllowedGlobal kGlobals[] = {{"m", "Root", 0x900}, {"m", "Item", 0x901}};
+
+/// Takes the entries of the attribute `items`: each key, with the attribute `n` of the value.
+class Recorder final : public EntryTaker {
+ public:
+  bool wants(Object root, std::string_view name, Object /*dict*/) override {
+    return root.meaning("root") == 0x900 && name == "items";
+  }
+  void take(Object key, Object value) override {
+    const auto state = value.call_state("item");
+    const auto number = state ? state->find("n") : std::nullopt;
+    entries.emplace_back(key.as_str("key"), number ? number->as_integer("n") : -1);
+  }
+
+  std::vector<std::pair<std::string, std::int64_t>> entries;
+};
+
+ObjectGraph read(std::string_view pickle, EntryTaker* taker) {
+  static const AllowList allowed{kGlobals};
+  return unpickle({pickle.begin(), pickle.end()}, {.path = "x.pkl"}, allowed,
+                  {.policy = ForeignGlobals::Policy::record}, {}, taker);
+}
+
+void begin_object(Pickler& p, std::string_view name) {
+  p.global("m", name);
+  p.empty_tuple();
+  p.new_object();
+  p.empty_dict();
+  p.mark();
+}
+
+void end_object(Pickler& p) {
+  p.set_items_from_mark();
+  p.build();
+}
+
+void item(Pickler& p, std::int64_t n) {
+  begin_object(p, "Item");
+  p.interned("n");
+  p.integer(n);
+  end_object(p);
+}
+
+/// Returns a pickle of a root whose attribute `items` gets what `fill` pushes between a MARK and
+/// SETITEMS. `after` pushes further attributes.
+std::string root_with(const std::function<void(Pickler&)>& fill,
+                      const std::function<void(Pickler&)>& after = {}) {
+  Pickler p(4);
+  begin_object(p, "Root");
+  p.interned("items");
+  p.empty_dict();
+  p.mark();
+  fill(p);
+  p.set_items_from_mark();
+  if (after) after(p);
+  end_object(p);
+  return std::move(p).finish();
+}
+
+Object attribute(const ObjectGraph& graph, std::string_view name) {
+  return *graph.root().call_state("root")->find(name);
+}
+
+TEST(PickleEntriesTest, EachEntryIsTakenAndItsObjectsAreDropped) {
+  const std::string pickle = root_with([](Pickler& p) {
+    for (int i = 0; i < 1000; ++i) {
+      p.text("k" + std::to_string(i));
+      item(p, i);
+    }
+  });
+  Recorder recorder;
+  const ObjectGraph graph = read(pickle, &recorder);
+  ASSERT_EQ(recorder.entries.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_EQ(recorder.entries[static_cast<std::size_t>(i)],
+              (std::pair<std::string, std::int64_t>("k" + std::to_string(i), i)));
+  }
+  EXPECT_EQ(attribute(graph, "items").num_entries("items"), 0u);
+  EXPECT_LT(graph.num_objects(), 30u);
+  EXPECT_GT(read(pickle, nullptr).num_objects(), 3000u);
+}
+
+TEST(PickleEntriesTest, AnEntryOfItsOwnOpcodeIsTakenToo) {
+  Pickler p(4);
+  begin_object(p, "Root");
+  p.interned("items");
+  p.empty_dict();
+  p.text("a");
+  item(p, 7);
+  std::string pickle = std::move(p).finish();
+  pickle.pop_back();  // STOP
+  pickle += "sub.";   // SETITEM of the entry; SETITEMS and BUILD of the root
+  Recorder recorder;
+  const ObjectGraph graph = read(pickle, &recorder);
+  EXPECT_THAT(recorder.entries, ElementsAre(testing::Pair("a", 7)));
+  EXPECT_EQ(attribute(graph, "items").num_entries("items"), 0u);
+}
+
+TEST(PickleEntriesTest, AValueWithoutStateIsTakenWithTheNextOne) {
+  const std::string pickle = root_with([](Pickler& p) {
+    for (const char* name : {"a", "b", "c"}) {
+      p.text(name);
+      if (std::string_view(name) == "b") {
+        item(p, 7);
+        continue;
+      }
+      p.global("m", "Item");
+      p.empty_tuple();
+      p.new_object();
+    }
+  });
+  Recorder recorder;
+  read(pickle, &recorder);
+  EXPECT_THAT(recorder.entries,
+              ElementsAre(testing::Pair("a", -1), testing::Pair("b", 7), testing::Pair("c", -1)));
+}
+
+TEST(PickleEntriesTest, WhatTheMemoGivesLaterIsKept) {
+  std::size_t shared = 0;
+  const std::string pickle = root_with(
+      [&](Pickler& p) {
+        for (int i = 0; i < 100; ++i) {
+          p.text("k" + std::to_string(i));
+          begin_object(p, "Item");
+          p.interned("n");
+          p.integer(i);
+          p.interned("shape");
+          if (i == 50) {
+            p.mark();
+            p.global("m", "Item");
+            p.integer(8);
+            p.integer(4);
+            p.tuple2();
+            p.new_object();
+            p.integer(16);
+            p.tuple_from_mark();
+            shared = p.memoize();
+          } else if (i > 50) {
+            p.get(shared);
+          } else {
+            p.none();
+          }
+          end_object(p);
+        }
+      },
+      [&](Pickler& p) {
+        p.interned("after");
+        p.get(shared);
+      });
+  Recorder recorder;
+  const ObjectGraph graph = read(pickle, &recorder);
+  EXPECT_EQ(recorder.entries.size(), 100u);
+  const Object after = attribute(graph, "after");
+  ASSERT_EQ(after.num_items("after"), 2u);
+  EXPECT_EQ(after.item(1).as_integer("after"), 16);
+  EXPECT_EQ(after.item(0).global_name("call"), "Item");
+  EXPECT_EQ(after.item(0).call_arguments("call").item(0).as_integer("call"), 8);
+  EXPECT_EQ(after.item(0).call_arguments("call").item(1).as_integer("call"), 4);
+  EXPECT_LT(graph.num_objects(), 60u);
+}
+
+TEST(PickleEntriesTest, ALaterChangeOfATakenEntryIsRefused) {
+  std::size_t first = 0;
+  const auto entry = [&](Pickler& p) {
+    p.text("a");
+    p.global("m", "Item");
+    p.empty_tuple();
+    p.new_object();
+    first = p.memoize();
+    p.empty_dict();
+    p.build();
+  };
+  const auto change = [&](Pickler& p) {
+    p.interned("b");
+    p.get(first);
+    p.empty_dict();
+    p.build();
+  };
+  Recorder recorder;
+  const std::string within = root_with([&](Pickler& p) {
+    entry(p);
+    change(p);
+  });
+  EXPECT_THAT([&] { read(within, &recorder); },
+              ThrowsError(ErrorKind::corruption, "change of an object"));
+  EXPECT_THAT([&] { read(root_with(entry, change), &recorder); },
+              ThrowsError(ErrorKind::corruption, "change of an object"));
+  EXPECT_EQ(read(within, nullptr).root().global_name("root"), "Root");
+}
+
+TEST(PickleEntriesTest, AnEntryCannotBePutIntoAnOlderObject) {
+  std::size_t list = 0;
+  Pickler p(4);
+  begin_object(p, "Root");
+  p.interned("list");
+  p.empty_list();
+  list = p.memoize();
+  p.interned("items");
+  p.empty_dict();
+  p.mark();
+  p.text("a");
+  p.get(list);
+  p.integer(1);
+  p.append();
+  p.set_items_from_mark();
+  end_object(p);
+  const std::string pickle = std::move(p).finish();
+  Recorder recorder;
+  EXPECT_THAT([&] { read(pickle, &recorder); },
+              ThrowsError(ErrorKind::corruption, "change of an object"));
+}
+
+TEST(PickleEntriesTest, AForeignGlobalEndsTheTaking) {
+  const std::string pickle = root_with([](Pickler& p) {
+    p.text("a");
+    item(p, 1);
+    p.text("b");
+    p.global("os", "system");
+    p.text("c");
+    item(p, 3);
+  });
+  Recorder recorder;
+  const ObjectGraph graph = read(pickle, &recorder);
+  EXPECT_THAT(recorder.entries, ElementsAre(testing::Pair("a", 1)));
+  const Object items = attribute(graph, "items");
+  ASSERT_EQ(items.num_entries("items"), 2u);
+  EXPECT_EQ(items.entry_value(0).global_name("b"), "system");
+  EXPECT_EQ(items.entry_key(1).as_str("key"), "c");
+}
+
+TEST(PickleEntriesTest, FetchedSlotsAreFoundInEveryForm) {
+  using namespace std::string_literals;
+  const auto slots = [](std::string_view pickle) {
+    std::vector<std::size_t> fetched;
+    const std::vector<bool> found = fetched_slots({pickle.data(), pickle.size()});
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (found[i]) fetched.push_back(i);
+    }
+    return fetched;
+  };
+  EXPECT_THAT(slots("NNNNNNh\x05g3\nj\x01\0\0\0\x8c\x02h\x07."s), ElementsAre(1, 3, 5));
+  EXPECT_THAT(slots("h\xff."s), ElementsAre());                // no pickle of 3 bytes has slot 255
+  EXPECT_THAT(slots("Nh\x01\x8c\xffh\x02"s), ElementsAre(1));  // the text is cut short
+}
+
+}  // namespace
+}  // namespace tessera::formats::pickle
