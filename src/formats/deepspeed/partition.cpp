@@ -306,6 +306,39 @@ bool has_length_of_vector(const File& optimizer, int stage, const std::string& v
   return numel == of_weights || (padded && numel == *padded);
 }
 
+std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
+                      const Slice& slice, const std::string& fqn) {
+  const Entry* const vector = file.find(path);
+  const bool is_vector = vector != nullptr && vector->kind == Entry::Kind::tensor &&
+                         file.tensor(*vector).shape.size() == 1;
+  const std::int64_t numel = is_vector ? file.tensor(*vector).numel() : 0;
+  if (is_vector && numel >= slice.begin + slice.numel &&
+      has_length_of_vector(file, stage, slice.vector, numel)) {
+    return vector->index;
+  }
+  throw refusal(file, fqn, "parts of ranks", "a vector as long as the fp32 weights",
+                is_vector ? "one of " + std::to_string(numel) + " elements" : "none");
+}
+
+const std::vector<Slice>& Partition::slices_of(const Parameter& parameter) const {
+  static const std::vector<Slice> kNone;
+  const auto found = slices.find(parameter.fqn);
+  return found == slices.end() ? kNone : found->second;
+}
+
+std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
+                                 const std::vector<const File*>& optimizer) {
+  std::vector<Run> runs;
+  for (const Slice& slice : partition.slices_of(parameter)) {
+    const File& file = *optimizer[slice.rank];
+    std::vector<std::string> path = path_of_weights(partition.stage);
+    path.push_back(slice.vector);
+    const std::size_t vector = vector_at(file, partition.stage, path, slice, parameter.fqn);
+    runs.push_back({&file, vector, slice.begin, slice.numel});
+  }
+  return runs;
+}
+
 std::vector<std::string> path_of_weights(int stage) {
   return {kRoot, stage == 3 ? kWeightsOfStage3 : kWeightsOfStage12};
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
 #include "tessera/base/shape.h"
 
@@ -32,6 +33,9 @@ struct Partition {
   int stage = 0;                      // 2 also stands for 1, whose files are the same
   std::vector<Parameter> parameters;  // in the optimizer's order
   std::map<std::string, std::vector<Slice>> slices;  // by fqn: by rank, without empty ones
+
+  /// Returns the slices of a parameter; none if it has no elements.
+  const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
 /// Reads the parameters that model states list, with the number of the vector that has each.
@@ -60,6 +64,14 @@ std::optional<Shape> shape_in(const Value& value);
 /// padding at the end, which DeepSpeed saves with the state but not with the weights.
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
                           std::int64_t numel);
+
+/// Returns the vector at a path, from which a slice is cut: a tensor of the file.
+/// Throws: Error(corruption) naming `fqn` if there is none of the fp32 weights' length.
+std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
+                      const Slice& slice, const std::string& fqn);
+/// Returns where the fp32 weights of a parameter are. `optimizer`: files by rank.
+std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
+                                 const std::vector<const File*>& optimizer);
 
 /// The path of the vectors with fp32 weights in a file of optimizer states.
 std::vector<std::string> path_of_weights(int stage);

@@ -94,13 +94,22 @@ class EntryReader : public CheckpointReader {
   void add(Tensor tensor);
   /// Adds a tensor of a file, or what a value of it is.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
-  /// Adds entries of which each rank has its own; `files` are by rank. `path_of` gives the path
+  /// Adds entries of which each rank has its own; `files` are by rank, null for ranks without one.
+  /// `path_of` gives the path
   /// that an entry gets, an empty one if it is something else. See [Note: Entries of each rank].
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
   /// Does the same. `path_of` also gets the place in `files`.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
+  /// What one rank has for an entry.
+  struct OfRank {
+    const File* file;
+    const Entry* entry;
+    int rank;
+  };
+  /// Adds one entry of which each rank may have its own. Requires: at least one.
+  void add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks);
   /// Adds the `step` of an optimizer: a number becomes the scalar tensor that PyTorch has for it.
   /// `small_file`: the file's number, if it is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
