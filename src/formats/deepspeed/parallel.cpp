@@ -132,6 +132,7 @@ class ParallelReader final : public ModelStatesReader {
     add_ties_of_parameters();
     add_members();
     note_padding();
+    note_frozen_without_rule();
     finish();
     for (Copies* const copies : {&copies_, &replicas_}) {
       for (Finding& finding : copies->compare(this->path())) note(std::move(finding));
@@ -588,9 +589,16 @@ class ParallelReader final : public ModelStatesReader {
   void add_rest(const std::vector<Part>& parts) {
     const Part& first = parts.front();
     const bool is_tensor = first.entry->kind == Entry::Kind::tensor && first.path.size() == 2;
-    if (cuts_ && is_tensor && is_parameter(spell({first.path[1]}))) {
-      add_frozen(spell({first.path[1]}), parts);
-      return;
+    const std::string name = spell({first.path[1]});
+    if (cuts_ && is_tensor && is_parameter(name)) {
+      const auto is_other = [&](const Part& part) {
+        return !torch_files::are_equal(*first.file, *first.entry, *part.file, *part.entry);
+      };
+      if (cuts_->has_rule(name) || std::ranges::any_of(parts, is_other)) {
+        add_frozen(name, parts);
+        return;
+      }
+      without_rule_.push_back(name);
     }
     std::vector<OfRank> ranks;
     for (const Part& part : parts) {
@@ -670,6 +678,13 @@ class ParallelReader final : public ModelStatesReader {
     add_configurations(optimizer);
   }
 
+  void note_frozen_without_rule() {
+    if (without_rule_.empty()) return;
+    note("tensor parallelism", "a rule for each frozen parameter",
+         counted(without_rule_.size(), "name") + " without one and equal on all tensor ranks, such as '" +
+             printable(without_rule_.front()) + "'; read as the whole parameter");
+  }
+
   void note_padding() {
     if (num_padding_rows_ == 0) return;
     note("padding", "rows of the vocabulary",
@@ -687,6 +702,7 @@ class ParallelReader final : public ModelStatesReader {
   std::map<std::string, std::size_t> whole_of_;  // by name, in wholes_
   std::map<std::string, std::vector<Part>> rest_;
   std::set<std::string> rounded_;
+  std::vector<std::string> without_rule_;  // frozen parameters, equal on all tensor ranks
   /// By name of the tensor: the parts of each tensor rank, of which the mean is read.
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
   std::size_t num_padding_rows_ = 0;

@@ -1,6 +1,7 @@
 #include "formats/deepspeed/tensor_cuts.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "base/checked_math.h"
@@ -142,6 +143,18 @@ void TensorCuts::read_sub_params() {
                              static_cast<std::size_t>(*dimension)});
     }
   }
+}
+
+bool TensorCuts::has_rule(const std::string& name) const {
+  const auto names_it = [&](const Patterns* patterns) {
+    return matching(*patterns, name) != nullptr;
+  };
+  return std::ranges::any_of(std::array{&replicated_, &averaged_, &halves_, &row_parallel_,
+                                        &vocabulary_, &affine_maps_, &unsupported_},
+                             names_it) ||
+         std::ranges::any_of(sub_params_, [&](const SubParams& rule) {
+           return rule.pattern.matches(name);
+         });
 }
 
 Joint TensorCuts::join(const std::string& name, const std::vector<Shape>& parts) const {

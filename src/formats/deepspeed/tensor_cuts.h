@@ -47,6 +47,8 @@ class TensorCuts {
   /// not have the rules, or patterns that are not read.
   explicit TensorCuts(const File& model);
 
+  /// Whether a rule names the parameter.
+  bool has_rule(const std::string& name) const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.
   /// Throws: Error(unsupported) with the name if the parts cannot be joined so.
