@@ -210,10 +210,10 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
   std::ranges::sort(files.layers, {}, place_of);
   const auto again = std::ranges::adjacent_find(files.layers, {}, place_of);
   if (again != files.layers.end()) {
-    throw Error::expected(ErrorKind::unsupported, {.path = directory}, "files of layers",
-                          "one file of layer " + std::to_string(again->layer),
-                          "'" + printable(again->name) + "' and '" +
-                              printable(std::next(again)->name) + "'");
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = directory}, "files of layers",
+        "one file of layer " + std::to_string(again->layer),
+        "'" + printable(again->name) + "' and '" + printable(std::next(again)->name) + "'");
   }
   return files;
 }

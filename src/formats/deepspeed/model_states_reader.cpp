@@ -181,8 +181,7 @@ void ModelStatesReader::add_members_of_model_states(const std::set<std::string>&
   });
 }
 
-void ModelStatesReader::add_members_beside_state(const std::vector<const File*>& files,
-                                                 int stage) {
+void ModelStatesReader::add_members_beside_state(const std::vector<const File*>& files, int stage) {
   const Path optimizer = path_of_optimizer(stage);
   const Path weights = path_of_weights(stage);
   const bool has_list = path_of_state(*files.front(), stage) == optimizer;

@@ -155,11 +155,13 @@ class Parser {
         continue;
       }
       char last = c;
-      const bool is_range = next_ + 1 < text_.size() && text_[next_] == '-' && text_[next_ + 1] != ']';
+      const bool is_range =
+          next_ + 1 < text_.size() && text_[next_] == '-' && text_[next_ + 1] != ']';
       if (is_range) {
         ++next_;
         last = take_any();
-        if (last == '\\' || static_cast<unsigned char>(last) < static_cast<unsigned char>(c)) refuse();
+        if (last == '\\' || static_cast<unsigned char>(last) < static_cast<unsigned char>(c))
+          refuse();
       }
       characters |= range(c, last);
     }
@@ -180,7 +182,8 @@ class Parser {
     } else if (take('{')) {
       min = number();
       max = min;
-      if (take(',')) max = next_ < text_.size() && text_[next_] == '}' ? std::nullopt : std::optional(number());
+      if (take(','))
+        max = next_ < text_.size() && text_[next_] == '}' ? std::nullopt : std::optional(number());
       if (!take('}') || (max && *max < min)) refuse();
     } else {
       return item;
@@ -223,11 +226,11 @@ class Places {
 
   /// Adds a step and all that follow without a character. Returns whether the end is among them.
   bool add(std::ptrdiff_t first, bool is_begin, bool is_end) {
-    std::vector<std::ptrdiff_t> left{first};
+    left_.assign(1, first);
     bool is_match = false;
-    while (!left.empty()) {
-      const std::ptrdiff_t at = left.back();
-      left.pop_back();
+    while (!left_.empty()) {
+      const std::ptrdiff_t at = left_.back();
+      left_.pop_back();
       if (seen_[static_cast<std::size_t>(at)]) continue;
       seen_[static_cast<std::size_t>(at)] = true;
       if (at == length(steps_)) {
@@ -240,17 +243,17 @@ class Places {
           places_.push_back(at);
           break;
         case Step::Kind::split:
-          left.push_back(at + step.other);
-          left.push_back(at + step.next);
+          left_.push_back(at + step.other);
+          left_.push_back(at + step.next);
           break;
         case Step::Kind::jump:
-          left.push_back(at + step.next);
+          left_.push_back(at + step.next);
           break;
         case Step::Kind::begin:
-          if (is_begin) left.push_back(at + 1);
+          if (is_begin) left_.push_back(at + 1);
           break;
         case Step::Kind::end:
-          if (is_end) left.push_back(at + 1);
+          if (is_end) left_.push_back(at + 1);
           break;
       }
     }
@@ -266,6 +269,7 @@ class Places {
   const Steps& steps_;
   std::vector<bool> seen_;
   std::vector<std::ptrdiff_t> places_;
+  std::vector<std::ptrdiff_t> left_;  // only within `add`
 };
 
 }  // namespace

@@ -183,11 +183,10 @@ class ParallelReader final : public ModelStatesReader {
       ranks_[i].model = i == 0 ? &first : &open_file(files.model[i]);
       by_rank[rank_of(i / num_tensor_, 0, i % num_tensor_)] = ranks_[i].model;
       if (files.optimizer[i].size() != num_data_) {
-        throw Error::expected(ErrorKind::corruption, {.path = folder()}, "files of ranks",
-                              "optimizer states of " + std::to_string(num_data_) +
-                                  " ranks, as of mp_rank 0",
-                              std::to_string(files.optimizer[i].size()) + " of mp_rank " +
-                                  std::to_string(i));
+        throw Error::expected(
+            ErrorKind::corruption, {.path = folder()}, "files of ranks",
+            "optimizer states of " + std::to_string(num_data_) + " ranks, as of mp_rank 0",
+            std::to_string(files.optimizer[i].size()) + " of mp_rank " + std::to_string(i));
       }
       for (const std::string& name : files.optimizer[i]) {
         ranks_[i].optimizer.push_back(&open_file(name));
@@ -219,11 +218,11 @@ class ParallelReader final : public ModelStatesReader {
         num_stages.value_or(count / size) == count / size) {
       return static_cast<std::size_t>(size);
     }
-    throw Error::expected(
-        ErrorKind::corruption, {.path = folder()}, "files of ranks",
-        "model states of " + std::to_string(num_stages.value_or(1)) + " stages of " +
-            std::to_string(size) + " tensor ranks",
-        "those of " + std::to_string(count) + " mp_ranks", "not copied from all hosts?");
+    throw Error::expected(ErrorKind::corruption, {.path = folder()}, "files of ranks",
+                          "model states of " + std::to_string(num_stages.value_or(1)) +
+                              " stages of " + std::to_string(size) + " tensor ranks",
+                          "those of " + std::to_string(count) + " mp_ranks",
+                          "not copied from all hosts?");
   }
 
   void require_one_save_of_all() const {
@@ -236,8 +235,8 @@ class ParallelReader final : public ModelStatesReader {
     }
     for (const ModelRank& rank : ranks_) {
       require_one_save(folder(), {rank.model}, rank.optimizer, stage, ranks_.size());
-      require_one_save(*first.model, *first.optimizer.front(), *rank.model,
-                       *rank.optimizer.front(), stage);
+      require_one_save(*first.model, *first.optimizer.front(), *rank.model, *rank.optimizer.front(),
+                       stage);
     }
   }
 
@@ -336,8 +335,8 @@ class ParallelReader final : public ModelStatesReader {
       const File& file = *rank.optimizer[slice.rank];
       const std::size_t vector =
           vector_at(file, rank.partition.stage, path_of(rank, slice), slice, name);
-      parts.push_back({&file, vector, slice.begin, slice.numel,
-                       rank_of(whole.stage, slice.rank, tensor)});
+      parts.push_back(
+          {&file, vector, slice.begin, slice.numel, rank_of(whole.stage, slice.rank, tensor)});
     }
     return parts;
   }
@@ -501,11 +500,11 @@ class ParallelReader final : public ModelStatesReader {
         const std::size_t number = std::stoul(name.substr(0, digits));
         for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
           if (found.contains({number, tensor})) continue;
-          throw Error::expected(
-              ErrorKind::corruption, {.path = folder(), .fqn = name}, "files of layers",
-              "one of layer " + std::to_string(number) + " of tensor rank " +
-                  std::to_string(tensor),
-              "none", "not copied from its host?");
+          throw Error::expected(ErrorKind::corruption, {.path = folder(), .fqn = name},
+                                "files of layers",
+                                "one of layer " + std::to_string(number) + " of tensor rank " +
+                                    std::to_string(tensor),
+                                "none", "not copied from its host?");
         }
       }
     }
@@ -547,8 +546,8 @@ class ParallelReader final : public ModelStatesReader {
     const Whole& trained = wholes_[whole->second];
     const TensorMeta& copy = part.file->tensor(*part.entry);
     if (copy.shape != trained.parts[part.tensor]->shape) {
-      refuse(*part.file, name, "param_shapes",
-             shape_to_string(trained.parts[part.tensor]->shape), shape_to_string(copy.shape));
+      refuse(*part.file, name, "param_shapes", shape_to_string(trained.parts[part.tensor]->shape),
+             shape_to_string(copy.shape));
     }
     std::vector<Run> weights = weights_of(trained, part.tensor);
     if (weights.empty()) return;
@@ -578,14 +577,16 @@ class ParallelReader final : public ModelStatesReader {
       if (entry == nullptr || entry->kind != Entry::Kind::tensor) continue;
       const TensorMeta& copy = layer.file->tensor(*entry);
       if (copy.shape != whole.parts[layer.tensor]->shape || copy.numel() == 0) continue;
-      const Copy both{whole.fqn, weights_of(whole, layer.tensor),
+      const Copy both{whole.fqn,
+                      weights_of(whole, layer.tensor),
                       {{layer.file, entry->index, 0, copy.numel()}}};
       if (are_equal(both, kNumelThatTells)) return whole.fqn.substr(0, dot + 1);
     }
     return by_number;
   }
 
-  /// Adds an entry that is not trained. `parts`: those of tensor ranks, and of stages that share it.
+  /// Adds an entry that is not trained. `parts`: those of tensor ranks, and of stages that share
+  /// it.
   void add_rest(const std::vector<Part>& parts) {
     const Part& first = parts.front();
     const bool is_tensor = first.entry->kind == Entry::Kind::tensor && first.path.size() == 2;
@@ -681,7 +682,8 @@ class ParallelReader final : public ModelStatesReader {
   void note_frozen_without_rule() {
     if (without_rule_.empty()) return;
     note("tensor parallelism", "a rule for each frozen parameter",
-         counted(without_rule_.size(), "name") + " without one and equal on all tensor ranks, such as '" +
+         counted(without_rule_.size(), "name") +
+             " without one and equal on all tensor ranks, such as '" +
              printable(without_rule_.front()) + "'; read as the whole parameter");
   }
 
@@ -697,8 +699,8 @@ class ParallelReader final : public ModelStatesReader {
   std::size_t num_data_ = 1;
   std::vector<ModelRank> ranks_;  // by model rank
   std::vector<Layer> layers_;
-  std::optional<TensorCuts> cuts_;  // with tensor parallelism
-  std::vector<Whole> wholes_;       // in the order of the optimizer, stage after stage
+  std::optional<TensorCuts> cuts_;               // with tensor parallelism
+  std::vector<Whole> wholes_;                    // in the order of the optimizer, stage after stage
   std::map<std::string, std::size_t> whole_of_;  // by name, in wholes_
   std::map<std::string, std::vector<Part>> rest_;
   std::set<std::string> rounded_;

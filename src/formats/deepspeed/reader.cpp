@@ -129,7 +129,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     for (const Slice& slice : partition_.slices_of(parameter)) {
       const File& file = *optimizer_[slice.rank];
       const std::size_t vector = deepspeed::vector_at(file, partition_.stage, path_of(slice), slice,
-                                                     tensor.entry.meta.fqn);
+                                                      tensor.entry.meta.fqn);
       const DType dtype = file.reader().contents().tensors[vector].meta.dtype;
       if (!tensor.pieces.empty() && dtype != tensor.entry.meta.dtype) {
         refuse(file, tensor.entry.meta.fqn, "dtype",
@@ -217,7 +217,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
                         model().tensor(*copy).shape == weights->meta.shape &&
                         model().tensor(*copy).dtype == weights->meta.dtype;
     if (!is_one) return;
-    copies_.add({parameter.fqn, deepspeed::runs_of_weights(partition_, parameter, optimizer_),
+    copies_.add({parameter.fqn,
+                 deepspeed::runs_of_weights(partition_, parameter, optimizer_),
                  {{&model(), copy->index, 0, weights->meta.numel()}}});
   }
 

@@ -64,10 +64,10 @@ std::optional<std::int64_t> sum_of(const Shape& numbers) {
 
 TensorCuts::TensorCuts(const File& model) : model_(model) {
   if (model.below({kInfo}).empty()) {
-    throw Error::expected(ErrorKind::unsupported, {.path = model.reader().path()},
-                          "tensor parallelism",
-                          "'" + kInfo + "', which says how each parameter is cut", "none",
-                          "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = model.reader().path()}, "tensor parallelism",
+        "'" + kInfo + "', which says how each parameter is cut", "none",
+        "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
   }
   if (const auto version = model.value_at({kInfo, "universal_checkpoint_version"})) {
     if (const auto* const number = version->get_if<double>()) version_ = *number;
@@ -139,8 +139,8 @@ void TensorCuts::read_sub_params() {
              shape ? value_to_string(*shape) : "none");
     }
     for (const std::string& text : texts_of(extended(path, {"patterns"}))) {
-      sub_params_.push_back({NameRegex(text, model_.reader().path()), *items,
-                             static_cast<std::size_t>(*dimension)});
+      sub_params_.push_back(
+          {NameRegex(text, model_.reader().path()), *items, static_cast<std::size_t>(*dimension)});
     }
   }
 }
@@ -152,9 +152,8 @@ bool TensorCuts::has_rule(const std::string& name) const {
   return std::ranges::any_of(std::array{&replicated_, &averaged_, &halves_, &row_parallel_,
                                         &vocabulary_, &affine_maps_, &unsupported_},
                              names_it) ||
-         std::ranges::any_of(sub_params_, [&](const SubParams& rule) {
-           return rule.pattern.matches(name);
-         });
+         std::ranges::any_of(sub_params_,
+                             [&](const SubParams& rule) { return rule.pattern.matches(name); });
 }
 
 Joint TensorCuts::join(const std::string& name, const std::vector<Shape>& parts) const {
@@ -306,7 +305,9 @@ Joint TensorCuts::joined_sub_params(const std::string& name, const SubParams& ru
       const Value& spec = rule.shape[i];
       const auto* const number = spec.get_if<std::int64_t>();
       const auto numbers = whole_numbers(spec);
-      std::int64_t size = number != nullptr ? *number : numbers ? sum_of(*numbers).value_or(-2) : -2;
+      std::int64_t size = number != nullptr ? *number
+                          : numbers         ? sum_of(*numbers).value_or(-2)
+                                            : -2;
       if (i == rule.dimension) {
         size = 0;
         for (const Shape& of_ranks : widths) size = checked_add(size, of_ranks[rank]).value_or(-2);
@@ -342,8 +343,7 @@ Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::st
                        const Shape& sizes, const Shape& shape) const {
   const auto value = model_.value_at(extended(piece, {side}));
   const auto items = value ? items_of(*value) : std::nullopt;
-  const auto strides =
-      items && items->size() == 2 ? whole_numbers((*items)[1]) : std::nullopt;
+  const auto strides = items && items->size() == 2 ? whole_numbers((*items)[1]) : std::nullopt;
   const auto* const first = strides ? (*items)[0].get_if<std::int64_t>() : nullptr;
   Box box{Shape(shape.size(), 0), sizes};
   bool is_box = first != nullptr && *first >= 0 && sizes.size() == shape.size() &&
@@ -394,10 +394,10 @@ Joint TensorCuts::joined_by_map(const std::string& name, const NameRegex& patter
       }
     }
     if (numel == numel_of(part)) continue;
-    refuse(name, "affine_map",
-           std::to_string(numel_of(part)) + " elements in the pieces of rank " +
-               std::to_string(rank),
-           std::to_string(numel));
+    refuse(
+        name, "affine_map",
+        std::to_string(numel_of(part)) + " elements in the pieces of rank " + std::to_string(rank),
+        std::to_string(numel));
   }
   return joint;
 }

@@ -29,7 +29,7 @@ struct Joint {
   enum class Kind {
     cut,         // each rank has other elements
     replicated,  // each rank has all elements; the blocks are those of the first rank
-    averaged,    // the mean of the ranks' parts is the whole; the blocks are those of the first rank
+    averaged,  // the mean of the ranks' parts is the whole; the blocks are those of the first rank
   };
   Kind kind = Kind::cut;
   Shape whole{};
