@@ -35,8 +35,8 @@ std::unique_ptr<CheckpointReader> open(const std::string& path) {
 
 // Shows F2.
 TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
-  for (const char* const name :
-       {"pipeline", "pipeline_bf16", "tensor", "tensor_pipeline", "autotp"}) {
+  for (const char* const name : {"pipeline", "pipeline_bf16", "pipeline_without_zero", "tensor",
+                                 "tensor_pipeline", "autotp"}) {
     SCOPED_TRACE(name);
     const auto reader = open(kValid + name);
     EXPECT_EQ(reader->format(), Format("deepspeed"));

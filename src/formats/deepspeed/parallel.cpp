@@ -244,7 +244,10 @@ class ParallelReader final : public ModelStatesReader {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       ModelRank& rank = ranks_[i];
       const int stage = stage_of(*rank.optimizer.front());
-      rank.partition = read_partition(*rank.model, rank.optimizer, stage);
+      const auto shape_in_module = [&](const std::string& name, std::int64_t numel) {
+        return shape_of(name, numel, *rank.model, i % num_tensor_);
+      };
+      rank.partition = read_partition(*rank.model, rank.optimizer, stage, shape_in_module);
       const ModelRank& first = ranks_[i - i % num_tensor_];
       const auto& expected = first.partition.parameters;
       const auto& found = rank.partition.parameters;
@@ -255,6 +258,29 @@ class ParallelReader final : public ModelStatesReader {
         refuse(*rank.model, its, "param_shapes", of_first + ", as in " + first.model->name(), its);
       }
     }
+  }
+
+  /// Returns the shape of a parameter in the module or in the file of its layer. The layer of a
+  /// shared module is not known by name: it is one with a tensor of that name and size. Nothing if
+  /// there are several such shapes.
+  std::optional<Shape> shape_of(const std::string& name, std::int64_t numel, const File& model,
+                                std::size_t tensor) const {
+    const auto shape_at = [](const File& file, const Path& path) -> std::optional<Shape> {
+      const Entry* const entry = file.find(path);
+      if (entry == nullptr || entry->kind != Entry::Kind::tensor) return std::nullopt;
+      return file.tensor(*entry).shape;
+    };
+    if (auto shape = shape_at(model, {"module", name})) return shape;
+    const bool is_shared = name.starts_with(kTied);
+    const std::size_t dot = name.find('.', is_shared ? kTied.size() : 0);
+    if (dot == std::string::npos) return std::nullopt;
+    std::set<Shape> shapes;
+    for (const Layer& layer : layers_) {
+      if (layer.tensor != tensor || (!is_shared && !is_of_layer(name, layer.number))) continue;
+      const auto shape = shape_at(*layer.file, {name.substr(dot + 1)});
+      if (shape && numel_of(*shape) == numel) shapes.insert(*shape);
+    }
+    return shapes.size() == 1 ? std::optional(*shapes.begin()) : std::nullopt;
   }
 
   // --- parameters
@@ -668,6 +694,7 @@ class ParallelReader final : public ModelStatesReader {
   void add_members() {
     std::set<std::string> left_out{"ds_config"};
     if (cuts_) left_out.insert(kUniversalCheckpointInfo);
+    if (!lists_parameters(model())) left_out.insert("optimizer");
     add_members_of_model_states(left_out);
     std::vector<const File*> optimizer(ranks_.size() * num_data_);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -262,6 +263,45 @@ void cut_equally(Partition& partition, const File& file, std::size_t rank, std::
                 "vectors that end with this parameter", std::to_string(left) + " further elements");
 }
 
+/// Returns the parameters in the order in which the ranks recorded their slices.
+std::vector<Parameter> recorded_parameters(const File& model,
+                                           const std::vector<const File*>& optimizer,
+                                           const ShapeInModule& shape_in_module) {
+  std::map<std::size_t, std::vector<std::string>> names;              // by vector
+  std::map<std::string, std::pair<std::size_t, std::int64_t>> found;  // vector, elements
+  for (const File* const file : optimizer) {
+    for (const Entry* const entry : file->below({kRoot, kSlices})) {
+      if (entry->path.size() != 5 || entry->path.back() != "numel") continue;
+      const std::string& name = entry->path[3];
+      const auto vector = number_in(entry->path[2]);
+      const std::int64_t numel = file->number_at(entry->path).value_or(-1);
+      const auto [first, is_new] = found.try_emplace(name, vector.value_or(0), std::int64_t{0});
+      auto& [of_first, sum] = first->second;
+      const auto next = checked_add(sum, numel);
+      if (!vector || *vector != of_first || numel < 0 || !next) {
+        throw refusal(*file, name, "slice of a parameter", "a number of elements in one vector",
+                      "something else");
+      }
+      sum = *next;
+      if (is_new) names[*vector].push_back(name);
+    }
+  }
+  std::vector<Parameter> parameters;
+  for (const auto& [vector, of_vector] : names) {
+    for (const std::string& name : of_vector) {
+      const std::int64_t numel = found[name].second;
+      const auto shape = shape_in_module(name, numel);
+      if (!shape || checked_numel(*shape) != numel) {
+        throw refusal(model, name, "parts of ranks",
+                      "a parameter of " + std::to_string(numel) + " elements in the module",
+                      shape ? shape_to_string(*shape) : "none");
+      }
+      parameters.push_back({name, *shape, std::to_string(vector)});
+    }
+  }
+  return parameters;
+}
+
 }  // namespace
 
 std::optional<Shape> shape_in(const Value& value) {
@@ -297,6 +337,10 @@ std::vector<Parameter> read_parameters(const File& model) {
   std::vector<Parameter> in_order;
   for (auto& [group, parameter] : parameters) in_order.push_back(std::move(parameter));
   return in_order;
+}
+
+bool lists_parameters(const File& model) {
+  return !model.below({"param_shapes"}).empty();
 }
 
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
@@ -362,10 +406,14 @@ int stage_of(const File& optimizer) {
                         "neither");
 }
 
-Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage) {
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
+                         const ShapeInModule& shape_in_module) {
   Partition partition;
   partition.stage = stage;
-  partition.parameters = read_parameters(model);
+  const bool has_slices = !optimizer.front()->below({kRoot, kSlices}).empty();
+  partition.parameters = lists_parameters(model) || stage == 3 || !has_slices
+                             ? read_parameters(model)
+                             : recorded_parameters(model, optimizer, shape_in_module);
   if (stage == 3) {
     for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
       cut_equally(partition, *optimizer[rank], rank, optimizer.size());
@@ -374,8 +422,8 @@ Partition read_partition(const File& model, const std::vector<const File*>& opti
   }
   cut_in_order(partition, model, optimizer);
   for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
-    const bool has_slices = !optimizer[rank]->below({kRoot, kSlices}).empty();
-    if (has_slices && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
+    const bool records = !optimizer[rank]->below({kRoot, kSlices}).empty();
+    if (records && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
   }
   return partition;
 }

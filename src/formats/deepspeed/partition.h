@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -42,6 +43,10 @@ struct Partition {
 /// Throws: Error(corruption) if there are none, or something that is no shape.
 std::vector<Parameter> read_parameters(const File& model);
 
+/// Returns the shape of a parameter with so many elements in the module; nothing if it has none.
+using ShapeInModule =
+    std::function<std::optional<Shape>(const std::string& fqn, std::int64_t numel)>;
+
 /// Reads how the parameters are cut. In stages 1 and 2 the parameters of a group are one vector,
 /// cut into a part for each rank; the last parts are padded, and padding may be between parameters.
 /// In stage 3, each parameter is cut into equal parts, rounded up, one for each rank. The parts
@@ -49,8 +54,14 @@ std::vector<Parameter> read_parameters(const File& model);
 /// elements of any value. Source: deepspeed/utils/zero_to_fp32.py and
 /// runtime/zero/stage_1_and_2.py, 0.19. Throws: Error(corruption) naming a parameter whose parts do
 /// not add up to its shape or are not where the rank recorded them, or a vector with more elements
-/// than parameters and padding need.
-Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage);
+/// than parameters and padding need. `shape_in_module`: for BF16_Optimizer without ZeRO, which
+/// lists no shapes; parameters are then those that the ranks recorded.
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
+                         const ShapeInModule& shape_in_module);
+
+/// Whether the model states list the parameters. BF16_Optimizer without ZeRO does not; then their
+/// member `optimizer` is the optimizer's state of rank 0 again.
+bool lists_parameters(const File& model);
 
 /// Returns the stage that the fp32 weights are laid out for: 3, or 2 for stages 1 and 2.
 /// Throws: Error(unsupported) if the file has none.

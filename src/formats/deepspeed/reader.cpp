@@ -72,7 +72,13 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     open_files(deepspeed::find_files(fs.list_directory(this->folder()), this->folder()));
     const int stage = deepspeed::stage_of(*optimizer_.front());
     deepspeed::require_one_save(this->folder(), models(), optimizer_, stage);
-    partition_ = deepspeed::read_partition(model(), optimizer_, stage);
+    partition_ = deepspeed::read_partition(
+        model(), optimizer_, stage,
+        [&](const std::string& name, std::int64_t /*numel*/) -> std::optional<Shape> {
+          const Entry* const entry = model().find({"module", name});
+          if (entry == nullptr || entry->kind != Entry::Kind::tensor) return std::nullopt;
+          return model().tensor(*entry).shape;
+        });
     set_world_size(optimizer_.size());
     std::set<std::string> trained;
     for (const Parameter& parameter : partition_.parameters) {
@@ -83,7 +89,9 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add_groups_and_members();
     add_rest_of_module(std::move(trained),
                        [&](const std::string& name, DType copy) { return is_rounded(name, copy); });
-    add_members_of_model_states({"ds_config"});
+    std::set<std::string> left_out{"ds_config"};
+    if (!deepspeed::lists_parameters(model())) left_out.insert("optimizer");
+    add_members_of_model_states(left_out);
     add_configurations(optimizer_);
     finish();
     for (const Parameter& parameter : partition_.parameters) add_copy(parameter);
