@@ -16,8 +16,8 @@ namespace tessera::formats {
 /// Buffers and frozen parameters are `model.<fqn>` too. The files and how they are read:
 /// docs/formats/deepspeed.md. `as_dict`: see OpenOptions. `fs` must outlive the reader. Throws:
 /// Error(corruption) naming a missing rank, a parameter whose parts do not add up, or files of
-/// different runs; Error(unsupported) for tensor and pipeline parallelism; and what
-/// `open_torch_zip` throws.
+/// different runs; Error(unsupported) for experts and for tensors that nothing says how to join;
+/// and what `open_torch_zip` throws.
 std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::string path,
                                                  const std::vector<std::string>& as_dict = {});
 

@@ -161,15 +161,15 @@ constexpr Refusal kRefusals[] = {
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optimizer_state_dict.partition_count: expected the number of "
      "files with optimizer states, 2, found 3"},
-    {"mp_world_size", ErrorKind::unsupported,
-     "/mp_rank_00_model_states.pt: parallelism: expected files of ZeRO "
-     "alone, found an mp_world_size of 2"},
-    {"tensor_parallel", ErrorKind::unsupported,
-     "/mp_rank_01_model_states.pt: parallelism: expected files of ZeRO "
-     "alone, found a file of tensor parallelism"},
-    {"pipeline", ErrorKind::unsupported,
-     "/layer_01-model_00-model_states.pt: parallelism: expected files "
-     "of ZeRO alone, found a file of pipeline parallelism"},
+    {"mp_world_size", ErrorKind::corruption,
+     ": files of ranks: expected model states of 2 mp_ranks, as mp_world_size of "
+     "mp_rank_00_model_states.pt says, found those of 1"},
+    {"tensor_parallel", ErrorKind::corruption,
+     ": files of ranks: expected optimizer states and model states of mp_rank 1, found no "
+     "optimizer states"},
+    {"pipeline", ErrorKind::corruption,
+     "/layer_01-model_00-model_states.pt: rank: expected what was saved as "
+     "layer_01-model_00-model_states.pt, found what was saved as mp_rank_00_model_states.pt"},
     {"expert", ErrorKind::unsupported,
      "/layer_0_expert_1_mp_rank_00_model_states.pt: parallelism: "
      "expected files of ZeRO alone, found a file of expert parallelism"},

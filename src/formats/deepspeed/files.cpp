@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
+#include <utility>
 
 #include "formats/deepspeed/universal_members.h"
 #include "formats/file_names.h"
@@ -22,15 +24,18 @@ struct Parallelism {
   std::string_view pattern;
   std::string_view in_words;
 };
+constexpr std::string_view kPipeline = "pipeline";
 constexpr std::array<Parallelism, 5> kOtherParallelism = {{
-    {"layer_#-model_#-model_states.pt", "pipeline"},
-    {"layer_#-model_states.pt", "pipeline"},
+    {"layer_#-model_#-model_states.pt", kPipeline},
+    {"layer_#-model_states.pt", kPipeline},
     {"layer_#_expert_#_mp_rank_#_model_states.pt", "expert"},
     {"expert_#_mp_rank_#_model_states.pt", "expert"},
     {"expp_rank_#_mp_rank_#_optim_states.pt", "expert"},
 }};
 constexpr std::string_view kRank = "pp_rank_";
 constexpr std::string_view kModelParallelRank = "mp_rank_";
+constexpr std::string_view kLayer = "layer_";
+constexpr std::string_view kTensorRank = "-model_";
 constexpr std::size_t kMaxRanks = 1 << 20;
 
 bool is_optimizer(std::string_view name) {
@@ -151,6 +156,64 @@ FileNames find_files(const std::vector<std::string>& names, const std::string& d
   if (files.model.empty()) {
     throw Error::expected(ErrorKind::corruption, {.path = directory}, "files of ranks",
                           "model states", "none", "not copied from the host of rank 0?");
+  }
+  return files;
+}
+
+bool are_of_several_model_ranks(const std::vector<std::string>& names) {
+  return std::ranges::any_of(names, [](const std::string& name) {
+    if (!is_file_name(name)) return false;
+    const std::string_view other = other_parallelism(name);
+    return other.empty() ? number_after(name, kModelParallelRank) != 0 : other == kPipeline;
+  });
+}
+
+ParallelFiles find_parallel_files(const std::vector<std::string>& names,
+                                  const std::string& directory) {
+  ParallelFiles files;
+  for (const std::string& name : names) {
+    if (!is_file_name(name)) continue;
+    const std::string_view other = other_parallelism(name);
+    if (other == kPipeline) {
+      const bool is_cut = is_name_like(name, kOtherParallelism.front().pattern);
+      const std::size_t tensor = is_cut ? number_after(name, kTensorRank) : 0;
+      files.layers.push_back({number_after(name, kLayer), tensor, name});
+      continue;
+    }
+    if (!other.empty()) require_zero_alone(name, directory);
+    const std::size_t rank = number_after(name, kModelParallelRank);
+    if (is_name_like(name, kModelOfAll)) {
+      place(files.model, rank, name, directory);
+      continue;
+    }
+    if (!is_optimizer(name)) {
+      throw Error::expected(ErrorKind::unsupported, {.path = join_path(directory, name)},
+                            "parallelism", "ZeRO stage 0, 1 or 2 with tensor parallelism",
+                            "a file of stage 3");
+    }
+    if (rank < kMaxRanks && files.optimizer.size() <= rank) files.optimizer.resize(rank + 1);
+    if (rank < kMaxRanks) place(files.optimizer[rank], number_after(name, kRank), name, directory);
+  }
+  require_all(files.model, "model states", directory);
+  if (files.optimizer.size() < files.model.size()) files.optimizer.resize(files.model.size());
+  for (std::size_t rank = 0; rank < files.optimizer.size(); ++rank) {
+    const std::string of_rank = " of mp_rank " + std::to_string(rank);
+    if (files.optimizer[rank].empty() || rank >= files.model.size()) {
+      throw Error::expected(ErrorKind::corruption, {.path = directory}, "files of ranks",
+                            "optimizer states and model states" + of_rank,
+                            rank < files.model.size() ? "no optimizer states" : "no model states",
+                            "not copied from its host?");
+    }
+    require_all(files.optimizer[rank], "optimizer states" + of_rank, directory);
+  }
+  const auto place_of = [](const LayerFile& file) { return std::pair(file.layer, file.tensor); };
+  std::ranges::sort(files.layers, {}, place_of);
+  const auto again = std::ranges::adjacent_find(files.layers, {}, place_of);
+  if (again != files.layers.end()) {
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = directory}, "files of layers",
+        "one file of layer " + std::to_string(again->layer),
+        "'" + printable(again->name) + "' and '" + printable(std::next(again)->name) + "'");
   }
   return files;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,23 @@ struct FileNames {
   std::vector<std::string> optimizer;  // by rank
 };
 
+/// A file with the weights of one layer of a pipeline.
+struct LayerFile {
+  std::size_t layer = 0;
+  std::size_t tensor = 0;  // tensor rank
+  std::string name;
+};
+
+/// The names of the files of a checkpoint with tensor or pipeline parallelism. [Note: Model ranks]
+/// The model is cut into parts; DeepSpeed calls their number `mp_rank`. Model rank `m` is tensor
+/// rank `m % tensor size` of stage `m / tensor size`. ZeRO cuts the parameters of each part among
+/// data ranks.
+struct ParallelFiles {
+  std::vector<std::string> model;                   // by model rank
+  std::vector<std::vector<std::string>> optimizer;  // by model rank, then by data rank
+  std::vector<LayerFile> layers;                    // sorted; empty without a pipeline
+};
+
 /// Says whether a file of that name can be DeepSpeed's.
 bool is_file_name(std::string_view name);
 /// Whether the names are those of a ZeRO checkpoint.
@@ -28,11 +46,17 @@ bool are_universal(const std::vector<std::string>& names);
 /// Whether a path is that of a file that Tessera's writer makes in its folder:
 /// `global_step7_universal/zero/up.weight/fp32.pt`.
 bool is_path_of_universal(std::string_view path);
+/// Whether the names are those of a checkpoint with tensor or pipeline parallelism.
+bool are_of_several_model_ranks(const std::vector<std::string>& names);
 /// Throws Error(unsupported) naming a file of tensor, pipeline or expert parallelism.
 void require_zero_alone(const std::vector<std::string>& names, const std::string& directory);
 /// Returns the files. Throws: Error(corruption) naming a missing rank; Error(unsupported) naming a
 /// file of tensor, pipeline or expert parallelism.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);
+/// Returns the files of a checkpoint with tensor or pipeline parallelism. Throws: Error(corruption)
+/// naming a missing rank; Error(unsupported) naming a file of expert parallelism.
+ParallelFiles find_parallel_files(const std::vector<std::string>& names,
+                                  const std::string& directory);
 
 /// Throws Error(corruption) if the file is a copy of another rank's file.
 void require_own_name(const File& file);

@@ -9,6 +9,7 @@
 
 #include "base/size_text.h"
 #include "formats/deepspeed/partition.h"
+#include "formats/deepspeed/tensor_cuts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -34,15 +35,16 @@ constexpr std::array<std::string_view, 12> kOfDeepSpeed = {"optimizer",
                                                            "sparse_tensor_module_names"};
 
 /// Members of the optimizer's states that say how the ranks cut its vectors.
-constexpr std::array<std::string_view, 5> kOfPartition = {
-    "param_slice_mappings", "zero_stage", "group_paddings", "param_alignment_paddings",
-    "partition_count"};
+constexpr std::array<std::string_view, 6> kOfPartition = {
+    "param_slice_mappings",     "zero_stage",      "group_paddings",
+    "param_alignment_paddings", "partition_count", kUniversalCheckpointInfo};
 
 template <std::size_t N>
 bool contains(const std::array<std::string_view, N>& words, std::string_view word) {
   return std::ranges::find(words, word) != words.end();
 }
 
+constexpr std::string_view kConfig = "ds_config";
 constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
 
 /// Whether an entry of the module is a tensor of its name. Modules can have others (extra state).
@@ -176,6 +178,44 @@ void ModelStatesReader::add_members_of_model_states(const std::set<std::string>&
     if (is_consumed_member(member) || left_out.contains(member)) return KeyPath{};
     const KeyPath front = is_member_of_deepspeed(member) ? KeyPath{"deepspeed"} : KeyPath{};
     return extended(front, entry, 0);
+  });
+}
+
+void ModelStatesReader::add_members_beside_state(const std::vector<const File*>& files, int stage) {
+  const Path optimizer = path_of_optimizer(stage);
+  const Path weights = path_of_weights(stage);
+  const bool has_list = path_of_state(*files.front(), stage) == optimizer;
+  const auto is_state = [&](const Entry& entry) {
+    return entry.path[1] == optimizer.back() || entry.path[1] == weights.back();
+  };
+  add_members_of_optimizer(files, {optimizer.front()}, is_state);
+  const auto is_below = [&](const Entry& entry) {
+    return entry.path.size() > optimizer.size() &&
+           std::equal(optimizer.begin(), optimizer.end(), entry.path.begin());
+  };
+  add_of_each_rank(files, [&](const Entry& entry) {
+    if (!is_below(entry) || has_list || entry.path[2] == "state" ||
+        entry.path[2] == "param_groups") {
+      return KeyPath{};
+    }
+    return extended({"deepspeed", "optimizer_state_dict", "base_optimizer_state"}, entry, 2);
+  });
+  add_of_each_rank(files, [&](const Entry& entry) {
+    const std::string& member = entry.path.front();
+    if (member == optimizer.front() || member == kConfig || member == "ds_version") {
+      return KeyPath{};
+    }
+    return extended({"deepspeed", "optim_states"}, entry, 0);
+  });
+}
+
+void ModelStatesReader::add_configurations(const std::vector<const File*>& optimizer) {
+  std::vector<const File*> files = optimizer;
+  for (std::size_t rank = 0; rank < models_.size(); ++rank) {
+    if (models_[rank] != nullptr) files[rank] = models_[rank];
+  }
+  add_of_each_rank(files, [](const Entry& entry) {
+    return entry.path.front() == kConfig ? extended({"deepspeed"}, entry, 0) : KeyPath{};
   });
 }
 

@@ -28,6 +28,8 @@ class ModelStatesReader : public EntryReader {
 
   /// Opens the files of model states, one or that of each rank.
   void open_model_states(const std::vector<std::string>& names);
+  /// Takes opened files, by rank; null for ranks without one, but not for rank 0.
+  void set_model_states(std::vector<const File*> models) { models_ = std::move(models); }
   const File& model() const { return *models_.front(); }
   const std::vector<const File*>& models() const { return models_; }
 
@@ -41,6 +43,12 @@ class ModelStatesReader : public EntryReader {
   /// Adds what the user saved beside the model, and what DeepSpeed says of the run, but not the
   /// members `left_out`; what ranks have of their own, too.
   void add_members_of_model_states(const std::set<std::string>& left_out = {});
+  /// Adds what the files of optimizer states have beside groups and the state of parameters;
+  /// `files` are by rank.
+  void add_members_beside_state(const std::vector<const File*>& files, int stage);
+  /// Adds each rank's configuration. Where a rank has no file of model states, it is in that of its
+  /// optimizer states, which are `optimizer`.
+  void add_configurations(const std::vector<const File*>& optimizer);
   /// Adds the members of optimizer states that are no state of parameters; `files` are by rank.
   /// `path`: where they are in a file. `is_used`: whether an entry of a file becomes something
   /// else.
@@ -53,6 +61,12 @@ class ModelStatesReader : public EntryReader {
                         const std::function<std::vector<std::string>(std::int64_t)>& names,
                         std::optional<std::size_t> num_groups = {});
 
+  using EntryReader::note;
+  void note(Finding finding) {
+    note(std::move(finding.rule), std::move(finding.expected), std::move(finding.found));
+  }
+  void note_rounded(std::size_t num_rounded);
+
  private:
   /// Whether the module's parameters are without elements, as in stage 3.
   bool is_partitioned() const;
@@ -60,12 +74,11 @@ class ModelStatesReader : public EntryReader {
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::set<std::string>& known);
   void add_parts_of_frozen(const std::string& name, Tensor& tensor);
-  void note_rounded(std::size_t num_rounded);
   void note_without_elements(const std::vector<std::string>& names);
   void note_different_buffers(const std::set<std::string>& buffers);
   bool is_same_tensor(const File& other, const Path& path) const;
 
-  std::vector<const File*> models_;  // by rank; one before stage 3
+  std::vector<const File*> models_;  // by rank, null for those without; one before stage 3
 };
 
 }  // namespace tessera::formats::deepspeed

@@ -115,7 +115,8 @@ void require_partition_count(const File& file, std::size_t num_ranks) {
   }
 }
 
-void require_world_sizes(const std::string& folder, const File& model, std::size_t num_ranks) {
+void require_world_sizes(const std::string& folder, const File& model, std::size_t num_ranks,
+                         std::size_t num_model_ranks) {
   const auto recorded = model.number_at({"dp_world_size"});
   if (recorded && *recorded != static_cast<std::int64_t>(num_ranks)) {
     throw Error::expected(ErrorKind::corruption, {.path = folder}, "files of ranks",
@@ -123,11 +124,13 @@ void require_world_sizes(const std::string& folder, const File& model, std::size
                               " ranks, as dp_world_size of " + model.name() + " says",
                           "those of " + std::to_string(num_ranks), "not copied from all hosts?");
   }
-  const std::int64_t model_parallel = model.number_at({"mp_world_size"}).value_or(1);
-  if (model_parallel == 1) return;
-  throw Error::expected(ErrorKind::unsupported, {.path = model.reader().path()}, "parallelism",
-                        "files of ZeRO alone",
-                        "an mp_world_size of " + std::to_string(model_parallel));
+  const std::int64_t of_model = model.number_at({"mp_world_size"}).value_or(1);
+  if (of_model == static_cast<std::int64_t>(num_model_ranks)) return;
+  throw Error::expected(ErrorKind::corruption, {.path = folder}, "files of ranks",
+                        "model states of " + std::to_string(of_model) +
+                            " mp_ranks, as mp_world_size of " + model.name() + " says",
+                        "those of " + std::to_string(num_model_ranks),
+                        "not copied from all hosts?");
 }
 
 void require_no_experts(const File& optimizer) {
@@ -139,10 +142,11 @@ void require_no_experts(const File& optimizer) {
 }  // namespace
 
 void require_one_save(const std::string& folder, const std::vector<const File*>& model,
-                      const std::vector<const File*>& optimizer, int stage) {
+                      const std::vector<const File*>& optimizer, int stage,
+                      std::size_t num_model_ranks) {
   const File& first_model = *model.front();
   for (const File* const file : model) {
-    require_world_sizes(folder, *file, optimizer.size());
+    require_world_sizes(folder, *file, optimizer.size(), num_model_ranks);
     require_equal(first_model, *file, {"ds_version"});
     require_equal(first_model, *file, {"global_steps"});
     require_equal_below(first_model, *file, {"param_shapes"});
@@ -166,6 +170,17 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
     if (optimizer[rank]->below({"ds_config"}).empty()) continue;
     require_equal_below(*model[rank], *optimizer[rank], {"ds_config"});
   }
+}
+
+void require_one_save(const File& first_model, const File& first_optimizer, const File& model,
+                      const File& optimizer, int stage) {
+  require_equal(first_model, model, {"ds_version"});
+  require_equal(first_model, model, {"global_steps"});
+  require_equal_below(first_model, model, {"checkpoint_parallel_dimensions"});
+  Path groups = path_of_optimizer(stage);
+  groups.emplace_back("param_groups");
+  require_equal_below(first_optimizer, optimizer, groups);
+  require_equal_scalars(first_optimizer, optimizer, path_of_state(first_optimizer, stage));
 }
 
 }  // namespace tessera::formats::deepspeed

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -262,6 +263,45 @@ void cut_equally(Partition& partition, const File& file, std::size_t rank, std::
                 "vectors that end with this parameter", std::to_string(left) + " further elements");
 }
 
+/// Returns the parameters in the order in which the ranks recorded their slices.
+std::vector<Parameter> recorded_parameters(const File& model,
+                                           const std::vector<const File*>& optimizer,
+                                           const ShapeInModule& shape_in_module) {
+  std::map<std::size_t, std::vector<std::string>> names;              // by vector
+  std::map<std::string, std::pair<std::size_t, std::int64_t>> found;  // vector, elements
+  for (const File* const file : optimizer) {
+    for (const Entry* const entry : file->below({kRoot, kSlices})) {
+      if (entry->path.size() != 5 || entry->path.back() != "numel") continue;
+      const std::string& name = entry->path[3];
+      const auto vector = number_in(entry->path[2]);
+      const std::int64_t numel = file->number_at(entry->path).value_or(-1);
+      const auto [first, is_new] = found.try_emplace(name, vector.value_or(0), std::int64_t{0});
+      auto& [of_first, sum] = first->second;
+      const auto next = checked_add(sum, numel);
+      if (!vector || *vector != of_first || numel < 0 || !next) {
+        throw refusal(*file, name, "slice of a parameter", "a number of elements in one vector",
+                      "something else");
+      }
+      sum = *next;
+      if (is_new) names[*vector].push_back(name);
+    }
+  }
+  std::vector<Parameter> parameters;
+  for (const auto& [vector, of_vector] : names) {
+    for (const std::string& name : of_vector) {
+      const std::int64_t numel = found[name].second;
+      const auto shape = shape_in_module(name, numel);
+      if (!shape || checked_numel(*shape) != numel) {
+        throw refusal(model, name, "parts of ranks",
+                      "a parameter of " + std::to_string(numel) + " elements in the module",
+                      shape ? shape_to_string(*shape) : "none");
+      }
+      parameters.push_back({name, *shape, std::to_string(vector)});
+    }
+  }
+  return parameters;
+}
+
 }  // namespace
 
 std::optional<Shape> shape_in(const Value& value) {
@@ -299,11 +339,48 @@ std::vector<Parameter> read_parameters(const File& model) {
   return in_order;
 }
 
+bool lists_parameters(const File& model) {
+  return !model.below({"param_shapes"}).empty();
+}
+
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
                           std::int64_t numel) {
   const std::int64_t of_weights = numel_of_vector(optimizer, stage, vector);
   const auto padded = checked_add(of_weights, padding_at_end(optimizer, vector).value_or(0));
   return numel == of_weights || (padded && numel == *padded);
+}
+
+std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
+                      const Slice& slice, const std::string& fqn) {
+  const Entry* const vector = file.find(path);
+  const bool is_vector = vector != nullptr && vector->kind == Entry::Kind::tensor &&
+                         file.tensor(*vector).shape.size() == 1;
+  const std::int64_t numel = is_vector ? file.tensor(*vector).numel() : 0;
+  if (is_vector && numel >= slice.begin + slice.numel &&
+      has_length_of_vector(file, stage, slice.vector, numel)) {
+    return vector->index;
+  }
+  throw refusal(file, fqn, "parts of ranks", "a vector as long as the fp32 weights",
+                is_vector ? "one of " + std::to_string(numel) + " elements" : "none");
+}
+
+const std::vector<Slice>& Partition::slices_of(const Parameter& parameter) const {
+  static const std::vector<Slice> kNone;
+  const auto found = slices.find(parameter.fqn);
+  return found == slices.end() ? kNone : found->second;
+}
+
+std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
+                                 const std::vector<const File*>& optimizer) {
+  std::vector<Run> runs;
+  for (const Slice& slice : partition.slices_of(parameter)) {
+    const File& file = *optimizer[slice.rank];
+    std::vector<std::string> path = path_of_weights(partition.stage);
+    path.push_back(slice.vector);
+    const std::size_t vector = vector_at(file, partition.stage, path, slice, parameter.fqn);
+    runs.push_back({&file, vector, slice.begin, slice.numel});
+  }
+  return runs;
 }
 
 std::vector<std::string> path_of_weights(int stage) {
@@ -329,10 +406,14 @@ int stage_of(const File& optimizer) {
                         "neither");
 }
 
-Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage) {
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
+                         const ShapeInModule& shape_in_module) {
   Partition partition;
   partition.stage = stage;
-  partition.parameters = read_parameters(model);
+  const bool has_slices = !optimizer.front()->below({kRoot, kSlices}).empty();
+  partition.parameters = lists_parameters(model) || stage == 3 || !has_slices
+                             ? read_parameters(model)
+                             : recorded_parameters(model, optimizer, shape_in_module);
   if (stage == 3) {
     for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
       cut_equally(partition, *optimizer[rank], rank, optimizer.size());
@@ -341,8 +422,8 @@ Partition read_partition(const File& model, const std::vector<const File*>& opti
   }
   cut_in_order(partition, model, optimizer);
   for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
-    const bool has_slices = !optimizer[rank]->below({kRoot, kSlices}).empty();
-    if (has_slices && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
+    const bool records = !optimizer[rank]->below({kRoot, kSlices}).empty();
+    if (records && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
   }
   return partition;
 }

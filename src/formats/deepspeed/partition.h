@@ -2,11 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
 #include "tessera/base/shape.h"
 
@@ -32,11 +34,18 @@ struct Partition {
   int stage = 0;                      // 2 also stands for 1, whose files are the same
   std::vector<Parameter> parameters;  // in the optimizer's order
   std::map<std::string, std::vector<Slice>> slices;  // by fqn: by rank, without empty ones
+
+  /// Returns the slices of a parameter; none if it has no elements.
+  const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
 /// Reads the parameters that model states list, with the number of the vector that has each.
 /// Throws: Error(corruption) if there are none, or something that is no shape.
 std::vector<Parameter> read_parameters(const File& model);
+
+/// Returns the shape of a parameter with so many elements in the module; nothing if it has none.
+using ShapeInModule =
+    std::function<std::optional<Shape>(const std::string& fqn, std::int64_t numel)>;
 
 /// Reads how the parameters are cut. In stages 1 and 2 the parameters of a group are one vector,
 /// cut into a part for each rank; the last parts are padded, and padding may be between parameters.
@@ -45,8 +54,14 @@ std::vector<Parameter> read_parameters(const File& model);
 /// elements of any value. Source: deepspeed/utils/zero_to_fp32.py and
 /// runtime/zero/stage_1_and_2.py, 0.19. Throws: Error(corruption) naming a parameter whose parts do
 /// not add up to its shape or are not where the rank recorded them, or a vector with more elements
-/// than parameters and padding need.
-Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage);
+/// than parameters and padding need. `shape_in_module`: for BF16_Optimizer without ZeRO, which
+/// lists no shapes; parameters are then those that the ranks recorded.
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
+                         const ShapeInModule& shape_in_module);
+
+/// Whether the model states list the parameters. BF16_Optimizer without ZeRO does not; then their
+/// member `optimizer` is the optimizer's state of rank 0 again.
+bool lists_parameters(const File& model);
 
 /// Returns the stage that the fp32 weights are laid out for: 3, or 2 for stages 1 and 2.
 /// Throws: Error(unsupported) if the file has none.
@@ -60,6 +75,14 @@ std::optional<Shape> shape_in(const Value& value);
 /// padding at the end, which DeepSpeed saves with the state but not with the weights.
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
                           std::int64_t numel);
+
+/// Returns the vector at a path, from which a slice is cut: a tensor of the file.
+/// Throws: Error(corruption) naming `fqn` if there is none of the fp32 weights' length.
+std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
+                      const Slice& slice, const std::string& fqn);
+/// Returns where the fp32 weights of a parameter are. `optimizer`: files by rank.
+std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
+                                 const std::vector<const File*>& optimizer);
 
 /// The path of the vectors with fp32 weights in a file of optimizer states.
 std::vector<std::string> path_of_weights(int stage);

@@ -9,9 +9,11 @@
 
 #include "base/size_text.h"
 #include "formats/deepspeed.h"
+#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/one_save.h"
+#include "formats/deepspeed/parallel.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
 #include "tessera/base/error.h"
@@ -28,16 +30,7 @@ using deepspeed::refuse;
 using deepspeed::Slice;
 using deepspeed::text_keys;
 
-const std::string kConfig = "ds_config";
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
-
-// What is compared of copies in the module: a small model whole, of a larger one the beginnings.
-const std::string kCopies = "copies";
-const std::string kWeightsInModule = "the fp32 master weights also in 'module'";
-constexpr std::int64_t kMaxElementsCompared = std::int64_t{1} << 22;
-constexpr std::int64_t kBeginNumel = 8192;  // of each rank's part
-constexpr std::int64_t kBlockNumel = std::int64_t{1} << 18;
-constexpr std::int64_t kWholeParts = std::numeric_limits<std::int64_t>::max();
 
 /// Returns what a file such as `latest` names: a folder beside it.
 std::string folder_named_by(const FileSystem& fs, const std::string& path,
@@ -79,7 +72,13 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     open_files(deepspeed::find_files(fs.list_directory(this->folder()), this->folder()));
     const int stage = deepspeed::stage_of(*optimizer_.front());
     deepspeed::require_one_save(this->folder(), models(), optimizer_, stage);
-    partition_ = deepspeed::read_partition(model(), optimizer_, stage);
+    partition_ = deepspeed::read_partition(
+        model(), optimizer_, stage,
+        [&](const std::string& name, std::int64_t /*numel*/) -> std::optional<Shape> {
+          const Entry* const entry = model().find({"module", name});
+          if (entry == nullptr || entry->kind != Entry::Kind::tensor) return std::nullopt;
+          return model().tensor(*entry).shape;
+        });
     set_world_size(optimizer_.size());
     std::set<std::string> trained;
     for (const Parameter& parameter : partition_.parameters) {
@@ -90,34 +89,26 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add_groups_and_members();
     add_rest_of_module(std::move(trained),
                        [&](const std::string& name, DType copy) { return is_rounded(name, copy); });
-    add_members_of_model_states({kConfig});
-    add_configurations();
+    std::set<std::string> left_out{"ds_config"};
+    if (!deepspeed::lists_parameters(model())) left_out.insert("optimizer");
+    add_members_of_model_states(left_out);
+    add_configurations(optimizer_);
     finish();
-    note_changed_copies();
+    for (const Parameter& parameter : partition_.parameters) add_copy(parameter);
+    for (Finding& finding : copies_.compare(this->path())) note(std::move(finding));
   }
 
   /// Also compares to their ends the copies in the module of which opening compared only a part.
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int num_threads) const override {
     const auto without_partial = [&](const Finding& finding) {
-      if (partial_.empty() || finding.found != partial_) sink(finding);
+      if (!copies_.is_about_rest(finding)) sink(finding);
     };
     ModelStatesReader::verify(without_partial, progress, num_threads);
-    std::vector<std::string> changed;
-    for (const Copy& copy : partly_compared_) {
-      if (!are_equal_to(copy, kWholeParts)) changed.push_back(copy.fqn);
-    }
-    if (!changed.empty()) sink(note_of(kCopies, kWeightsInModule, changed_in_words(changed)));
+    for (const Finding& finding : copies_.compare_rest(path())) sink(finding);
   }
 
  private:
-  /// A parameter whose copy in the module has the dtype of the fp32 weights.
-  struct Copy {
-    std::string fqn;
-    std::size_t weights;  // in contents().tensors
-    std::size_t in_module;
-  };
-
   void open_files(const deepspeed::FileNames& names) {
     open_model_states(names.model);
     for (const std::string& name : names.optimizer) optimizer_.push_back(&open_file(name));
@@ -143,9 +134,10 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     tensor.entry.meta.shape = parameter.shape;
     tensor.entry.meta.dtype = DType::float32;  // of a parameter without elements
     std::int64_t end = 0;
-    for (const Slice& slice : slices_of(parameter)) {
+    for (const Slice& slice : partition_.slices_of(parameter)) {
       const File& file = *optimizer_[slice.rank];
-      const std::size_t vector = vector_at(file, path_of(slice), slice, tensor.entry.meta.fqn);
+      const std::size_t vector = deepspeed::vector_at(file, partition_.stage, path_of(slice), slice,
+                                                      tensor.entry.meta.fqn);
       const DType dtype = file.reader().contents().tensors[vector].meta.dtype;
       if (!tensor.pieces.empty() && dtype != tensor.entry.meta.dtype) {
         refuse(file, tensor.entry.meta.fqn, "dtype",
@@ -160,32 +152,11 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add(std::move(tensor));
   }
 
-  /// Returns the vector at a path, from which a slice is cut: a tensor of the file.
-  std::size_t vector_at(const File& file, const Path& path, const Slice& slice,
-                        const std::string& fqn) const {
-    const Entry* const vector = file.find(path);
-    const bool is_vector = vector != nullptr && vector->kind == Entry::Kind::tensor &&
-                           file.tensor(*vector).shape.size() == 1;
-    const std::int64_t numel = is_vector ? file.tensor(*vector).numel() : 0;
-    if (is_vector && numel >= slice.begin + slice.numel &&
-        deepspeed::has_length_of_vector(file, partition_.stage, slice.vector, numel)) {
-      return vector->index;
-    }
-    refuse(file, fqn, "parts of ranks", "a vector as long as the fp32 weights",
-           is_vector ? "one of " + std::to_string(numel) + " elements" : "none");
-  }
-
-  const std::vector<Slice>& slices_of(const Parameter& parameter) const {
-    static const std::vector<Slice> kNone;
-    const auto found = partition_.slices.find(parameter.fqn);
-    return found == partition_.slices.end() ? kNone : found->second;
-  }
-
   /// Adds the state of each parameter: parts of the vectors' state, and what the vectors share.
   void add_state() {
     for (const Parameter& parameter : partition_.parameters) {
-      if (slices_of(parameter).empty()) continue;
-      const Slice& first = slices_of(parameter).front();
+      if (partition_.slices_of(parameter).empty()) continue;
+      const Slice& first = partition_.slices_of(parameter).front();
       const File& file = *optimizer_[first.rank];
       Path below = deepspeed::path_of_state(file, partition_.stage);
       below.push_back(first.vector);
@@ -227,46 +198,11 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   }
 
   void add_groups_and_members() {
-    const File& file = *optimizer_.front();
-    const Path optimizer = deepspeed::path_of_optimizer(partition_.stage);
-    Path groups = optimizer;
+    Path groups = deepspeed::path_of_optimizer(partition_.stage);
     groups.emplace_back("param_groups");
-    add_param_groups(file, groups, [&](std::int64_t vector) { return names_in(vector); });
-    add_members(optimizer);
-  }
-
-  /// Adds what the files of optimizer states have beside groups and the state of parameters.
-  /// `optimizer`: where these are.
-  void add_members(const Path& optimizer) {
-    const Path weights = deepspeed::path_of_weights(partition_.stage);
-    const bool has_list =
-        deepspeed::path_of_state(*optimizer_.front(), partition_.stage) == optimizer;
-    const auto is_state = [&](const Entry& entry) {
-      return entry.path[1] == optimizer.back() || entry.path[1] == weights.back();
-    };
-    add_members_of_optimizer(optimizer_, {optimizer.front()}, is_state);
-    const auto is_below = [&](const Entry& entry) {
-      return entry.path.size() > optimizer.size() &&
-             std::equal(optimizer.begin(), optimizer.end(), entry.path.begin());
-    };
-    add_of_each_rank(optimizer_, [&](const Entry& entry) {
-      if (!is_below(entry) || has_list || entry.path[2] == "state" ||
-          entry.path[2] == "param_groups") {
-        return KeyPath{};
-      }
-      KeyPath path{"deepspeed", "optimizer_state_dict", "base_optimizer_state"};
-      path.insert(path.end(), entry.keys.begin() + 2, entry.keys.end());
-      return path;
-    });
-    add_of_each_rank(optimizer_, [&](const Entry& entry) {
-      const std::string& member = entry.path.front();
-      if (member == optimizer.front() || member == kConfig || member == "ds_version") {
-        return KeyPath{};
-      }
-      KeyPath path{"deepspeed", "optim_states"};
-      path.insert(path.end(), entry.keys.begin(), entry.keys.end());
-      return path;
-    });
+    add_param_groups(*optimizer_.front(), groups,
+                     [&](std::int64_t vector) { return names_in(vector); });
+    add_members_beside_state(optimizer_, partition_.stage);
   }
 
   /// Whether the copy of a parameter in the module is in another dtype than the fp32 weights.
@@ -280,89 +216,22 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     return file.tensor(*file.find(path)).dtype != copy;
   }
 
-  /// Adds each rank's configuration. Before stage 3 only rank 0 has a file of model states.
-  void add_configurations() {
-    std::vector<const File*> files = models();
-    if (files.size() < optimizer_.size()) {
-      const auto next = optimizer_.begin() + static_cast<std::ptrdiff_t>(files.size());
-      files.insert(files.end(), next, optimizer_.end());
-    }
-    add_of_each_rank(files, [](const Entry& entry) {
-      if (entry.path.front() != kConfig) return KeyPath{};
-      KeyPath path{"deepspeed"};
-      path.insert(path.end(), entry.keys.begin(), entry.keys.end());
-      return path;
-    });
-  }
-
-  /// Notes parameters whose copy in the module has the dtype of the fp32 weights, but other bytes.
-  /// Of large models compares only the beginnings, so that opening reads little.
-  void note_changed_copies() {
-    std::int64_t left = kMaxElementsCompared;
-    std::vector<std::string> changed;
-    for (const Parameter& parameter : partition_.parameters) {
-      const auto copy = copy_of(parameter);
-      if (!copy) continue;
-      const std::int64_t numel = contents().tensors[copy->weights].meta.numel();
-      const bool is_whole = numel <= left;
-      if (is_whole) left -= numel;
-      if (!are_equal_to(*copy, is_whole ? kWholeParts : kBeginNumel)) {
-        changed.push_back(parameter.fqn);
-      } else if (!is_whole) {
-        partly_compared_.push_back(*copy);
-      }
-    }
-    if (!changed.empty()) note(kCopies, kWeightsInModule, changed_in_words(changed));
-    if (partly_compared_.empty()) return;
-    partial_ = "compared the first " + std::to_string(kBeginNumel) + " elements of each rank in " +
-               counted(partly_compared_.size(), "name") + ", such as '" +
-               printable(partly_compared_.front().fqn) + "'; a verify compares all";
-    note(kCopies, kWeightsInModule, partial_);
-  }
-
-  /// Returns the copy of a parameter that has the weights' shape and dtype; nothing if there is
-  /// none. Copies of another dtype are noted elsewhere.
-  std::optional<Copy> copy_of(const Parameter& parameter) const {
+  /// Adds a copy of a parameter in the module that has the weights' shape and dtype. Copies of
+  /// another dtype are noted elsewhere.
+  void add_copy(const Parameter& parameter) {
     const Entry* const copy = model().find({"module", parameter.fqn});
     const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
     const bool is_one = copy != nullptr && copy->kind == Entry::Kind::tensor &&
                         model().tensor(*copy).shape == weights->meta.shape &&
                         model().tensor(*copy).dtype == weights->meta.dtype;
-    if (!is_one) return std::nullopt;
-    const auto index = static_cast<std::size_t>(weights - contents().tensors.data());
-    return Copy{parameter.fqn, index, copy->index};
+    if (!is_one) return;
+    copies_.add({parameter.fqn,
+                 deepspeed::runs_of_weights(partition_, parameter, optimizer_),
+                 {{&model(), copy->index, 0, weights->meta.numel()}}});
   }
 
-  /// Whether the first elements of each rank's part of a parameter, at most `max_numel`, are those
-  /// of its copy.
-  bool are_equal_to(const Copy& copy, std::int64_t max_numel) const {
-    const TensorEntry& weights = contents().tensors[copy.weights];
-    std::vector<std::byte> bytes;
-    std::vector<std::byte> bytes_of_copy;
-    for (std::size_t i = 0; i < weights.pieces.size(); ++i) {
-      const auto* const part = std::get_if<FlatRange>(&weights.pieces[i].region);
-      TESSERA_CHECK(part != nullptr);
-      const std::int64_t end = std::min(part->numel(), max_numel);
-      for (std::int64_t begin = 0; begin < end; begin += kBlockNumel) {
-        const FlatRange block{begin, std::min(end, begin + kBlockNumel)};
-        bytes.resize(static_cast<std::size_t>(block.numel()) * itemsize(weights.meta.dtype));
-        bytes_of_copy.resize(bytes.size());
-        read_piece(copy.weights, i, block, bytes);
-        model().reader().read_piece(
-            copy.in_module, 0, {part->begin + block.begin, part->begin + block.end}, bytes_of_copy);
-        if (bytes != bytes_of_copy) return false;
-      }
-    }
-    return true;
-  }
-
-  static std::string changed_in_words(const std::vector<std::string>& changed) {
-    return counted(changed.size(), "name") + " with other numbers there, such as '" +
-           printable(changed.front()) + "'; the master weights are read";
-  }
-
-  std::vector<Copy> partly_compared_;
-  std::string partial_;                 // what the note about them says; empty if there are none
+  deepspeed::Copies copies_{"copies", "the fp32 master weights also in 'module'",
+                            "the master weights are read"};
   std::vector<const File*> optimizer_;  // by rank
   Partition partition_;
 };
@@ -372,8 +241,12 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
 std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::string path,
                                                  const std::vector<std::string>& as_dict) {
   std::string folder = folder_of(fs, path);
-  if (deepspeed::are_universal(fs.list_directory(folder))) {
+  const std::vector<std::string> names = fs.list_directory(folder);
+  if (deepspeed::are_universal(names)) {
     return deepspeed::open_universal(fs, std::move(path), std::move(folder), as_dict);
+  }
+  if (deepspeed::are_of_several_model_ranks(names)) {
+    return deepspeed::open_parallel(fs, std::move(path), std::move(folder), as_dict);
   }
   return std::make_unique<ZeroReader>(fs, std::move(path), std::move(folder), as_dict);
 }

@@ -203,6 +203,7 @@ void EntryReader::add_of_each_rank(
     const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
   std::map<std::string, Origin> first_of;  // key: name
   for (std::size_t i = 0; i < files.size(); ++i) {
+    if (files[i] == nullptr) continue;
     const int rank = static_cast<int>(i);
     for (const Entry& entry : files[i]->entries()) {
       KeyPath path = path_of(i, entry);
@@ -216,6 +217,16 @@ void EntryReader::add_of_each_rank(
         differing_.insert(std::move(name));
       }
     }
+  }
+}
+
+void EntryReader::add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks) {
+  const OfRank& first = ranks.front();
+  add_entry(path, *first.file, *first.entry, first.rank);
+  for (const auto& [file, entry, rank] : ranks) {
+    if (are_equal(*first.file, *first.entry, *file, *entry)) continue;
+    add_entry(per_rank_path(rank, spell(path), path), *file, *entry, rank);
+    differing_.insert(spell(path));
   }
 }
 

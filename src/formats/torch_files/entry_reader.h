@@ -95,13 +95,21 @@ class EntryReader : public CheckpointReader {
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
   /// Adds entries that may differ between ranks ([Note: Entries of each rank]). `files`: one for
-  /// each rank. `path_of` returns the key path under which an entry is added; an empty path skips
-  /// the entry.
+  /// each rank, null for a rank without one. `path_of` returns the key path under which an entry is
+  /// added; an empty path skips the entry.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
   /// Adds the same entries; `path_of` also gets the rank.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
+  /// What one rank has for an entry.
+  struct OfRank {
+    const File* file;
+    const Entry* entry;
+    int rank;
+  };
+  /// Adds one entry that may differ between ranks. Requires: `ranks` is not empty.
+  void add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks);
   /// Adds the `step` of an optimizer. If it is a number, it becomes a tensor without dimensions, as
   /// PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,

@@ -269,6 +269,42 @@ def test_universal_checkpoints_of_the_live_package(zero, tmp_path):
             assert_same_state(listing(opened), expectation(path), values=False)
 
 
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    """Folders that DeepSpeed writes now with pipeline and tensor parallelism, each with what the ranks held."""
+    folder = tmp_path_factory.mktemp("parallel")
+    subprocess.run([sys.executable, "-B", MAKE / "write_deepspeed_parallel.py"], check=True, timeout=600,
+                   env=os.environ | {"TESSERA_FIXTURES": str(folder)})
+    return sorted(path for path in (folder / "deepspeed" / "valid").iterdir() if path.is_dir())
+
+
+def test_pipelines_and_tensor_parallelism_hold_what_deepspeed_held(parallel):
+    """Shows F2. As for the fixtures, with the package installed here."""
+    assert len(parallel) == 6
+    for path in parallel:
+        assert_same_state(listing(path), expectation(path))
+
+
+def test_ds_to_universal_joins_the_same_parameters(parallel, tmp_path):
+    """Shows F2. Weights, moments and steps, to the bit. It refuses a run without ZeRO."""
+    for path in parallel:
+        if path.name == "pipeline_without_zero":
+            continue
+        universal = tmp_path / path.name / "universal"
+        subprocess.run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state", "--no_strict",
+                        "--input_folder", next(path.glob("global_step*")), "--output_folder", universal], check=True, timeout=300)
+        moved = torch.load(reshard(path, tmp_path / f"{path.name}.pt", "--to", "torch"), weights_only=True)
+        folders = [folder for folder in (universal / "zero").iterdir() if folder.is_dir()]
+        assert {folder.name for folder in folders} == moved["optim"]["state"].keys()
+        for folder in folders:
+            found = {"fp32": moved["model"][folder.name], **moved["optim"]["state"][folder.name]}
+            for kind in ("fp32", "exp_avg", "exp_avg_sq"):
+                expected = torch.load(folder / f"{kind}.pt", weights_only=False)["param"]
+                # without a recorded cut, ds_to_universal keeps vectors flat
+                assert torch.equal(found[kind].reshape(expected.shape), expected), (path.name, folder.name, kind)
+            assert torch.equal(found["step"], torch.load(folder / "step.pt", weights_only=False)), (path.name, folder.name)
+
+
 def trained_on(*arguments, ranks):
     """Returns the losses that all ranks of universal_ranks.py print."""
     said = run_program([sys.executable, "-B", HERE / "universal_ranks.py", *arguments], ranks)

@@ -1,0 +1,130 @@
+#include "formats/deepspeed/copies.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/cast.h"
+#include "base/size_text.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+constexpr std::int64_t kMaxElementsCompared = std::int64_t{1} << 22;
+constexpr std::int64_t kBeginNumel = 8192;  // of each run
+constexpr std::int64_t kBlockNumel = std::int64_t{1} << 18;
+constexpr std::int64_t kWholeRuns = std::numeric_limits<std::int64_t>::max();
+
+DType dtype_of(const Run& run) {
+  return run.file->reader().contents().tensors[run.tensor].meta.dtype;
+}
+
+std::int64_t numel_of_runs(const std::vector<Run>& runs) {
+  std::int64_t numel = 0;
+  for (const Run& run : runs) numel += run.numel;
+  return numel;
+}
+
+/// Reads elements of a run as elements of `dtype`.
+std::vector<std::byte> elements(const Run& run, std::int64_t begin, std::int64_t numel,
+                                DType dtype) {
+  const auto count = static_cast<std::size_t>(numel);
+  std::vector<std::byte> bytes(count * itemsize(dtype_of(run)));
+  const FlatRange range{run.begin + begin, run.begin + begin + numel};
+  run.file->reader().read_piece(run.tensor, 0, range, bytes);
+  if (dtype_of(run) == dtype) return bytes;
+  std::vector<std::byte> cast(count * itemsize(dtype));
+  cast_elements(dtype_of(run), bytes, dtype, cast);
+  return cast;
+}
+
+/// Reads elements of runs that follow each other.
+std::vector<std::byte> elements(const std::vector<Run>& runs, std::int64_t begin,
+                                std::int64_t numel, DType dtype) {
+  std::vector<std::byte> bytes;
+  for (const Run& run : runs) {
+    const std::int64_t taken = std::min(run.numel - begin, numel);
+    if (taken > 0) {
+      const std::vector<std::byte> more = elements(run, begin, taken, dtype);
+      bytes.insert(bytes.end(), more.begin(), more.end());
+      numel -= taken;
+      begin = 0;
+    } else {
+      begin -= run.numel;
+    }
+    if (numel == 0) break;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+bool are_equal(const Copy& copy, std::int64_t max_numel) {
+  if (numel_of_runs(copy.read) != numel_of_runs(copy.left_out)) return false;
+  if (copy.left_out.empty()) return true;
+  const DType dtype = dtype_of(copy.left_out.front());
+  std::int64_t begin_of_run = 0;
+  for (const Run& run : copy.read) {
+    if (!can_cast(dtype_of(run), dtype)) return false;
+    const std::int64_t end = std::min(run.numel, max_numel);
+    for (std::int64_t begin = 0; begin < end; begin += kBlockNumel) {
+      const std::int64_t numel = std::min(end - begin, kBlockNumel);
+      if (elements(run, begin, numel, dtype) !=
+          elements(copy.left_out, begin_of_run + begin, numel, dtype)) {
+        return false;
+      }
+    }
+    begin_of_run += run.numel;
+  }
+  return true;
+}
+
+std::vector<Finding> Copies::compare(const std::string& path) {
+  std::int64_t left = kMaxElementsCompared;
+  std::vector<std::string> changed;
+  std::vector<Copy> partly;
+  for (Copy& copy : copies_) {
+    const std::int64_t numel = numel_of_runs(copy.read);
+    const bool is_whole = numel <= left;
+    if (is_whole) left -= numel;
+    if (!are_equal(copy, is_whole ? kWholeRuns : kBeginNumel)) {
+      changed.push_back(copy.fqn);
+    } else if (!is_whole) {
+      partly.push_back(std::move(copy));
+    }
+  }
+  copies_ = std::move(partly);
+  std::vector<Finding> notes;
+  if (!changed.empty()) notes.push_back(note(path, changed_in_words(changed)));
+  if (copies_.empty()) return notes;
+  partial_ = "compared the first " + std::to_string(kBeginNumel) + " elements of each rank in " +
+             counted(copies_.size(), "name") + ", such as '" + printable(copies_.front().fqn) +
+             "'; a verify compares all";
+  notes.push_back(note(path, partial_));
+  return notes;
+}
+
+std::vector<Finding> Copies::compare_rest(const std::string& path) const {
+  std::vector<std::string> changed;
+  for (const Copy& copy : copies_) {
+    if (!are_equal(copy, kWholeRuns)) changed.push_back(copy.fqn);
+  }
+  if (changed.empty()) return {};
+  return {note(path, changed_in_words(changed))};
+}
+
+Finding Copies::note(const std::string& path, std::string found) const {
+  return {.severity = Finding::Severity::note,
+          .rule = rule_,
+          .where = {.path = path},
+          .expected = expected_,
+          .found = std::move(found)};
+}
+
+std::string Copies::changed_in_words(const std::vector<std::string>& names) const {
+  return counted(names.size(), "name") + " with other numbers there, such as '" +
+         printable(names.front()) + "'; " + advice_;
+}
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,294 @@
+#include "formats/deepspeed/name_regex.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+using Step = NameRegex::Step;
+using Steps = std::vector<Step>;
+using Characters = std::bitset<256>;
+
+constexpr std::size_t kMaxNumSteps = 1 << 14;
+constexpr int kMaxDepth = 50;
+
+std::ptrdiff_t length(const Steps& steps) {
+  return static_cast<std::ptrdiff_t>(steps.size());
+}
+
+Characters range(char first, char last) {
+  Characters characters;
+  for (int c = static_cast<unsigned char>(first); c <= static_cast<unsigned char>(last); ++c) {
+    characters.set(static_cast<std::size_t>(c));
+  }
+  return characters;
+}
+
+/// Parses an expression. Every part becomes steps that can stand anywhere, as jumps are relative.
+class Parser {
+ public:
+  Parser(const std::string& text, const std::string& path) : text_(text), path_(path) {}
+
+  Steps parse() {
+    Steps steps = alternatives();
+    if (next_ != text_.size()) refuse();
+    return steps;
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    throw Error::expected(ErrorKind::unsupported, {.path = path_}, "pattern of names",
+                          "a regular expression of names", "'" + printable(text_) + "'");
+  }
+
+  bool take(char c) {
+    if (next_ == text_.size() || text_[next_] != c) return false;
+    ++next_;
+    return true;
+  }
+  char take_any() {
+    if (next_ == text_.size()) refuse();
+    return text_[next_++];
+  }
+
+  void append(Steps& steps, const Steps& more) const {
+    if (steps.size() + more.size() > kMaxNumSteps) refuse();
+    steps.insert(steps.end(), more.begin(), more.end());
+  }
+
+  Steps alternatives() {
+    if (++depth_ > kMaxDepth) refuse();
+    Steps steps = sequence();
+    while (take('|')) {
+      const Steps other = sequence();
+      Steps both{{.kind = Step::Kind::split, .other = length(steps) + 2}};
+      append(both, steps);
+      append(both, {{.kind = Step::Kind::jump, .next = length(other) + 1}});
+      append(both, other);
+      steps = std::move(both);
+    }
+    --depth_;
+    return steps;
+  }
+
+  Steps sequence() {
+    Steps steps;
+    while (next_ < text_.size() && text_[next_] != '|' && text_[next_] != ')') {
+      append(steps, repeated(item()));
+    }
+    return steps;
+  }
+
+  Steps item() {
+    const char c = take_any();
+    switch (c) {
+      case '(': {
+        if (take('?') && !take(':')) refuse();
+        Steps steps = alternatives();
+        if (!take(')')) refuse();
+        return steps;
+      }
+      case '[':
+        return character(bracket());
+      case '.':
+        return character(Characters().set());
+      case '\\':
+        return character(escaped());
+      case '^':
+        return {{.kind = Step::Kind::begin}};
+      case '$':
+        return {{.kind = Step::Kind::end}};
+      case '*':
+      case '+':
+      case '?':
+      case '{':
+        refuse();
+      default:
+        return character(range(c, c));
+    }
+  }
+
+  static Steps character(const Characters& characters) {
+    return {{.kind = Step::Kind::character, .characters = characters}};
+  }
+
+  /// The characters that a backslash and the next character stand for.
+  Characters escaped() {
+    const char c = take_any();
+    const Characters digits = range('0', '9');
+    const Characters word =
+        digits | range('a', 'z') | range('A', 'Z') | range('_', '_') | range('\x80', '\xff');
+    const Characters space = range('\t', '\r') | range(' ', ' ');
+    switch (c) {
+      case 'd':
+        return digits;
+      case 'D':
+        return ~digits;
+      case 'w':
+        return word;
+      case 'W':
+        return ~word;
+      case 's':
+        return space;
+      case 'S':
+        return ~space;
+      default:
+        if ((word & range(c, c)).any()) refuse();
+        return range(c, c);
+    }
+  }
+
+  Characters bracket() {
+    const bool is_negated = take('^');
+    Characters characters;
+    bool is_first = true;
+    while (is_first || !take(']')) {
+      is_first = false;
+      const char c = take_any();
+      if (c == '\\') {
+        characters |= escaped();
+        continue;
+      }
+      char last = c;
+      const bool is_range =
+          next_ + 1 < text_.size() && text_[next_] == '-' && text_[next_ + 1] != ']';
+      if (is_range) {
+        ++next_;
+        last = take_any();
+        if (last == '\\' || static_cast<unsigned char>(last) < static_cast<unsigned char>(c))
+          refuse();
+      }
+      characters |= range(c, last);
+    }
+    return is_negated ? ~characters : characters;
+  }
+
+  /// Applies the repetitions behind an item.
+  Steps repeated(Steps item) {
+    std::size_t min = 1;
+    std::optional<std::size_t> max = 1;
+    if (take('*')) {
+      min = 0;
+      max = std::nullopt;
+    } else if (take('+')) {
+      max = std::nullopt;
+    } else if (take('?')) {
+      min = 0;
+    } else if (take('{')) {
+      min = number();
+      max = min;
+      if (take(','))
+        max = next_ < text_.size() && text_[next_] == '}' ? std::nullopt : std::optional(number());
+      if (!take('}') || (max && *max < min)) refuse();
+    } else {
+      return item;
+    }
+    take('?');  // as few as possible: the same names match
+    Steps steps;
+    for (std::size_t i = 0; i < min; ++i) append(steps, item);
+    if (!max) {
+      append(steps, {{.kind = Step::Kind::split, .other = length(item) + 2}});
+      append(steps, item);
+      append(steps, {{.kind = Step::Kind::jump, .next = -(length(item) + 1)}});
+      return steps;
+    }
+    for (std::size_t i = min; i < *max; ++i) {
+      append(steps, {{.kind = Step::Kind::split, .other = length(item) + 1}});
+      append(steps, item);
+    }
+    return steps;
+  }
+
+  std::size_t number() {
+    std::size_t number = 0;
+    const char* const begin = text_.data() + next_;
+    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), number);
+    if (error != std::errc{} || number > kMaxNumSteps) refuse();
+    next_ += static_cast<std::size_t>(end - begin);
+    return number;
+  }
+
+  const std::string& text_;
+  const std::string& path_;
+  std::size_t next_ = 0;
+  int depth_ = 0;
+};
+
+/// The steps at which the search can be, without jumps and splits.
+class Places {
+ public:
+  explicit Places(const Steps& steps) : steps_(steps), seen_(steps.size() + 1, false) {}
+
+  /// Adds a step and all that follow without a character. Returns whether the end is among them.
+  bool add(std::ptrdiff_t first, bool is_begin, bool is_end) {
+    left_.assign(1, first);
+    bool is_match = false;
+    while (!left_.empty()) {
+      const std::ptrdiff_t at = left_.back();
+      left_.pop_back();
+      if (seen_[static_cast<std::size_t>(at)]) continue;
+      seen_[static_cast<std::size_t>(at)] = true;
+      if (at == length(steps_)) {
+        is_match = true;
+        continue;
+      }
+      const Step& step = steps_[static_cast<std::size_t>(at)];
+      switch (step.kind) {
+        case Step::Kind::character:
+          places_.push_back(at);
+          break;
+        case Step::Kind::split:
+          left_.push_back(at + step.other);
+          left_.push_back(at + step.next);
+          break;
+        case Step::Kind::jump:
+          left_.push_back(at + step.next);
+          break;
+        case Step::Kind::begin:
+          if (is_begin) left_.push_back(at + 1);
+          break;
+        case Step::Kind::end:
+          if (is_end) left_.push_back(at + 1);
+          break;
+      }
+    }
+    return is_match;
+  }
+
+  std::vector<std::ptrdiff_t> take() {
+    seen_.assign(seen_.size(), false);
+    return std::exchange(places_, {});
+  }
+
+ private:
+  const Steps& steps_;
+  std::vector<bool> seen_;
+  std::vector<std::ptrdiff_t> places_;
+  std::vector<std::ptrdiff_t> left_;  // only within `add`
+};
+
+}  // namespace
+
+NameRegex::NameRegex(const std::string& text, const std::string& path)
+    : text_(text), steps_(Parser(text, path).parse()) {}
+
+bool NameRegex::matches(std::string_view name) const {
+  Places places(steps_);
+  if (places.add(0, true, name.empty())) return true;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const bool is_end = i + 1 == name.size();
+    for (const std::ptrdiff_t at : places.take()) {
+      const Step& step = steps_[static_cast<std::size_t>(at)];
+      if (!step.characters[static_cast<unsigned char>(name[i])]) continue;
+      if (places.add(at + 1, false, is_end)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,421 @@
+#include "formats/deepspeed/tensor_cuts.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/checked_math.h"
+#include "formats/deepspeed/partition.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::deepspeed {
+namespace {
+
+using Path = std::vector<std::string>;
+
+const std::string kInfo = kUniversalCheckpointInfo;
+const std::string kSubParams = "parameter_with_sub_params";
+const std::string kWidths = "sub_param_shard_widths";
+constexpr double kVersionWithWidths = 0.4;
+constexpr std::int64_t kAffineMapVersion = 1;
+
+const NameRegex* matching(const std::vector<NameRegex>& patterns, const std::string& name) {
+  const auto found = std::ranges::find_if(
+      patterns, [&](const NameRegex& pattern) { return pattern.matches(name); });
+  return found == patterns.end() ? nullptr : &*found;
+}
+
+Path extended(Path path, const Path& keys) {
+  path.insert(path.end(), keys.begin(), keys.end());
+  return path;
+}
+
+/// Returns the items of a list or tuple; nothing for anything else.
+std::optional<Value::List> items_of(const Value& value) {
+  if (const auto* const list = value.get_if<Value::List>()) return *list;
+  if (const auto* const tuple = value.get_if<Value::Tuple>()) return tuple->items;
+  return std::nullopt;
+}
+
+/// Returns the sizes along the dimension of a rule, one for each parameter in the parameter.
+std::optional<Shape> whole_numbers(const Value& value) {
+  const auto items = items_of(value);
+  if (!items) return std::nullopt;
+  Shape numbers;
+  for (const Value& item : *items) {
+    const auto* const number = item.get_if<std::int64_t>();
+    if (number == nullptr || *number < 0) return std::nullopt;
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+std::optional<std::int64_t> sum_of(const Shape& numbers) {
+  std::int64_t sum = 0;
+  for (const std::int64_t number : numbers) {
+    const auto next = checked_add(sum, number);
+    if (!next) return std::nullopt;
+    sum = *next;
+  }
+  return sum;
+}
+
+}  // namespace
+
+TensorCuts::TensorCuts(const File& model) : model_(model) {
+  if (model.below({kInfo}).empty()) {
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = model.reader().path()}, "tensor parallelism",
+        "'" + kInfo + "', which says how each parameter is cut", "none",
+        "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
+  }
+  if (const auto version = model.value_at({kInfo, "universal_checkpoint_version"})) {
+    if (const auto* const number = version->get_if<double>()) version_ = *number;
+  }
+  const auto affine = model.number_at({kInfo, "affine_map", "version"});
+  if (affine && *affine > kAffineMapVersion) {
+    refuse({}, "affine_map.version", std::to_string(kAffineMapVersion), std::to_string(*affine));
+  }
+  vocabulary_size_ = model.number_at({kInfo, "original_vocab_size"});
+  replicated_ = patterns_of("tp_replicated_parameter_patterns");
+  averaged_ = patterns_of("parameter_to_average_patterns");
+  halves_ = patterns_of("parameter_with_2_sub_params_cat_dim_0");
+  row_parallel_ = patterns_of("parameter_with_row_parallelism_patterns");
+  vocabulary_ = patterns_of("vocabulary_parameter_patterns");
+  read_sub_params();
+  read_keys({kInfo, "affine_map", "params"}, affine_maps_);
+  read_keys({kInfo, "autotp_unsupported_parameter_patterns"}, unsupported_);
+}
+
+void TensorCuts::refuse(const std::string& name, const std::string& rule,
+                        const std::string& expected, const std::string& found) const {
+  throw Error::expected(ErrorKind::unsupported, {.path = model_.reader().path(), .fqn = name},
+                        kInfo + ": " + rule, expected, found);
+}
+
+std::vector<std::string> TensorCuts::texts_of(Path path) const {
+  std::vector<std::string> texts;
+  const auto value = model_.value_at(path);
+  if (!value) return texts;
+  const auto items = items_of(*value);
+  for (const Value& item : items ? *items : Value::List{*value}) {
+    const auto* const text = item.get_if<std::string>();
+    if (text == nullptr) refuse({}, path.back(), "patterns of names", value_to_string(item));
+    texts.push_back(*text);
+  }
+  return texts;
+}
+
+TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) const {
+  Patterns patterns;
+  for (const std::string& text : texts_of({kInfo, member})) {
+    patterns.emplace_back(text, model_.reader().path());
+  }
+  return patterns;
+}
+
+/// Reads the keys of a dict, which are patterns.
+void TensorCuts::read_keys(const Path& path, Patterns& patterns) const {
+  std::set<std::string> keys;
+  for (const Entry* const entry : model_.below(path)) {
+    if (keys.insert(entry->path[path.size()]).second) {
+      patterns.emplace_back(entry->path[path.size()], model_.reader().path());
+    }
+  }
+}
+
+void TensorCuts::read_sub_params() {
+  std::set<std::string> numbers;
+  for (const Entry* const entry : model_.below({kInfo, kSubParams})) {
+    const std::string& number = entry->path[2];
+    if (!numbers.insert(number).second) continue;
+    const Path path{kInfo, kSubParams, number};
+    const auto shape = model_.value_at(extended(path, {"shape"}));
+    const auto items = shape ? items_of(*shape) : std::nullopt;
+    const auto dimension = model_.number_at(extended(path, {"partition_dim"}));
+    if (!items || !dimension || *dimension < 0 ||
+        *dimension >= static_cast<std::int64_t>(items->size())) {
+      refuse({}, kSubParams, "a shape and a dimension of it",
+             shape ? value_to_string(*shape) : "none");
+    }
+    for (const std::string& text : texts_of(extended(path, {"patterns"}))) {
+      sub_params_.push_back(
+          {NameRegex(text, model_.reader().path()), *items, static_cast<std::size_t>(*dimension)});
+    }
+  }
+}
+
+bool TensorCuts::has_rule(const std::string& name) const {
+  const auto names_it = [&](const Patterns* patterns) {
+    return matching(*patterns, name) != nullptr;
+  };
+  return std::ranges::any_of(std::array{&replicated_, &averaged_, &halves_, &row_parallel_,
+                                        &vocabulary_, &affine_maps_, &unsupported_},
+                             names_it) ||
+         std::ranges::any_of(sub_params_,
+                             [&](const SubParams& rule) { return rule.pattern.matches(name); });
+}
+
+Joint TensorCuts::join(const std::string& name, const std::vector<Shape>& parts) const {
+  if (const NameRegex* const pattern = matching(unsupported_, name)) {
+    const auto reason =
+        model_.value_at({kInfo, "autotp_unsupported_parameter_patterns", pattern->text()});
+    refuse(name, "autotp_unsupported_parameter_patterns", "parts that can be joined",
+           reason ? value_to_string(*reason) : "a parameter that cannot");
+  }
+  Joint joint = joined_by_rule(name, parts);
+  if (matching(vocabulary_, name) != nullptr) {
+    if (!vocabulary_size_ || *vocabulary_size_ < 0) {
+      refuse(name, "original_vocab_size", "the number of rows without padding", "none");
+    }
+    cut_padding(joint);
+  }
+  return joint;
+}
+
+Joint TensorCuts::joined_by_rule(const std::string& name, const std::vector<Shape>& parts) const {
+  if (const NameRegex* const pattern = matching(affine_maps_, name)) {
+    return joined_by_map(name, *pattern, parts);
+  }
+  const bool is_replicated = matching(replicated_, name) != nullptr;
+  if (is_replicated || matching(averaged_, name) != nullptr) {
+    for (const Shape& part : parts) {
+      if (part == parts.front()) continue;
+      refuse(name, "parts of tensor ranks", shape_to_string(parts.front()) + " on all ranks",
+             shape_to_string(part));
+    }
+    Joint joint{is_replicated ? Joint::Kind::replicated : Joint::Kind::averaged, parts.front(),
+                parts, std::vector<std::vector<Block>>(parts.size())};
+    const Box all = whole_box(joint.whole);
+    joint.blocks.front().push_back({all, all});
+    return joint;
+  }
+  const auto widths_along = [&](std::size_t dimension, bool has_halves) {
+    Widths widths(has_halves ? 2 : 1);
+    for (const Shape& part : parts) {
+      const std::int64_t size = dimension < part.size() ? part[dimension] : 0;
+      const std::int64_t first = has_halves ? ceil_div<std::int64_t>(size, 2) : size;
+      widths.front().push_back(first);
+      if (has_halves) widths.back().push_back(size - first);
+    }
+    return widths;
+  };
+  if (matching(halves_, name) != nullptr) {
+    return joined_by_widths(name, parts, 0, widths_along(0, true));
+  }
+  const auto rule = std::ranges::find_if(
+      sub_params_, [&](const SubParams& each) { return each.pattern.matches(name); });
+  if (rule != sub_params_.end()) return joined_sub_params(name, *rule, parts);
+  const std::size_t dimension = matching(row_parallel_, name) != nullptr ? 1 : 0;
+  return joined_by_widths(name, parts, dimension, widths_along(dimension, false));
+}
+
+Joint TensorCuts::joined_by_widths(const std::string& name, std::vector<Shape> parts,
+                                   std::size_t dimension, const Widths& widths) const {
+  for (const Shape& part : parts) {
+    Shape expected = parts.front();
+    if (dimension < expected.size() && dimension < part.size()) {
+      expected[dimension] = part[dimension];
+    }
+    if (part == expected && dimension < part.size()) continue;
+    refuse(name, "parts of tensor ranks",
+           "shapes that differ only in dimension " + std::to_string(dimension),
+           shape_to_string(parts.front()) + " and " + shape_to_string(part));
+  }
+  Joint joint{.whole = parts.front(), .blocks = std::vector<std::vector<Block>>(parts.size())};
+  std::int64_t end = 0;
+  Shape ends_in_parts(parts.size(), 0);
+  for (const Shape& of_ranks : widths) {
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+      Box in_part{Shape(parts[rank].size(), 0), parts[rank]};
+      in_part.offsets[dimension] = ends_in_parts[rank];
+      in_part.sizes[dimension] = of_ranks[rank];
+      Box in_whole = in_part;
+      in_whole.offsets[dimension] = end;
+      ends_in_parts[rank] += of_ranks[rank];
+      const auto next = checked_add(end, of_ranks[rank]);
+      if (!next) refuse(name, "parts of tensor ranks", "fewer than 2^63 elements", "more");
+      end = *next;
+      if (in_part.numel() > 0) joint.blocks[rank].push_back({in_whole, in_part});
+    }
+  }
+  joint.whole[dimension] = end;
+  if (!checked_numel(joint.whole)) {
+    refuse(name, "parts of tensor ranks", "fewer than 2^63 elements", "more");
+  }
+  joint.parts = std::move(parts);
+  return joint;
+}
+
+/// Returns the sizes that the parameters in a parameter have on each rank.
+TensorCuts::Widths TensorCuts::widths_of(const std::string& name, const SubParams& rule,
+                                         const std::vector<Shape>& parts) const {
+  const Value& spec = rule.shape[rule.dimension];
+  auto sizes = whole_numbers(spec);
+  const auto ranks = static_cast<std::int64_t>(parts.size());
+  if (version_ >= kVersionWithWidths) {
+    const auto value = model_.value_at({kInfo, kWidths, rule.pattern.text()});
+    const auto lists = value ? items_of(*value) : std::nullopt;
+    Widths widths;
+    for (const Value& list : lists ? *lists : Value::List()) {
+      const auto of_ranks = whole_numbers(list);
+      const bool is_sum = of_ranks && sizes && widths.size() < sizes->size() &&
+                          of_ranks->size() == parts.size() &&
+                          sum_of(*of_ranks) == (*sizes)[widths.size()];
+      if (!is_sum) {
+        refuse(name, kWidths, "sizes of all ranks that add up to " + value_to_string(spec),
+               value_to_string(*value));
+      }
+      widths.push_back(*of_ranks);
+    }
+    if (sizes && widths.size() == sizes->size()) return widths;
+    refuse(name, kWidths, "sizes for " + value_to_string(spec),
+           value ? value_to_string(*value) : "none");
+  }
+  if (const auto* const number = spec.get_if<std::int64_t>(); number != nullptr && *number > 0) {
+    std::int64_t all = 0;
+    for (const Shape& part : parts) {
+      const bool has_dimension = rule.dimension < part.size();
+      all = has_dimension ? checked_add(all, part[rule.dimension]).value_or(0) : 0;
+    }
+    if (all % *number == 0 && *number <= all) {
+      sizes = Shape(static_cast<std::size_t>(*number), all / *number);
+    }
+  }
+  const auto is_uneven = [&](std::int64_t size) { return size % ranks != 0; };
+  if (!sizes || std::ranges::any_of(*sizes, is_uneven)) {
+    refuse(name, kSubParams,
+           "sizes that " + std::to_string(ranks) + " tensor ranks divide, or " + kWidths,
+           value_to_string(spec));
+  }
+  Widths widths;
+  for (const std::int64_t size : *sizes) widths.emplace_back(parts.size(), size / ranks);
+  return widths;
+}
+
+Joint TensorCuts::joined_sub_params(const std::string& name, const SubParams& rule,
+                                    const std::vector<Shape>& parts) const {
+  const Widths widths = widths_of(name, rule, parts);
+  std::vector<Shape> seen_as;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const std::int64_t numel = numel_of(parts[rank]);
+    Shape shape;
+    std::optional<std::size_t> open;  // the dimension that is what is left
+    for (std::size_t i = 0; i < rule.shape.size(); ++i) {
+      const Value& spec = rule.shape[i];
+      const auto* const number = spec.get_if<std::int64_t>();
+      const auto numbers = whole_numbers(spec);
+      std::int64_t size = number != nullptr ? *number
+                          : numbers         ? sum_of(*numbers).value_or(-2)
+                                            : -2;
+      if (i == rule.dimension) {
+        size = 0;
+        for (const Shape& of_ranks : widths) size = checked_add(size, of_ranks[rank]).value_or(-2);
+      } else if (size == -1 && !open) {
+        open = i;
+        size = 1;
+      }
+      shape.push_back(size);
+    }
+    const auto known = checked_numel(shape);
+    const bool fits = known && (open ? *known > 0 && numel % *known == 0 : *known == numel);
+    if (!fits) {
+      refuse(name, kSubParams, "a shape of " + std::to_string(numel) + " elements",
+             value_to_string(Value(rule.shape)));
+    }
+    if (open) shape[*open] = numel / *known;
+    seen_as.push_back(std::move(shape));
+  }
+  return joined_by_widths(name, std::move(seen_as), rule.dimension, widths);
+}
+
+Shape TensorCuts::shape_at(const std::string& name, const Path& path) const {
+  const auto value = model_.value_at(path);
+  const auto shape = value ? whole_numbers(*value) : std::nullopt;
+  if (!shape || !checked_numel(*shape)) {
+    refuse(name, "affine_map", path.back(), value ? value_to_string(*value) : "none");
+  }
+  return *shape;
+}
+
+/// Returns the box that a piece of a map is in a tensor of `shape`. `side`: source or dest.
+Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::string& side,
+                       const Shape& sizes, const Shape& shape) const {
+  const auto value = model_.value_at(extended(piece, {side}));
+  const auto items = value ? items_of(*value) : std::nullopt;
+  const auto strides = items && items->size() == 2 ? whole_numbers((*items)[1]) : std::nullopt;
+  const auto* const first = strides ? (*items)[0].get_if<std::int64_t>() : nullptr;
+  Box box{Shape(shape.size(), 0), sizes};
+  bool is_box = first != nullptr && *first >= 0 && sizes.size() == shape.size() &&
+                strides->size() == shape.size();
+  std::int64_t stride = 1;
+  std::int64_t left = first != nullptr ? *first : 0;
+  for (std::size_t i = shape.size(); is_box && i-- > 0;) {
+    is_box = sizes[i] <= 1 || (*strides)[i] == stride;
+    stride *= shape[i];
+  }
+  for (std::size_t i = 0; is_box && i < shape.size(); ++i) {
+    stride = shape[i] == 0 ? 1 : stride / shape[i];
+    box.offsets[i] = stride == 0 ? 0 : left / stride;
+    left -= box.offsets[i] * stride;
+  }
+  if (is_box && left == 0 && !region_error(box, shape)) return box;
+  refuse(name, "affine_map", "pieces that are boxes of " + shape_to_string(shape),
+         value ? value_to_string(*value) : "none");
+}
+
+Joint TensorCuts::joined_by_map(const std::string& name, const NameRegex& pattern,
+                                const std::vector<Shape>& parts) const {
+  const Path path{kInfo, "affine_map", "params", pattern.text()};
+  Joint joint{.whole = shape_at(name, extended(path, {"logical_shape"})),
+              .blocks = std::vector<std::vector<Block>>(parts.size())};
+  std::set<Box> known;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const Path of_rank = extended(path, {"ranks", std::to_string(rank)});
+    const Shape part = shape_at(name, extended(of_rank, {"shard_shape"}));
+    if (numel_of(part) != numel_of(parts[rank])) {
+      refuse(name, "affine_map", shape_to_string(part), shape_to_string(parts[rank]));
+    }
+    joint.parts.push_back(part);
+    std::int64_t numel = 0;
+    for (std::size_t i = 0;; ++i) {
+      const Path piece = extended(of_rank, {"pieces", std::to_string(i)});
+      if (model_.below(piece).empty()) break;
+      const auto scale = model_.value_at(extended(piece, {"scale"}));
+      if (scale && *scale != Value(1.0)) {
+        refuse(name, "affine_map", "parts that are not scaled", value_to_string(*scale));
+      }
+      const Shape sizes = shape_at(name, extended(piece, {"shape"}));
+      Block block{box_at(name, piece, "source", sizes, joint.whole),
+                  box_at(name, piece, "dest", sizes, part)};
+      numel += block.in_part.numel();
+      if (block.in_part.numel() > 0 && known.insert(block.in_whole).second) {
+        joint.blocks[rank].push_back(std::move(block));
+      }
+    }
+    if (numel == numel_of(part)) continue;
+    refuse(
+        name, "affine_map",
+        std::to_string(numel_of(part)) + " elements in the pieces of rank " + std::to_string(rank),
+        std::to_string(numel));
+  }
+  return joint;
+}
+
+/// Takes the rows behind the vocabulary out of the blocks.
+void TensorCuts::cut_padding(Joint& joint) const {
+  if (joint.whole.empty() || joint.whole[0] <= *vocabulary_size_) return;
+  joint.num_padding_rows = joint.whole[0] - *vocabulary_size_;
+  joint.whole[0] = *vocabulary_size_;
+  for (std::vector<Block>& blocks : joint.blocks) {
+    for (Block& block : blocks) {
+      const std::int64_t left =
+          std::max<std::int64_t>(*vocabulary_size_ - block.in_whole.offsets[0], 0);
+      block.in_whole.sizes[0] = std::min(block.in_whole.sizes[0], left);
+      block.in_part.sizes[0] = block.in_whole.sizes[0];
+    }
+    std::erase_if(blocks, [](const Block& block) { return block.in_part.numel() == 0; });
+  }
+}
+
+}  // namespace tessera::formats::deepspeed

@@ -1,0 +1,167 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "formats/deepspeed.h"
+#include "formats/deepspeed/name_regex.h"
+#include "support/contents_text.h"
+#include "support/error_matchers.h"
+#include "support/expectation.h"
+#include "support/fixtures.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
+#include "tessera/layout/region.h"
+
+namespace tessera::formats {
+namespace {
+
+using deepspeed::NameRegex;
+using test::expect_holds;
+using test::notes_of;
+using test::pieces_of;
+using test::ThrowsError;
+using testing::ElementsAre;
+using testing::HasSubstr;
+namespace stdfs = std::filesystem;
+
+const std::string kValid = std::string(TESSERA_FIXTURES) + "/deepspeed/valid/";
+const std::string kInvalid = std::string(TESSERA_FIXTURES) + "/deepspeed/invalid/";
+
+std::unique_ptr<CheckpointReader> open(const std::string& path) {
+  return open_checkpoint(FileSystem::posix(), path);
+}
+
+// Shows F2.
+TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
+  for (const char* const name : {"pipeline", "pipeline_bf16", "pipeline_without_zero", "tensor",
+                                 "tensor_pipeline", "autotp"}) {
+    SCOPED_TRACE(name);
+    const auto reader = open(kValid + name);
+    EXPECT_EQ(reader->format(), Format("deepspeed"));
+    expect_holds(*reader, kValid + name + ".expect.json");
+  }
+}
+
+// Shows F2, A4. Ranks are numbered as DeepSpeed numbers them: stages, then data ranks, then tensor
+// ranks.
+TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
+  const auto pipeline = open(kValid + "pipeline");
+  EXPECT_EQ(pipeline->contents().world_size, 4);
+  EXPECT_EQ(pieces_of(*pipeline, "model.3.gate_up"), "flat[0:84] on 2, flat[84:96] on 3");
+  const auto tensor = open(kValid + "tensor_pipeline");
+  EXPECT_EQ(tensor->contents().world_size, 8);
+  for (const TensorEntry& entry : tensor->contents().tensors) {
+    std::vector<Region> regions;
+    for (const Piece& piece : entry.pieces) regions.push_back(piece.region);
+    EXPECT_TRUE(check_coverage(regions, entry.meta.shape).empty()) << entry.meta.fqn;
+  }
+  EXPECT_EQ(pieces_of(*tensor, "model.3.down"), "[0:6, 0:4] on 6, [0:6, 4:8] on 7");
+}
+
+// Shows F2, E13.
+TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
+  EXPECT_THAT(notes_of(*open(kValid + "pipeline")), ElementsAre());
+  EXPECT_THAT(notes_of(*open(kValid + "tensor")),
+              ElementsAre(HasSubstr("padding: 1 name with further rows"),
+                          HasSubstr("2 names without one and equal on all tensor ranks"),
+                          HasSubstr("such as 'model.1.seen'")));
+}
+
+// Shows F2. Groups list the parameters of all stages, and a shared module once.
+TEST(DeepSpeedParallelTest, GroupsHaveTheParametersOfAllStages) {
+  const auto reader = open(kValid + "pipeline");
+  const auto& values = reader->contents().values;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].name != "optim.param_groups.0.params") continue;
+    EXPECT_EQ(value_to_string(reader->read_value(i)),
+              "['tied_modules.embed.weight', '1.gate_up', '1.down', '1.qkv.weight', '3.gate_up', "
+              "'3.down', '3.qkv.weight']");
+    return;
+  }
+  ADD_FAILURE() << "no group";
+}
+
+struct Refusal {
+  const char* fixture;
+  ErrorKind kind;
+  const char* message;  // its part behind the path of the fixture
+};
+
+constexpr Refusal kRefusals[] = {
+    {"stage_missing", ErrorKind::corruption,
+     ": files of ranks: expected model states of 2 stages of 1 tensor ranks, found those of 1 "
+     "mp_ranks (not copied from all hosts?)"},
+    {"stage_optimizer_missing", ErrorKind::corruption,
+     ": files of ranks: expected optimizer states and model states of mp_rank 1, found no "
+     "optimizer states"},
+    {"stage_rank_missing", ErrorKind::corruption,
+     ": files of ranks: expected optimizer states of mp_rank 1 of ranks 0 to 1, found none of rank "
+     "0"},
+    {"stage_other_run", ErrorKind::corruption,
+     "/zero_pp_rank_0_mp_rank_01_optim_states.pt: "
+     "optimizer_state_dict.base_optimizer_state.param_groups.0.lr: expected 0.01, as in "
+     "zero_pp_rank_0_mp_rank_00_optim_states.pt, found 0.5"},
+    {"layer_missing", ErrorKind::corruption,
+     ": 3.down: files of layers: expected one of layer 3 of tensor rank 0, found none"},
+    {"layer_shape", ErrorKind::corruption,
+     "/layer_03-model_states.pt: 3.down: param_shapes: expected [6, 8], found [2, 2]"},
+    {"tensor_without_rules", ErrorKind::unsupported,
+     "/mp_rank_00_model_states.pt: tensor parallelism: expected 'universal_checkpoint_info', which "
+     "says how each parameter is cut, found none"},
+    {"tensor_names_differ", ErrorKind::corruption,
+     "/mp_rank_01_model_states.pt: 3.other: param_shapes: expected 3.qkv.weight, as in "
+     "mp_rank_00_model_states.pt, found 3.other"},
+};
+
+// Shows F2, E7.
+TEST(DeepSpeedParallelTest, SaysWhatIsWrong) {
+  for (const Refusal& refusal : kRefusals) {
+    SCOPED_TRACE(refusal.fixture);
+    const std::string path = kInvalid + refusal.fixture;
+    EXPECT_THAT([&] { open(path); }, ThrowsError(refusal.kind, path + refusal.message));
+  }
+}
+
+// Shows F2. Without it, buffers and frozen parameters of the layer would be lost without a word.
+TEST(DeepSpeedParallelTest, AMissingLayerIsMissed) {
+  const test::TemporaryDirectory directory;
+  stdfs::copy(kValid + "tensor/global_step2", directory.path(), stdfs::copy_options::recursive);
+  stdfs::remove(directory / "layer_01-model_01-model_states.pt");
+  EXPECT_THAT([&] { open(directory.path()); },
+              ThrowsError(ErrorKind::corruption, "one of layer 1 of tensor rank 1"));
+}
+
+// Shows F2.
+TEST(DeepSpeedParallelTest, PatternsAreThoseOfPython) {
+  const auto matches = [](const char* pattern, const char* name) {
+    return NameRegex(pattern, "file").matches(name);
+  };
+  EXPECT_TRUE(matches(R"(\d+\.norm\.(weight|bias)$)", "12.norm.bias"));
+  EXPECT_FALSE(matches(R"(\d+\.norm\.(weight|bias)$)", "12.norm.bias_2"));
+  EXPECT_FALSE(matches(R"(norm)", "12.norm"));  // only the beginning is compared
+  EXPECT_TRUE(matches(R"(.*norm)", "12.norm.weight"));
+  EXPECT_TRUE(matches(R"(^model\.layers\.0$)", "model.layers.0"));
+  EXPECT_TRUE(matches(R"([a-c_]{2,3}x)", "ab_x"));
+  EXPECT_FALSE(matches(R"([a-c_]{2,3}x)", "ax"));
+  EXPECT_TRUE(matches(R"([^0-9]+?\w\S)", "ab-cd"));
+  EXPECT_TRUE(matches(R"((?:a|bc)*d)", "abcbcad"));
+  EXPECT_TRUE(matches(R"(a?b{0,}c{2}\-[]x-]$)", "cc-]"));
+  EXPECT_TRUE(matches("", "anything"));
+  for (const char* const pattern : {"(", ")", "a)", "*a", "[a", "(?!a)", "(?P<n>a)", R"(\bx)",
+                                    R"(\1)", "a{2", "a{3,1}", "[b-a]", "\\", "a{9999}{9999}"}) {
+    EXPECT_THAT([&] { NameRegex(pattern, "file"); },
+                ThrowsError(ErrorKind::unsupported, "file: pattern of names"))
+        << pattern;
+  }
+}
+
+// Shows F2, E3. A search that tries all ways one by one would not end.
+TEST(DeepSpeedParallelTest, APatternOfManyWaysIsQuick) {
+  const std::string name(4000, 'a');
+  EXPECT_FALSE(NameRegex("(a*)*(a|a)*(a?){50}b", "file").matches(name));
+}
+
+}  // namespace
+}  // namespace tessera::formats

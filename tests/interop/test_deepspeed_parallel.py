@@ -1,0 +1,145 @@
+"""Checkpoints of DeepSpeed with pipeline and tensor parallelism: what differs is noted, what cannot be joined is refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from ckpt_tools import assert_same_state, expectation, listing, reshard, run, succeed, tensors_by_name
+from test_deepspeed import VALID, classes_of_deepspeed, edit, notes_of_move  # noqa: F401
+
+MODELS = ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt")
+STAGE_1 = ("zero_pp_rank_0_mp_rank_01_optim_states.pt", "zero_pp_rank_1_mp_rank_01_optim_states.pt")
+
+
+@pytest.fixture
+def step_of(tmp_path, classes_of_deepspeed):  # noqa: F811
+    """Gives the folder of the step in a copy of a fixture."""
+    return lambda name: shutil.copytree(VALID / name, tmp_path / name, copy_function=shutil.copyfile) / "global_step2"
+
+
+def with_rules(step, **members):
+    for file in MODELS:
+        edit(step / file, lambda state: state["universal_checkpoint_info"].update(members))
+    return step
+
+
+def rows(path, *options):
+    return tensors_by_name(json.loads(succeed("ckpt-inspect", "ls", path, "--json", "--sha256", *options)))
+
+
+@pytest.mark.parametrize("name", ["pipeline", "tensor_pipeline", "autotp"])
+def test_the_model_alone_becomes_safetensors(name, tmp_path):
+    """Shows F2. Cut tensors become whole ones, for other programs."""
+    moved = reshard(VALID / name, tmp_path / "model.safetensors", "--only", "model", "--rename", "model.=")
+    expected = {row["name"].removeprefix("model."): row["sha256"] for row in expectation(VALID / name)["tensors"]
+                if row["name"].startswith("model.")}
+    assert {row["name"]: row["sha256"] for row in listing(moved)["tensors"]} == expected
+
+
+def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_path):
+    """Shows F2, E13. The master weights are read, and of a shared module those of the first stage."""
+    step = step_of("pipeline")
+    edit(step / "layer_03-model_states.pt", lambda state: state["down"].view(-1)[47].add_(1))
+    for file in STAGE_1:
+        edit(step / file, lambda state: state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].detach()[:1].add_(1))
+    assert notes_of_move(step, tmp_path / "moved.pt") == [
+        "copies: 2 names with other numbers there, such as '3.down'; the master weights are read",
+        "replicas: 1 name with other numbers there, such as 'tied_modules.embed.weight'; those of the first rank are read"]
+
+
+def test_a_frozen_layer_like_a_shared_module_keeps_its_number(step_of):
+    """Shows F2, A4. Only equal numbers show that a layer is a shared module, so nothing is lost if they differ."""
+    step = step_of("pipeline")
+    edit(step / "layer_00-model_states.pt", lambda state: state["weight"].view(-1)[0].add_(1))
+    assert rows(step)["model.0.weight"][1] == [8, 6]
+
+
+def test_what_else_a_layer_saves_is_there(step_of):
+    """Shows A4. Buffers, extra state of modules and values."""
+    step = step_of("tensor_pipeline")
+    for tensor in (0, 1):
+        edit(step / f"layer_03-model_0{tensor}-model_states.pt",
+             lambda state: state.update({"norm._extra_state": {"calls": [tensor], "at": torch.tensor([tensor])}}))
+    found = listing(step)
+    assert found["values"]["model.3.norm._extra_state.calls"] == [0]
+    assert found["values"]["per_rank.5.model.3.norm._extra_state.calls"] == [1]
+    assert {"model.3.norm._extra_state.at", "per_rank.5.model.3.norm._extra_state.at"} < tensors_by_name(found).keys()
+
+
+def test_a_frozen_parameter_is_joined_by_its_rule(step_of):
+    """Shows F2. One that no rule names is cut along the first dimension if the ranks have other numbers."""
+    step = step_of("tensor")
+    for tensor in (0, 1):
+        edit(step / f"layer_01-model_0{tensor}-model_states.pt", lambda state: state["frozen"].fill_(tensor))
+        edit(step / f"layer_03-model_0{tensor}-model_states.pt", lambda state: state["frozen"].fill_(tensor))
+    with_rules(step, parameter_with_row_parallelism_patterns=[r"\d+.down$", r"3\.frozen"])
+    moved = torch.load(reshard(step, step.parent / "moved.pt", "--to", "torch"), weights_only=True)["model"]
+    assert torch.equal(moved["1.frozen"], torch.tensor([0.0, 1.0]).repeat_interleave(2)[:, None].expand(4, 6))
+    assert torch.equal(moved["3.frozen"], torch.tensor([0.0, 1.0]).repeat_interleave(6).expand(2, 12))
+
+
+def test_equal_sizes_as_a_number_are_read(step_of):
+    """Shows F2. Older files give the number of parameters in a parameter instead of their sizes."""
+    step = with_rules(step_of("tensor"), parameter_with_sub_params=[{"patterns": [r"\d+\.qkv"], "shape": (3, -1), "partition_dim": 0}])
+    whole = torch.load(reshard(step, step.parent / "moved.pt", "--to", "torch"), weights_only=True)["model"]["1.qkv.weight"]
+    plain = torch.load(reshard(VALID / "tensor", step.parent / "plain.pt", "--to", "torch"), weights_only=True)["model"]["1.qkv.weight"]
+    query, key, value = plain.split((8, 2, 2))
+    parts = [torch.cat([each.chunk(2)[tensor] for each in (query, key, value)]) for tensor in (0, 1)]
+    assert torch.equal(whole, torch.cat([part.chunk(3)[i] for i in range(3) for part in parts]))
+
+
+REFUSED = {
+    "sub_params": ("tensor", {"parameter_with_sub_params": [{"patterns": [".*qkv"], "shape": ((9, 2, 1), -1), "partition_dim": 0}]},
+                   ("1.qkv.weight", "expected sizes that 2 tensor ranks divide, or sub_param_shard_widths, found (9, 2, 1)")),
+    "elements": ("tensor", {"parameter_with_sub_params": [{"patterns": [".*qkv"], "shape": ((8, 2, 2), 5), "partition_dim": 0}]},
+                 ("1.qkv.weight", "expected a shape of 36 elements")),
+    "widths": ("tensor", {"universal_checkpoint_version": 0.4, "sub_param_shard_widths": {r"\d+\.qkv\.weight": [[4, 4], [1, 1], [1, 2]]}},
+               ("1.qkv.weight", "expected sizes of all ranks that add up to (8, 2, 2), found [[4, 4], [1, 1], [1, 2]]")),
+    "dimension": ("tensor", {"parameter_with_row_parallelism_patterns": [".*down$", ".*up_bias"]},
+                  ("1.up_bias", "expected shapes that differ only in dimension 1, found [4] and [4]")),
+    "vocabulary": ("tensor", {"original_vocab_size": None},
+                   ("tied_modules.embed.weight", "original_vocab_size: expected the number of rows without padding, found none")),
+    "unsupported": ("autotp", {"autotp_unsupported_parameter_patterns": {r"^lm_head\.weight$": "is cut by columns and rows"}},
+                    ("lm_head.weight", "found 'is cut by columns and rows'")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_path):
+    """Shows F2, E3. The others are read; a move has to leave it out."""
+    name, members, words = REFUSED[case]
+    step = with_rules(step_of(name), **members)
+    process = run("ckpt-reshard", step, tmp_path / "moved", "--to", "native")
+    assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr
+    of_both_layers = "*" + words[0].removeprefix("1")
+    moved = reshard(step, tmp_path / "rest", "--to", "native", "--only", f"!model.{of_both_layers}", "--only", f"!optim.state.{of_both_layers}")
+    expected = {row["name"]: row["sha256"] for row in expectation(VALID / name)["tensors"]}
+    found = {row["name"]: row["sha256"] for row in listing(moved)["tensors"]}
+    assert len(expected) > len(found) > 30 and found.items() < expected.items()
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda piece: piece.update(scale=2.0), "expected parts that are not scaled, found 2.0"),
+    (lambda piece: piece.update(source=[0, [4, 2]]), "expected pieces that are boxes of [8, 8], found [0, [4, 2]]"),
+    (lambda piece: piece.update(source=[60, [8, 1]]), "expected pieces that are boxes of [8, 8], found [60, [8, 1]]"),
+    (lambda piece: piece.update(shape=[2, 8]), "expected 32 elements in the pieces of rank 0, found 16"),
+], ids=["scaled", "strides", "outside", "hole"])
+def test_a_map_that_is_not_of_boxes_is_refused(change, words, step_of):
+    """Shows F2, E3. AutoTP's maps could describe other cuts."""
+    step = step_of("autotp")
+    for file in MODELS:
+        edit(step / file, lambda state: [change(map_of["ranks"][0]["pieces"][0]) for name, map_of in
+                                         state["universal_checkpoint_info"]["affine_map"]["params"].items() if "q_proj" in name])
+    process = run("ckpt-reshard", step, step.parent / "moved", "--to", "native")
+    assert process.returncode == 3 and "q_proj" in process.stderr and words in process.stderr, process.stderr
+
+
+def test_the_sizes_of_parts_may_be_uneven(step_of):
+    """Shows F2. Version 0.4 of the rules records the size of each rank's part."""
+    step = with_rules(step_of("tensor"), universal_checkpoint_version=0.4, sub_param_shard_widths={r"\d+\.qkv\.weight": [[3, 5], [1, 1], [2, 0]]})
+    whole = torch.load(reshard(step, step.parent / "moved.pt", "--to", "torch"), weights_only=True)["model"]["1.qkv.weight"]
+    plain = torch.load(reshard(VALID / "tensor", step.parent / "plain.pt", "--to", "torch"), weights_only=True)["model"]["1.qkv.weight"]
+    first, second = (torch.cat([each.chunk(2)[tensor] for each in plain.split((8, 2, 2))]) for tensor in (0, 1))
+    expected = [first[:3], second[:5], first[3:4], second[5:6], first[4:6]]
+    assert torch.equal(whole, torch.cat(expected))
