@@ -82,6 +82,28 @@ def test_one_rank_gets_everything_back(tmp_path, format):
     assert_equal(state, into)
 
 
+def test_a_tensor_whose_elements_share_memory_is_not_loaded_into(tmp_path):
+    tessera.save({"a": torch.ones(4), "b": torch.arange(4.0)}, tmp_path / "state")
+    into = {"a": torch.zeros(4), "b": torch.zeros(1).expand(4)}
+    with pytest.raises(tessera.Error, match="b: tensor to load into: .* found an expanded tensor"):
+        tessera.load(into, tmp_path / "state")
+    assert into["a"].tolist() == [0.0] * 4
+
+
+def save_two_kinds(root):
+    dist.init_process_group("gloo")
+    entry = 3 if dist.get_rank() == 0 else {"x": 1}
+    for format, suffix in SUFFIX.items():
+        with pytest.raises(tessera.Error, match="a.x: key path: expected a value at a, found a dict"):
+            tessera.save({"a": entry}, root / f"state{suffix}", format=format)
+    dist.barrier()  # rank 0 removes the staging directory
+    assert os.listdir(root) == []
+
+
+def test_a_value_on_one_rank_and_a_dict_on_another_are_refused(tmp_path):
+    run_function(save_two_kinds, 2, tmp_path)
+
+
 def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):
     class Counter:
         def __init__(self, count):
