@@ -82,6 +82,19 @@ def test_one_rank_gets_everything_back(tmp_path, format):
     assert_equal(state, into)
 
 
+def test_keep_last_warns_of_what_it_leaves(tmp_path):
+    for step in (1, 2, 3):
+        tessera.save({"step": step}, tmp_path / f"step-{step}")
+    (tmp_path / "step-1" / "plots").mkdir()
+    (tmp_path / "step-2" / "notes.txt").write_text("of another program")
+    with pytest.warns(RuntimeWarning, match="older checkpoint: not removed") as warned:
+        tessera.save({"step": 4}, tmp_path / "step-4", keep_last=1)
+    assert [str(each.message).removeprefix(str(tmp_path)) for each in warned] == [
+        "/step-2: older checkpoint: not removed, as 'notes.txt' in it does not belong to it",
+        "/step-1: older checkpoint: not removed, as 'plots' in it does not belong to it"]
+    assert sorted(os.listdir(tmp_path)) == ["step-1", "step-2", "step-4"]
+
+
 def test_a_tensor_whose_elements_share_memory_is_not_loaded_into(tmp_path):
     tessera.save({"a": torch.ones(4), "b": torch.arange(4.0)}, tmp_path / "state")
     into = {"a": torch.zeros(4), "b": torch.zeros(1).expand(4)}
