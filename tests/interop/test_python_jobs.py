@@ -1,5 +1,6 @@
 """Saving and loading the state of Python jobs: tessera.save, async_save and load, on several ranks and beside PyTorch."""
 
+import collections
 import copy
 import itertools
 import math
@@ -93,6 +94,28 @@ def test_keep_last_warns_of_what_it_leaves(tmp_path):
         "/step-2: older checkpoint: not removed, as 'notes.txt' in it does not belong to it",
         "/step-1: older checkpoint: not removed, as 'plots' in it does not belong to it"]
     assert sorted(os.listdir(tmp_path)) == ["step-1", "step-2", "step-4"]
+
+
+def test_namedtuples_and_frozensets_of_the_state_dict_stay_such(tmp_path):
+    Place = collections.namedtuple("Place", "epoch position")
+    tessera.save({"value": Place(3, 1200), "tensor": Place(3, torch.ones(2)), "seen": frozenset([1, 2])}, tmp_path / "state")
+    into = {"value": Place(0, 0), "tensor": Place(0, torch.zeros(2)), "seen": frozenset()}
+    tessera.load(into, tmp_path / "state")
+    assert into["value"] == Place(3, 1200) and into["value"].position == 1200
+    assert into["tensor"].epoch == 3 and into["tensor"].position.tolist() == [1.0, 1.0]
+    assert into["seen"] == {1, 2} and isinstance(into["seen"], frozenset)
+
+
+def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
+    class Listing:
+        def state_dict(self):
+            return [1, 2]
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    with pytest.raises(tessera.Error, match=r"data\.loader: state_dict\(\): expected a dict, found an object of class list"):
+        tessera.save({"data": {"loader": Listing()}}, tmp_path / "state")
 
 
 def test_a_tensor_whose_elements_share_memory_is_not_loaded_into(tmp_path):
