@@ -1,6 +1,8 @@
 #pragma once
 
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <cstdio>
 #include <optional>
@@ -8,6 +10,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
 
 namespace tessera::detail {
 
@@ -45,6 +48,23 @@ inline void require_no_dangling_link(const std::string& destination) {
   if (!mode || !S_ISLNK(*mode) || ::stat(destination.c_str(), &status) == 0) return;
   throw Error::expected(ErrorKind::already_exists, {.path = destination}, "destination",
                         "an unused name", "a broken link", "remove or rename it");
+}
+
+/// Refuses a destination beside devices, or among the files that the kernel makes up.
+inline void require_storage(const std::string& destination) {
+  const std::string parent = directory_of(destination);
+  struct stat folder {};
+  struct stat devices {};
+  struct statfs system {};
+  if (::stat(parent.c_str(), &folder) != 0 || ::statfs(parent.c_str(), &system) != 0) return;
+  const bool is_of_devices = ::stat("/dev", &devices) == 0 && folder.st_dev == devices.st_dev &&
+                             folder.st_ino == devices.st_ino;
+  const bool is_of_kernel = system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC;
+  if (!is_of_devices && !is_of_kernel) return;
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.path = destination}, "destination",
+      "a name in a folder that keeps files",
+      is_of_devices ? "one in the folder of devices" : "one among the kernel's own");
 }
 
 }  // namespace tessera::detail

@@ -137,26 +137,31 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
       .state = why.empty() ? State::valid : State::invalid, .is_open = true, .why = std::move(why)};
 }
 
-/// Says whether the entry `name` is a file, or a directory that contains no directories (Tessera
-/// writes none into a checkpoint; a directory there may be a user's). Returns false for a link, and
-/// if this process may not open the entry.
-bool is_removable(const FileSystem& fs, const std::string& directory, const std::string& name) {
+/// Says whether the entry `name` is a file or a directory. Returns false for a link, and if this
+/// process may not open the entry.
+bool may_be_removed(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
   if (is_closed(fs, path)) return false;
   const auto kind = fs.kind_of(path);
   if (!kind || kind == FileKind::other) return false;
-  if (fs.resolve_links(path) != join_path(fs.resolve_links(directory), name)) return false;
-  return kind == FileKind::regular ||
-         std::ranges::none_of(fs.list_directory(path), [&](const std::string& entry) {
-           return fs.kind_of(join_path(path, entry)) == FileKind::directory;
-         });
+  return fs.resolve_links(path) == join_path(fs.resolve_links(directory), name);
 }
 
-/// Whether a folder holds only files of a checkpoint, so that removing the folder removes no other
-/// file.
-bool holds_checkpoint_alone(const FileSystem& fs, const std::string& path) {
-  return fs.kind_of(path) != FileKind::directory ||
-         !first_foreign_entry(fs, path, FileNames::of_one_checkpoint);
+/// Returns the first directory inside the directory `path`. Returns nothing if `path` is a file.
+/// Tessera writes no directory into a checkpoint, so a directory there may be a user's.
+std::optional<std::string> first_directory_in(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::directory) return std::nullopt;
+  for (std::string& entry : fs.list_directory(path)) {
+    if (fs.kind_of(join_path(path, entry)) == FileKind::directory) return std::move(entry);
+  }
+  return std::nullopt;
+}
+
+/// Returns an entry of a folder that is no file of the checkpoint, so that removing the folder
+/// would remove this entry too.
+std::optional<std::string> foreign_entry_in(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::directory) return std::nullopt;
+  return first_foreign_entry(fs, path, FileNames::of_one_checkpoint);
 }
 
 /// Deletes a checkpoint that was renamed from `path` to `path` + kRemovingSuffix.
@@ -194,7 +199,7 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
 bool is_left_on_store(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) return false;
   const std::vector<std::string> names = fs.list_directory(path);
-  return std::ranges::none_of(names, is_index_name) &&
+  return !names.empty() && std::ranges::none_of(names, is_index_name) &&
          !first_foreign_entry(fs, path, FileNames::of_our_writers);
 }
 
@@ -245,7 +250,7 @@ struct Numbered {
 }  // namespace
 
 std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
-                                   const std::string& newest) {
+                                   const std::string& newest, const LeftCheckpointSink& left) {
   if (num_kept < 1) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "keep_last",
                           "at least 1 checkpoint to keep", std::to_string(num_kept));
@@ -263,15 +268,22 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
   for (const std::string& name : names_newest_first(fs, directory)) {
     if (!is_of_series(name)) continue;
     const std::string path = join_path(directory, name);
-    if (name.ends_with(StagedDestination::kSuffix) || !is_removable(fs, directory, name)) continue;
+    if (name.ends_with(StagedDestination::kSuffix) || !may_be_removed(fs, directory, name)) {
+      continue;
+    }
+    const auto folder = first_directory_in(fs, path);
+    if (folder && (num_valid < num_kept || !left || name.ends_with(kRemovingSuffix))) continue;
     if (name.ends_with(kRemovingSuffix)) {
       delete_renamed(fs, path.substr(0, path.size() - kRemovingSuffix.size()));
       continue;
     }
     const Examined found = examine(fs, path, Validation::structure);
     if (num_valid == num_kept) {
-      const bool is_checkpoint = found.is_open && holds_checkpoint_alone(fs, path);
-      if (is_checkpoint || (is_on_store && is_left_on_store(fs, path))) removed.push_back(path);
+      const auto foreign = folder ? folder : foreign_entry_in(fs, path);
+      if (found.is_open && foreign && left) left(path, *foreign);
+      const bool is_checkpoint = found.is_open && !foreign;
+      const bool is_left_over = is_on_store && !folder && is_left_on_store(fs, path);
+      if (is_checkpoint || is_left_over) removed.push_back(path);
     } else if (found.state == Examined::State::valid) {
       ++num_valid;
     }

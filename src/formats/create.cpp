@@ -78,6 +78,7 @@ void check_destination(const FileSystem& fs, const std::string& source,
                           "a path other than DST.partial, which is needed while DST is written",
                           "DST.partial, or a path inside it", "rename it first");
   }
+  tessera::detail::require_storage(without_trailing_slashes(destination));
   tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;
   if (overwrite == OverwritePolicy::refuse) {

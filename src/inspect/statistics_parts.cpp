@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "inspect/selection_part.h"
 #include "tessera/base/error.h"
@@ -56,6 +57,7 @@ class Entry {
     result.num_nan = count("nan");
     result.num_positive_inf = count("positive_inf");
     result.num_negative_inf = count("negative_inf");
+    require_fewer_than_all(result);
     result.min = number("min", meta.dtype);
     result.max = number("max", meta.dtype);
     result.sum = long_double("sum");
@@ -64,6 +66,18 @@ class Entry {
   }
 
  private:
+  /// Refuses counts that a tensor of this size cannot have. Zeros are no NaN and no infinity.
+  void require_fewer_than_all(const Statistics& statistics) const {
+    std::int64_t num_left = statistics.numel;
+    for (const auto& [key, number] : {std::pair{"zeros", statistics.num_zeros},
+                                      {"nan", statistics.num_nan},
+                                      {"positive_inf", statistics.num_positive_inf},
+                                      {"negative_inf", statistics.num_negative_inf}}) {
+      if (number > num_left) refuse(key, "counts that are at most numel together");
+      num_left -= number;
+    }
+  }
+
   const Value& member(const char* key) const {
     const Value* const value = object_.find(key);
     if (value == nullptr) refuse(key, "a member of this name");

@@ -144,8 +144,7 @@ bool is_on_store(const std::string& path) {
 void require_local(const std::string& path) {
   if (!is_url(path)) return;
   throw Error::expected(ErrorKind::unsupported, {.path = path}, "destination", "a local path",
-                        "a URL, from which Tessera only reads",
-                        "write to a local path, then upload it");
+                        "a URL", "work on a local path, then upload it");
 }
 
 }  // namespace tessera::object_store

@@ -178,7 +178,11 @@ std::unique_ptr<ReadableFile> RemoteFileSystem::open(const std::string& path) co
 std::vector<std::string> RemoteFileSystem::list_directory(const std::string& path) const {
   const std::string url = without_trailing_slashes(path);
   const Folder entries = folder(url);
-  if (entries->empty() && !is_root(url)) throw missing(path, "a directory", "none");
+  if (entries->empty() && !is_root(url)) {
+    const auto known =
+        look_in_parent(url);  // a key `<url>/`, made for a folder, may be all there is
+    if (!known || !known->is_folder) throw missing(path, "a directory", "none");
+  }
   std::vector<std::string> names;
   for (const Entry& entry : *entries) names.push_back(entry.name);
   return names;

@@ -28,6 +28,11 @@ std::string without_quotes(std::string etag) {
   return etag;
 }
 
+/// Returns the version of an object as lists show it. An ETag that is not known stays empty.
+ObjectVersion version_of(std::uint64_t nbytes, const std::string& etag) {
+  return {.nbytes = nbytes, .etag = etag.empty() ? etag : '"' + etag + '"'};
+}
+
 bool is_hex(std::string_view text) {
   return std::ranges::all_of(
       text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
@@ -138,7 +143,8 @@ namespace {
 
 }  // namespace
 
-void S3Uploads::put(const std::string& url, std::span<const std::byte> bytes, Existing existing) {
+ObjectVersion S3Uploads::put(const std::string& url, std::span<const std::byte> bytes,
+                             Existing existing) {
   const Md5 md5 = Md5::of(bytes);
   const Call call{.method = "PUT", .headers = {{"content-md5", md5.base64()}}, .body = bytes};
   for (int num_mismatches = 0;;) {
@@ -146,12 +152,14 @@ void S3Uploads::put(const std::string& url, std::span<const std::byte> bytes, Ex
     if (answer.response.status == 412) {
       // The object may be the result of an earlier attempt that succeeded although its answer was
       // lost.
-      if (holds(url, bytes.size(), md5.hex())) return;
+      if (holds(url, bytes.size(), md5.hex())) return version_of(bytes.size(), md5.hex());
       refuse_existing(url);
     }
     if (!answer.is_success()) throw failure(url, answer, "upload");
     const std::string etag = without_quotes(answer.response.header("etag"));
-    if (!looks_like_md5(etag) || etag == md5.hex() || has_other_etags(answer.response)) return;
+    if (!looks_like_md5(etag) || etag == md5.hex() || has_other_etags(answer.response)) {
+      return version_of(bytes.size(), etag);
+    }
     if (++num_mismatches == kMaxMismatches) refuse_etag(url, "upload", md5.hex(), etag);
     existing = Existing::replace;  // the object that this run has just written
   }
@@ -194,8 +202,8 @@ UploadedPart S3Uploads::put_part(const std::string& url, const std::string& id, 
   }
 }
 
-void S3Uploads::complete(const std::string& url, const std::string& id,
-                         const std::vector<UploadedPart>& parts, Existing existing) {
+ObjectVersion S3Uploads::complete(const std::string& url, const std::string& id,
+                                  const std::vector<UploadedPart>& parts, Existing existing) {
   constexpr std::string_view kWhat = "completion of the upload";
   std::uint64_t nbytes = 0;
   for (const UploadedPart& part : parts) nbytes += part.nbytes;
@@ -211,7 +219,10 @@ void S3Uploads::complete(const std::string& url, const std::string& id,
   const int status = answer.response.status;
   if (status == 412 || (status == 404 && answer.error_code() == "NoSuchUpload")) {
     // An earlier attempt may have succeeded although its answer was lost.
-    if (expected && holds(url, nbytes, *expected)) return abort(url, id);
+    if (expected && holds(url, nbytes, *expected)) {
+      abort(url, id);
+      return version_of(nbytes, *expected);
+    }
     if (status == 412) refuse_existing(url);
     throw Error::expected(ErrorKind::io, {.path = url}, kWhat, "the upload that was begun", "none",
                           "another program aborted it, or a rule of the bucket did");
@@ -225,6 +236,7 @@ void S3Uploads::complete(const std::string& url, const std::string& id,
   const bool is_of_md5s = etag.size() == 32 + suffix.size() && etag.ends_with(suffix) &&
                           is_hex(std::string_view(etag).substr(0, 32));
   if (expected && is_of_md5s && etag != *expected) refuse_etag(url, kWhat, *expected, etag);
+  return version_of(nbytes, etag);
 }
 
 void S3Uploads::abort(const std::string& url, const std::string& id) {

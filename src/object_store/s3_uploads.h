@@ -42,16 +42,17 @@ class S3Uploads {
   /// Requires: `server` outlives this.
   explicit S3Uploads(S3Server& server) : server_(server) {}
 
-  /// Writes an object in one request.
-  void put(const std::string& url, std::span<const std::byte> bytes, Existing existing);
+  /// Writes an object in one request. Returns its version.
+  ObjectVersion put(const std::string& url, std::span<const std::byte> bytes, Existing existing);
   /// Begins an upload in parts and returns its ID. The object appears with `complete`.
   std::string begin(const std::string& url);
   /// Uploads a part. Replaces an earlier part with the same number.
   UploadedPart put_part(const std::string& url, const std::string& id, int number,
                         std::span<const std::byte> bytes);
-  /// Makes the object appear from its parts. Requires: `parts` is not empty and sorted by number.
-  void complete(const std::string& url, const std::string& id,
-                const std::vector<UploadedPart>& parts, Existing existing);
+  /// Makes the object appear from its parts. Returns its version. Requires: `parts` is not empty and
+  /// sorted by number.
+  ObjectVersion complete(const std::string& url, const std::string& id,
+                         const std::vector<UploadedPart>& parts, Existing existing);
   /// Removes an unfinished upload and its parts. Does nothing if there is no such upload.
   void abort(const std::string& url, const std::string& id);
   /// Returns the parts of an unfinished upload, without UploadedPart::md5.

@@ -44,7 +44,7 @@ Spool::Spool(std::string folder, SpoolOptions options)
       folder_(std::move(folder)),
       options_(std::move(options)),
       path_(join_path(folder_, last_component(options_.url))),
-      parent_url_(directory_of(options_.url)),
+      parent_url_(options_.url.substr(0, options_.url.size() - last_component(path_).size())),
       uploads_(RemoteFileSystem::of_process().s3()),
       workers_(options_.num_uploads, kMaxWaitingParts) {
   const int num_unfinished =
@@ -81,7 +81,7 @@ void Spool::abort() {
 LeftOnServer Spool::keep() {
   workers_.stop();
   const std::scoped_lock lock(mutex_);
-  LeftOnServer left{.num_objects = num_published_};
+  LeftOnServer left{.num_objects = published_.size()};
   for (const auto& [id, upload] : begun_) left.unfinished_nbytes += upload.nbytes;
   return left;
 }
@@ -97,7 +97,7 @@ std::string Spool::url_of(const std::string& staged_path) const {
   std::string rest = staged_path.substr(folder_.size() + 1);
   const std::size_t slash = std::min(rest.find('/'), rest.size());
   const std::size_t suffix = slash - options_.staging_suffix.size();
-  return join_path(parent_url_, rest.substr(0, suffix) + rest.substr(slash));
+  return parent_url_ + rest.substr(0, suffix) + rest.substr(slash);
 }
 
 /// Returns the path of a file relative to the destination; empty for a single file.
@@ -165,15 +165,16 @@ void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
 /// Completes the upload of a file, so that the object appears.
 void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
+  ObjectVersion version;
   if (file.is_one_part() && file.upload_id.empty()) {
-    uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
+    version = uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
   } else {
     for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
-    uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
+    version = uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
   }
   const std::scoped_lock lock(mutex_);
   begun_.erase(file.upload_id);
-  ++num_published_;
+  published_[file.url()] = std::move(version);
 }
 
 /// Returns the files at a staging path in the order in which they appear: small files first, and
@@ -215,12 +216,49 @@ void Spool::require_replaced_unchanged() const {
   }
 }
 
+namespace {
+
+/// Whether two versions may be the same one. Some servers list an ETag of another form than they
+/// answered with.
+bool may_be_equal(const ObjectVersion& one, const ObjectVersion& other) {
+  return one.nbytes == other.nbytes &&
+         (one.etag == other.etag || one.etag.size() != other.etag.size());
+}
+
+}  // namespace
+
+/// Throws if another program has written into the folder of the destination. Not all servers
+/// refuse to replace an object, and none refuses a checkpoint of other names.
+void Spool::require_no_objects_of_others() const {
+  const StoredObjects there = list_objects(options_.url);
+  const auto refuse = [](const std::string& url, const std::string& expected,
+                         const std::string& found) {
+    throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", expected, found,
+                          "another program writes here, or an earlier run left it");
+  };
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [name, version] : there) {
+    const std::string url = join_path(options_.url, name);
+    if (!published_.contains(url)) refuse(url, "none", version.in_words());
+  }
+  for (const auto& [url, version] : published_) {
+    if (!url.starts_with(options_.url + "/")) continue;  // a file beside the destination
+    const std::string name = url.substr(options_.url.size() + 1);
+    const auto found = there.find(name);
+    if (found == there.end() || !may_be_equal(found->second, version)) {
+      refuse(url, "the one that this run wrote: " + version.in_words(),
+             found == there.end() ? "none" : found->second.in_words());
+    }
+  }
+}
+
 void Spool::publish(const std::string& staging_path, const std::string& path) {
   std::vector<FilePointer> files = in_order_of_publication(staging_path);
   for (const FilePointer& file : files) upload(file, file->sync());
   workers_.wait();
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
+  if (path == path_ && !replaces && !options_.resumes) require_no_objects_of_others();
   if (replaces && options_.is_index) {
     // Remove the old index first: from here on there is no checkpoint at the URL, instead of a
     // mixture of old and new files.
@@ -235,6 +273,8 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
              std::ranges::none_of(files, [&](const auto& file) { return name_of(*file) == name; });
     });
   }
+  const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
+  if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
   std::map<std::string, Begun> abandoned;  // uploads of files that were written and removed again
   {
@@ -243,6 +283,8 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
     if (path == path_) abandoned.swap(begun_);
   }
   for (const auto& [id, upload] : abandoned) uploads_.abort(upload.url, id);
+  // Of files that the interrupted run had, and this one has not.
+  if (path == path_ && options_.resumes) find_unfinished(options_.url, Unfinished::remove);
   forget(options_.url);
 }
 

@@ -31,7 +31,7 @@ struct SpoolOptions {
   /// other files a checkpoint. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
-  bool resumes = false;   // takes over parts that an interrupted run has uploaded
+  bool resumes = false;   // takes over parts that an interrupted run has uploaded; removes others
   bool discards = false;  // removes these parts instead
   std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
   int num_uploads = 4;  // at the same time; each has one part in memory
@@ -92,6 +92,7 @@ class Spool final : public ForwardingFileSystem {
   void publish_file(SpooledFile& file);
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
   void require_replaced_unchanged() const;
+  void require_no_objects_of_others() const;
   std::string name_of(const SpooledFile& file) const;
 
   const std::string folder_;
@@ -102,7 +103,7 @@ class Spool final : public ForwardingFileSystem {
   mutable std::mutex mutex_;                  // guards all below
   std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
-  std::size_t num_published_ = 0;             // objects that have appeared
+  StoredObjects published_;                   // objects that have appeared, by URL
   UploadWorkers workers_;                     // ends first
 };
 

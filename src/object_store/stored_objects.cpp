@@ -70,7 +70,10 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
     file->read_at(begin, bytes);
     return bytes;
   };
-  if (file->nbytes() <= part_nbytes) return uploads.put(url, read(0), existing);
+  if (file->nbytes() <= part_nbytes) {
+    uploads.put(url, read(0), existing);
+    return;
+  }
   const std::string id = uploads.begin(url);
   try {
     std::vector<UploadedPart> parts(

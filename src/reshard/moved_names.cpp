@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "formats/per_rank.h"
 #include "reshard/key_path_rename.h"
 #include "reshard/plan_report.h"
 #include "reshard/torchrec_names.h"
@@ -72,9 +74,9 @@ class NameLister {
   std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
                          const KeyPath& key_path);
   void set_key_paths();
-  RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const {
-    return renamed_path(key_path, source_name, options_.renames);
-  }
+  std::string new_name_of(const std::string& source_name) const;
+  RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const;
+  std::optional<formats::OwnEntry> own_entry_of(const std::string& source_name) const;
 
   const CheckpointContents& source_;
   const PlanOptions& options_;
@@ -87,6 +89,41 @@ class NameLister {
   std::vector<RenamedPath> alias_paths_;
   std::vector<RenamedPath> value_paths_;
 };
+
+/// Returns what a name `per_rank.<rank>.<name>` is of, if it follows the renames of `<name>`: no
+/// rename begins with `per_rank` itself.
+std::optional<formats::OwnEntry> NameLister::own_entry_of(const std::string& source_name) const {
+  for (const Rename& rename : options_.renames) {
+    if (!rename.from.empty() && source_name.starts_with(rename.from)) return std::nullopt;
+  }
+  return formats::parse_per_rank_name(source_name);
+}
+
+std::string NameLister::new_name_of(const std::string& source_name) const {
+  const auto own = own_entry_of(source_name);
+  if (!own) return renamed(source_name, options_.renames);
+  const std::string prefix = source_name.substr(0, source_name.size() - own->name.size());
+  return prefix + renamed(own->name, options_.renames);
+}
+
+RenamedPath NameLister::renamed_path_of(const std::string& source_name,
+                                        const KeyPath& key_path) const {
+  constexpr std::size_t kNumOwnKeys = 2;  // `per_rank` and the rank
+  const auto own = own_entry_of(source_name);
+  if (!own) return renamed_path(key_path, source_name, options_.renames);
+  if (key_path.size() <= kNumOwnKeys) {
+    return {KeyPath{new_name_of(source_name)}, 0, key_path.empty(), {}};
+  }
+  const auto rest = key_path.begin() + kNumOwnKeys;
+  RenamedPath path = renamed_path(KeyPath(rest, key_path.end()), own->name, options_.renames);
+  const auto put_in_front = [&](KeyPath& keys) {
+    keys.insert(keys.begin(), key_path.begin(), rest);
+  };
+  put_in_front(path.path);
+  if (path.made) *path.made += kNumOwnKeys;
+  for (KeyPath& keys : path.text_keys) put_in_front(keys);
+  return path;
+}
 
 MovedNames NameLister::list() {
   list_tensors();
@@ -110,8 +147,7 @@ void NameLister::list_aliases() {
     if (!selection_.contains(alias.fqn)) continue;
     const auto target = place_of_target_.find(alias.target);
     if (target != place_of_target_.end() && holds_aliases) {
-      names_.aliases.push_back(
-          {renamed(alias.fqn, options_.renames), names_.tensors[target->second].name, {}});
+      names_.aliases.push_back({new_name_of(alias.fqn), names_.tensors[target->second].name, {}});
       alias_paths_.push_back(renamed_path_of(alias.fqn, alias.key_path));
       continue;
     }
@@ -126,14 +162,14 @@ void NameLister::list_values() {
   for (std::size_t i = 0; i < source_.values.size(); ++i) {
     const formats::ValueEntry& value = source_.values[i];
     if (!selection_.contains(value.name)) continue;
-    names_.values.push_back({i, {renamed(value.name, options_.renames), {}}});
+    names_.values.push_back({i, {new_name_of(value.name), {}}});
     value_paths_.push_back(renamed_path_of(value.name, value.key_path));
   }
 }
 
 std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string& source_name,
                                    const KeyPath& key_path) {
-  MovedTensor moved{source_tensor, source_name, false, renamed(source_name, options_.renames), {}};
+  MovedTensor moved{source_tensor, source_name, false, new_name_of(source_name), {}};
   RenamedPath path = renamed_path_of(source_name, key_path);
   const auto state_name = state_names_.find(source_tensor);
   const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;

@@ -1,6 +1,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/key_paths.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
 #include "reshard/equal_pieces_text.h"
@@ -21,10 +22,17 @@ namespace {
 
 constexpr std::size_t kMaxListed = 100;  // problems that an error lists
 
-/// Removes older checkpoints. If that fails, the error says that the new one is complete.
-void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
+/// Removes older checkpoints. Returns a line for each that stays because of what else is in it. If
+/// that fails, the error says that the new one is complete.
+std::vector<std::string> remove_older(FileSystem& fs, const std::string& path, int num_kept) {
+  std::vector<std::string> left;
   try {
-    formats::keep_last(fs, directory_of(path), num_kept, last_component(path));
+    formats::keep_last(fs, directory_of(path), num_kept, last_component(path),
+                       [&](const std::string& old, const std::string& entry) {
+                         left.push_back(printable(old) + ": older checkpoint: not removed, as '" +
+                                        printable(entry) + "' in it does not belong to it");
+                       });
+    return left;
   } catch (const Error& error) {
     throw Error(error.kind(), error.where(),
                 std::string(error.reason()) + " (the new checkpoint " + path +
@@ -51,6 +59,7 @@ struct RankSave::State {
   std::string directory;  // where the ranks write their parts
   formats::CheckpointContents contents{};
   std::vector<Value> values{};
+  std::vector<std::string> left_checkpoints{};
   // File systems that the members below use.
   std::optional<StoreSave> store{};              // if the path is on an object store
   std::optional<StoreDestination> one_object{};  // on rank 0, for a single file on an object store
@@ -90,6 +99,10 @@ const RankSaveOptions& RankSave::options() const {
   return state_->options;
 }
 
+const std::vector<std::string>& RankSave::left_checkpoints() const {
+  return state_->left_checkpoints;
+}
+
 std::string RankSave::stage() {
   std::string path = state_->path;
   OverwritePolicy overwrite = state_->options.overwrite;
@@ -111,6 +124,8 @@ std::string RankSave::stage() {
 
 void RankSave::set_contents(std::string directory, formats::CheckpointContents contents,
                             std::vector<Value> values) {
+  // Ranks may hold a value and a dict under one name.
+  formats::check_key_paths(contents, state_->path);
   state_->directory = std::move(directory);
   state_->contents = std::move(contents);
   state_->values = std::move(values);
@@ -230,8 +245,8 @@ void RankSave::finish() {
     staging->commit();
   }
   if (state_->options.keep_last > 0) {
-    remove_older(state_->store ? object_store::files() : fs, state_->path,
-                 state_->options.keep_last);
+    state_->left_checkpoints = remove_older(state_->store ? object_store::files() : fs,
+                                            state_->path, state_->options.keep_last);
   }
 }
 

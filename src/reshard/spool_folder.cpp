@@ -25,12 +25,20 @@ std::string temporary_folder() {
 }  // namespace
 
 std::string make_spool_folder(const std::string& parent, const std::string& url) {
+  if (const std::string last = last_component(url); last.empty() || last == "." || last == "..") {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = url}, "destination",
+                          "a URL that ends in a name", "'" + printable(last) + "'");
+  }
   char name[64];
   const std::uint64_t digest = xxh3_64(std::as_bytes(std::span(url)));
   std::snprintf(name, sizeof name, "tessera-spool-%u-%016llx", static_cast<unsigned>(::geteuid()),
                 static_cast<unsigned long long>(digest));
   const std::string folder = join_path(parent.empty() ? temporary_folder() : parent, name);
   if (::mkdir(folder.c_str(), 0700) == 0) return folder;
+  if (errno == ENOENT || errno == ENOTDIR) {
+    throw Error::expected(ErrorKind::io, {.path = directory_of(folder)}, "spool",
+                          "an existing folder to write into", "none");
+  }
   if (errno != EEXIST) tessera::detail::throw_system_error(errno, folder, "create");
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0) {

@@ -1,5 +1,7 @@
 #include "tessera/reshard/store_destination.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -77,7 +79,13 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
     throw Error(ErrorKind::already_exists, {.path = url},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
-  state_->spool.emplace(make_spool_folder(options.spool, url), std::move(spool));
+  const std::string folder = make_spool_folder(options.spool, url);
+  try {
+    state_->spool.emplace(folder, std::move(spool));
+  } catch (...) {
+    ::rmdir(folder.c_str());  // if it is empty
+    throw;
+  }
 }
 
 StoreDestination::~StoreDestination() = default;

@@ -149,6 +149,34 @@ class MegatronFolderTest : public testing::Test {
   test::TemporaryDirectory directory_;
 };
 
+TEST_F(MegatronFolderTest, RefusesAFileInTheFolderOfAnotherRank) {
+  copy("tp2");
+  stdfs::rename(within("mp_rank_00"), within("other"));
+  stdfs::rename(within("mp_rank_01"), within("mp_rank_00"));
+  stdfs::rename(within("other"), within("mp_rank_01"));
+  EXPECT_THAT(message(), HasSubstr("mp_rank_00/model_optim_rng.pt: args.rank: folder of a rank: "
+                                   "expected a file that tensor rank 0 of 2 saved, found the file "
+                                   "of rank 1"));
+}
+
+TEST_F(MegatronFolderTest, RefusesTheFileOfOneRankInTwoFolders) {
+  copy("tp2_pp2");
+  stdfs::copy_file(within("mp_rank_00_000/model_optim_rng.pt"),
+                   within("mp_rank_00_001/model_optim_rng.pt"),
+                   stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT(message(), HasSubstr("expected a file of another rank, found that of rank 0, as in "
+                                   "mp_rank_00_000/model_optim_rng.pt"));
+}
+
+// Converters write all files as rank 0.
+TEST_F(MegatronFolderTest, SaysThatAllFilesNameOneRank) {
+  copy("tp2");
+  stdfs::copy_file(within("mp_rank_00/model_optim_rng.pt"), within("mp_rank_01/model_optim_rng.pt"),
+                   stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT(notes_of(*open(within(""))),
+              testing::Contains(HasSubstr("ranks: 0 in all of them, so files may lie")));
+}
+
 TEST_F(MegatronFolderTest, AMissingRankIsNamed) {
   copy("tp2_pp2");
   stdfs::remove_all(within("mp_rank_01_000"));

@@ -116,6 +116,9 @@ TEST(StatisticsPartsTest, ADocumentOfAnotherKindIsRefusedByMember) {
   const std::string begin =
       R"({"stats": [{"name": "nan", "numel": 1, "zeros": 0, "nan": 1, "positive_inf": 0,
           "negative_inf": 0, "min": null, "max": )";
+  EXPECT_THAT(join(R"({"stats": [{"name": "nan", "numel": 1, "zeros": 1, "nan": 1,
+                       "positive_inf": 0, "negative_inf": 0}]})"),
+              ThrowsError(ErrorKind::corruption, "nan: expected counts that are at most numel"));
   EXPECT_THAT(join(begin + R"("x"}]})"), ThrowsError(ErrorKind::corruption, "max: expected a num"));
   EXPECT_THAT(join(begin + R"(null, "sum": "0x1pq"}]})"),
               ThrowsError(ErrorKind::corruption, "sum: expected a hexadecimal number"));

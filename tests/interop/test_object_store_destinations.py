@@ -6,6 +6,7 @@ The server is moto's. The proxy in front of it counts requests and fails on dema
 import base64
 import hashlib
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -282,6 +283,45 @@ def test_a_checkpoint_that_changes_meanwhile_is_not_replaced(proxy, keys, bucket
     assert "new/changed/index.h5" in names(keys, "new/changed")
 
 
+@pytest.mark.parametrize("name", ["index.h5", "model.safetensors", "rank-00000.h5"])
+def test_a_checkpoint_that_another_machine_writes_meanwhile_is_not_mixed(proxy, keys, bucket, large, name):  # noqa: F811
+    """The server knows no conditions. The other machine's object appears after the list at the start."""
+    def refuse(request):
+        for header in [header for header in request.headers if header.lower() == "if-none-match"]:
+            del request.headers[header]
+        if is_completion(request) and name != "rank-00000.h5":
+            bucket.put_object(Bucket="checkpoints", Key="new/mixed/" + name, Body=b"of another machine")
+
+    def change(request, answer):
+        if is_completion(request) and name == "rank-00000.h5":
+            bucket.put_object(Bucket="checkpoints", Key="new/mixed/" + name, Body=b"of another machine")
+
+    proxy.refuse, proxy.change = refuse, change
+    process = run(proxy, "ckpt-reshard", large, "s3://checkpoints/new/mixed", "--to", "native")
+    assert process.returncode == 2, process.stderr
+    assert f"s3://checkpoints/new/mixed/{name}: object: expected " in process.stderr
+    assert "another program writes here" in process.stderr
+    assert keys("new/mixed")["new/mixed/" + name] == b"of another machine"
+    assert name == "index.h5" or "new/mixed/index.h5" not in names(keys, "new/mixed")
+
+
+def test_odd_keys_are_written_as_they_are_named(proxy, keys):  # noqa: F811
+    for key in ("new/a//b", "new/./c", "new/../d"):
+        succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/" + key, "--to", "native")
+        assert key + "/index.h5" in names(keys, key), key
+        succeed(proxy, "ckpt-inspect", "diff", "s3://checkpoints/" + key, SOURCE)
+    for key in ("new/e/.", "new/e/.."):
+        message = fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/" + key)
+        assert f"s3://checkpoints/{key}: destination: expected a URL that ends in a name" in message
+        assert "/tessera-spool" not in message
+
+
+def test_a_spool_that_does_not_exist(proxy, keys, tmp_path):  # noqa: F811
+    process = run(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/spool", "--spool", tmp_path / "none")
+    assert process.returncode == 4
+    assert f"{tmp_path}/none: spool: expected an existing folder to write into, found none" in process.stderr
+
+
 def test_a_server_without_conditional_writes(proxy, keys):  # noqa: F811
     proxy.refuse = lambda request: s3_error(501, "NotImplemented") if "If-None-Match" in request_names(request) else None
     succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/old-server", "--to", "native", AWS_MAX_ATTEMPTS="1")
@@ -333,6 +373,22 @@ def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options,
     expect_same(keys("new/killed"), "new/killed", reshard(large, tmp_path / "local", *options))
     assert uploads(keys.client) == []
     assert not list(tmp_path.glob("tessera-spool-*"))
+
+
+def test_a_run_that_resumes_otherwise_leaves_no_parts(proxy, keys, large, tmp_path):  # noqa: F811
+    """The interrupted run wrote native: the parts of its file are of no use, and would cost money."""
+    killed(proxy, large, "s3://checkpoints/new/otherwise", "--to", "native", "--spool", tmp_path)
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/otherwise", "--to", "dcp", "--spool", tmp_path, "--resume")
+    assert uploads(keys.client) == []
+
+
+def test_a_refused_discard_leaves_no_spool(proxy, keys, large, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/forbidden"
+    killed(proxy, large, url, "--to", "native")
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "DELETE" else None
+    message = fail(proxy, "ckpt-reshard", large, url, "--to", "native", "--spool", tmp_path, "--discard")
+    assert "s3:AbortMultipartUpload" in message
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_interrupted_move_says_what_is_kept(proxy, keys, large):  # noqa: F811
@@ -481,6 +537,16 @@ def test_trainers_save_and_find_the_latest(proxy, keys, tmp_path, format, ranks)
     kept = {key.split("/")[2].removesuffix(".values.json").removesuffix(end) for key in names(keys, f"new/{format}{ranks}")}
     assert kept == {"step-10", "step-11"}
     assert uploads(keys.client) == []
+
+
+def test_keys_made_for_folders_do_not_stop_keep_last(proxy, keys, tmp_path, bucket):  # noqa: F811
+    """Consoles of S3 make a key `step-5/` for a folder."""
+    url = "s3://checkpoints/new/folders/step-%d"
+    for key in ("step-5/", "step-99/"):
+        bucket.put_object(Bucket="checkpoints", Key="new/folders/" + key, Body=b"")
+    save(proxy, tmp_path, "native", [[url % step, step, {"keep_last": 1}, None] for step in (8, 9, 10)], 1)
+    kept = {key.split("/")[2] for key in names(keys, "new/folders")}
+    assert kept == {"step-5", "step-10", "step-99"}
 
 
 def test_a_save_that_fails_is_no_checkpoint_and_is_replaced(proxy, keys, tmp_path):  # noqa: F811

@@ -4,13 +4,15 @@ import os
 import random
 import resource
 import signal
+import sys
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from on_ranks import environments, run_function
+from ckpt_tools import BIN
+from on_ranks import environments, run_function, run_program
 from python_package import tessera
 
 ROWS = 4096  # 16 MiB of each tensor
@@ -160,3 +162,27 @@ def test_a_forked_child_saves_and_loads_too(tmp_path):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert tessera.verify(tmp_path / "step-3") == []
+
+
+ENDING = """
+import atexit, pathlib, sys
+import torch, torch.distributed as dist
+
+def at_the_end():  # registered first, so it runs last
+    names = [comm.read_text().strip() for comm in pathlib.Path("/proc/self/task").glob("*/comm")]
+    print([name for name in names if "gloo" in name])
+
+atexit.register(at_the_end)
+sys.path.insert(0, sys.argv[2])
+import tessera
+
+dist.init_process_group("gloo")
+tessera.save({"step": 1}, sys.argv[1])
+dist.destroy_process_group()
+"""
+
+
+def test_no_thread_of_a_save_outlives_the_program(tmp_path):
+    """A Gloo thread that asks for Python's lock while Python ends aborts the process (exit code 134)."""
+    said = run_program([sys.executable, "-c", ENDING, tmp_path / "saved", BIN.parent / "python"], 2)
+    assert said == ["[]\n", "[]\n"]

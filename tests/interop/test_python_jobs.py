@@ -1,5 +1,6 @@
 """Saving and loading the state of Python jobs: tessera.save, async_save and load, on several ranks and beside PyTorch."""
 
+import collections
 import copy
 import itertools
 import math
@@ -80,6 +81,63 @@ def test_one_rank_gets_everything_back(tmp_path, format):
     loaded = tessera.load(into, path)
     assert loaded.format == format and loaded.missing == [] == loaded.unexpected
     assert_equal(state, into)
+
+
+def test_keep_last_warns_of_what_it_leaves(tmp_path):
+    for step in (1, 2, 3):
+        tessera.save({"step": step}, tmp_path / f"step-{step}")
+    (tmp_path / "step-1" / "plots").mkdir()
+    (tmp_path / "step-2" / "notes.txt").write_text("of another program")
+    with pytest.warns(RuntimeWarning, match="older checkpoint: not removed") as warned:
+        tessera.save({"step": 4}, tmp_path / "step-4", keep_last=1)
+    assert [str(each.message).removeprefix(str(tmp_path)) for each in warned] == [
+        "/step-2: older checkpoint: not removed, as 'notes.txt' in it does not belong to it",
+        "/step-1: older checkpoint: not removed, as 'plots' in it does not belong to it"]
+    assert sorted(os.listdir(tmp_path)) == ["step-1", "step-2", "step-4"]
+
+
+def test_namedtuples_and_frozensets_of_the_state_dict_stay_such(tmp_path):
+    Place = collections.namedtuple("Place", "epoch position")
+    tessera.save({"value": Place(3, 1200), "tensor": Place(3, torch.ones(2)), "seen": frozenset([1, 2])}, tmp_path / "state")
+    into = {"value": Place(0, 0), "tensor": Place(0, torch.zeros(2)), "seen": frozenset()}
+    tessera.load(into, tmp_path / "state")
+    assert into["value"] == Place(3, 1200) and into["value"].position == 1200
+    assert into["tensor"].epoch == 3 and into["tensor"].position.tolist() == [1.0, 1.0]
+    assert into["seen"] == {1, 2} and isinstance(into["seen"], frozenset)
+
+
+def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
+    class Listing:
+        def state_dict(self):
+            return [1, 2]
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    with pytest.raises(tessera.Error, match=r"data\.loader: state_dict\(\): expected a dict, found an object of class list"):
+        tessera.save({"data": {"loader": Listing()}}, tmp_path / "state")
+
+
+def test_a_tensor_whose_elements_share_memory_is_not_loaded_into(tmp_path):
+    tessera.save({"a": torch.ones(4), "b": torch.arange(4.0)}, tmp_path / "state")
+    into = {"a": torch.zeros(4), "b": torch.zeros(1).expand(4)}
+    with pytest.raises(tessera.Error, match="b: tensor to load into: .* found an expanded tensor"):
+        tessera.load(into, tmp_path / "state")
+    assert into["a"].tolist() == [0.0] * 4
+
+
+def save_two_kinds(root):
+    dist.init_process_group("gloo")
+    entry = 3 if dist.get_rank() == 0 else {"x": 1}
+    for format, suffix in SUFFIX.items():
+        with pytest.raises(tessera.Error, match="a.x: key path: expected a value at a, found a dict"):
+            tessera.save({"a": entry}, root / f"state{suffix}", format=format)
+    dist.barrier()  # rank 0 removes the staging directory
+    assert os.listdir(root) == []
+
+
+def test_a_value_on_one_rank_and_a_dict_on_another_are_refused(tmp_path):
+    run_function(save_two_kinds, 2, tmp_path)
 
 
 def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):

@@ -167,3 +167,19 @@ def test_tensors_of_each_rank_stay_whole_on_their_rank(shape, form, tmp_path):
         for rank in range(ranks):
             held = torch.load(moved / f"extra_state_world_size_{ranks}_rank_{rank}.pt")["rng"]
             assert type(held) is torch.Tensor and held.equal(torch.full(shape, 100.0 + (rank == 1)))
+
+
+def test_entries_of_each_rank_follow_a_rename(tmp_path):
+    """The source has `loader.position` and `per_rank.<rank>.loader.position`."""
+    source = FIXTURES / "torch_checkpointing" / "valid" / "fsdp2"
+    moved = reshard(source, tmp_path / "moved", "--to", "rank_files", "--rename", "loader.=extra_state.data.")
+    for rank in range(3):
+        expected = torch.load(source / f"loader_{rank}.pt", weights_only=True)
+        found = torch.load(moved / f"extra_state_world_size_3_rank_{rank}.pt", weights_only=False)
+        assert found["data"]["position"] == expected["position"]
+    positions = {torch.load(source / f"loader_{rank}.pt", weights_only=True)["position"] for rank in range(3)}
+    assert len(positions) == 3
+    names = reshard(source, tmp_path / "all.pt", "--rename", "=run.")
+    state = torch.load(names, weights_only=True)
+    assert set(state) == {"run", "per_rank"}
+    assert "position" in state["per_rank"]["1"]["run"]["loader"]

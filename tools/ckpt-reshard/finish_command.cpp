@@ -6,6 +6,7 @@
 #include "ckpt-reshard/commands.h"
 #include "ckpt-reshard/worker_options.h"
 #include "formats/staging/shared_work.h"
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -25,6 +26,7 @@ void add_finish_command(CommandLine& line, FinishOptions& options, Terminal& ter
 }
 
 ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
+  object_store::require_local(options.destination);
   FileSystem& fs = FileSystem::posix();
   formats::SharedWork work(fs, options.destination);
   if (!fs.kind_of(work.path())) {

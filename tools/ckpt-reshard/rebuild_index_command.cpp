@@ -1,5 +1,6 @@
 #include "ckpt-reshard/rebuild_index_command.h"
 
+#include "object_store/files.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/native.h"
 
@@ -18,6 +19,7 @@ void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options,
 }
 
 ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal) {
+  object_store::require_local(options.path);
   formats::rebuild_native_index(FileSystem::posix(), options.path);
   terminal.print(printable(options.path, options.path.size() * 4) + ": index rebuilt\n");
   return ExitCode::done;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,11 @@ enum class Validation {
 LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
                          Validation validation = Validation::structure);
 
+/// Called with the path of an old checkpoint that is not removed, and the entry of another program
+/// in it that is the reason.
+using LeftCheckpointSink =
+    std::function<void(const std::string& path, const std::string& foreign_entry)>;
+
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
 /// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
 /// as kept; those that are older than the kept checkpoints are removed too. Never removes: what
@@ -51,10 +57,13 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 /// Considers only names that differ from `newest` in nothing but the last number (`step-900` for
 /// `step-1000`), and no names if `newest` has no number. If `newest` is empty, considers all names.
 ///
+/// `left`, if given, is called for each older checkpoint that stays because of what else is in it.
+///
 /// Requires: no other process writes into or removes from the directory (DirectoryLock).
 /// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io).
 std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
-                                   const std::string& newest = {});
+                                   const std::string& newest = {},
+                                   const LeftCheckpointSink& left = {});
 
 /// A lock that makes its holder the only writer of a directory. The lock is advisory. It is on the
 /// directory itself, so it leaves no file behind, and it ends with the process. Does nothing on

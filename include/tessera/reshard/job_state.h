@@ -157,6 +157,9 @@ class RankSave {
 
   const std::string& path() const;         // of the checkpoint
   const RankSaveOptions& options() const;  // the options that the constructor got
+  /// Returns a line for each older checkpoint that `keep_last` did not remove, because its folder
+  /// has other files too. Known on rank 0 after `finish`.
+  const std::vector<std::string>& left_checkpoints() const;
 
   /// Creates the staging directory and returns its path. If a single process must write the format,
   /// checks `<path>.parts` instead of the path, and `start_one_file` checks the path.

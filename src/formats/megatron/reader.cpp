@@ -62,6 +62,7 @@ class MegatronReader final : public EntryReader {
       : EntryReader(fs, std::move(path), std::move(folder), as_dict, family()), fs_(fs) {
     open_files();
     require_one_save();
+    require_own_folders();
     for (std::size_t i = 0; i < files_.size(); ++i) {
       ranks_.push_back(megatron::read_rank_model(*files_[i], folders_.place_of(i)));
     }
@@ -152,6 +153,37 @@ class MegatronReader final : public EntryReader {
       require_size(*file, "tensor_model_parallel_size", sizes.tensor);
       require_size(*file, "pipeline_model_parallel_size", sizes.stage);
       require_size(*file, "expert_model_parallel_size", sizes.expert);
+    }
+  }
+
+  /// Refuses a file in the folder of another rank: `args.rank` says who saved it, and tensor ranks
+  /// are numbered first. Converters write all files as one rank, which tells nothing.
+  void require_own_folders() {
+    std::map<std::int64_t, const File*> first_of;
+    for (const File* const file : files_) {
+      if (const auto rank = file->number_at({"args", "rank"})) first_of.emplace(*rank, file);
+    }
+    if (first_of.size() == 1 && files_.size() > 1) {
+      note("ranks", "in args.rank which rank saved each file",
+           std::to_string(first_of.begin()->first) +
+               " in all of them, so files may lie in other folders unnoticed");
+    }
+    if (first_of.size() <= 1) return;
+    const auto num_ranks = static_cast<std::int64_t>(folders_.sizes.tensor);
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      const auto rank = files_[i]->number_at({"args", "rank"});
+      if (!rank) continue;
+      const auto expected = static_cast<std::int64_t>(folders_.place_of(i).tensor);
+      if (*rank < 0 || *rank % num_ranks != expected) {
+        refuse(*files_[i], "args.rank", "folder of a rank",
+               "a file that tensor rank " + std::to_string(expected) + " of " +
+                   std::to_string(num_ranks) + " saved",
+               "the file of rank " + std::to_string(*rank));
+      }
+      if (first_of.at(*rank) != files_[i]) {
+        refuse(*files_[i], "args.rank", "folder of a rank", "a file of another rank",
+               "that of rank " + std::to_string(*rank) + ", as in " + first_of.at(*rank)->name());
+      }
     }
   }
 

@@ -191,6 +191,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
   }
   require_short_name(destination_,
                      kind_ == DestinationKind::member_file ? staging_path_ : journal_path());
+  tessera::detail::require_storage(destination_);
   tessera::detail::require_no_dangling_link(destination_);
   if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
     throw Error(ErrorKind::already_exists, {.path = destination_},

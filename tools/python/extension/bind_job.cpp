@@ -275,6 +275,11 @@ class Save {
     save_->link_equal_pieces(texts);
   }
   std::uint64_t linked_nbytes() const { return save_->linked_nbytes(); }
+  nb::list left_checkpoints() const {
+    nb::list lines;
+    for (const std::string& line : save_->left_checkpoints()) lines.append(text_to_python(line));
+    return lines;
+  }
   void write(const SavePlan& plan, const Addresses& addresses) {
     const nb::gil_scoped_release without_gil;
     save_->write(plan.plan(), *plan.source(addresses));
@@ -416,6 +421,7 @@ void bind_job(nb::module_& module) {
       .def("compare_with_base", &Save::compare_with_base, nb::arg("plan"), nb::arg("addresses"))
       .def("link_equal_pieces", &Save::link_equal_pieces, nb::arg("texts"))
       .def_prop_ro("linked_nbytes", &Save::linked_nbytes)
+      .def_prop_ro("left_checkpoints", &Save::left_checkpoints)
       .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"))
       .def("join", &Save::join)
       .def("seal", &Save::seal, nb::arg("token"))

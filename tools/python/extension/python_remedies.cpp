@@ -23,7 +23,7 @@ std::string python_remedy(const Remedy& remedy) {
     case Remedy::Action::allow_lossy:
       return "allow_lossy=True merges them by a weighted mean";
     case Remedy::Action::allow_overflow:
-      return "on_overflow='saturate' or 'infinity' moves it";
+      return "tessera.reshard moves it with on_overflow='saturate' or 'infinity'";
     case Remedy::Action::keep_dtype:
       return "move without cast, or leave it out with only='!" + remedy.argument + "'";
     case Remedy::Action::use_less_memory:

@@ -51,7 +51,11 @@ class JobState:
             self.per_rank[name] = value
             return value
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            state = self._visit_dict(path, value.state_dict())
+            given = value.state_dict()
+            if not isinstance(given, Mapping):
+                raise Error(f"{self._spell(path)}: state_dict(): expected a dict, found an object of class {type(given).__name__}",
+                            kind="invalid_argument", tensor=self._spell(path))
+            state = self._visit_dict(path, given)
             self.objects.append((path, value))
             return state
         if isinstance(value, Mapping) and value:
@@ -190,7 +194,11 @@ def put_back(given: Any, loaded: Any) -> Any:
         return given
     if isinstance(given, tuple) and isinstance(loaded, tuple) and len(given) == len(loaded):
         new = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
-        return given if all(a is b for a, b in zip(new, given, strict=True)) else new
+        if all(a is b for a, b in zip(new, given, strict=True)):
+            return given
+        return type(given)._make(new) if hasattr(given, "_make") else new  # a namedtuple stays one
+    if isinstance(given, frozenset) and isinstance(loaded, set):
+        return frozenset(loaded)
     if hasattr(given, "state_dict") and hasattr(given, "load_state_dict"):
         return given
     return loaded

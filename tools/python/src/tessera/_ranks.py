@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import pickle
 import signal
@@ -57,6 +58,23 @@ class Ranks:
                 self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
         self._interrupted = False
         self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}
+
+    @classmethod
+    def leave_groups(cls) -> None:
+        """Ends the Gloo groups. A thread of a group that still runs when Python ends may abort the process."""
+        all_ranks, cls._by_group = list(cls._by_group.values()), {}
+        for ranks in all_ranks:
+            ranks._leave_group()
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        import torch.distributed as dist
+
+        if dist.is_initialized():  # else the trainer has destroyed all groups
+            with contextlib.suppress(ValueError, RuntimeError):
+                dist.destroy_process_group(group)
 
     @property
     def size(self) -> int:
@@ -143,3 +161,6 @@ class Ranks:
         else:
             messages = [begin[8:] for begin in begins]
         return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
+
+
+atexit.register(Ranks.leave_groups)

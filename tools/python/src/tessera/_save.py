@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -132,6 +133,8 @@ class SaveSteps:
         tokens = self.together(lambda: self.save.join() if first else 0)
         self.together(lambda: self.save.seal(tokens[0]))
         self.together(lambda: self.save.finish() if first else None)
+        for line in self.save.left_checkpoints:  # on rank 0
+            warnings.warn(line, RuntimeWarning, stacklevel=2)
 
     def _write(self) -> None:
         self._with_addresses(self.save.write)
