@@ -27,6 +27,11 @@ std::string version_of(const ReadableFile& file);
 /// environment.
 void set_endpoint(const std::string& url);
 
+/// Names the S3 of the bucket in a path `s3://BUCKET/…`, for all paths in that bucket, until
+/// another call names another. Does nothing for other paths. Throws: Error(invalid_argument) if the
+/// endpoint is not a URL.
+void set_bucket_endpoint(const std::string& path, const std::string& endpoint);
+
 /// Returns an argument of a command line without the query of a web URL in it, which may be a
 /// signature. Requests for this URL send it all the same.
 std::string keep_query(const std::string& argument);

@@ -31,10 +31,13 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::string resolve_links(const std::string& path) const override;
   std::optional<NamedObject> find_name(const std::string& path) const;
 
-  /// Returns the server of `s3://`. It lives as long as this.
-  S3Server& s3() const;
+  /// Returns the server of a URL `s3://…`. It lives as long as this.
+  S3Server& s3(const std::string& url) const;
   /// Names another S3 than the environment does, such as `http://localhost:9000`.
   void set_endpoint(const std::string& url);
+  /// Names the S3 of the bucket in a URL `s3://…`. Other buckets keep theirs. Forgets what is known
+  /// of a bucket that moves. Throws: Error(invalid_argument) if the endpoint is no URL.
+  void set_bucket_endpoint(const std::string& url, const std::string& endpoint);
   /// Adds a query, which may be a secret, to requests for a URL of a web server.
   void keep_query(const std::string& url, const std::string& query);
   /// Forgets what is known of a path, of all below it and of what is beside it.
@@ -54,10 +57,13 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::optional<FoundObject> object(const std::string& url) const;
   Known look_at(const std::string& url) const;
   std::optional<Known> look_in_parent(const std::string& url) const;
+  void retire_s3_servers();
 
   mutable std::mutex mutex_;
-  std::string endpoint_;
-  mutable std::unique_ptr<S3Server> s3_;  // made at the first use: reads the user's settings
+  std::string endpoint_;                          // of buckets that have none of their own
+  std::map<std::string, std::string> endpoints_;  // by bucket
+  // By endpoint. Made at the first use: reads the user's settings.
+  mutable std::map<std::string, std::unique_ptr<S3Server>> s3_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Server> hub_;
   mutable std::map<std::string, Folder> folders_;  // also empty ones, which do not exist
