@@ -110,6 +110,10 @@ void set_endpoint(const std::string& url) {
   remote_files().set_endpoint(url);
 }
 
+void set_bucket_endpoint(const std::string& path, const std::string& endpoint) {
+  if (path.starts_with("s3://")) remote_files().set_bucket_endpoint(path, endpoint);
+}
+
 std::string keep_query(const std::string& argument) {
   const std::size_t equals = argument.find('=');
   const std::size_t slash = std::min(argument.find('/'), argument.size());

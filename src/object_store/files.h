@@ -27,6 +27,11 @@ std::string version_of(const ReadableFile& file);
 /// environment names.
 void set_endpoint(const std::string& url);
 
+/// Sets the server for all `s3://` paths in the bucket of `path`, `s3://BUCKET/…`. A later call
+/// replaces it. Does nothing for other paths. Throws: Error(invalid_argument) if `endpoint` is not
+/// a URL.
+void set_bucket_endpoint(const std::string& path, const std::string& endpoint);
+
 /// Returns an argument of a command line without the query of a web URL in it, because the query
 /// may be a secret signature. Stores the query, so that requests for this URL still send it.
 std::string keep_query(const std::string& argument);

@@ -32,6 +32,12 @@ const Entry* entry_in(const std::vector<Entry>& entries, const std::string& name
   return found == entries.end() || found->name != name ? nullptr : &*found;
 }
 
+void require_endpoint(const std::string& endpoint) {
+  if (endpoint.starts_with("http://") || endpoint.starts_with("https://")) return;
+  throw Error::expected(ErrorKind::invalid_argument, {}, "endpoint of S3",
+                        "a URL such as http://localhost:9000", "'" + printable(endpoint) + "'");
+}
+
 Error missing(const std::string& path, std::string_view expected, std::string_view found) {
   return Error::expected(ErrorKind::not_found, {.path = path}, "open", expected, found);
 }
@@ -48,30 +54,47 @@ RemoteFileSystem& RemoteFileSystem::of_process() {
 }
 
 Server& RemoteFileSystem::server_of(const std::string& url) const {
-  if (url.starts_with("s3://")) return s3();
+  if (url.starts_with("s3://")) return s3(url);
   return HubServer::serves(url) ? *hub_ : static_cast<Server&>(*http_);
 }
 
-S3Server& RemoteFileSystem::s3() const {
+S3Server& RemoteFileSystem::s3(const std::string& url) const {
+  const std::string bucket = parse_url(url).host;
   const std::scoped_lock lock(mutex_);
-  if (!s3_) {
+  const auto own = endpoints_.find(bucket);
+  const std::string& endpoint = own == endpoints_.end() ? endpoint_ : own->second;
+  std::unique_ptr<S3Server>& server = s3_[endpoint];
+  if (!server) {
     S3Settings settings = read_s3_settings(environment_of_process());
-    if (!endpoint_.empty()) settings.endpoint = endpoint_;
-    if (!settings.endpoint.empty() && !settings.endpoint.starts_with("http://") &&
-        !settings.endpoint.starts_with("https://")) {
-      throw Error::expected(ErrorKind::invalid_argument, {}, "endpoint of S3",
-                            "a URL such as http://localhost:9000",
-                            "'" + printable(settings.endpoint) + "'");
-    }
-    s3_ = std::make_unique<S3Server>(std::move(settings));
+    if (!endpoint.empty()) settings.endpoint = endpoint;
+    if (!settings.endpoint.empty()) require_endpoint(settings.endpoint);
+    server = std::make_unique<S3Server>(std::move(settings));
   }
-  return *s3_;
+  return *server;
 }
 
 void RemoteFileSystem::set_endpoint(const std::string& url) {
   const std::scoped_lock lock(mutex_);
   endpoint_ = url;
-  if (s3_) old_servers_.push_back(std::move(s3_));
+  retire_s3_servers();
+}
+
+void RemoteFileSystem::set_bucket_endpoint(const std::string& url, const std::string& endpoint) {
+  require_endpoint(endpoint);
+  const std::string bucket = parse_url(url).host;
+  const std::scoped_lock lock(mutex_);
+  if (std::exchange(endpoints_[bucket], endpoint) == endpoint) return;
+  const auto is_in_bucket = [&](const auto& known) {
+    return known.first.starts_with("s3://") && parse_url(known.first).host == bucket;
+  };
+  std::erase_if(folders_, is_in_bucket);
+  std::erase_if(objects_, is_in_bucket);
+}
+
+/// Makes the next use of S3 read the user's settings again. `mutex_` is held.
+void RemoteFileSystem::retire_s3_servers() {
+  for (auto& [endpoint, server] : s3_) old_servers_.push_back(std::move(server));
+  s3_.clear();
 }
 
 void RemoteFileSystem::keep_query(const std::string& url, const std::string& query) {
@@ -90,7 +113,7 @@ void RemoteFileSystem::forget(const std::string& path) {
   std::erase_if(folders_, is_forgotten);
   std::erase_if(objects_, is_forgotten);
   // Make new servers: the user's keys may have changed, or a branch may name another commit.
-  if (s3_) old_servers_.push_back(std::move(s3_));
+  retire_s3_servers();
   old_servers_.push_back(std::exchange(hub_, std::make_unique<HubServer>()));
 }
 

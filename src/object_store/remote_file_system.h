@@ -32,11 +32,15 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::string resolve_links(const std::string& path) const override;
   std::optional<NamedObject> find_name(const std::string& path) const;
 
-  /// Returns the server for `s3://` URLs. It lives as long as this object.
-  S3Server& s3() const;
+  /// Returns the server for a URL `s3://…`. It lives as long as this object.
+  S3Server& s3(const std::string& url) const;
   /// Sets the server for `s3://` URLs, such as `http://localhost:9000`, instead of the one that the
   /// environment names.
   void set_endpoint(const std::string& url);
+  /// Sets the server for the bucket of a URL `s3://BUCKET/…`. Other buckets keep theirs. Forgets
+  /// what is known about the bucket if its server changes. Throws: Error(invalid_argument) if
+  /// `endpoint` is not a URL.
+  void set_bucket_endpoint(const std::string& url, const std::string& endpoint);
   /// Sets the query, which may be a secret, that all requests for a URL of a web server get.
   void keep_query(const std::string& url, const std::string& query);
   /// Forgets what is known about a path, the paths below it, the folder that contains it, and the
@@ -57,11 +61,13 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::optional<FoundObject> object(const std::string& url) const;
   Known look_at(const std::string& url) const;
   std::optional<Known> look_in_parent(const std::string& url) const;
+  void retire_s3_servers();
 
   mutable std::mutex mutex_;
-  std::string endpoint_;
-  mutable std::unique_ptr<S3Server>
-      s3_;  // made at the first use, because that reads the user's settings
+  std::string endpoint_;                          // of buckets without an entry in endpoints_
+  std::map<std::string, std::string> endpoints_;  // by bucket
+  // By endpoint. Made at the first use, because that reads the user's settings.
+  mutable std::map<std::string, std::unique_ptr<S3Server>> s3_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Server> hub_;
   mutable std::map<std::string, Folder> folders_;  // an empty folder does not exist

@@ -45,7 +45,7 @@ Spool::Spool(std::string folder, SpoolOptions options)
       options_(std::move(options)),
       path_(join_path(folder_, last_component(options_.url))),
       parent_url_(options_.url.substr(0, options_.url.size() - last_component(path_).size())),
-      uploads_(RemoteFileSystem::of_process().s3()),
+      uploads_(RemoteFileSystem::of_process().s3(options_.url)),
       workers_(options_.num_uploads, kMaxWaitingParts) {
   const int num_unfinished =
       options_.resumes ? 0

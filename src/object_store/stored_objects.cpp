@@ -18,8 +18,8 @@ namespace {
 constexpr int kMaxFolders = 8;  // within each other
 constexpr int kNumUploads = 4;  // at the same time
 
-S3Server& server() {
-  return RemoteFileSystem::of_process().s3();
+S3Server& server_of(const std::string& url) {
+  return RemoteFileSystem::of_process().s3(url);
 }
 
 std::string url_in(const std::string& url, const std::string& name) {
@@ -28,7 +28,7 @@ std::string url_in(const std::string& url, const std::string& name) {
 
 void add_objects(const std::string& url, const std::string& folder, int num_folders,
                  StoredObjects& objects) {
-  const std::vector<Entry> entries = server().list(url_in(url, folder)).value();
+  const std::vector<Entry> entries = server_of(url).list(url_in(url, folder)).value();
   for (const Entry& entry : entries) {
     const std::string name = folder.empty() ? entry.name : join_path(folder, entry.name);
     if (!entry.is_folder) {
@@ -43,7 +43,7 @@ void add_objects(const std::string& url, const std::string& folder, int num_fold
 
 StoredObjects list_objects(const std::string& url) {
   StoredObjects objects;
-  if (const auto found = server().find(url)) {
+  if (const auto found = server_of(url).find(url)) {
     objects[""] = found->version;
   } else {
     add_objects(url, {}, 0, objects);
@@ -53,7 +53,7 @@ StoredObjects list_objects(const std::string& url) {
 
 void remove_objects(const std::string& url, const StoredObjects& objects,
                     const std::function<bool(const std::string& name)>& is_removed) {
-  S3Uploads uploads(server());
+  S3Uploads uploads(server_of(url));
   for (const auto& [name, version] : objects) {
     if (is_removed(name)) uploads.remove(url_in(url, name));
   }
@@ -61,7 +61,7 @@ void remove_objects(const std::string& url, const StoredObjects& objects,
 
 void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,
                  Existing existing) {
-  S3Uploads uploads(server());
+  S3Uploads uploads(server_of(url));
   const auto file = fs.open(path);
   const std::uint64_t part_nbytes = PartSizes::of_file(file->nbytes());
   const auto read = [&](std::uint64_t begin) {
@@ -95,7 +95,7 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
 }
 
 int find_unfinished(const std::string& url, Unfinished action) {
-  S3Uploads uploads(server());
+  S3Uploads uploads(server_of(url));
   const Url parts = parse_url(url);
   int num_found = 0;
   for (const UnfinishedUpload& upload : uploads.list_unfinished(url)) {

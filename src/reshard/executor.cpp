@@ -15,6 +15,7 @@
 #include "formats/staging/shared_work.h"
 #include "reshard/cast_losses.h"
 #include "reshard/execute_blocks.h"
+#include "reshard/in_memory_writer.h"
 #include "reshard/piece_index.h"
 #include "reshard/resume_identity.h"
 #include "reshard/row_wise_merge.h"
@@ -66,7 +67,11 @@ class Execution {
  public:
   Execution(const Plan& plan, const TensorSource& source, CheckpointWriter& writer,
             const ExecuteOptions& options)
-      : plan_(plan), source_(source), writer_(writer), options_(options) {
+      : plan_(plan),
+        source_(source),
+        writer_(writer),
+        memory_(dynamic_cast<InMemoryWriter*>(&writer)),
+        options_(options) {
     const std::vector<PieceId> order = writer.write_order();
     pieces_.reserve(order.size());
     for (const PieceId id : order) {
@@ -144,6 +149,12 @@ class Execution {
     return source_.contents().tensors[plan_.copies[id.tensor_index].source_tensor].meta.dtype;
   }
 
+  /// Whether a piece gets the source's bytes as they are.
+  bool is_copied(PieceId id) const {
+    return source_dtype_of(id) == destination_of(id).meta.dtype &&
+           plan_.copies[id.tensor_index].merged_widths.empty();
+  }
+
   std::uint64_t workspace_nbytes(PieceId id, std::int64_t block_numel) const {
     const auto numel = static_cast<std::uint64_t>(block_numel);
     const DType destination_dtype = destination_of(id).meta.dtype;
@@ -179,6 +190,13 @@ class Execution {
     const FlatRange window = window_of(piece, block);
 
     auto workspace = pool_.take();
+    if (memory_ != nullptr && is_copied(id)) {
+      const std::span<std::byte> bytes = memory_->memory_of(id, window);
+      fetch(id, window, *workspace, bytes);
+      if (options_.progress) options_.progress(bytes.size());
+      pool_.give_back(std::move(workspace));
+      return;
+    }
     const std::span<std::byte> bytes = room_for(id, window, *workspace);
     if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
@@ -280,6 +298,7 @@ class Execution {
   const Plan& plan_;
   const TensorSource& source_;
   CheckpointWriter& writer_;
+  InMemoryWriter* const memory_;  // the writer, if its pieces lie in memory
   const ExecuteOptions& options_;
   std::vector<PieceBlocks> pieces_;
   std::int64_t num_blocks_ = 0;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "reshard/in_memory_writer.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/writer_balance.h"
 #include "tessera/base/error.h"
@@ -86,7 +87,7 @@ class MemorySource final : public formats::TensorSource {
 };
 
 /// Copies the pieces that a move reads into the tensors of this rank.
-class MemoryWriter final : public formats::CheckpointWriter {
+class MemoryWriter final : public InMemoryWriter {
  public:
   MemoryWriter(CheckpointContents contents, std::vector<std::vector<std::byte*>> data)
       : contents_(std::move(contents)), data_(std::move(data)) {}
@@ -104,10 +105,14 @@ class MemoryWriter final : public formats::CheckpointWriter {
   std::int64_t block_numel(PieceId piece) const override {
     return kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
   }
+  std::span<std::byte> memory_of(PieceId piece, FlatRange window) override {
+    return {data_[piece.tensor_index][piece.piece_index] +
+                static_cast<std::size_t>(window.begin) * size_of(piece),
+            static_cast<std::size_t>(window.numel()) * size_of(piece)};
+  }
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
-    std::byte* const to = data_[piece.tensor_index][piece.piece_index] +
-                          static_cast<std::size_t>(begin) * size_of(piece);
-    std::memcpy(to, bytes.data(), bytes.size());
+    const auto numel = static_cast<std::int64_t>(bytes.size() / size_of(piece));
+    std::memcpy(memory_of(piece, {begin, begin + numel}).data(), bytes.data(), bytes.size());
   }
   void abandon() noexcept override {}
   void commit() override {}

@@ -15,7 +15,7 @@ BIN = os.environ.get("TESSERA_BIN")
 
 # Options that a place lacks on purpose.
 NOT_IN_PYTHON = {
-    "quiet", "json",  # a function prints nothing, and returns its summary
+    "quiet", "json", "color",  # a function prints nothing, and returns its summary
     "workers",  # a function takes the numbers, and asks no launcher
     "dequantize",  # the tool alone computes new numbers, as `combine` does
 }
@@ -23,7 +23,8 @@ NOT_IN_JOURNAL = {
     "dequantize",  # an entry of its own beside the plan's
     "to", "compress", "base", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
-    "memory", "threads", "spool", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
+    "memory", "threads", "spool", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress", "color",  # may differ
+    "endpoint",  # of the URLs; other objects than those of the first run are refused
     "part", "workers", "take-over",  # the number of workers has an entry of its own
 }
 ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size", "parts": "part"}  # beside world_size and part themselves
@@ -55,6 +56,7 @@ def command_line() -> set[str]:
     body += function("tools/ckpt-reshard/worker_options.cpp", "void add_worker_options(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     body += function("tools/cli/recipe_option.cpp", "void add_recipe_options(")
+    body += function("tools/cli/command_line.cpp", "void CommandLine::add_common_options(")
     return set(re.findall(r'(?:option|choice|flag)\(\s*"--([\w-]+)"', body))
 
 
@@ -134,7 +136,7 @@ class MoveOptionsTest(unittest.TestCase):
     def test_the_help_lists_them(self):
         said = subprocess.run([Path(BIN) / "ckpt-reshard", "--help"], capture_output=True, text=True, check=True).stdout
         options = said[said.index("\nOptions\n"):said.index("\nExamples\n")]
-        self.assertEqual(set(re.findall(r"^  --([\w-]+)", options, re.MULTILINE)), command_line() | {"color", "endpoint", "help"})
+        self.assertEqual(set(re.findall(r"^  --([\w-]+)", options, re.MULTILINE)), command_line() | {"help"})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import time
 
 import pytest
 from ckpt_tools import BIN, FIXTURES, reshard
-from faulty_proxy import s3_error
+from faulty_proxy import Proxy, s3_error
 from on_ranks import environments
 from test_object_stores import SECRET, TOKEN, bucket, environment, fail, local_files, moto, proxy, run, signature_of, succeed  # noqa: F401
 
@@ -575,3 +575,111 @@ def test_python_moves_to_a_url(proxy, keys, tmp_path):  # noqa: F811
         env=environment(proxy, PYTHONPATH=str(BIN.parent / "python")), capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     expect_same(keys("new/python"), "new/python", reshard(SOURCE, tmp_path / "local", "--world-size", 2, "--strategy", "dim0"))
+
+
+# Every function of the package with `endpoint=`. AWS_ENDPOINT_URL names a port where nothing answers.
+NAMED_ENDPOINT = """
+import os, sys
+import torch
+import torch.distributed as dist
+import tessera
+import tessera.dcp
+import torch.distributed.checkpoint as dcp
+
+endpoint, source, folder = sys.argv[1:]
+at = {"endpoint": endpoint}
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+url = "s3://checkpoints/new/named/step-%d"
+
+
+def on_rank_0(function):
+    if rank == 0:
+        function()
+    dist.barrier()
+
+
+def fails(function, kind):
+    try:
+        function()
+    except tessera.Error as error:
+        assert error.kind == kind, error
+        return str(error)
+    raise AssertionError(f"{function} succeeded")
+
+
+def before_any_endpoint():
+    fails(lambda: tessera.open(url % 0), "io")
+    message = fails(lambda: tessera.open(url % 0, endpoint="localhost:9000"), "invalid_argument")
+    assert "http://localhost:9000" in message and "'localhost:9000'" in message, message
+    tessera.open(source, endpoint="localhost:9000")  # local files have no endpoint
+
+
+on_rank_0(before_any_endpoint)
+state = {"weight": torch.arange(12.0), "step": 7}
+tessera.save(state, url % 1, **at)
+tessera.async_save(state, url % 2, keep_last=2, **at).result()
+dist.barrier()
+loaded = {"weight": torch.zeros(12), "step": 0}
+tessera.load(loaded, url % 2, **at)
+assert loaded["step"] == 7 and torch.equal(loaded["weight"], state["weight"])
+
+
+def others():
+    assert tessera.latest_valid(url.rsplit("/", 1)[0], **at).path == url % 2
+    assert tessera.open(url % 2, **at)["weight"][3:5].tobytes() == state["weight"][3:5].numpy().tobytes()
+    assert tessera.verify(url % 2, **at) == []
+    moved = url.replace("step-%d", "moved.pt")
+    assert tessera.reshard(source, moved, spool=folder, **at).written
+    assert tessera.scan(moved, **at).pickles == 1
+    assert tessera.split(moved, folder + "/back", only="*", **at).written
+    assert tessera.open(moved).format == "torch"  # a bucket stays where it is
+
+
+on_rank_0(others)
+dcp.save(state, storage_writer=tessera.dcp.StorageWriter(url % 3, **at))
+dcp.load(loaded, storage_reader=tessera.dcp.StorageReader(url % 3, **at))
+dist.barrier()
+os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
+"""
+
+
+def run_python(program, arguments, variables, ranks=1):
+    """Runs a program that uses the package, on some ranks."""
+    if not list((BIN.parent / "python").glob("tessera/_core*.so")):
+        pytest.skip("the Python package is not built")
+    variables = variables | {"PYTHONPATH": str(BIN.parent / "python")}
+    processes = [subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], env=variables | more,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for more in (environments(ranks) if ranks > 1 else [{}])]
+    said = [process.communicate(timeout=120) for process in processes]
+    for process, (_, error) in zip(processes, said):
+        assert process.returncode == 0, error
+
+
+def test_python_names_the_endpoint(proxy, keys, tmp_path):  # noqa: F811
+    variables = environment(proxy, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1", TMPDIR=str(tmp_path))
+    run_python(NAMED_ENDPOINT, [proxy.url, FIXTURES / "torch_zip" / "valid" / "state_dict.pt", tmp_path], variables, ranks=2)
+    assert {key.split("/")[2] for key in names(keys, "new/named")} == {"step-1", "step-2", "step-3", "moved.pt"}
+
+
+def test_each_bucket_has_an_endpoint_of_its_own(moto, proxy, keys):  # noqa: F811
+    """Two checkpoints are open at once on two servers, and read in turn. Then a bucket moves to a third."""
+    keys.client.create_bucket(Bucket="others")
+    for file in local_files(SOURCE):
+        keys.client.put_object(Bucket="others", Key=f"dcp/{file.name}", Body=file.read_bytes())
+    program = """
+import sys, tessera
+one, other, moved = sys.argv[1:]
+first = tessera.open("s3://checkpoints/runs/dcp", endpoint=one)
+second = tessera.open("s3://others/dcp", endpoint=other)
+tensors = [name for name, entry in first.items() if isinstance(entry, tessera.Tensor)]
+for name in tensors:  # the files with elements are opened only now
+    assert first[name].tobytes() == second[name].tobytes(), name
+third = tessera.open("s3://checkpoints/runs/dcp", endpoint=moved)
+assert third[tensors[0]].tobytes() == second[tensors[0]].tobytes()
+"""
+    with Proxy(moto) as other, Proxy(moto) as moved:
+        run_python(program, [proxy.url, other.url, moved.url], environment(proxy, AWS_ENDPOINT_URL="http://127.0.0.1:9"))
+        buckets = [{request.path.split("/")[1].split("?")[0] for request in each.requests} for each in (proxy, other, moved)]
+        assert buckets == [{"checkpoints"}, {"others"}, {"checkpoints"}]

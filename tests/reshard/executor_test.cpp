@@ -4,9 +4,12 @@
 
 #include <latch>
 #include <limits>
+#include <map>
+#include <optional>
 
 #include "reshard/resharding.h"
 #include "support/error_matchers.h"
+#include "tessera/reshard/job_state.h"
 
 namespace tessera::reshard {
 namespace {
@@ -267,6 +270,43 @@ TEST(ExecutorTest, EmptyAndZeroDimensionalTensorsAreOrdinary) {
   const MemoryCheckpoint moved = reshard_in_memory(source, {.world_size = 5});
   EXPECT_EQ(moved.contents().tensors.size(), 2U);
   EXPECT_EQ(whole_tensor(moved, 1), bytes_of<std::int64_t>({42}));
+}
+
+/// Notes the first address to which elements of each tensor are read.
+class NotesAddresses final : public formats::TensorSource {
+ public:
+  explicit NotesAddresses(const formats::TensorSource& source) : source_(source) {}
+
+  const formats::CheckpointContents& contents() const override { return source_.contents(); }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    addresses_.emplace(tensor_index, out.data());
+    source_.read_piece(tensor_index, piece_index, range, out);
+  }
+  const std::byte* address(std::size_t tensor_index) const { return addresses_.at(tensor_index); }
+
+ private:
+  const formats::TensorSource& source_;
+  mutable std::map<std::size_t, const std::byte*> addresses_;
+};
+
+TEST(ExecutorTest, ReadsStraightIntoMemoryUnlessNumbersAreCast) {
+  MemoryCheckpoint source("src");
+  source.add({"number", DType::float32, {3}}, bytes_of<float>({1.0F, -2.0F, 0.5F}));
+  source.add({"scalar", DType::int64, {}}, bytes_of<std::int64_t>({42}));
+  for (const std::optional<DType> cast : {std::optional<DType>(), std::optional(DType::float64)}) {
+    const Plan plan = plan_reshard(source.contents(), source.path(), {.cast = cast});
+    Bytes number(1 + 3 * (cast ? 8 : 4));  // the elements begin at an odd address
+    Bytes scalar(8);
+    const NotesAddresses reader(source);
+    const auto writer = memory_writer(plan.destination, {{number.data() + 1}, {scalar.data()}});
+    execute(plan, reader, *writer, {.num_threads = 1});
+    EXPECT_EQ(Bytes(number.begin() + 1, number.end()),
+              cast ? bytes_of<double>({1.0, -2.0, 0.5}) : bytes_of<float>({1.0F, -2.0F, 0.5F}));
+    EXPECT_EQ(scalar, bytes_of<std::int64_t>({42}));
+    EXPECT_EQ(reader.address(0) == number.data() + 1, !cast);
+    EXPECT_EQ(reader.address(1), scalar.data());
+  }
 }
 
 }  // namespace

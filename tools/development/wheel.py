@@ -146,14 +146,30 @@ def make_sdist(python: Path, log: Path) -> Path:
     return sdist
 
 
+def debian_configuration(python: Path, folder: Path) -> Path:
+    """Returns a folder of headers that has what Debian's own Python includes from /usr/include, where Zig does not look:
+    <x86_64-linux-gnu/python3.13/pyconfig.h>. It is empty for other Pythons."""
+    asked = "import sysconfig; print(sysconfig.get_path('include'), sysconfig.get_config_var('MULTIARCH'))"
+    include, multiarch = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    headers = folder / "include"
+    shutil.rmtree(headers, ignore_errors=True)
+    headers.mkdir()
+    header = Path(include).parent / multiarch / Path(include).name / "pyconfig.h"
+    if header.exists():
+        (headers / multiarch / header.parent.name).mkdir(parents=True)
+        shutil.copy2(header, headers / multiarch / header.parent.name)
+    return headers
+
+
 def compilers(python: Path) -> dict[str, str]:
     """Returns an environment in which CMake compiles with Zig for the oldest glibc."""
     folder = OUTPUT / "compilers"
     folder.mkdir(exist_ok=True)
     target = f"{os.uname().machine}-linux-gnu.{OLDEST_GLIBC}"
+    includes = f'-isystem "{debian_configuration(python, folder)}"'
     for name in ("cc", "c++"):
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang {name} -target {target} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang {name} -target {target} {includes} "$@"\n')
         script.chmod(0o755)
     return {"CC": str(folder / "cc"), "CXX": str(folder / "c++"),
             "CMAKE_ARGS": "-DTESSERA_MOLD=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON"}

@@ -454,6 +454,12 @@ void bind_job(nb::module_& module) {
           },
           nb::arg("name"));
   module.def(
+      "set_bucket_endpoint",
+      [](const nb::bytes& path, const nb::bytes& endpoint) {
+        object_store::set_bucket_endpoint(string_of(path), string_of(endpoint));
+      },
+      nb::arg("path"), nb::arg("endpoint"));
+  module.def(
       "latest_valid",
       [](const nb::bytes& directory, bool checksums) {
         const std::string path = string_of(directory);

@@ -377,6 +377,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read("memory", options.memory_nbytes);
   members.read("threads", options.num_threads);
   members.read_bytes("spool", options.spool);
+  members.read("endpoint", options.endpoint);
   members.read("dry_run", options.dry_run);
   members.read("overwrite", options.overwrite);
   members.read("resume", options.resume);
@@ -401,12 +402,25 @@ void tell_complete(const nb::python_error& error, const std::string& destination
   }
 }
 
+/// Names the server of every path of a move that may be on a store.
+void set_endpoints(const std::vector<MergePath>& sources, const std::string& destination,
+                   const MoveOptions& options) {
+  if (!options.endpoint) return;
+  for (const MergePath& source : sources) {
+    object_store::set_bucket_endpoint(source.path, *options.endpoint);
+  }
+  for (const std::string& path : {destination, options.like_path, options.extra_files_folder}) {
+    object_store::set_bucket_endpoint(path, *options.endpoint);
+  }
+}
+
 nb::dict move(const BytesPairs& sources, const nb::bytes& destination, const nb::dict& options,
               const nb::object& progress) {
   std::vector<MergePath> paths;
   for (const auto& [path, prefix] : sources) paths.push_back({string_of(path), string_of(prefix)});
-  const MoveRequest request =
-      make_move_request(std::move(paths), string_of(destination), move_options(options));
+  const MoveOptions given = move_options(options);
+  set_endpoints(paths, string_of(destination), given);
+  const MoveRequest request = make_move_request(std::move(paths), string_of(destination), given);
   Outcome outcome;
   std::atomic<bool> is_complete = false;
   try {

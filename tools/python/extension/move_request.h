@@ -53,8 +53,9 @@ struct MoveOptions {
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
-  int num_threads = 0;  // 0: object_store::default_num_threads()
-  std::string spool;    // a folder; empty: TMPDIR or /tmp
+  int num_threads = 0;                  // 0: object_store::default_num_threads()
+  std::string spool;                    // a folder; empty: TMPDIR or /tmp
+  std::optional<std::string> endpoint;  // of s3:// paths; none: not given
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;

@@ -99,6 +99,7 @@ class ToPython {
 /// A deeper nesting is probably a structure that contains itself.
 constexpr int kMaxDepth = 200;
 
+// Calls only functions of the stable ABI, for which the wheel of CPython 3.12 and later is compiled.
 class FromPython {
  public:
   explicit FromPython(const std::string& name) : name_(name) {}
@@ -112,8 +113,8 @@ class FromPython {
     if (object.is_none()) return {};
     if (PyBool_Check(it)) return it == Py_True;
     if (PyLong_Check(it)) return integer_of(object);
-    if (PyFloat_Check(it)) return PyFloat_AS_DOUBLE(it);
-    if (PyComplex_Check(it)) return complex_of(PyComplex_AsCComplex(it));
+    if (PyFloat_Check(it)) return PyFloat_AsDouble(it);
+    if (PyComplex_Check(it)) return complex_of(it);
     if (PyUnicode_Check(it)) {
       std::string text = text_of(object);
       if (nb::isinstance(object, nb::module_::import_("tessera._symbol").attr("Symbol"))) {
@@ -122,11 +123,11 @@ class FromPython {
       return text;
     }
     if (PyBytes_Check(it)) {
-      return Value::Bytes{{PyBytes_AS_STRING(it), static_cast<std::size_t>(PyBytes_GET_SIZE(it))}};
+      return Value::Bytes{{PyBytes_AsString(it), static_cast<std::size_t>(PyBytes_Size(it))}};
     }
     if (PyByteArray_Check(it)) {
       return Value::Bytes{
-          {PyByteArray_AS_STRING(it), static_cast<std::size_t>(PyByteArray_GET_SIZE(it))}};
+          {PyByteArray_AsString(it), static_cast<std::size_t>(PyByteArray_Size(it))}};
     }
     if (PyTuple_Check(it)) return Value::Tuple{items_of(object, depth)};
     if (PyList_Check(it)) return items_of(object, depth);
@@ -165,12 +166,13 @@ class FromPython {
   static std::string text_of(nb::handle object) {
     const nb::object utf8 =
         stolen(PyUnicode_AsEncodedString(object.ptr(), "utf-8", "surrogatepass"));
-    return {PyBytes_AS_STRING(utf8.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(utf8.ptr()))};
+    return {PyBytes_AsString(utf8.ptr()), static_cast<std::size_t>(PyBytes_Size(utf8.ptr()))};
   }
 
-  static Value complex_of(Py_complex number) {
+  static Value complex_of(PyObject* number) {
     const auto text = [](double part) { return text_of(nb::repr(nb::float_(part))); };
-    return Value::Symbol{"complex:" + text(number.real) + "," + text(number.imag)};
+    return Value::Symbol{"complex:" + text(PyComplex_RealAsDouble(number)) + "," +
+                         text(PyComplex_ImagAsDouble(number))};
   }
 
   static std::string type_of(nb::handle object) {

@@ -30,6 +30,14 @@ def path_bytes(name: str, path: PathLike) -> bytes:
     return encoded
 
 
+def stored_path_bytes(name: str, path: PathLike, endpoint: str | None) -> bytes:
+    """Returns a path as bytes. If it is on s3://, its bucket is from now on at `endpoint`; None: where it was."""
+    encoded = path_bytes(name, path)
+    if endpoint is not None:
+        _core.set_bucket_endpoint(encoded, name_bytes("endpoint", endpoint))
+    return encoded
+
+
 def optional_path_bytes(name: str, path: PathLike | None) -> bytes:
     return b"" if path is None else path_bytes(name, path)
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _core
-from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, path_bytes, settings
+from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, settings, stored_path_bytes
 from ._errors import Error, MissingName, Refused
 from ._html import html_of
 from ._state_dict import Likeness, whole
@@ -23,8 +23,9 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
-                 recipe: PathLike | None = None, inverse: bool = False, set: Mapping[str, int | str] | None = None):
-        encoded = path_bytes("path", path)
+                 recipe: PathLike | None = None, inverse: bool = False, set: Mapping[str, int | str] | None = None,
+                 endpoint: str | None = None):
+        encoded = stored_path_bytes("path", path, endpoint)
         self.path: str = os.fsdecode(encoded)
         reader = _core.Reader(encoded, optional_path_bytes("flat_layout", flat_layout), names_bytes("as_dict", as_dict),
                               optional_path_bytes("recipe", recipe), flag("inverse", inverse), settings("set", set))
@@ -171,13 +172,14 @@ class _Values(ValuesView[Any]):
 
 def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
          recipe: PathLike | None = None, inverse: bool = False,
-         set: Mapping[str, int | str] | None = None) -> Checkpoint:
+         set: Mapping[str, int | str] | None = None, endpoint: str | None = None) -> Checkpoint:
     """Opens a checkpoint of any format that Tessera reads, such as safetensors, PyTorch DCP or a `torch.save` file.
 
     Reads only the metadata, no tensor. `flat_layout` is a JSON file that lists the parameters in the flat vectors of
     FSDP1. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
     names are compared as text, and nothing is imported. `recipe` is a JSON file with rules that give the tensors other
     names and shapes, `inverse` applies it backwards, from its new names to the old ones, and `set` gives values to its
-    variables. Raises Error if there is no checkpoint, or if it cannot be read.
+    variables. `endpoint` is the S3 that s3:// paths name, such as "http://localhost:9000"; None: AWS_ENDPOINT_URL, or else
+    AWS. Later calls for the same bucket need not repeat it. Raises Error if there is no checkpoint, or if it cannot be read.
     """
-    return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict, recipe=recipe, inverse=inverse, set=set)
+    return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict, recipe=recipe, inverse=inverse, set=set, endpoint=endpoint)

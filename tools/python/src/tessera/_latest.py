@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import _core
-from ._arguments import PathLike, flag, path_bytes
+from ._arguments import PathLike, flag, stored_path_bytes
 
 
 class Skipped(NamedTuple):
@@ -23,7 +23,7 @@ class LatestValid(NamedTuple):
     skipped: list[Skipped]  # newer than `path`, newest first: damaged ones, interrupted saves
 
 
-def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
+def latest_valid(folder: PathLike, *, checksums: bool = False, endpoint: str | None = None) -> LatestValid:
     """Returns the newest valid checkpoint in a folder, of any format, and what is newer and was rejected.
 
     folder: a path, or s3://BUCKET/PREFIX.
@@ -33,8 +33,9 @@ def latest_valid(folder: PathLike, *, checksums: bool = False) -> LatestValid:
     has none. Not collective: call it on rank 0 and send the path to the others, so that all ranks load the same.
 
     checksums: also read every stored byte and compare it with its checksum.
+    endpoint: the S3 that s3:// paths name, as for `open`.
     """
-    path, skipped = _core.latest_valid(path_bytes("folder", folder), flag("checksums", checksums))
+    path, skipped = _core.latest_valid(stored_path_bytes("folder", folder, endpoint), flag("checksums", checksums))
     return LatestValid(path, [Skipped(*each) for each in skipped])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, path_bytes
+from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, stored_path_bytes
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_at, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory, require_apart
@@ -36,7 +36,7 @@ class Loaded(NamedTuple):
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
          allow_cast: bool = False, only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
          memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
-         progress: Progress = None) -> Loaded:
+         endpoint: str | None = None, progress: Progress = None) -> Loaded:
     """Loads a checkpoint into a state dict, in place: fills its tensors and replaces its values. Collective.
 
     The checkpoint may have any format that Tessera reads, and may be saved by any number of ranks in any layout. Each
@@ -51,6 +51,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
     memory: bytes for the buffers of all threads of this rank.
     threads: the number of threads; None: the number of cores.
+    endpoint: the S3 that s3:// paths name, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
     If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
@@ -60,7 +61,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     load = _Load(ranks)
     what = f"loading {path!r}"
     with ranks.holding_interrupts():
-        begun = ranks.gather(what, lambda: load.begin(state_dict, path, flag("strict", strict), flag("allow_cast", allow_cast),
+        begun = ranks.gather(what, lambda: load.begin(state_dict, path, endpoint, flag("strict", strict), flag("allow_cast", allow_cast),
                                                       names_bytes("only", only), rename))
         if len({digests for digests, _ in begun}) > 1:
             described = ranks.gather(what, load.description)
@@ -86,13 +87,13 @@ class _Load:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
 
-    def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, strict: bool, allow_cast: bool, only: list[bytes],
+    def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, endpoint: str | None, strict: bool, allow_cast: bool, only: list[bytes],
               rename: Mapping[str, str] | None) -> tuple[tuple[str, str], bool]:
         """Plans as if all ranks had the same tensors and names of values. Returns digests of this rank's, and whether they fit.
 
         One exchange is enough in the usual case, that all ranks have the same digests.
         """
-        self.encoded = path_bytes("path", path)
+        self.encoded = stored_path_bytes("path", path, endpoint)
         self.path = os.fsdecode(self.encoded)
         self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
         self.state = JobState(state_dict, self.ranks)

@@ -110,6 +110,7 @@ class MoveOptions(TypedDict, total=False):
     memory: int | str
     threads: int | None
     spool: PathLike | None
+    endpoint: str | None
     dry_run: bool
     overwrite: bool
     resume: bool
@@ -133,7 +134,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             allow_missing: bool = False, allow_lossy: bool = False, as_is: bool = False, extra_files: str = "carry",
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
             memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
-            threads: int | None = None, spool: PathLike | None = None, dry_run: bool = False, overwrite: bool = False,
+            threads: int | None = None, spool: PathLike | None = None, endpoint: str | None = None,
+            dry_run: bool = False, overwrite: bool = False,
             resume: bool = False, discard: bool = False, part: int | None = None, parts: int | None = None,
             take_over: bool = False, progress: Progress = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
@@ -185,6 +187,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
     spool: a folder for the files of a destination s3://… before they are uploaded; None: TMPDIR, or /tmp.
+    endpoint: the S3 that s3:// paths name, as for `open`.
     dry_run: plan the move, and raise the errors that it would raise at its start; write nothing.
     overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
         not be removed.
@@ -366,6 +369,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "memory": nbytes,
     "threads": at_least_one,
     "spool": optional_path_bytes,
+    "endpoint": optional_text,
     "dry_run": flag,
     "overwrite": flag,
     "resume": flag,

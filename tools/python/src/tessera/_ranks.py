@@ -8,9 +8,12 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._errors import Error
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -144,23 +147,41 @@ class Ranks:
 
     def _all_gather(self, own: bytes) -> list[Any]:
         """Returns the unpickled messages of all ranks. Short messages need one collective; all_gather_object always uses two."""
-        import torch
-        import torch.distributed as dist
-
-        def exchange(message: bytes, nbytes: int) -> list[bytes]:
-            sent = torch.zeros(nbytes, dtype=torch.uint8)
-            sent[:len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-            received = [torch.empty_like(sent) for _ in range(self.size)]
-            dist.all_gather(received, sent, group=self._group)
-            return [each.numpy().tobytes() for each in received]
-
-        begins = exchange(len(own).to_bytes(8, "little") + own[:_SHORT_NBYTES], 8 + _SHORT_NBYTES)
+        begins = self._exchange_short(len(own).to_bytes(8, "little") + own[:_SHORT_NBYTES])
         sizes = [int.from_bytes(begin[:8], "little") for begin in begins]
         if max(sizes) > _SHORT_NBYTES:
-            messages = exchange(own, max(sizes))
+            messages = self._exchange_long(own, max(sizes))
         else:
             messages = [begin[8:] for begin in begins]
         return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
+
+    def _exchange_short(self, message: bytes) -> list[bytes]:
+        """Returns the messages of all ranks, filled up with zeros. Every rank sends to every other one at once: Gloo's
+        all_gather passes messages from rank to rank, so where ranks outnumber cores, each waits for all before it."""
+        import torch
+        import torch.distributed as dist
+
+        sent = _as_tensor(message, 8 + _SHORT_NBYTES).repeat(self.size)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group)
+        return [each.numpy().tobytes() for each in received.view(self.size, -1)]
+
+    def _exchange_long(self, message: bytes, nbytes: int) -> list[bytes]:
+        import torch
+        import torch.distributed as dist
+
+        sent = _as_tensor(message, nbytes)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent, group=self._group)
+        return [each.numpy().tobytes() for each in received]
+
+
+def _as_tensor(message: bytes, nbytes: int) -> torch.Tensor:
+    import torch
+
+    tensor = torch.zeros(nbytes, dtype=torch.uint8)
+    tensor[:len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    return tensor
 
 
 atexit.register(Ranks.leave_groups)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
-from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, path_bytes, text
+from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
 from ._job_tensors import in_host_memory
@@ -42,7 +42,7 @@ class Saved(NamedTuple):
 
 def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
          overwrite: bool = False, keep_last: int | None = None, compress: str = "none", base: PathLike | None = None,
-         memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Saved:
+         memory: int | str = DEFAULT_BUFFERS_NBYTES, endpoint: str | None = None) -> Saved:
     """Saves a state dict. All ranks write one checkpoint together; it appears when it is complete. Collective.
 
     state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
@@ -62,6 +62,7 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     the same bytes are not written again; hard links to the base's files hold them. The new checkpoint is whole without
     the base. Every rank reads the base to compare its pieces. Native format only.
     memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
+    endpoint: the S3 that s3:// paths name, as for `open`.
 
     If a rank fails, raises Error on all ranks, and nothing appears at the path. If only the removal of older
     checkpoints fails, the Error says that the new one is complete. If an earlier async_save failed and
@@ -70,14 +71,14 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
         job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
-                         memory)
+                         memory, endpoint)
         job.run()
     return job.with_linked(job.report(begin))
 
 
 def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
                overwrite: bool = False, keep_last: int | None = None, compress: str = "none", base: PathLike | None = None,
-               memory: int | str = DEFAULT_BUFFERS_NBYTES) -> Future[Saved]:
+               memory: int | str = DEFAULT_BUFFERS_NBYTES, endpoint: str | None = None) -> Future[Saved]:
     """Saves as `save` does, but returns when the state is copied, and writes in the background. Collective.
 
     The trainer may change its tensors as soon as this returns. The copy takes as much memory as this rank writes; the
@@ -88,7 +89,7 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
         job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
-                         memory)
+                         memory, endpoint)
         job.copy_tensors()
         return _Background.start(job, job.report(begin))
 
@@ -172,19 +173,19 @@ class _Job(SaveSteps):
 
     @classmethod
     def start(cls, state_dict: Mapping[Any, Any], path: PathLike, process_group: Any, format: str, overwrite: bool,
-              keep_last: int | None, compress: str, base: PathLike | None, memory: int | str) -> _Job:
+              keep_last: int | None, compress: str, base: PathLike | None, memory: int | str, endpoint: str | None) -> _Job:
         ranks = Ranks.of(process_group)
         _Background.wait(ranks)
-        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, base, memory)
+        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, base, memory, endpoint)
 
     def __init__(self, ranks: Ranks, state_dict: Mapping[Any, Any], path: PathLike, format: str, overwrite: bool,
-                 keep_last: int | None, compress: str, base: PathLike | None, memory: int | str):
+                 keep_last: int | None, compress: str, base: PathLike | None, memory: int | str, endpoint: str | None):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
         self.has_base = base is not None
 
         def begin() -> dict[str, Any]:
-            encoded = path_bytes("path", path)
+            encoded = stored_path_bytes("path", path, endpoint)
             self.path = os.fsdecode(encoded)
             self.format = text("format", format)
             self.state = JobState(state_dict, ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _core
-from ._arguments import PathLike, path_bytes
+from ._arguments import PathLike, stored_path_bytes
 
 
 class ScannedPlace(NamedTuple):
@@ -52,15 +52,17 @@ class Scanned(NamedTuple):
         return not self.problems and all(name.verdict != "dangerous" for name in self.names)
 
 
-def scan(path: PathLike, *more: PathLike) -> Scanned:
+def scan(path: PathLike, *more: PathLike, endpoint: str | None = None) -> Scanned:
     """Returns what the pickles in files and folders would import and call when Python loads them, as ckpt-inspect scan does.
 
     Runs and imports nothing. Looks into files of any kind, and continues after a problem. Searches folders and all
     folders below them.
 
+    endpoint: the S3 that s3:// paths name, as for `open`.
+
     Raises Error if a path is missing.
     """
-    paths = [path_bytes("path", each) for each in (path, *more)]
+    paths = [stored_path_bytes("path", each, endpoint) for each in (path, *more)]
     names, problems, files, pickles = _core.scan(paths)
     return Scanned([ScannedName(verdict, name, reason, called, times, [ScannedPlace(*place) for place in places])
                     for verdict, name, reason, called, times, places in names],

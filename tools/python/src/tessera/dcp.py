@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from . import _core
-from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, path_bytes, text
+from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes, text
 from ._checkpoint import Checkpoint
 from ._job_tensors import is_in_host_memory
 from ._ranks import Ranks
@@ -133,10 +133,12 @@ class StorageWriter(DcpStorageWriter):
     """
 
     def __init__(self, path: CheckpointId = None, *, process_group: Any = None, overwrite: bool = False,
-                 keep_last: int | None = None, compress: str = "none", memory: int | str = DEFAULT_BUFFERS_NBYTES):
+                 keep_last: int | None = None, compress: str = "none", memory: int | str = DEFAULT_BUFFERS_NBYTES,
+                 endpoint: str | None = None):
         super().__init__()
         self._path = path
         self._group = process_group
+        self._endpoint = endpoint
         self._options = (flag("overwrite", overwrite), at_least_one("keep_last", keep_last, MAX_COUNT),
                          text("compress", compress), nbytes("memory", memory))
         Ranks.of(process_group)  # the first call is collective, so it must not be on the thread of an async_save
@@ -165,7 +167,7 @@ class StorageWriter(DcpStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
-        _PlannedSave(Ranks.of(self._group), self._path, self._options, plan.items, planner).run()
+        _PlannedSave(Ranks.of(self._group), self._path, self._endpoint, self._options, plan.items, planner).run()
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
                                                storage_data=None) for item in plan.items])
@@ -182,14 +184,14 @@ _Pieces = dict[str, tuple[list[Any], str, list[int], list[tuple[list[int], list[
 class _PlannedSave(SaveSteps):
     """A save of the items that DCP's planner gives to this rank."""
 
-    def __init__(self, ranks: Ranks, path: str | os.PathLike[str], options: tuple[bool, int, str, int],
-                 items: list[WriteItem], planner: SavePlanner):
+    def __init__(self, ranks: Ranks, path: str | os.PathLike[str], endpoint: str | None,
+                 options: tuple[bool, int, str, int], items: list[WriteItem], planner: SavePlanner):
         super().__init__(ranks, f"saving {path!r}")
         self._paths = getattr(planner, "mappings", {})
         self._tensors: dict[str, list[torch.Tensor]] = {}
 
         def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None]:
-            self._save = _core.Save(path_bytes("path", path), "native", ranks.rank, *options, b"")
+            self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"")
             pieces, values = self._take(items, planner)
             for value_path, value in values:
                 _core.check_value(value_path, value)
