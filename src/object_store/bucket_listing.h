@@ -18,6 +18,10 @@ struct Entry {
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
+/// Whether a server's name for an entry is one that a file can have: not empty, `.` or `..`, and
+/// without a slash or a zero byte. A name of another kind could lead out of a folder.
+bool is_entry_name(std::string_view name);
+
 /// A page of a bucket's list.
 struct BucketPage {
   std::vector<Entry> entries{};
@@ -25,8 +29,9 @@ struct BucketPage {
 };
 
 /// Parses the answer to ListObjectsV2 for a prefix that is empty or ends with a slash, with the
-/// delimiter `/`. Entries are named relative to the prefix. The object that some programs make for
-/// the folder itself is left out. Throws: Error(corruption) naming `where`.
+/// delimiter `/`. Entries are named relative to the prefix. Left out are the object that some
+/// programs make for the folder itself, and keys that end in `.` or `..`, which no file can have as
+/// its name. Throws: Error(corruption) naming `where`, also for a name that is_entry_name refuses.
 BucketPage parse_bucket_page(std::string_view xml, const std::string& prefix,
                              const std::string& where);
 
