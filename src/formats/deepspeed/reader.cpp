@@ -14,6 +14,7 @@
 #include "formats/deepspeed/one_save.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -97,12 +98,17 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   }
 
   /// Also compares to their ends the copies in the module of which opening compared only a part.
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
     const auto without_partial = [&](const Finding& finding) {
       if (partial_.empty() || finding.found != partial_) sink(finding);
     };
-    ModelStatesReader::verify(without_partial, progress, num_threads);
+    ModelStatesReader::verify_part(without_partial, progress, num_threads, part);
+    std::uint64_t nbytes = 0;
+    for (const Copy& copy : partly_compared_) {
+      nbytes += contents().tensors[copy.weights].meta.nbytes();
+    }
+    if (!part.takes(nbytes)) return;
     std::vector<std::string> changed;
     for (const Copy& copy : partly_compared_) {
       if (!are_equal_to(copy, kWholeParts)) changed.push_back(copy.fqn);

@@ -5,13 +5,14 @@
 #include <string>
 
 #include "formats/native/index.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::native {
 
 /// An open native checkpoint, with what only this format knows of it.
-class NativeCheckpoint : public CheckpointReader {
+class NativeCheckpoint : public DividedReader {
  public:
   virtual std::uint64_t checkpoint_id() const = 0;
   virtual const Index& index() const = 0;

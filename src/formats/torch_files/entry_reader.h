@@ -42,7 +42,7 @@ struct Family {
 
 /// A checkpoint whose tensors and values are parts of those of several files. Subclasses open the
 /// files, add the entries, and call `finish`; all in their constructors.
-class EntryReader : public CheckpointReader {
+class EntryReader : public DividedReader {
  public:
   Format format() const override { return family_.format; }
   const std::string& path() const override { return path_; }
@@ -54,8 +54,8 @@ class EntryReader : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override;
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override;
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override;
 
  protected:
   /// Elements of a file's tensor from `begin` on, or a number that the file has as a value.

@@ -58,10 +58,6 @@ struct Leaf {
   std::variant<TensorRecord, Value, Error> content;
 };
 
-/// Returns a note that pickles of the checkpoint at `path` name these classes and functions.
-/// Another loader may look them up.
-Finding note_of_foreign_names(const std::string& path, const std::set<std::string>& names);
-
 /// What a saved object consists of, in the order of the pickle.
 struct Leaves {
   std::vector<Leaf> leaves;

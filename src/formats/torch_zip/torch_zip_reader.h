@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/part_of_check.h"
 #include "formats/torch_zip/sharded_tensor.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
@@ -14,7 +15,7 @@
 namespace tessera::formats::torch_zip {
 
 /// A reader of one file, that also says what a checkpoint of several files needs to know.
-class TorchFileReader : public CheckpointReader {
+class TorchFileReader : public DividedReader {
  public:
   /// Returns where a tensor is in its DTensor or ShardedTensor; nothing for an ordinary tensor.
   virtual const std::optional<ShardPlace>& place_of(std::size_t tensor_index) const = 0;
