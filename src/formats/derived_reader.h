@@ -5,21 +5,22 @@
 #include <utility>
 #include <vector>
 
+#include "formats/part_of_check.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {
 
 /// Base class of readers that show the entries of another reader under other names or in another
 /// form. Format, path and files are those of the other reader.
-class DerivedReader : public CheckpointReader {
+class DerivedReader : public DividedReader {
  public:
   Format format() const override { return base_->format(); }
   const std::string& path() const override { return base_->path(); }
   std::vector<std::string> data_files() const override { return base_->data_files(); }
   void check_files(const FindingSink& sink) const override { base_->check_files(sink); }
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
-    base_->verify(sink, progress, num_threads);
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    formats::verify_part(*base_, sink, progress, num_threads, part);
   }
 
  protected:

@@ -12,6 +12,7 @@
 
 #include "base/checked_math.h"
 #include "base/json.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/tensor_meta.h"
@@ -112,7 +113,7 @@ std::size_t end_of_state_component(std::string_view fqn) {
   return dot == std::string_view::npos ? 0 : dot + 1 + kState.size();
 }
 
-class FlatLayoutReader final : public CheckpointReader {
+class FlatLayoutReader final : public DividedReader {
  public:
   FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
                    const std::vector<FlatVectorLayout>& layout);
@@ -134,9 +135,9 @@ class FlatLayoutReader final : public CheckpointReader {
   std::vector<std::string> data_files() const override { return reader_->data_files(); }
   MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override { reader_->check_files(sink); }
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
-    reader_->verify(sink, progress, num_threads);
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    formats::verify_part(*reader_, sink, progress, num_threads, part);
   }
 
  private:

@@ -57,6 +57,8 @@ class PageReader {
     for (const RawPage::Object& object : raw_.objects) {
       const std::string name = name_of(object.key);
       if (name.empty() || name.ends_with('/')) continue;  // a placeholder object for a folder
+      if (is_of_dots(name)) continue;
+      require_entry_name(name);
       page.entries.push_back({name, false, nbytes_of(object), object.etag});
     }
     for (const std::string& folder : raw_.folders) {
@@ -64,7 +66,9 @@ class PageReader {
       if (!name.ends_with('/'))
         refuse("a folder (common prefix) that ends with /", printable(folder));
       name.pop_back();
-      if (!name.empty()) page.entries.push_back({name, true});
+      if (name.empty() || is_of_dots(name)) continue;
+      require_entry_name(name);
+      page.entries.push_back({name, true});
     }
     if (raw_.is_truncated == "true") {
       if (raw_.token.empty()) refuse("a NextContinuationToken", "none");
@@ -77,6 +81,11 @@ class PageReader {
   [[noreturn]] void refuse(const std::string& expected, const std::string& found) const {
     throw Error::expected(ErrorKind::corruption, {.path = where_}, "list of the bucket", expected,
                           found);
+  }
+
+  static bool is_of_dots(const std::string& name) { return name == "." || name == ".."; }
+  void require_entry_name(const std::string& name) const {
+    if (!is_entry_name(name)) refuse("names without / and zero bytes", "'" + printable(name) + "'");
   }
 
   std::string name_of(const std::string& text) const {
@@ -108,6 +117,11 @@ class PageReader {
 };
 
 }  // namespace
+
+bool is_entry_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
+}
 
 BucketPage parse_bucket_page(std::string_view xml, const std::string& prefix,
                              const std::string& where) {

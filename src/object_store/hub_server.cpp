@@ -1,8 +1,10 @@
 // Hugging Face's hub: https://huggingface.co/docs/hub/api
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "base/json.h"
+#include "object_store/bucket_listing.h"
 #include "object_store/credentials.h"
 #include "object_store/http_server.h"
 #include "object_store/url.h"
@@ -58,8 +60,13 @@ Entry entry_of(const Value& item, std::size_t folder_nbytes, const std::string& 
                           "a path and a size of each file", "an entry without them",
                           "is HF_ENDPOINT a Hugging Face hub?");
   }
-  return {path->substr(folder_nbytes), is_folder,
-          is_folder ? 0 : static_cast<std::uint64_t>(*nbytes)};
+  std::string name = path->substr(folder_nbytes);
+  if (!is_entry_name(name)) {
+    throw Error::expected(ErrorKind::corruption, {.path = url}, "file list of the hub",
+                          "names of files in this folder", "'" + printable(name) + "'",
+                          "is HF_ENDPOINT a Hugging Face hub?");
+  }
+  return {std::move(name), is_folder, is_folder ? 0 : static_cast<std::uint64_t>(*nbytes)};
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::uint64_t kMaxPageNbytes = std::uint64_t{16} << 20;
 constexpr std::size_t kMaxEntries = 2'000'000;
+constexpr std::size_t kMaxPages = 20'000;  // of a list; S3's have up to 1000 entries
 constexpr const char* kDefaultRegion = "us-east-1";
 constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
 /// Stands in signatures in place of the SHA-256 of a body. The body is protected by HTTPS and by
@@ -164,6 +165,7 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
   if (!prefix.empty() && !prefix.ends_with('/')) prefix += '/';
   Query query{{"delimiter", "/"}, {"encoding-type", "url"}, {"list-type", "2"}, {"prefix", prefix}};
   std::vector<Entry> entries;
+  std::size_t num_pages = 0;
   for (;;) {
     const auto [response, body] = ask(url, query, kMaxPageNbytes);
     if (!response.is_success()) throw error_for(url, response);
@@ -174,6 +176,10 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
                             "at most " + std::to_string(kMaxEntries) + " entries", "more");
     }
     if (page.continuation_token.empty()) break;
+    if (++num_pages == kMaxPages) {
+      throw Error::expected(ErrorKind::corruption, {.path = url}, "list of the bucket",
+                            "at most " + std::to_string(kMaxPages) + " pages", "more");
+    }
     std::erase_if(query, [](const auto& entry) { return entry.first == "continuation-token"; });
     query.emplace_back("continuation-token", page.continuation_token);
   }

@@ -17,9 +17,11 @@ using Answer = S3Server::Answer;
 constexpr std::string_view kPermissionToWrite =
     "to write (s3:PutObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts; s3:DeleteObject "
     "to replace)";
-constexpr int kMaxMismatches = 3;  // wrong ETags before an upload fails
-constexpr std::chrono::seconds kMaxCompletion{
-    600};  // time in which S3 joins the parts of a large object
+constexpr int kMaxMismatches = 3;            // wrong ETags before an upload fails
+constexpr std::uint64_t kMaxParts = 10'000;  // of an upload, the limit of S3
+constexpr int kMaxPages = 10'000;            // of a list
+// The time in which S3 joins the parts of a large object.
+constexpr std::chrono::seconds kMaxCompletion{600};
 
 std::string without_quotes(std::string etag) {
   if (etag.size() >= 2 && etag.starts_with('"') && etag.ends_with('"')) {
@@ -91,6 +93,19 @@ std::uint64_t number_in(const std::string& url, const std::string& text) {
   if (error == std::errc() && end == text.data() + text.size() && !text.empty()) return number;
   throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server", "a number",
                         "'" + printable(text) + "'");
+}
+
+int part_number_in(const std::string& url, const std::string& text) {
+  const std::uint64_t number = number_in(url, text);
+  if (1 <= number && number <= kMaxParts) return static_cast<int>(number);
+  throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server",
+                        "a part number from 1 to " + std::to_string(kMaxParts),
+                        "'" + printable(text) + "'");
+}
+
+[[noreturn]] void refuse_long_list(const std::string& url) {
+  throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server",
+                        "a list that ends", "more than " + std::to_string(kMaxPages) + " pages");
 }
 
 }  // namespace
@@ -249,6 +264,7 @@ void S3Uploads::abort(const std::string& url, const std::string& id) {
 std::vector<UploadedPart> S3Uploads::list_parts(const std::string& url, const std::string& id) {
   std::vector<UploadedPart> parts;
   Server::Query query{{"uploadId", id}};
+  int num_pages = 0;
   for (;;) {
     const Answer answer = server_.send(url, {.method = "GET", .query = query});
     if (answer.response.status == 404) return {};
@@ -257,7 +273,7 @@ std::vector<UploadedPart> S3Uploads::list_parts(const std::string& url, const st
     std::string next;
     bool is_truncated = false;
     read_answer(url, answer.body, [&](std::string_view path, std::string text) {
-      if (path == "Part/PartNumber") part.number = static_cast<int>(number_in(url, text));
+      if (path == "Part/PartNumber") part.number = part_number_in(url, text);
       if (path == "Part/Size") part.nbytes = number_in(url, text);
       if (path == "Part/ETag") part.etag = std::move(text);
       if (path == "Part") parts.push_back(std::exchange(part, {}));
@@ -265,6 +281,7 @@ std::vector<UploadedPart> S3Uploads::list_parts(const std::string& url, const st
       if (path == "IsTruncated") is_truncated = text == "true";
     });
     if (!is_truncated || next.empty()) return parts;
+    if (parts.size() > kMaxParts || ++num_pages == kMaxPages) refuse_long_list(url);
     query = {{"part-number-marker", next}, {"uploadId", id}};
   }
 }
@@ -274,6 +291,7 @@ std::vector<UnfinishedUpload> S3Uploads::list_unfinished(const std::string& url)
   const Server::Query wanted{
       {"encoding-type", "url"}, {"prefix", parse_url(url).path}, {"uploads", ""}};
   Server::Query query = wanted;
+  int num_pages = 0;
   for (;;) {
     const Answer answer =
         server_.send(url, {.method = "GET", .query = query, .about = Call::About::bucket});
@@ -300,6 +318,7 @@ std::vector<UnfinishedUpload> S3Uploads::list_unfinished(const std::string& url)
       uploads[i].key = decoded(uploads[i].key);
     }
     if (!is_truncated || next_key.empty()) break;
+    if (++num_pages == kMaxPages) refuse_long_list(url);
     query = wanted;
     query.emplace_back("key-marker", decoded(next_key));
     query.emplace_back("upload-id-marker", next_id);

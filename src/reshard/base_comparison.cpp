@@ -95,10 +95,30 @@ std::vector<PiecePair> find_equal_pieces(const Plan& plan, const formats::Tensor
       return plan.destination.tensors[tensor_index].pieces[piece_index].rank != *rank;
     });
   }
+  return find_equal_pieces_of(plan, source, base, std::move(pairs), options);
+}
+
+std::vector<PiecePair> find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
+                                            const BaseCheckpoint& base,
+                                            std::vector<PiecePair> pairs,
+                                            const ExecuteOptions& options) {
   ComparingWriter writer(plan.destination, base, std::move(pairs));
   if (writer.write_order().empty()) return {};
   execute(plan, source, writer, options);
   return writer.equal_pairs();
+}
+
+std::shared_ptr<const BaseCheckpoint> open_base_of_move(const FileSystem& fs,
+                                                        const std::string& base,
+                                                        const std::string& destination,
+                                                        const formats::CreateOptions& create) {
+  if (object_store::is_url(base)) {
+    throw Error::expected(ErrorKind::unsupported, {.path = base}, "base", "a local path", "a URL",
+                          "hard links need the file system of the destination");
+  }
+  auto opened = BaseCheckpoint::open(fs, without_trailing_slashes(base), create.format);
+  formats::check_base(fs, base, destination);
+  return opened;
 }
 
 std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
@@ -106,12 +126,7 @@ std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source
                            const std::string& destination, formats::CreateOptions& create,
                            const ExecuteOptions& options) {
   if (base.empty()) return 0;
-  if (object_store::is_url(base)) {
-    throw Error::expected(ErrorKind::unsupported, {.path = base}, "base", "a local path", "a URL",
-                          "the new checkpoint has hard links to files of its base");
-  }
-  auto opened = BaseCheckpoint::open(fs, without_trailing_slashes(base), create.format);
-  formats::check_base(fs, base, destination);
+  auto opened = open_base_of_move(fs, base, destination, create);
   std::vector<PiecePair> equal = find_equal_pieces(plan, source, *opened, options);
   create.native.linked =
       formats::link_pieces(std::move(opened), plan.destination, std::move(equal));

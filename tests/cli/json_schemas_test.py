@@ -140,6 +140,7 @@ class JsonSchemasTest(unittest.TestCase):
                 self.check("ckpt-inspect stats --part", "ckpt-inspect", "stats", "--json", "--part", "0/2", path)
                 self.check("ckpt-inspect layout", "ckpt-inspect", "layout", "--json", path)
                 self.check("ckpt-inspect verify", "ckpt-inspect", "verify", "--json", path)
+                self.check("ckpt-inspect verify --part", "ckpt-inspect", "verify", "--json", "--part", "0/2", path)
                 self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", path, path)
                 self.check("ckpt-inspect hash", "ckpt-inspect", "hash", "--json", path)
                 if path.name != "no_tensors.safetensors":  # no name to show
@@ -151,6 +152,8 @@ class JsonSchemasTest(unittest.TestCase):
             document = self.check("ckpt-inspect verify", "ckpt-inspect", "verify", "--json",
                                   invalid / name)
             self.assertFalse(document["sound"])
+            for part in ("0/2", "1/2"):
+                self.check("ckpt-inspect verify --part", "ckpt-inspect", "verify", "--json", "--part", part, invalid / name)
         valid = OPTIONS.fixtures / "dcp/valid"
         document = self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", valid / "dtypes",
                               valid / "degenerate")

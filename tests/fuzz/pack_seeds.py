@@ -41,6 +41,32 @@ TEXTS = {
     "flat_layout": ('{"schema": 1, "units": [{"name": "layers.0", "dtype": "float32", "parameters": '
                     '[{"fqn": "a", "shape": [10, 4]}, {"fqn": "b", "shape": []}, {"fqn": "c", "shape": [0, 7]}]}]}',),
 }
+BUCKET_PAGE = ('<?xml version="1.0"?><ListBucketResult><IsTruncated>true</IsTruncated><EncodingType>url</EncodingType>'
+               '<NextContinuationToken>t</NextContinuationToken><Contents><Key>runs/a%2Bb</Key><Size>17</Size>'
+               '<ETag>&quot;0f-2&quot;</ETag></Contents><CommonPrefixes><Prefix>runs/step-10/</Prefix></CommonPrefixes>'
+               '</ListBucketResult>')
+S3_ERROR = ("<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong &#x263A;</Message><Region>eu-central-1</Region>"
+            "<Endpoint>e</Endpoint></Error>")
+PARTS = ('<ListPartsResult><IsTruncated>false</IsTruncated><NextPartNumberMarker>1</NextPartNumberMarker><Part><PartNumber>1'
+         '</PartNumber><Size>100</Size><ETag>"6d0bb00954ceb7fbee436bb55a8397a9"</ETag></Part></ListPartsResult>')
+UPLOADS = ("<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><EncodingType>url</EncodingType><NextKeyMarker>runs%2Fa"
+           "</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker><Upload><Key>runs%2Fa</Key><UploadId>u</UploadId></Upload>"
+           "</ListMultipartUploadsResult>")
+RANGE = '206\nContent-Range: bytes 0-4/5\nETag: "e"\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\n\nabcde'
+STORE_TEXTS = (f"l{BUCKET_PAGE}", f"e{S3_ERROR}", "p[default]\naws_access_key_id = A # c\n[profile x]\nregion=r\n s3 =\n  a = b\n",
+               "us3://bucket/a%20b?c+d", "uhttps://user:word@host:1/a?b")
+STORE_ANSWERS = {  # of the servers, one after the other
+    "l": (f"200\n\n{BUCKET_PAGE}", f"200\n\n{BUCKET_PAGE.replace('true', 'false')}"),
+    "r": (RANGE, RANGE, RANGE),
+    "f": (f"200\n\n{UPLOADS}", f"200\n\n{UPLOADS.replace('true', 'false')}"),
+    "p": (f"301\nx-amz-bucket-region: eu-central-1\n\n{S3_ERROR}", '200\nETag: "e"\n\n'),
+    "u": ("200\n\n<R><UploadId>u</UploadId></R>", '200\nETag: "6d0bb00954ceb7fbee436bb55a8397a9"\n\n', f"200\n\n{PARTS}",
+          '200\n\n<R><ETag>"a-1"</ETag></R>'),
+    "h": ('200\n\n{"sha": "c0"}', '200\nLink: <http://hub.test/api/next>; rel="next"\n\n[{"type": "file", "path": "a", "size": 5}, '
+          '{"type": "directory", "path": "b"}]', "200\n\n[]"),
+    "g": ('200\n\n{"sha": "c0"}', f"302\nLocation: http://other.test/x\n\n", RANGE, RANGE, RANGE),
+    "w": ("200\nContent-Length: 5\nETag: e\n\nabcde", RANGE, RANGE),
+}
 
 
 def packed_bytes(parts: list[bytes]) -> bytes:
@@ -165,6 +191,10 @@ def seeds(fixtures: Path):
         yield "torch_checkpointing", content
     for content in manifests():
         yield "manifest", content
+    for text in STORE_TEXTS:
+        yield "store_texts", text.encode()
+    for choice, answers in STORE_ANSWERS.items():
+        yield "store_server", (choice + "\n====\n".join(answers)).encode()
     for target, texts in TEXTS.items():
         yield from ((target, text.encode()) for text in texts)
     for file in sorted(HERE.glob("findings/*/*")):

@@ -186,6 +186,22 @@ def test_keys_with_special_characters(proxy, bucket):
     assert succeed(proxy, "ckpt-inspect", "ls", "s3://checkpoints/run a+b/ä?&=%20'/step/") == expected
 
 
+def test_a_list_with_names_outside_of_the_folder_writes_nothing_there(proxy, tmp_path):
+    content = b'{"model_type": "x"}'
+
+    def change(request, answer):
+        if request.is_list and answer.body.count(b"<Contents>"):
+            entry = f"<Contents><Key>runs/safetensors/../../escaped.json</Key><Size>{len(content)}</Size></Contents>"
+            return Answer(200, {}, answer.body.replace(b"</ListBucketResult>", entry.encode() + b"</ListBucketResult>"))
+        return Answer(200, {}, content) if request.path.split("?")[0].endswith("escaped.json") else None
+
+    proxy.change = change
+    (tmp_path / "a").mkdir()
+    message = fail(proxy, "ckpt-reshard", url_of("safetensors"), tmp_path / "a" / "b", "--to", "native")
+    assert "list of the bucket: expected names without /" in message
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a"]
+
+
 def signature_of(request, secret):
     """Signs a request as botocore does, an independent peer."""
     from botocore.awsrequest import AWSRequest

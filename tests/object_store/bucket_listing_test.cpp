@@ -54,6 +54,26 @@ TEST(BucketListingTest, RefusesWhatIsNoList) {
   }
 }
 
+TEST(BucketListingTest, NoNameLeadsOutOfTheFolder) {
+  const auto page_with = [](const std::string& inner) {
+    return parse_bucket_page("<ListBucketResult>" + inner + "</ListBucketResult>", "p/",
+                             "s3://b/p");
+  };
+  for (const std::string key : {"p/../x.json", "p/a/../../x.json", "p//etc/x.json"}) {
+    EXPECT_THAT([&] { page_with("<Contents><Key>" + key + "</Key><Size>1</Size></Contents>"); },
+                ThrowsError(ErrorKind::corruption, "expected names without /"))
+        << key;
+  }
+  EXPECT_THAT([&] { page_with("<CommonPrefixes><Prefix>p/a/../b/</Prefix></CommonPrefixes>"); },
+              ThrowsError(ErrorKind::corruption, "expected names without /"));
+  // Keys that S3 allows, but that no file can have as its name.
+  EXPECT_THAT(page_with("<Contents><Key>p/..</Key><Size>1</Size></Contents>"
+                        "<CommonPrefixes><Prefix>p/../</Prefix></CommonPrefixes>"
+                        "<CommonPrefixes><Prefix>p/./</Prefix></CommonPrefixes>")
+                  .entries,
+              ::testing::IsEmpty());
+}
+
 TEST(BucketListingTest, ReadsErrors) {
   const S3ErrorBody body = parse_s3_error(
       "<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message>"

@@ -7,8 +7,8 @@
 #include "base/json.h"
 #include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
+#include "ckpt-inspect/part_document.h"
 #include "ckpt-inspect/quantized.h"
-#include "ckpt-inspect/standard_input.h"
 #include "cli/part_option.h"
 #include "cli/table.h"
 #include "inspect/selection_part.h"
@@ -19,7 +19,6 @@ namespace {
 
 using inspect::Statistics;
 
-constexpr std::uint64_t kMaxPartNbytes = std::uint64_t{1} << 30;
 constexpr const char* kHelpCommand = "ckpt-inspect stats --help";
 
 struct Group {
@@ -129,12 +128,7 @@ std::vector<Statistics> join(const StatsOptions& options, const formats::Checkpo
                              const inspect::Selection& selection) {
   std::vector<inspect::PartOfStatistics> parts;
   for (const std::string& path : options.joined_paths) {
-    const auto check_begin = [&](std::string_view begin) {
-      if (begin.starts_with('{')) return;
-      throw Error::expected(ErrorKind::corruption, {.path = path}, "part of statistics",
-                            "JSON, from {", "other bytes", "is it what stats --part printed?");
-    };
-    parts.push_back({path, parse_json(read_text(path, kMaxPartNbytes, check_begin), path)});
+    parts.push_back({path, read_part_document(path, "part of statistics", "stats")});
   }
   return inspect::join_statistics(parts, reader.contents(), selection);
 }
@@ -167,9 +161,7 @@ void check_options(const StatsOptions& options) {
   };
   if (!options.joined_paths.empty()) refuse("--join");
   if (options.depth > 0) refuse("--depth");
-  if (!options.json) {
-    throw UsageError("--part: expected --json with it, found none", kHelpCommand);
-  }
+  require_json_of_part(options.json, kHelpCommand);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
 
@@ -9,12 +12,14 @@ struct VerifyCommandOptions {
   SourceOptions source;
   WorkOptions work;
   bool values = false;
+  std::string part{};                       // I/N; empty: the whole check
+  std::vector<std::string> joined_paths{};  // of the outputs of all parts
   bool json = false;
 };
 
 void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Terminal& terminal);
 
-/// Checks every byte. Returns ExitCode::findings if it finds an error.
+/// Checks every byte, or those of one part. Returns ExitCode::findings if it finds an error.
 ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

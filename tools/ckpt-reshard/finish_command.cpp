@@ -41,7 +41,10 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   }
   if (!work.is_begun()) {
     const auto lock = work.lock();
-    if (!work.is_begun()) work.remove();
+    if (!work.is_begun()) {
+      work.refuse_while_compared();
+      work.remove();
+    }
     terminal.print(options.destination + ": nothing to finish\n");
     return ExitCode::done;
   }

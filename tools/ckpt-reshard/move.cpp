@@ -112,6 +112,31 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
   });
 }
 
+/// Compares with the base, if there is one, and sets in `create` what is linked.
+void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& part,
+                  formats::CreateOptions& create, Outcome& outcome, const CheckpointReader& reader,
+                  const std::stop_token& stop) {
+  FileSystem& fs = object_store::files();
+  const reshard::ExecuteOptions execute{.memory_nbytes = options.memory_nbytes,
+                                        .num_threads = num_threads(options),
+                                        .stop = stop,
+                                        .source_path = reader.path()};
+  const bool finishes = !options.worker.finished_folder.empty();
+  if (options.base.empty() || options.dry_run || (!part && !finishes)) {
+    outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, options.base,
+                                                  options.destination, create, execute);
+    return;
+  }
+  reshard::ComparisonShare share;
+  if (part) {
+    share = {.index = part->index, .num_shares = part->num_parts};
+  } else {
+    share.num_shares = formats::SharedWork(fs, options.destination).num_shares();
+  }
+  outcome.linked_nbytes = reshard::link_to_base_with_others(
+      outcome.plan, reader, fs, options.base, options.destination, create, share, execute);
+}
+
 /// Writes the share of one worker, or finishes the shares of all workers.
 void move_with_others(const MoveOptions& options, const std::optional<PartOfWork>& part,
                       const formats::CreateOptions& create, Outcome& outcome,
@@ -304,9 +329,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const bool finishes = !options.worker.finished_folder.empty();
   const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
   if (part || finishes) object_store::require_local(options.destination);
-  if (!options.base.empty() && (part || finishes || is_on_store)) {
-    throw UsageError(is_on_store ? "--base: expected a local DST, found one on an object store"
-                                 : "--base: expected a move by one process, found --part or finish",
+  if (!options.base.empty() && is_on_store) {
+    throw UsageError("--base: expected a local DST, found one on an object store",
                      "ckpt-reshard --help");
   }
   if (!options.spool.empty() && !is_on_store) {
@@ -348,12 +372,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   formats::CreateOptions create = create_options(options, files, wanted);
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
-  outcome.linked_nbytes =
-      reshard::link_to_base(plan, reader, fs, options.base, options.destination, create,
-                            {.memory_nbytes = options.memory_nbytes,
-                             .num_threads = num_threads(options),
-                             .stop = signals.token(),
-                             .source_path = reader.path()});
+  link_to_base(options, part, create, outcome, reader, signals.token());
   if (is_on_store) {
     move_to_store(options, create, outcome, reader, terminal, signals.token());
   } else if (options.dry_run) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +28,18 @@ std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
                                                   const ExecuteOptions& options,
                                                   std::optional<int> rank = {});
 
+/// Does the same for pairs of `formats::pair_pieces`, sorted by piece.
+std::vector<formats::PiecePair> find_equal_pieces_of(const Plan& plan,
+                                                     const formats::TensorSource& source,
+                                                     const formats::BaseCheckpoint& base,
+                                                     std::vector<formats::PiecePair> pairs,
+                                                     const ExecuteOptions& options);
+
+/// Opens the base of a move. Throws: what BaseCheckpoint::open and check_base throw.
+std::shared_ptr<const formats::BaseCheckpoint> open_base_of_move(
+    const FileSystem& fs, const std::string& base, const std::string& destination,
+    const formats::CreateOptions& create);
+
 /// Opens the base of a move, compares the move's pieces with it, and sets in `create` which pieces
 /// stay in files of the base. Does nothing if `base` is empty. Returns the bytes of these pieces.
 /// `options`: as for find_equal_pieces.
@@ -35,5 +48,23 @@ std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source
                            const FileSystem& fs, const std::string& base,
                            const std::string& destination, formats::CreateOptions& create,
                            const ExecuteOptions& options);
+
+/// One of the shares of a comparison that several workers do together.
+struct ComparisonShare {
+  int index = 0;
+  int num_shares = 1;
+};
+
+/// Does what `link_to_base` does, for one of several workers of a move. Each worker compares its
+/// own share of the bytes and leaves the result in the folder of the shared work. Then it takes
+/// the results of the others, and compares the shares that no living worker compares. Waits while
+/// another worker compares. So all workers link the same pieces, also if they run one after the
+/// other. Requires: `base` is not empty, and `create` has a journal. Throws also: what
+/// SharedWork::lock throws.
+std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
+                                       FileSystem& fs, const std::string& base,
+                                       const std::string& destination,
+                                       formats::CreateOptions& create, const ComparisonShare& share,
+                                       const ExecuteOptions& options);
 
 }  // namespace tessera::reshard

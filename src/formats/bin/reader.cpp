@@ -9,6 +9,7 @@
 #include "formats/bin/bin_files.h"
 #include "formats/drivers.h"
 #include "formats/opened_classes.h"
+#include "formats/part_of_check.h"
 #include "formats/torch_zip.h"
 #include "tessera/base/error.h"
 
@@ -18,7 +19,7 @@ namespace {
 using bin::FileSet;
 
 /// The files of a model, each read by the reader of torch.save files.
-class BinReader final : public CheckpointReader {
+class BinReader final : public DividedReader {
  public:
   BinReader(const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict)
       : path_(std::move(path)) {
@@ -70,10 +71,11 @@ class BinReader final : public CheckpointReader {
   void check_files(const FindingSink& sink) const override {
     for (const Finding& finding : findings_) sink(finding);
   }
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
-    check_files(sink);
-    for (const auto& shard : shards_) shard->verify(sink, progress, num_threads);
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    if (part.takes(0)) check_files(sink);
+    for (const auto& shard : shards_)
+      formats::verify_part(*shard, sink, progress, num_threads, part);
   }
 
  private:

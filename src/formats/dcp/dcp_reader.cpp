@@ -19,6 +19,7 @@
 #include "formats/name_pattern.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
+#include "formats/part_of_check.h"
 #include "formats/recently_used.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
@@ -66,7 +67,7 @@ void refuse_safetensors(const ReadableFile& file, const StorageInfo& info) {
 
 class ItemCheck;
 
-class DcpReader final : public CheckpointReader {
+class DcpReader final : public DividedReader {
  public:
   DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
       : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
@@ -107,8 +108,8 @@ class DcpReader final : public CheckpointReader {
   std::vector<std::string> data_files() const override;
   MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override;
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override;
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override;
 
  private:
   std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
@@ -120,7 +121,8 @@ class DcpReader final : public CheckpointReader {
                                     const StorageInfo& info) const;
   std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
   void verify_value(std::size_t value_index, ItemCheck& check) const;
-  void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check) const;
+  void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
+                     PartOfCheck& part) const;
   void count_opened_classes();
   bool describes_more_than_items() const;
   std::uint64_t stored_nbytes() const;
@@ -317,8 +319,11 @@ PieceStorage DcpReader::piece_storage(std::size_t tensor_index, std::size_t piec
 /// Checks the CRCs of all members of items. Counts the members that have no CRC.
 class ItemCheck {
  public:
-  ItemCheck(const FindingSink& sink, const ProgressSink& progress)
-      : sink_(sink), progress_(progress) {}
+  ItemCheck(const std::string& path, const FindingSink& sink, const ProgressSink& progress)
+      : sink_(sink),
+        progress_(progress),
+        absent_{.kind = CountedNote::Kind::absent_crcs, .path = path},
+        foreign_{.kind = CountedNote::Kind::foreign_names, .path = path} {}
 
   /// Checks the item that `open` returns.
   template <class Open>
@@ -336,9 +341,7 @@ class ItemCheck {
     add_foreign_names(archive.foreign_names());
   }
   void add_foreign_names(const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      if (foreign_names_.size() < kMaxForeignNames) foreign_names_.insert(name);
-    }
+    for (const std::string& name : names) foreign_.add_name(name);
   }
 
   void check_members(const std::string& name, const zip::ZipReader& zip) {
@@ -363,26 +366,18 @@ class ItemCheck {
            .found = std::string(error.reason())});
   }
 
-  void report_foreign_names(const std::string& path) {
-    if (!foreign_names_.empty()) sink_(torch_zip::note_of_foreign_names(path, foreign_names_));
-  }
-
-  void report_absent(const std::string& path) {
-    if (num_without_crc_ == 0) return;
-    sink_({.severity = Finding::Severity::note,
-           .rule = "crc-absent",
-           .where = {.path = path},
-           .expected = "a CRC-32 for each of " + std::to_string(num_members_) + " members",
-           .found = "none for " + std::to_string(num_without_crc_)});
+  void report_sums(PartOfCheck& part) {
+    part.report(std::move(foreign_), sink_);
+    part.report(std::move(absent_), sink_);
   }
 
  private:
   void check_member(const std::string& name, const zip::ZipReader& zip, std::size_t m) {
     const zip::Member& member = zip.members()[m];
     const std::uint32_t crc = zip.compute_crc(m, progress_);
-    ++num_members_;
+    ++absent_.num_members;
     if (!member.has_crc()) {
-      ++num_without_crc_;
+      ++absent_.num_without_crc;
     } else if (crc != member.crc32) {
       sink_({.severity = Finding::Severity::error,
              .rule = "checksum",
@@ -394,10 +389,8 @@ class ItemCheck {
 
   const FindingSink& sink_;
   const ProgressSink& progress_;
-  std::size_t num_members_ = 0;
-  std::size_t num_without_crc_ = 0;
-  static constexpr std::size_t kMaxForeignNames = 1000;
-  std::set<std::string> foreign_names_;
+  CountedNote absent_;
+  CountedNote foreign_;
 };
 
 MissingData DcpReader::find_missing_data() const {
@@ -441,7 +434,7 @@ void DcpReader::check_files(const FindingSink& sink) const {
   };
   for (const StorageInfo& info : storage.values) note(info);
   for (const auto& pieces : storage.pieces) std::ranges::for_each(pieces, note);
-  ItemCheck check(sink, {});
+  ItemCheck check(path_, sink, {});
   for (std::uint32_t f = 0; f < last_items.size(); ++f) {
     try {
       open_file(f);
@@ -478,40 +471,46 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
 
 /// Checks each value that was taken apart, once, and reports the parts that Tessera refuses to
 /// read.
-void DcpReader::verify_nested(const std::vector<bool>& is_readable, ItemCheck& check) const {
+void DcpReader::verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
+                              PartOfCheck& part) const {
   for (const dcp::NestedValue& nested : nested_.taken_apart) {
+    if (!part.takes(nested.info.nbytes)) continue;
     if (is_readable[nested.info.file]) check.check(nested.name, [&] { return nested.item; });
   }
+  if (!part.takes(0)) return;
   for (const auto& [index, content] : nested_.values) {
     if (const auto* refusal = std::get_if<Error>(&content)) check.report_refused_value(*refusal);
   }
 }
 
-void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
-                       int /*num_threads*/) const {
-  ItemCheck check(sink, progress);
+void DcpReader::verify_part(const FindingSink& sink, const ProgressSink& progress,
+                            int /*num_threads*/, PartOfCheck& part) const {
+  ItemCheck check(path_, sink, progress);
   std::vector<bool> is_readable(metadata_.storage.files.size());
   for (std::uint32_t f = 0; f < is_readable.size(); ++f) {
+    const bool is_taken = part.takes(0);
     try {
       open_file(f);
       is_readable[f] = true;
     } catch (const Error& error) {
-      check.report_structure(error);  // once for the file, not for each item in it
+      if (is_taken || error.kind() == ErrorKind::io)
+        check.report_structure(error);  // once for the file, not for each item in it
     }
   }
   const CheckpointContents& contents = metadata_.contents;
   const dcp::Storage& storage = metadata_.storage;
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    if (!is_readable[storage.values[v].file] || nested_.values.contains(v)) continue;
+    if (nested_.values.contains(v) || !part.takes(storage.values[v].nbytes)) continue;
+    if (!is_readable[storage.values[v].file]) continue;
     verify_value(v, check);
   }
-  verify_nested(is_readable, check);
+  verify_nested(is_readable, check, part);
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     if (nested_.tensors.contains(t)) continue;
     const TensorEntry& tensor = contents.tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const StorageInfo& info = storage.pieces[t][p];
-      if (!is_readable[info.file]) continue;
+      if (!part.takes(info.nbytes) || !is_readable[info.file]) continue;
       check.check(tensor.meta.fqn, [&] {
         auto chunk = open_chunk(tensor, std::get<Box>(tensor.pieces[p].region), info);
         chunk->item->archive.stored_range(chunk->record);  // throws if the range cannot be read
@@ -520,8 +519,7 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
     }
   }
   check.add_foreign_names(metadata_.foreign_names);
-  check.report_foreign_names(path_);
-  check.report_absent(path_);
+  check.report_sums(part);
 }
 
 }  // namespace

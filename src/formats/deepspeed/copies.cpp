@@ -105,6 +105,16 @@ std::vector<Finding> Copies::compare(const std::string& path) {
   return notes;
 }
 
+std::uint64_t Copies::rest_nbytes() const {
+  std::uint64_t nbytes = 0;
+  for (const Copy& copy : copies_) {
+    for (const Run& run : copy.read) {
+      nbytes += static_cast<std::uint64_t>(run.numel) * itemsize(dtype_of(run));
+    }
+  }
+  return nbytes;
+}
+
 std::vector<Finding> Copies::compare_rest(const std::string& path) const {
   std::vector<std::string> changed;
   for (const Copy& copy : copies_) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ class Copies {
   std::vector<Finding> compare(const std::string& path);
   /// Compares to their ends those of which `compare` compared only a part. Returns the notes.
   std::vector<Finding> compare_rest(const std::string& path) const;
+  /// Returns how many bytes of the checkpoint `compare_rest` compares.
+  std::uint64_t rest_nbytes() const;
   /// Whether a note says that some were compared in part.
   bool is_about_rest(const Finding& finding) const {
     return !partial_.empty() && finding.found == partial_;

@@ -17,6 +17,7 @@
 #include "formats/deepspeed/one_save.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/tensor_cuts.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -140,13 +141,14 @@ class ParallelReader final : public ModelStatesReader {
   }
 
   /// Also compares to their ends the copies of which opening compared only a part.
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
     const auto without_partial = [&](const Finding& finding) {
       if (!copies_.is_about_rest(finding) && !replicas_.is_about_rest(finding)) sink(finding);
     };
-    ModelStatesReader::verify(without_partial, progress, num_threads);
+    ModelStatesReader::verify_part(without_partial, progress, num_threads, part);
     for (const Copies* const copies : {&copies_, &replicas_}) {
+      if (!part.takes(copies->rest_nbytes())) continue;
       for (const Finding& finding : copies->compare_rest(path())) sink(finding);
     }
   }

@@ -16,6 +16,7 @@
 #include "formats/deepspeed/parallel.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -99,12 +100,13 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   }
 
   /// Also compares to their ends the copies in the module of which opening compared only a part.
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
     const auto without_partial = [&](const Finding& finding) {
       if (!copies_.is_about_rest(finding)) sink(finding);
     };
-    ModelStatesReader::verify(without_partial, progress, num_threads);
+    ModelStatesReader::verify_part(without_partial, progress, num_threads, part);
+    if (!part.takes(copies_.rest_nbytes())) return;
     for (const Finding& finding : copies_.compare_rest(path())) sink(finding);
   }
 

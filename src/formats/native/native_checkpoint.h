@@ -5,6 +5,7 @@
 #include <string>
 
 #include "formats/native/index.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -12,7 +13,7 @@ namespace tessera::formats::native {
 
 /// An open native checkpoint, with its checkpoint id and its index, which other formats do not
 /// have.
-class NativeCheckpoint : public CheckpointReader {
+class NativeCheckpoint : public DividedReader {
  public:
   virtual std::uint64_t checkpoint_id() const = 0;
   virtual const Index& index() const = 0;

@@ -379,24 +379,36 @@ void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64
 
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                        const Index& index, const FindingSink& sink, const ProgressSink& progress,
-                       int num_threads) {
+                       int num_threads, PartOfCheck& part) {
   const auto report = [&](const Findings& findings) {
     for (const Finding& finding : findings) sink(finding);
   };
-  report(check_index_file(fs, join_path(path, kIndexFileName), checkpoint_id, progress));
+  if (part.takes(0)) {
+    report(check_index_file(fs, join_path(path, kIndexFileName), checkpoint_id, progress));
+  }
   const auto pieces = pieces_by_rank(index.contents);
-  std::vector<Findings> findings(pieces.size() + index.linked_files.size());
-  parallel_for(static_cast<std::int64_t>(findings.size()),
-               num_threads > 0 ? num_threads : default_num_threads(), {}, [&](std::int64_t file) {
-                 const auto number = static_cast<std::size_t>(file);
-                 findings[number] =
-                     number < pieces.size()
-                         ? RankFileCheck(fs, path, file, checkpoint_id, index, pieces[number],
-                                         progress)
+  std::vector<std::uint64_t> nbytes;  // of the ranks' files, then of the linked files
+  for (const RankFileRecord& record : index.rank_files) nbytes.push_back(record.nbytes);
+  for (const LinkedFile& file : index.linked_files) nbytes.push_back(file.record.nbytes);
+  std::vector<std::size_t> taken;
+  PartOfCheck ahead = part;
+  for (std::size_t file = 0; file < nbytes.size(); ++file) {
+    if (ahead.takes(nbytes[file])) taken.push_back(file);
+  }
+  std::vector<Findings> findings(nbytes.size());
+  parallel_for(static_cast<std::int64_t>(taken.size()),
+               num_threads > 0 ? num_threads : default_num_threads(), {}, [&](std::int64_t task) {
+                 const std::size_t file = taken[static_cast<std::size_t>(task)];
+                 findings[file] =
+                     file < pieces.size()
+                         ? RankFileCheck(fs, path, static_cast<std::int64_t>(file), checkpoint_id,
+                                         index, pieces[file], progress)
                                .run()
-                         : LinkedFileCheck(fs, path, index, number - pieces.size(), progress).run();
+                         : LinkedFileCheck(fs, path, index, file - pieces.size(), progress).run();
                });
-  for (const Findings& of_file : findings) report(of_file);
+  for (std::size_t file = 0; file < nbytes.size(); ++file) {
+    if (part.takes(nbytes[file])) report(findings[file]);
+  }
 }
 
 }  // namespace tessera::formats::native

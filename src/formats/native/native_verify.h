@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "formats/native/index.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -19,9 +20,9 @@ void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64
 /// Checks every byte of the checkpoint's files: headers, structure and data. Of linked files, does
 /// not check the data of pieces that only other checkpoints use. Reads the files in parallel on
 /// `num_threads` threads (0: one per core). Findings come in the order of ranks, then linked files,
-/// then tensors and bytes. Continues after damage.
+/// then tensors and bytes. Continues after damage. The units of `part` are files.
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                        const Index& index, const FindingSink& sink, const ProgressSink& progress,
-                       int num_threads);
+                       int num_threads, PartOfCheck& part);
 
 }  // namespace tessera::formats::native

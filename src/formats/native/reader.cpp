@@ -130,9 +130,9 @@ class NativeReader final : public NativeCheckpoint {
     check_rank_files(fs_, path_, checkpoint_id_, index_, sink);
   }
 
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
-    verify_checkpoint(fs_, path_, checkpoint_id_, index_, sink, progress, num_threads);
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    verify_checkpoint(fs_, path_, checkpoint_id_, index_, sink, progress, num_threads, part);
   }
 
  private:

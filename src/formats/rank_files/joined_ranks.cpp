@@ -10,6 +10,7 @@
 #include "base/size_text.h"
 #include "base/value_bits.h"
 #include "formats/opened_classes.h"
+#include "formats/part_of_check.h"
 #include "formats/per_rank.h"
 #include "formats/rank_files/file_names.h"
 #include "formats/tensor_mesh.h"
@@ -40,7 +41,7 @@ struct Gathered {
 
 /// Shows the files of all ranks as one checkpoint: joins the entries that the ranks have under one
 /// name.
-class JoinedRanks final : public CheckpointReader, public MeshSource {
+class JoinedRanks final : public DividedReader, public MeshSource {
  public:
   JoinedRanks(Format format, std::string path, int world_size, std::vector<RankFile> files,
               std::vector<Finding> notes)
@@ -118,13 +119,13 @@ class JoinedRanks final : public CheckpointReader, public MeshSource {
     return mesh;
   }
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
     for (const RankFile& file : files_) {
       const auto pass_on = [&](const Finding& finding) {
         if (!is_about_name(file, finding)) sink(finding);
       };
-      file.reader->verify(pass_on, progress, num_threads);
+      formats::verify_part(*file.reader, pass_on, progress, num_threads, part);
     }
   }
 

@@ -30,7 +30,9 @@ constexpr const char* kWorkName = "work";
 constexpr const char* kCommandName = "command";
 constexpr const char* kEndedName = "work.ended";
 constexpr std::string_view kSharePrefix = "share-";
+constexpr std::string_view kComparisonPrefix = "base-";
 constexpr std::string_view kDoneSuffix = ".done";
+constexpr std::string_view kNewSuffix = ".new";
 constexpr std::string_view kDoneText = "complete, written by ";
 constexpr const char* kNumShares = "number of workers";  // a name in the stored identity
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
@@ -77,11 +79,13 @@ ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
 bool is_own_name(std::string_view name) {
   if (name == kLockName || name == kCommandName || name == kEndedName) return true;
   if (name == kWorkName || name == std::string(kWorkName) + ".new") return true;
-  if (!name.starts_with(kSharePrefix)) return false;
-  name.remove_prefix(kSharePrefix.size());
+  const bool is_of_comparison = name.starts_with(kComparisonPrefix);
+  if (!is_of_comparison && !name.starts_with(kSharePrefix)) return false;
+  name.remove_prefix((is_of_comparison ? kComparisonPrefix : kSharePrefix).size());
   const std::size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
   const std::string_view suffix = name.substr(digits);
-  return digits > 0 && (suffix.empty() || suffix == ".lock" || suffix == kDoneSuffix);
+  return digits > 0 && (suffix.empty() || suffix == ".lock" ||
+                        suffix == (is_of_comparison ? kNewSuffix : kDoneSuffix));
 }
 
 std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
@@ -207,7 +211,7 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
 
 void SharedWork::clear() {
   for (const std::string& name : fs_.list_directory(path_)) {
-    if (name != kLockName) fs_.remove_all(path_in(name));
+    if (name != kLockName && !name.starts_with(kComparisonPrefix)) fs_.remove_all(path_in(name));
   }
 }
 
@@ -258,7 +262,40 @@ std::string SharedWork::state_in_words(int share) const {
 }
 
 std::optional<FileDescriptor> SharedWork::try_lock_share(int share) const {
-  const std::string path = journal_path(share) + ".lock";
+  return try_lock(journal_path(share) + ".lock");
+}
+
+std::string SharedWork::comparison_path(int share) const {
+  return path_in(std::string(kComparisonPrefix) + std::to_string(share));
+}
+
+std::optional<FileDescriptor> SharedWork::try_lock_comparison(int share) const {
+  return try_lock(comparison_path(share) + ".lock");
+}
+
+std::optional<std::string> SharedWork::read_comparison(int share, std::uint64_t max_nbytes) const {
+  return read_begin(fs_, comparison_path(share), max_nbytes);
+}
+
+void SharedWork::refuse_while_compared() const {
+  for (const std::string& name : fs_.list_directory(path_)) {
+    if (!name.starts_with(kComparisonPrefix) || !name.ends_with(".lock")) continue;
+    if (try_lock(path_in(name))) continue;
+    throw Error::expected(ErrorKind::already_exists, {.path = path_in(name)}, "shared work",
+                          "no worker that compares with the base", "one");
+  }
+}
+
+void SharedWork::write_comparison(int share, const std::string& text) {
+  const std::string path = comparison_path(share);
+  const std::string unfinished = path + std::string(kNewSuffix);
+  fs_.remove_all(unfinished);  // of a process that died as it wrote the file
+  fs_.remove_all(path);        // of another move
+  write_text(fs_, unfinished, text);
+  fs_.rename(unfinished, path);
+}
+
+std::optional<FileDescriptor> SharedWork::try_lock(const std::string& path) const {
   FileDescriptor file = tessera::detail::open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW);
   const LockResult result = tessera::detail::try_lock_between_hosts(file);
   if (result == LockResult::unavailable) refuse_no_locks(path_);
@@ -339,6 +376,7 @@ void SharedWork::remove() {
 void SharedWork::discard() {
   if (!mode_of_name(path_)) return;
   const FileDescriptor whole = lock();
+  refuse_while_compared();
   std::vector<FileDescriptor> shares;
   const int number = is_begun() ? num_shares() : 0;
   for (int share = 0; share < number; ++share) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <stop_token>
@@ -22,6 +23,8 @@ namespace tessera::formats {
 //     share-I        the journal of share I
 //     share-I.lock   is locked by the process that writes share I, and names that process
 //     share-I.done   says "complete" once share I is complete and synced
+//     base-I         of a move with a base: which pieces of share I of the comparison are equal
+//     base-I.lock    is locked by the process that compares this share
 //
 // The first process makes the staging path, with its main journal, and then `work`. Each process
 // writes the blocks of its share into the files at the staging path, and records them in the
@@ -57,7 +60,8 @@ class SharedWork {
   /// Error(unsupported) if the file system has no locks; Error(interrupted); what require_own
   /// throws.
   tessera::detail::FileDescriptor lock(const std::stop_token& stop = {});
-  /// Removes the files that an earlier process left in the folder. Requires: `lock` is held.
+  /// Removes the files that an earlier process left in the folder, apart from results of a
+  /// comparison with a base, which name the move that they are for. Requires: `lock` is held.
   void clear();
   /// Begins the work. Requires: `lock` is held, and the staging path exists.
   void begin(const ResumeIdentity& identity, int num_shares, const std::string& command);
@@ -81,6 +85,17 @@ class SharedWork {
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
   void mark_complete(int share);
 
+  /// Locks a share of the comparison with a base; returns nothing if another process holds it.
+  /// Requires: the folder exists.
+  std::optional<tessera::detail::FileDescriptor> try_lock_comparison(int share) const;
+  /// Returns what `write_comparison` wrote; nothing before.
+  std::optional<std::string> read_comparison(int share, std::uint64_t max_nbytes) const;
+  /// Throws Error(already_exists) if a process compares with a base.
+  void refuse_while_compared() const;
+  /// Writes the result of a share of the comparison: all of it or nothing. Requires: the share is
+  /// locked.
+  void write_comparison(int share, const std::string& text);
+
   /// Returns the finished blocks of all shares, with the identity of the main journal, so that one
   /// process can resume them all.
   JournalContents all_blocks() const;
@@ -94,11 +109,13 @@ class SharedWork {
   /// Removes the folder. Requires: `lock` is held.
   void remove();
   /// Removes the folder and the staging path. Does nothing if there is no folder. Throws:
-  /// Error(already_exists) if a process is writing a share.
+  /// Error(already_exists) if a process is writing a share or compares with a base.
   void discard();
 
  private:
   std::string path_in(const std::string& name) const { return join_path(path_, name); }
+  std::string comparison_path(int share) const;
+  std::optional<tessera::detail::FileDescriptor> try_lock(const std::string& path) const;
 
   FileSystem& fs_;
   std::string destination_;

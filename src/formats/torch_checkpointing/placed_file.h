@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/part_of_check.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 
 namespace tessera::formats::torch_checkpointing {
@@ -62,9 +63,9 @@ class PlacedFile final : public torch_zip::TorchFileReader {
   }
   std::vector<std::string> data_files() const override { return base_->data_files(); }
   void check_files(const FindingSink& sink) const override { base_->check_files(sink); }
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override {
-    base_->verify(sink, progress, num_threads);
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    formats::verify_part(*base_, sink, progress, num_threads, part);
   }
 
  private:

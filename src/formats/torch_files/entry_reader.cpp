@@ -8,6 +8,7 @@
 
 #include "base/value_bits.h"
 #include "formats/opened_classes.h"
+#include "formats/part_of_check.h"
 #include "formats/per_rank.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
@@ -153,17 +154,23 @@ std::vector<std::string> EntryReader::data_files() const {
   return files;
 }
 
-void EntryReader::verify(const FindingSink& sink, const ProgressSink& progress,
-                         int num_threads) const {
+void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progress,
+                              int num_threads, PartOfCheck& part) const {
   // Leaves out the notes of the files' readers: they are about details of the framework's files,
   // which this reader handles.
   const auto without_notes = [&](const Finding& finding) {
     if (finding.severity == Finding::Severity::error) sink(finding);
   };
-  for (const File& file : files_) file.reader().verify(without_notes, progress, num_threads);
+  const std::size_t num_notes = part.notes().size();
+  for (const File& file : files_) {
+    formats::verify_part(file.reader(), without_notes, progress, num_threads, part);
+  }
+  part.drop_notes(num_notes);
   for (const std::string& name : small_files_) {
+    if (!part.takes(fs_.open(join_path(folder_, name))->nbytes())) continue;
     look_at(name).reader().verify(without_notes, progress, num_threads);
   }
+  if (!part.takes(0)) return;
   for (const Finding& finding : contents_.opening_findings) sink(finding);
 }
 

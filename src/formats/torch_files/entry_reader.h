@@ -42,7 +42,7 @@ struct Family {
 
 /// Base class of readers whose tensors and values come from several torch.save files. The
 /// constructor of a subclass opens the files, adds the entries, and calls `finish`.
-class EntryReader : public CheckpointReader {
+class EntryReader : public DividedReader {
  public:
   Format format() const override { return family_.format; }
   const std::string& path() const override { return path_; }
@@ -54,8 +54,8 @@ class EntryReader : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override;
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int num_threads) const override;
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override;
 
  protected:
   /// The source of a piece: the elements of a file's tensor from number `begin` on, or one number.

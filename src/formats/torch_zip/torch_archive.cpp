@@ -510,16 +510,6 @@ bool is_contiguous(const TensorRecord& tensor) {
   return true;
 }
 
-Finding note_of_foreign_names(const std::string& path, const std::set<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return {.severity = Finding::Severity::note,
-          .rule = "foreign",
-          .where = {.path = path},
-          .expected = "only classes and functions of tensors and plain values",
-          .found = text + "; nothing was executed"};
-}
-
 namespace {
 
 using Refuse = std::function<void(ErrorKind kind, std::string_view rule, std::string_view expected,

@@ -58,10 +58,6 @@ struct Leaf {
   std::variant<TensorRecord, Value, Error> content;
 };
 
-/// Returns a note that pickles of the checkpoint at `path` name these classes and functions.
-/// Tessera does not import them; another loader may.
-Finding note_of_foreign_names(const std::string& path, const std::set<std::string>& names);
-
 /// All tensors and values of a saved object, in the order of the pickle.
 struct Leaves {
   std::vector<Leaf> leaves;

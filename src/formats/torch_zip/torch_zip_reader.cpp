@@ -10,6 +10,7 @@
 
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
+#include "formats/part_of_check.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/other_records.h"
 #include "formats/torch_zip/part_of_whole.h"
@@ -183,17 +184,18 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   std::vector<std::string> data_files() const override { return {path_}; }
   void check_files(const FindingSink&) const override {}  // one file, and it is open
-  void verify(const FindingSink& sink, const ProgressSink& progress,
-              int /*num_threads*/) const override {
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int /*num_threads*/,
+                   PartOfCheck& part) const override {
     NamesOfStorages names;  // storage -> its first tensor
     for (std::size_t i = 0; i < records_.size(); ++i) {
       names.emplace(records_[i].storage, contents_.tensors[i].meta.fqn);
     }
     if (const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get())) {
-      verify_members(archive->zip(), names, sink, progress);
+      verify_members(archive->zip(), names, sink, progress, part);
     } else {
-      verify_bytes(names, sink, progress);
+      verify_bytes(names, sink, progress, part);
     }
+    if (!part.takes(0)) return;
     note_refused_values(sink);
     for (const Finding& finding : contents_.opening_findings) sink(finding);
   }
@@ -212,38 +214,44 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   /// Reads all storages of a stream, which has no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
-                    const ProgressSink& progress) const {
-    sink({.severity = Finding::Severity::note,
-          .rule = "checksum-absent",
-          .where = {.path = path_},
-          .expected = "checksums of the tensor bytes",
-          .found = "none, a stream of torch.save has no place for them"});
+                    const ProgressSink& progress, PartOfCheck& part) const {
+    if (part.takes(0)) {
+      sink({.severity = Finding::Severity::note,
+            .rule = "checksum-absent",
+            .where = {.path = path_},
+            .expected = "checksums of the tensor bytes",
+            .found = "none, a stream of torch.save has no place for them"});
+    }
     std::vector<std::byte> buffer(std::size_t{1} << 20);
     for (const auto& [storage, name] : names) {
       const std::uint64_t nbytes = saved_->storages().nbytes(storage);
+      if (!part.takes(nbytes)) continue;
       for (std::uint64_t begin = 0; begin < nbytes;) {
-        const std::uint64_t part = std::min<std::uint64_t>(buffer.size(), nbytes - begin);
-        const std::span<std::byte> out = std::span(buffer).first(static_cast<std::size_t>(part));
+        const std::uint64_t wanted = std::min<std::uint64_t>(buffer.size(), nbytes - begin);
+        const std::span<std::byte> out = std::span(buffer).first(static_cast<std::size_t>(wanted));
         saved_->storages().read_at(storage, begin, out);
-        begin += part;
-        progress(part);
+        begin += wanted;
+        progress(wanted);
       }
     }
   }
 
   static void verify_members(const zip::ZipReader& zip, const NamesOfStorages& names,
-                             const FindingSink& sink, const ProgressSink& progress) {
+                             const FindingSink& sink, const ProgressSink& progress,
+                             PartOfCheck& part) {
     const std::string& path = zip.path();
     const std::vector<zip::Member>& members = zip.members();
-    std::size_t num_without_crc = 0;
+    CountedNote absent{.kind = CountedNote::Kind::absent_crcs, .path = path};
     for (std::size_t i = 0; i < members.size(); ++i) {
+      if (!part.takes(members[i].stored_nbytes)) continue;
+      ++absent.num_members;
       const auto name = names.find(i);
       ErrorWhere where{.path = path, .fqn = std::string(name == names.end() ? "" : name->second)};
       try {
         where.byte_range = zip.data_range(i);
         const std::uint32_t crc = zip.compute_crc(i, progress);
         if (!members[i].has_crc()) {
-          ++num_without_crc;
+          ++absent.num_without_crc;
         } else if (crc != members[i].crc32) {
           sink({.severity = Finding::Severity::error,
                 .rule = "checksum",
@@ -261,13 +269,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
               .found = std::string(error.reason())});
       }
     }
-    if (num_without_crc > 0) {
-      sink({.severity = Finding::Severity::note,
-            .rule = "crc-absent",
-            .where = {.path = path},
-            .expected = "a CRC-32 for each of " + std::to_string(members.size()) + " members",
-            .found = "none for " + std::to_string(num_without_crc)});
-    }
+    part.report(std::move(absent), sink);
   }
 
   /// Reports a note for each value that Tessera refuses to read, and one for the classes and
@@ -282,10 +284,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
             .expected = "a value of plain types",
             .found = std::string(refusal->reason())});
     }
-    const std::vector<std::string> names = saved_->foreign_names();
-    if (!names.empty()) {
-      sink(torch_zip::note_of_foreign_names(path_, {names.begin(), names.end()}));
-    }
+    CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = path_};
+    for (const std::string& name : saved_->foreign_names()) foreign.add_name(name);
+    if (const auto note = foreign.finding()) sink(*note);  // this unit has all names
   }
 
   void note_other_records() {

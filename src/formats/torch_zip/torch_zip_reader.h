@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/part_of_check.h"
 #include "formats/torch_zip/sharded_tensor.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
@@ -15,7 +16,7 @@ namespace tessera::formats::torch_zip {
 
 /// A reader of one torch.save file. Has additional functions for readers of checkpoints that
 /// consist of several such files.
-class TorchFileReader : public CheckpointReader {
+class TorchFileReader : public DividedReader {
  public:
   /// Returns the place of a rank's part in its DTensor or ShardedTensor; nothing for an ordinary
   /// tensor.

@@ -213,8 +213,14 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   ExecuteOptions comparison = request.execute;
   comparison.stop = watch.token();
   comparison.source_path = reader.path();
-  outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, request.base,
-                                                request.destination, create, comparison);
+  if (request.worker && !request.base.empty() && !request.dry_run) {
+    const reshard::ComparisonShare share{request.worker->share, request.worker->num_shares};
+    outcome.linked_nbytes = reshard::link_to_base_with_others(
+        outcome.plan, reader, fs, request.base, request.destination, create, share, comparison);
+  } else {
+    outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, request.base,
+                                                  request.destination, create, comparison);
+  }
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,
                         request.worker ? std::optional(request.worker->num_shares) : std::nullopt);

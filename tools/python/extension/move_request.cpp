@@ -237,7 +237,6 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                       .dry_run = options.dry_run};
   const Format format = format_to_write(options.to, request.destination);
   request.create = create_options(options, format);
-  if (!options.base.empty() && options.part) refuse("base", "a move without part", "both");
   if (!options.optimizer_params.empty()) {
     request.sources.optimizer_params =
         reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);

@@ -157,7 +157,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
     base: an older checkpoint on the same file system. Writes only what differs from it; the rest becomes hard links to its
-        files. You may remove the older checkpoint later. Native format only, and not with part.
+        files. You may remove the older checkpoint later. Native format only.
     only: globs of names, one or several, with all names below them; "=GLOB" takes no names below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.

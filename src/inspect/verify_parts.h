@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/part_of_check.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/inspect/verify.h"
+
+namespace tessera::inspect {
+
+/// The rule of the note that only a part of a checkpoint was opened. It comes first in a report.
+inline constexpr std::string_view kRuleOfPart = "part";
+
+/// Returns the bytes of all pieces' elements.
+std::uint64_t pieces_nbytes(const formats::TensorEntry& tensor);
+
+/// A finding of one part of a check, with what joining the parts needs.
+struct FindingOfPart {
+  /// The checks, in their order.
+  enum class Stage : std::uint8_t { contents, stored_bytes, values, numbers };
+
+  formats::Finding finding;
+  Stage stage = Stage::contents;
+  std::uint64_t unit = 0;      // of the stage: all findings of a unit are in one part
+  bool is_only_first = false;  // drop it if an earlier stage has a finding with the same name
+};
+
+/// What one of several processes found, and of which check.
+struct PartOfVerify {
+  int index = 0;
+  int num_parts = 1;
+  VerifyOptions::Numbers numbers = VerifyOptions::Numbers::any;
+  std::vector<FindingOfPart> findings{};  // in the order in which they were found
+  std::vector<formats::CountedNote> notes{};
+
+  bool has_errors() const;
+};
+
+/// What one of several processes printed: the JSON of `part_of_verify_to_value`, and where it was
+/// read.
+struct PartDocument {
+  std::string path;
+  Value document;
+};
+
+/// Does part `index` of `num_parts` of what `verify` does. Every stored byte is checked by one
+/// part. Requires: `0 <= index < num_parts`. Throws: as `verify`.
+PartOfVerify verify_part(const formats::CheckpointReader& reader, const VerifyOptions& options,
+                         int index, int num_parts);
+
+/// Returns how many bytes `verify_part` reports to `progress`, about. Reads no elements.
+std::uint64_t verify_part_nbytes(const formats::CheckpointReader& reader,
+                                 const VerifyOptions& options, int index, int num_parts);
+
+/// Returns the report that one process makes, out of those of all parts. Requires: all parts of one
+/// check.
+VerifyReport join_parts(const std::vector<PartOfVerify>& parts,
+                        const formats::CheckpointReader& reader);
+
+/// Returns the members of the JSON object from which `join_verify_documents` makes the part again.
+Value::Dict part_of_verify_to_value(const PartOfVerify& part,
+                                    const formats::CheckpointReader& reader);
+
+/// Joins the documents of all parts. Reads no elements. Throws: Error(corruption) naming file and
+/// member for a document of another kind; Error(mismatch) for parts of another checkpoint or check,
+/// for a part that is missing, and for a part that is given twice.
+VerifyReport join_verify_documents(const std::vector<PartDocument>& documents,
+                                   const formats::CheckpointReader& reader,
+                                   VerifyOptions::Numbers numbers);
+
+}  // namespace tessera::inspect
