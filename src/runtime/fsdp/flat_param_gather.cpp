@@ -17,7 +17,7 @@ bool has_memory(const Tensor& tensor) {
 }  // namespace
 
 void FlatParamGather::enter_pass(const std::shared_ptr<const Streams>& streams,
-                                 const std::shared_ptr<PassMemory>& memory) {
+                                 const std::shared_ptr<SpareMemory>& memory) {
   streams_ = streams;
   memory_ = memory;
 }
@@ -42,7 +42,7 @@ void FlatParamGather::start() {
   streams_->make_wait(streams_->unshard, streams_->pre_unshard);
   const c10::StreamGuard on(streams_->unshard);
   const Tensor& unsharded = storage_.unsharded_flat_param();
-  if (!has_memory(unsharded)) memory_->parameters.allocate(unsharded);
+  if (!has_memory(unsharded)) memory_->allocate(unsharded);
   residence_ = Residence::gathering;
   pending_ = contents_.shard_group().all_gather(unsharded, cast_shard_, contents_.display_name());
 }
@@ -81,7 +81,7 @@ void FlatParamGather::reshard() {
     streams_->make_wait(streams_->unshard, streams_->compute());
   } else {
     streams_->note_use(unsharded, streams_->compute());
-    memory_->parameters.free(unsharded);
+    memory_->free(unsharded);
   }
   residence_ = Residence::sharded;
 }

@@ -25,7 +25,7 @@ class FlatParamGather {
       : contents_(contents), storage_(storage) {}
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
-                  const std::shared_ptr<PassMemory>& memory);
+                  const std::shared_ptr<SpareMemory>& memory);
 
   /// Returns whether the buffer holds the gathered parameters.
   bool is_unsharded() const { return residence_ == Residence::unsharded; }
@@ -50,7 +50,7 @@ class FlatParamGather {
   const FlatParamContents& contents_;
   const FlatParamStorage& storage_;
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
-  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
+  std::shared_ptr<SpareMemory> memory_;     // of the last pass; null before the first
   Residence residence_ = Residence::sharded;
   at::Tensor cast_shard_;  // alive until the all-gather ends
   dist::Pending pending_;

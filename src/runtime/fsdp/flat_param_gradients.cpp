@@ -36,7 +36,7 @@ void FlatParamGradients::clear_taken() {
 }
 
 void FlatParamGradients::enter_pass(const std::shared_ptr<const Streams>& streams,
-                                    const std::shared_ptr<PassMemory>& memory) {
+                                    const std::shared_ptr<SpareMemory>& memory) {
   num_trainable_ = 0;
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     if (contents_.parameter(i).requires_grad()) ++num_trainable_;
@@ -106,7 +106,7 @@ void FlatParamGradients::start_reduce() {
     }
   }
   contents_.zero_padding(taken_.flat);
-  drop_unsynced();
+  reuse_unsynced();
   Tensor unsharded_grad = std::move(taken_.flat);
   clear_taken();
   reduction_.start(std::move(unsharded_grad));
@@ -124,8 +124,15 @@ void FlatParamGradients::keep_unsynced() {
   if (!has_taken()) return;
   const at::NoGradGuard no_grad;
   take_unused_unsynced();
+  reuse_unsynced();
   std::swap(unsynced_, taken_);
   clear_taken();
+}
+
+/// Drops the gradients of earlier passes and lets later gradients use their memory.
+void FlatParamGradients::reuse_unsynced() {
+  if (has_unsynced() && contents_.is_sharded()) reduction_.free(unsynced_.flat);
+  unsynced_.clear();
 }
 
 void FlatParamGradients::leave_pass() {

@@ -29,7 +29,7 @@ class FlatParamGradients {
   bool are_reduced() const { return are_reduced_; }
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
-                  const std::shared_ptr<PassMemory>& memory);
+                  const std::shared_ptr<SpareMemory>& memory);
   /// Puts the averages of this pass into `.grad`. If `put_aside` saved an earlier `.grad`, restores
   /// it and adds the average to it. Requires: `finish_reduce` or `keep_unsynced` was called for all
   /// gradients that `take` moved.
@@ -45,7 +45,7 @@ class FlatParamGradients {
   /// gradient, or one with a graph (create_graph).
   void take(std::size_t index);
   /// Returns whether there are gradients to reduce, of this pass or of an earlier one.
-  bool has_any() const { return has_taken() || unsynced_.flat.defined(); }
+  bool has_any() const { return has_taken() || has_unsynced(); }
   bool has_taken() const { return num_taken_ > 0; }
   bool has_all() const { return num_taken_ == num_trainable_; }
 
@@ -66,6 +66,7 @@ class FlatParamGradients {
   // --- passes under NoSyncScope
   /// Keeps the flat gradient of this pass for the next pass that reduces.
   void keep_unsynced();
+  bool has_unsynced() const { return unsynced_.flat.defined(); }
   void drop_unsynced() { unsynced_.clear(); }
 
  private:
@@ -77,6 +78,7 @@ class FlatParamGradients {
   };
   void clear_taken();
   void take_unused_unsynced();
+  void reuse_unsynced();
 
   const FlatParamContents& contents_;
   bool are_reduced_;

@@ -146,7 +146,7 @@ StateTensor FlatParamHandle::state_of(std::size_t index) const {
 
 void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
                                  const std::shared_ptr<const Streams>& streams,
-                                 const std::shared_ptr<PassMemory>& memory, Tracing tracing) {
+                                 const std::shared_ptr<SpareMemory>& memory, Tracing tracing) {
   TESSERA_CHECK(!is_in_pass());
   if (is_whole()) {
     contents_.refuse(ErrorKind::invalid_argument, 0, "a tessera::forward outside of unshard_params",

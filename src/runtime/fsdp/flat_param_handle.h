@@ -107,7 +107,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams,
-                  const std::shared_ptr<PassMemory>& memory, Tracing tracing = Tracing::off);
+                  const std::shared_ptr<SpareMemory>& memory, Tracing tracing = Tracing::off);
   /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
   void check_not_written() const;
   /// Makes parameters and gradients this rank's shards again. Afterwards throws as

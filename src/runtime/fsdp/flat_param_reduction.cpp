@@ -12,7 +12,7 @@ namespace tessera::fsdp {
 using at::Tensor;
 
 void FlatParamReduction::enter_pass(const std::shared_ptr<const Streams>& streams,
-                                    const std::shared_ptr<PassMemory>& memory) {
+                                    const std::shared_ptr<SpareMemory>& memory) {
   streams_ = streams;
   memory_ = memory;
 }
@@ -25,7 +25,7 @@ Tensor FlatParamReduction::make_unsharded_grad() {
       {0}, at::TensorOptions(storage_.compute_device()).dtype(contents_.reduce_dtype()));
   grad.unsafeGetTensorImpl()->set_sizes_contiguous(
       {storage_.sharded_flat_param().numel() * contents_.num_shards()});
-  memory_->gradients.allocate(grad);
+  memory_->allocate(grad);
   return grad;
 }
 
@@ -94,7 +94,7 @@ void FlatParamReduction::finish() {
   // stream waits for the reduction before the memory is freed.
   streams_->make_wait(streams_->compute(), streams_->post_backward);
   sharded_grad_in_flight_ = Tensor();
-  if (contents_.is_sharded()) memory_->gradients.free(unsharded_grad_);
+  if (contents_.is_sharded()) memory_->free(unsharded_grad_);
   unsharded_grad_ = Tensor();
   is_all_reducing_ = false;
 }

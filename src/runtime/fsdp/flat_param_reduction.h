@@ -26,11 +26,14 @@ class FlatParamReduction {
       : contents_(contents), storage_(storage) {}
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
-                  const std::shared_ptr<PassMemory>& memory);
+                  const std::shared_ptr<SpareMemory>& memory);
 
   /// Returns a flat gradient of all parameters, to be filled for `start`. Shape: [padded numel].
   /// Its memory is not initialised.
   at::Tensor make_unsharded_grad();
+  /// Takes the memory of a gradient that `make_unsharded_grad` returned, for later gradients.
+  /// Requires: the gradient was not given to `start`, and no other tensor uses its memory.
+  void free(const at::Tensor& unsharded_grad) { memory_->free(unsharded_grad); }
   /// Returns the number to divide gradients by before `start`. `finish` does the rest of the
   /// division.
   double predivide_factor() const;
@@ -56,7 +59,7 @@ class FlatParamReduction {
   const FlatParamContents& contents_;
   const FlatParamStorage& storage_;
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
-  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
+  std::shared_ptr<SpareMemory> memory_;     // of the last pass; null before the first
   at::Tensor unsharded_grad_;               // the gradient in flight; undefined if none is
   at::Tensor sharded_grad_in_flight_;
   dist::Pending pending_;

@@ -132,6 +132,7 @@ void Pass::drop_unsynced_gradients() {
                           "a call outside of forward and backward", "a call during one of them");
   }
   for (const auto& handle : handles_) handle->gradients().drop_unsynced();
+  memory_->release();
 }
 
 void Pass::collect_meetings(const Module& module, const std::string& fqn) {
@@ -306,6 +307,8 @@ void Pass::open(PassKind kind) {
   num_graphs_ = 0;
   has_unwatched_graph_ = false;
   is_end_queued_ = has_had_backward_ = false;
+  adds_to_unsynced_ = std::ranges::any_of(
+      handles_, [](const auto& handle) { return handle->gradients().has_unsynced(); });
   last_touched_ = nullptr;
   gathered_.clear();
   collectives_.clear();
@@ -328,7 +331,8 @@ void Pass::close() {
       if (!first) first = std::current_exception();
     }
   }
-  memory_->release();
+  // A step that accumulates gradients will be followed by another one, which needs this memory.
+  if (gradients_ == Gradients::sync && !adds_to_unsynced_) memory_->release();
   if (first) std::rethrow_exception(first);
 }
 
@@ -397,7 +401,7 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
     if (place.unit <= unit && unit < place.subtree_end) continue;
     if (other.last_operator == current_operator()) continue;
     if (is_backward ? other.last_use == LastUse::backward
-                    : other.last_use == LastUse::forward &&
+                    : other.last_use == LastUse::forward && gradients_ == Gradients::sync &&
                           handles_[other.handle]->reshards_after_forward()) {
       free(other.handle);
     }

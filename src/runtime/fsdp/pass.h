@@ -179,8 +179,9 @@ class Pass final : public HandleEvents,
   registry::EndOfBackward end_of_backward_;
   bool has_had_backward_ = false;  // a backward has run within the current forward
   Gradients gradients_ = Gradients::sync;
+  bool adds_to_unsynced_ = false;  // the open pass adds to gradients that earlier passes have kept
   std::shared_ptr<const Streams> streams_;
-  std::shared_ptr<PassMemory> memory_ = std::make_shared<PassMemory>();
+  std::shared_ptr<SpareMemory> memory_ = std::make_shared<SpareMemory>();
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;
   std::vector<ParameterUse> forward_order_;

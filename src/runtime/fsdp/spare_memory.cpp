@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tessera::fsdp {
@@ -10,12 +11,20 @@ namespace tessera::fsdp {
 void SpareMemory::allocate(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const auto nbytes = static_cast<std::size_t>(tensor.numel() * tensor.element_size());
-  const bool fits = spare_.get() != nullptr && nbytes <= nbytes_ && nbytes_ - nbytes <= nbytes_ / 8;
-  if (!fits) release();
-  const c10::DeviceGuard on(tensor.device());
-  storage->set_data_ptr_noswap(fits ? std::move(spare_) : storage->allocator()->allocate(nbytes));
+  const auto fitting = std::ranges::find_if(blocks_, [nbytes](const Block& block) {
+    return nbytes <= block.nbytes && block.nbytes - nbytes <= block.nbytes / 8;
+  });
+  if (fitting != blocks_.end()) {
+    storage->set_data_ptr_noswap(std::move(fitting->data));
+    blocks_.erase(fitting);
+  } else {
+    for (std::size_t released = 0; released < nbytes && !blocks_.empty(); blocks_.pop_back()) {
+      released += blocks_.back().nbytes;
+    }
+    const c10::DeviceGuard on(tensor.device());
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(nbytes));
+  }
   storage->set_nbytes(nbytes);
-  nbytes_ = 0;
 }
 
 void SpareMemory::free(const at::Tensor& tensor) {
@@ -23,14 +32,7 @@ void SpareMemory::free(const at::Tensor& tensor) {
   const std::size_t nbytes = storage->nbytes();
   c10::DataPtr freed = storage->set_data_ptr(storage->allocator()->allocate(0));
   storage->set_nbytes(std::size_t{0});
-  if (!tensor.is_cpu()) return;
-  spare_ = std::move(freed);
-  nbytes_ = nbytes;
-}
-
-void SpareMemory::release() {
-  spare_ = c10::DataPtr();
-  nbytes_ = 0;
+  if (tensor.is_cpu() && nbytes > 0) blocks_.push_back({std::move(freed), nbytes});
 }
 
 }  // namespace tessera::fsdp

@@ -2,13 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 namespace tessera::fsdp {
 
-/// Keeps the memory that one unit has freed, and gives it to the next unit if that unit needs the
-/// same size or up to one eighth less. The CPU allocator would return such large blocks to the
-/// operating system, and fresh pages cost a tenth of a training step. Holds one such block, from
-/// `free` until the next `allocate` or `release`, so it never adds to the peak memory. On other
-/// devices, `free` releases the memory at once, because their allocators cache. Not thread-safe.
+/// Keeps the memory of unsharded parameters and gradients that units have freed, and gives it to
+/// units that need the same size or up to one eighth less. The CPU allocator would return such
+/// large blocks to the operating system, and fresh pages cost a tenth of a training step. Before
+/// `allocate` takes new memory, it releases as many bytes of the kept memory, so the kept memory
+/// adds nothing to the peak. On other devices, `free` releases the memory at once, because their
+/// allocators cache. Not thread-safe.
 class SpareMemory {
  public:
   /// Gives memory to a tensor that has none.
@@ -16,21 +19,16 @@ class SpareMemory {
   /// Takes the memory of `tensor` and keeps it for the next `allocate`. Requires: no other tensor
   /// will use that memory.
   void free(const at::Tensor& tensor);
-  void release();
+  /// Releases all kept memory.
+  void release() { blocks_.clear(); }
 
  private:
-  c10::DataPtr spare_;
-  std::size_t nbytes_ = 0;
-};
+  struct Block {
+    c10::DataPtr data;
+    std::size_t nbytes;
+  };
 
-/// The spare memory of one pass.
-struct PassMemory {
-  SpareMemory parameters;  // memory of unsharded flat parameters
-  SpareMemory gradients;   // memory of unsharded gradients
-  void release() {
-    parameters.release();
-    gradients.release();
-  }
+  std::vector<Block> blocks_;
 };
 
 }  // namespace tessera::fsdp

@@ -78,6 +78,7 @@ TEST_P(CommunicationTest, BytesPerStepFollowTheFormula) {
     }
     const dist::Traffic found = mesh.world()->traffic() - before;
     EXPECT_EQ(found.reduce_scatter, 0U);
+    EXPECT_EQ(found.all_gather, is_sharded ? all : 0U) << "the backward uses what is gathered";
     EXPECT_EQ(found.all_reduce, is_sharded ? 2 * sizes.forward_end : 0U);
   });
 }

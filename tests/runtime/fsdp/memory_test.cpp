@@ -86,6 +86,44 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   }
 }
 
+/// Peaks of a step that accumulates gradients. Under NoSyncScope parameters stay gathered until the
+/// backward, which frees them as it makes unsharded gradients, one unit at a time. So the first
+/// pass holds the whole model once, as the second one does, which adds to unsharded gradients.
+TEST(MemoryTest, AccumulatedGradientsTakeTheMemoryOfOneModel) {
+  test::on_ranks(4, [](const dist::Mesh& mesh) {
+    Deep model = sharded(mesh, {});
+    const at::Tensor x = torch::ones({1, DeepImpl::kWidth});
+    const std::int64_t whole = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes;
+    const std::int64_t shard = whole / 4;
+    const std::int64_t few_layers = 7 * DeepImpl::kLayerNbytes;  // as in a step with one backward
+    const std::int64_t before = allocated_memory().now;
+    const auto step = [&] {
+      test::reset_peak();
+      {
+        const NoSyncScope no_sync(*model);
+        forward(model, x).sum().backward();
+      }
+      const std::int64_t first_peak = allocated_memory().peak - before;
+      EXPECT_LE(first_peak, whole + few_layers + kActivationNbytes);
+      test::reset_peak();
+      forward(model, x).sum().backward();
+      const std::int64_t second_peak = allocated_memory().peak - before;
+      EXPECT_LE(second_peak, whole + shard + few_layers + kActivationNbytes);
+      model->zero_grad();
+    };
+    for (int i = 0; i < 3; ++i) step();
+    EXPECT_LE(allocated_memory().now - before, whole + few_layers + kActivationNbytes)
+        << "kept for the next step that accumulates";
+    EXPECT_GE(allocated_memory().now - before, whole);
+    forward(model, x).sum().backward();  // a step that accumulates nothing
+    model->zero_grad();
+    EXPECT_LE(allocated_memory().now - before, kActivationNbytes);
+    step();
+    drop_unsynced_gradients(*model);
+    EXPECT_LE(allocated_memory().now - before, kActivationNbytes);
+  });
+}
+
 TEST(MemoryTest, NoShardUsesTheMemoryOfTheLastGradientsAgain) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Deep model = sharded(mesh, {.strategy = NO_SHARD});

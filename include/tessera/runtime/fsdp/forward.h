@@ -50,8 +50,10 @@ class [[nodiscard]] ForwardScope {
 };
 
 /// A scope in which gradients are not reduced. Gradients of passes that end within the scope
-/// accumulate unsharded until a pass ends outside of it. Scopes nest. `zero_grad` does not clear
-/// these gradients (see `drop_unsynced_gradients`). Not collective.
+/// accumulate unsharded until a pass ends outside of it. Within the scope, FULL_SHARD keeps
+/// parameters gathered from the forward to the backward, as SHARD_GRAD_OP does. Scopes nest.
+/// `zero_grad` does not clear these gradients (see `drop_unsynced_gradients`). All ranks must use
+/// the scope for the same passes; entering it is not collective.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);
