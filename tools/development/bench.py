@@ -14,7 +14,7 @@ from places import ROOT
 from python_environment import python_environment
 
 NAMES = {"listing": "listing", "reshard": "reshard", "compression": "compression", "verify": "verify",
-         "recipe": "recipe", "scale": "many_workers",
+         "recipe": "recipe", "scale": "many_workers", "stores": "stores",
          "build": "core_build", "train": "train_step",
          "state": "train_state", "tables": "train_tables"}
 TRAINING = ("train", "state", "tables")  # what can be measured on a GPU
