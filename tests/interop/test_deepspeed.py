@@ -230,6 +230,19 @@ def edit(file, change):
     torch.save(state, file)
 
 
+def test_bf16_without_zero_lists_no_shapes(tmp_path, classes_of_deepspeed):
+    """Shows F2. The names are those that the ranks recorded, shapes and ties those of the module."""
+    copy = shutil.copytree(VALID / "zero1_bf16", tmp_path / "run", copy_function=shutil.copyfile)
+    file = copy / "global_step2" / "mp_rank_00_model_states.pt"
+    optimizer = torch.load(next(copy.glob("*/*_optim_states.pt")), weights_only=False)["optimizer_state_dict"]
+    edit(file, lambda state: state.update(param_shapes=None, shared_params=None, optimizer=optimizer))
+    found, expected = listing(copy), expectation(VALID / "zero1_bf16")
+    assert tensors_by_name(found) == tensors_by_name(expected)
+    edit(file, lambda state: state["module"].pop("up.weight"))
+    process = run("ckpt-inspect", "ls", copy)
+    assert process.returncode == 3 and "up.weight: parts of ranks: expected a parameter of 55 elements in the module, found none" in process.stderr
+
+
 def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_deepspeed):
     """Shows F2, E13. Of ZeRO in fp32, whose module has the dtype of the master weights."""
     copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)

@@ -123,8 +123,9 @@ def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_p
     (lambda piece: piece.update(scale=2.0), "expected parts that are not scaled, found 2.0"),
     (lambda piece: piece.update(source=[0, [4, 2]]), "expected pieces that are boxes of [8, 8], found [0, [4, 2]]"),
     (lambda piece: piece.update(source=[60, [8, 1]]), "expected pieces that are boxes of [8, 8], found [60, [8, 1]]"),
+    (lambda piece: piece.update(shape=[2**32, 2**32]), "affine_map: expected shape, found [4294967296, 4294967296]"),
     (lambda piece: piece.update(shape=[2, 8]), "expected 32 elements in the pieces of rank 0, found 16"),
-], ids=["scaled", "strides", "outside", "hole"])
+], ids=["scaled", "strides", "outside", "overflow", "hole"])
 def test_a_map_that_is_not_of_boxes_is_refused(change, words, step_of):
     """Shows F2, E3. AutoTP's maps could describe other cuts."""
     step = step_of("autotp")

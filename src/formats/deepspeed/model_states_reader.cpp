@@ -81,6 +81,11 @@ void ModelStatesReader::add_rest_of_module(
   add_ties(known);
   const std::set<std::string> buffers = buffer_names();
   std::map<std::size_t, std::string> names;  // by tensor of the file
+  for (const Entry* const entry : model().below({"module"})) {
+    // A tie that `shared_params` does not list, as without ZeRO.
+    const bool is_known = is_plain_tensor(*entry) && known.contains(entry->path[1]);
+    if (is_known && model().tensor(*entry).numel() > 0) names.emplace(entry->index, entry->path[1]);
+  }
   std::size_t num_rounded = 0;
   std::vector<std::string> without_elements;
   for (const Entry* const entry : model().below({"module"})) {

@@ -347,7 +347,7 @@ Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::st
   const auto* const first = strides ? (*items)[0].get_if<std::int64_t>() : nullptr;
   Box box{Shape(shape.size(), 0), sizes};
   bool is_box = first != nullptr && *first >= 0 && sizes.size() == shape.size() &&
-                strides->size() == shape.size();
+                strides->size() == shape.size() && numel_of(shape) > 0;
   std::int64_t stride = 1;
   std::int64_t left = first != nullptr ? *first : 0;
   for (std::size_t i = shape.size(); is_box && i-- > 0;) {
