@@ -276,6 +276,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
   if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
+  if (path == path_ && is_folder) require_no_objects_of_others();  // that appeared meanwhile
   std::map<std::string, Begun> abandoned;  // uploads of files that were written and removed again
   {
     const std::scoped_lock lock(mutex_);

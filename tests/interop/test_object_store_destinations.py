@@ -305,6 +305,17 @@ def test_a_checkpoint_that_another_machine_writes_meanwhile_is_not_mixed(proxy, 
     assert name == "index.h5" or "new/mixed/index.h5" not in names(keys, "new/mixed")
 
 
+def test_files_that_appear_with_the_index_are_named(proxy, keys, bucket):  # noqa: F811
+    def refuse(request):
+        if request.method == "PUT" and request.path.endswith("/index.h5"):
+            bucket.put_object(Bucket="checkpoints", Key="new/both/model.safetensors", Body=b"of another machine")
+
+    proxy.refuse = refuse
+    process = run(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/both", "--to", "native")
+    assert process.returncode == 2
+    assert "s3://checkpoints/new/both/model.safetensors: object: expected none, found 18 bytes" in process.stderr
+
+
 def test_odd_keys_are_written_as_they_are_named(proxy, keys):  # noqa: F811
     for key in ("new/a//b", "new/./c", "new/../d"):
         succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/" + key, "--to", "native")
