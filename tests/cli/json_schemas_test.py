@@ -126,7 +126,8 @@ class JsonSchemasTest(unittest.TestCase):
             "dcp/valid/fsdp2_adamw", "dcp/valid/dtypes", "dcp/valid/torchrec", "dcp/valid/values",
             "torch_zip/valid/training_state.pt", "torch_zip/valid/shared.pt",
             "torch_zip/valid/values.pt", "torch_zip/valid/degenerate.pt",
-            "safetensors/valid/sharded", "safetensors/valid/no_tensors.safetensors")]
+            "safetensors/valid/sharded", "safetensors/valid/no_tensors.safetensors",
+            "megatron/valid/tp2_pp2")]
 
     def test_the_mesh_of_files_of_ranks(self):
         self.check("ckpt-inspect layout", "ckpt-inspect", "layout", "--json", "--mesh", OPTIONS.fixtures / "rank_files/valid/fsdp2_tp")
