@@ -25,8 +25,8 @@ void add_source_arguments(Command& command, SourceOptions& options) {
   command.argument("PATH", options.path, kPathHelp);
   command.arguments(
       "GLOB...", options.patterns,
-      "Only these names and everything below them (=GLOB: nothing below). * also matches dots; "
-      "!GLOB leaves names out");
+      "Only these names and everything below them. =GLOB: only the names themselves. !GLOB: leave "
+      "these names out. * also matches dots");
 }
 
 void add_flat_layout_option(Command& command, SourceOptions& options) {

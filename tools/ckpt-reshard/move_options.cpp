@@ -112,8 +112,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--compress", "HOW", options.compress,
               "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
       .option("--only", "GLOB", options.only,
-              "Move only names that match GLOB, and all names below them (=GLOB: nothing below); "
-              "!GLOB leaves names out. Repeatable")
+              "Move only names that match GLOB, and all names below them. =GLOB: only the names "
+              "themselves. !GLOB: leave these names out. Repeatable")
       .option("--rename", "FROM=TO", options.renames,
               "Replace FROM at the start of names by TO; =TO puts TO before every name. Repeatable")
       .flag("--drop-optimizer", options.drop_optimizer,
