@@ -87,7 +87,7 @@ HubServer::Place HubServer::place_of(const std::string& url) {
   if (url.starts_with("hf://")) {
     rest = url.substr(5);
     const std::size_t owner_end = rest.find('/');
-    if (owner_end == std::string::npos) refuse("no name behind the owner");
+    if (owner_end == std::string::npos) refuse("no name after the owner");
     const std::size_t end = std::min(rest.find('/', owner_end + 1), rest.size());
     place.model = rest.substr(0, end);
     place.path = rest.substr(std::min(end + 1, rest.size()));

@@ -173,7 +173,8 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
     std::ranges::move(page.entries, std::back_inserter(entries));
     if (entries.size() > kMaxEntries) {
       throw Error::expected(ErrorKind::unsupported, {.path = url}, "folder",
-                            "at most " + std::to_string(kMaxEntries) + " entries", "more");
+                            "at most " + std::to_string(kMaxEntries) + " entries", "more",
+                            "give the URL of one checkpoint");
     }
     if (page.continuation_token.empty()) break;
     if (++num_pages == kMaxPages) {

@@ -97,8 +97,9 @@ bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const 
   return is_complete;
 }
 
-/// Returns the name that a name template has in one application of the rule, with the numbers
-/// `stacked` for the captures that it stacks.
+/// Returns the name of the input that `from[stream]` stands for in `instance`. Captures that both
+/// sides of the rule have take their values from `instance`. The other captures, over which the
+/// rule stacks, take the numbers in `stacked`, in order (`experts.{E}` with 3: `experts.3`).
 std::string RuleMatcher::name_of(std::size_t rule, std::size_t stream, const Instance& instance,
                                  const std::vector<std::int64_t>& stacked) const {
   const std::vector<std::string>& shared = shared_[rule];

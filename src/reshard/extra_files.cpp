@@ -186,9 +186,9 @@ class Sorter {
         {.severity = Finding::Severity::note,
          .rule = std::string(kRule),
          .where = {},
-         .expected = "equal files of one name in all sources",
-         .found = "different ones; that of the " + std::string(is_last ? "last" : "first") +
-                  " source is taken: '" + printable(preferred_.front()) + "'" + others});
+         .expected = "equal files under one name in all sources",
+         .found = "different files (the file of the " + std::string(is_last ? "last" : "first") +
+                  " source is copied): '" + printable(preferred_.front()) + "'" + others});
   }
 
   void refuse_name(const std::string& path) {
@@ -224,7 +224,8 @@ class Sorter {
   const formats::FormatDriver& driver_;
   const bool is_directory_;
   const ExtraFilesOptions& options_;
-  std::vector<std::string> preferred_;  // names of files that differ between the sources
+  // Names of files that differ between the sources, and of which the preference chose one.
+  std::vector<std::string> preferred_;
   ExtraFilesPlan result_;
 };
 
@@ -263,13 +264,11 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
                            .found = edit.why_not + "; it is copied unchanged"});
   }
   if (!edit.left.empty()) {
-    files.notes.push_back(
-        {.severity = Finding::Severity::note,
-         .rule = std::string(kRule),
-         .where = {.path = config->path},
-         .expected =
-             "only dtypes that tensors had before the cast, to replace each by the new dtype",
-         .found = edit.left + "; this stays unchanged"});
+    files.notes.push_back({.severity = Finding::Severity::note,
+                           .rule = std::string(kRule),
+                           .where = {.path = config->path},
+                           .expected = "the old dtype of a cast tensor",
+                           .found = edit.left + " (left unchanged)"});
   }
   if (edit.what.empty()) return;
   config->text = std::move(edit.text);

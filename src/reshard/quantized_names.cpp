@@ -64,8 +64,8 @@ class SeparatedParts {
                   "names that do not belong together: " + renamed_.in_words());
     }
     if (left_out_.number > 0) {
-      report.note("quantized weights", "", "all parts of a weight",
-                  "a part whose partner is left out: " + left_out_.in_words());
+      report.note("quantized weights", "", "codes and scales of a weight together",
+                  "one without the other: " + left_out_.in_words());
     }
   }
 

@@ -174,7 +174,7 @@ constexpr Refusal kRefusals[] = {
      "/layer_0_expert_1_mp_rank_00_model_states.pt: parallelism: "
      "expected files of ZeRO alone, found a file of expert parallelism"},
     {"padding", ErrorKind::corruption,
-     "/mp_rank_00_model_states.pt: padding: expected 0 or 1 elements behind the last parameter of "
+     "/mp_rank_00_model_states.pt: padding: expected 0 or 1 elements after the last parameter of "
      "vector 0, found 2"},
     {"slice_overlaps", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: slice of a "
@@ -198,7 +198,8 @@ constexpr Refusal kRefusals[] = {
      "left in vector 0"},
     {"vector_missing", ErrorKind::corruption,
      "/zero_pp_rank_0_mp_rank_00_optim_states.pt: fp32 weights: "
-     "expected the flat vector 1, found none"},
+     "expected flat vector 1, a one-dimensional tensor 'single_partition_of_fp32_groups.1', found "
+     "none"},
     {"state_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optim.state.0.weight.exp_avg: parts of ranks: expected a vector as "

@@ -639,7 +639,9 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
        }},
       {"step", "step: expected a number, found something else",
        [&] { put_value(kZero + "/up.weight/step.pt", "seven"); }},
-      {"another", kZero + "/other: files of parameters: expected a name that the model states have",
+      {"another",
+       kZero + "/other: files of parameters: expected the name of a parameter in "
+               "mp_rank_00_model_states.pt",
        [&] { stdfs::copy(path(kZero + "/scale"), path(kZero + "/other")); }},
       {"groups", "optimizer_state.pt", [&] { stdfs::remove(path(kZero + "/optimizer_state.pt")); }},
       {"truncated", "exp_avg.pt",

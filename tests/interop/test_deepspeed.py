@@ -420,7 +420,7 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
     (lambda zero: torch.save({"param": torch.ones(54)}, zero / "up.weight" / "exp_avg.pt"),
      ("up.weight", "expected a tensor of 55 elements, for [11, 5], found [54]")),
     (lambda zero: (zero / "up.weight").rename(zero / "other"), ("up.weight",)),
-    (lambda zero: shutil.copytree(zero / "up.weight", zero / "other"), ("zero/other", "a name that the model states have")),
+    (lambda zero: shutil.copytree(zero / "up.weight", zero / "other"), ("zero/other", "the name of a parameter in mp_rank_00_model_states.pt")),
     (lambda zero: (zero / "optimizer_state.pt").unlink(), ("optimizer_state.pt",)),
     (lambda zero: shutil.copyfile(zero.parent / "mp_rank_00_model_states.pt", zero.parent / "mp_rank_01_model_states.pt"),
      ("mp_rank_01_model_states.pt", "tensor parallelism")),

@@ -320,7 +320,7 @@ def test_numpy_gets_what_it_has_a_dtype_for(states):
     assert bits(torch.from_dlpack(checkpoint["half"])) == bits(state["half"])
     with pytest.raises(ValueError, match="rows: reading a tensor makes a copy"):
         np.asarray(rows, copy=False)
-    with pytest.raises(TypeError, match=r"^half: NumPy has no bfloat16 \(t.torch\(\) keeps it, t.numpy\('float32'\) has"):
+    with pytest.raises(TypeError, match=r"^half: NumPy has no bfloat16 \(use \.torch\(\), which keeps it, \.numpy\('float32'\), which has"):
         np.asarray(checkpoint["half"])
     assert np.array_equal(np.asarray(checkpoint["half"], dtype="float32"), state["half"].float().numpy())
     assert checkpoint["scalar"].item() == 2.5 and checkpoint["half"][2, 1].item() == state["half"][2, 1].item()
@@ -341,7 +341,7 @@ def test_small_floats_are_the_same_numbers_in_float32(dtype, tmp_path):
 
 def test_dtypes_that_numpy_could_not_hold_are_torchs_alone(tmp_path):
     torch.save({"w": torch.zeros(3, dtype=torch.complex32)}, tmp_path / "w.pt")
-    with pytest.raises(TypeError, match=r"^w: NumPy has no complex32 \(t.torch\(\) keeps it, t.tobytes\(\) are the bytes\)"):
+    with pytest.raises(TypeError, match=r"^w: NumPy has no complex32 \(use \.torch\(\), which keeps it, or \.tobytes\(\), which gives the bytes\)"):
         tessera.open(tmp_path / "w.pt")["w"].numpy("complex64")
 
 

@@ -646,7 +646,7 @@ TEST(PlannerTest, QuantizedWeightsWhosePartsAreSeparatedAreNoted) {
                                     "block-scaled fp8) and w.scales (scales)")));
   EXPECT_THAT(notes({.renames = {{"w.weight_", "v.weight_"}}}), SizeIs(1));
   EXPECT_THAT(notes({.only = NameSelection({"=w.weight"})}),
-              ElementsAre(HasSubstr("found a part whose partner is left out: w.weight, codes of "
+              ElementsAre(HasSubstr("found one without the other: w.weight, codes of "
                                     "block-scaled fp8; the scales are w.weight_scale_inv")));
   EXPECT_THAT(notes({.only = NameSelection({"norm"})}), IsEmpty());
 }

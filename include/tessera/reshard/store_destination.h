@@ -40,7 +40,7 @@ class StoreDestination {
   StoreDestination(const StoreDestination&) = delete;
   StoreDestination& operator=(const StoreDestination&) = delete;
 
-  /// Returns the file system for the writer. Lives as long as this.
+  /// Returns the file system for the writer. The file system lives as long as this object.
   FileSystem& file_system();
   /// Returns the local path at which the writer makes the checkpoint. At the start of each run,
   /// nothing is at this path.

@@ -450,7 +450,7 @@ class Parser final : public pickle::EntryTaker {
   }
 
   void parse_storage_entry(std::string_view fqn, Object index, Object value) {
-    // Mostly, the pieces of a tensor come one after the other.
+    // The pieces of a tensor usually follow each other, so the last place is tried first.
     if (last_place_ == place_of_.end() || last_place_->first != fqn) {
       last_place_ = place_of_.find(fqn);
     }

@@ -43,8 +43,8 @@ bool are_of_zero(const std::vector<std::string>& names);
 bool is_plain_name(std::string_view name);
 /// Whether the names are those of a universal checkpoint, which ds_to_universal.py makes.
 bool are_universal(const std::vector<std::string>& names);
-/// Whether a path is that of a file that Tessera's writer makes in its folder:
-/// `global_step7_universal/zero/up.weight/fp32.pt`.
+/// Whether `path`, relative to the checkpoint's folder, is one that Tessera's writer of universal
+/// checkpoints creates: `global_step7_universal/zero/up.weight/fp32.pt`.
 bool is_path_of_universal(std::string_view path);
 /// Whether the names are those of a checkpoint with tensor or pipeline parallelism.
 bool are_of_several_model_ranks(const std::vector<std::string>& names);

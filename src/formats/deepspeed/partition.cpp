@@ -35,11 +35,18 @@ std::int64_t numel_of_vector(const File& file, int stage, const std::string& vec
   std::vector<std::string> path = path_of_weights(stage);
   path.push_back(vector);
   const Entry* const entry = file.find(path);
-  if (entry == nullptr || entry->kind != Entry::Kind::tensor ||
-      file.tensor(*entry).shape.size() != 1) {
-    throw refusal(file, {}, "fp32 weights", "the flat vector " + vector, "none");
+  const std::string expected = "flat vector " + vector + ", a one-dimensional tensor '" +
+                               path[path.size() - 2] + "." + vector + "'";
+  if (entry == nullptr) throw refusal(file, {}, "fp32 weights", expected, "none");
+  if (entry->kind != Entry::Kind::tensor) {
+    throw refusal(file, {}, "fp32 weights", expected, "an entry that is not a tensor");
   }
-  return file.tensor(*entry).numel();
+  const Shape& shape = file.tensor(*entry).shape;
+  if (shape.size() != 1) {
+    throw refusal(file, {}, "fp32 weights", expected,
+                  "a tensor of shape " + shape_to_string(shape));
+  }
+  return shape.front();
 }
 
 /// Checks that a slice is in its vector, and adds it.
@@ -69,7 +76,7 @@ std::optional<std::int64_t> padding_at_end(const File& file, const std::string& 
   return number == nullptr ? std::nullopt : std::optional(*number);
 }
 
-/// Returns the padding behind each parameter of a vector, which aligns the next one; nothing if
+/// Returns the padding after each parameter of a vector, which aligns the next one; nothing if
 /// there is none.
 std::vector<std::int64_t> paddings_between(const File& file, const std::string& vector) {
   const auto paddings = file.value_at({kRoot, "param_alignment_paddings"});
@@ -86,7 +93,7 @@ std::vector<std::int64_t> paddings_between(const File& file, const std::string& 
   return numbers;
 }
 
-/// The vectors of one group of parameters, that of each rank behind that of the rank before.
+/// The flat vectors of one parameter group, joined in the order of the ranks.
 class JoinedVectors {
  public:
   JoinedVectors(const std::vector<const File*>& optimizer, int stage, std::string vector)
@@ -136,7 +143,7 @@ class JoinedVectors {
     if (left == 0 || left == end_padding_) return;
     throw refusal(model, {}, "padding",
                   "0 or " + std::to_string(end_padding_) +
-                      " elements behind the last parameter of vector " + vector_,
+                      " elements after the last parameter of vector " + vector_,
                   std::to_string(left));
   }
 
@@ -148,7 +155,7 @@ class JoinedVectors {
   std::int64_t next_ = 0;
 };
 
-/// Cuts the parameters of stages 1 and 2 out of the vectors, one behind the other. The slices that
+/// Cuts the parameters of stages 1 and 2 out of the vectors, one after the other. The slices that
 /// DeepSpeed records are not used: with round_robin_gradients they are in another order.
 void cut_in_order(Partition& partition, const File& model,
                   const std::vector<const File*>& optimizer) {

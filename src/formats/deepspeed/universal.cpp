@@ -223,8 +223,9 @@ class UniversalReader final : public ModelStatesReader {
                             model().find({"shared_params", name}) != nullptr;
       if (is_known) continue;
       throw Error::expected(ErrorKind::unsupported, {.path = join_path(zero, name)},
-                            "files of parameters", "a name that the model states have",
-                            "another one");
+                            "files of parameters", "the name of a parameter in " + model().name(),
+                            "a name that this file does not have",
+                            "left by another save? move it out of zero/");
     }
   }
 
@@ -241,7 +242,7 @@ class UniversalReader final : public ModelStatesReader {
                              [&](const Entry& entry) { return used.contains(entry.path.front()); });
   }
 
-  /// Returns the names of the parameters behind a number in a group.
+  /// Returns the names of the parameters for which a number in a group stands.
   std::vector<std::string> names_in(std::int64_t vector) const {
     if (added_.groups) {
       const bool is_there =

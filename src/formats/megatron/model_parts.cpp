@@ -81,10 +81,10 @@ void WholeNames::require_equal_ranks(const std::vector<RankModel>& ranks) const 
     const RankModel& first = ranks[folders_.index_of({.stage = rank.place.stage})];
     std::map<std::pair<std::size_t, std::string>, const Parameter*> expected;
     for (const Parameter& tensor : first.tensors) {
-      expected.emplace(std::pair(tensor.chunk, tensor.name), &tensor);
-    }
-    if (expected.size() != first.tensors.size()) {
-      refuse(*first.file, {}, "model", "each name once", "one name twice");
+      const auto key = std::pair(tensor.chunk, tensor.name);
+      if (!expected.emplace(key, &tensor).second) {
+        refuse(*first.file, tensor.name, "model", "each name once", "this name twice");
+      }
     }
     const std::string as_first = ", as in " + first.file->name();
     std::size_t num_found = 0;

@@ -106,8 +106,8 @@ std::string virtual_source_name(const std::string& name);
 /// no NaN. The first `itemsize(dtype)` bytes count.
 std::array<std::byte, 16> fill_element(DType dtype);
 
-/// Returns the library's description of the stored elements, as an object header has it. `path` is
-/// for errors.
+/// Returns the bytes of HDF5's datatype message for `dtype`: what H5Tencode gives, without its
+/// 2-byte prefix. `path`: for error messages.
 std::string encode_element_type(DType dtype, const std::string& path);
 
 /// Adds a hard link to an object.

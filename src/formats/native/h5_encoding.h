@@ -14,7 +14,8 @@ namespace tessera::formats::native::h5 {
 
 // The structures of an HDF5 file that `VirtualFile` writes by itself, as the HDF5 file format
 // specification (version 3.0) defines them. The functions return a structure as a string of its
-// bytes. Numbers are little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
+// bytes. A *message* is HDF5's name for one record in an object header, not a text for people.
+// Numbers are little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
 
 inline constexpr std::uint64_t kNoAddress = UINT64_MAX;
 
@@ -32,27 +33,29 @@ void pad_to_8(std::string& out);
 /// Returns HDF5's checksum of metadata, Bob Jenkins' `lookup3`.
 std::uint32_t lookup3(std::string_view bytes);
 
-/// Returns the message that describes the type: a text of `nbytes` bytes.
+/// Returns the bytes of HDF5's datatype message (type 3) for a text of `nbytes` bytes.
 std::string text_type_message(std::size_t nbytes);
 
-/// Returns the message with the shape of a dataset or an attribute.
+/// Returns the bytes of HDF5's dataspace message (type 1), which holds the shape of a dataset or an
+/// attribute.
 std::string shape_message(std::span<const std::int64_t> shape);
 
-/// Returns the message with the fill value of a dataset. If `element` is empty: HDF5's default
-/// value.
+/// Returns the bytes of HDF5's fill value message (type 5) of a dataset. If `element` is empty:
+/// HDF5's default value.
 std::string fill_message(std::string_view element);
 
-/// Returns the message with the place of a dataset's data: one range of the file. Address
-/// `kNoAddress`: no place yet.
+/// Returns the bytes of HDF5's data layout message (type 8) for a dataset whose data is one range
+/// of the file. Address `kNoAddress`: no place yet.
 std::string contiguous_layout_message(std::uint64_t address, std::uint64_t nbytes);
 
-/// Returns the message with the place of a virtual dataset's mappings in the global heap.
+/// Returns the bytes of HDF5's data layout message (type 8) for a virtual dataset: where in the
+/// global heap its mappings are.
 std::string virtual_layout_message(std::uint64_t collection_address, std::uint32_t number);
 
-/// Returns the message of an attribute that holds one text.
+/// Returns the bytes of HDF5's attribute message (type 12) for an attribute that holds one text.
 std::string text_attribute_message(std::string_view name, std::string_view text);
 
-/// The messages of HDF5's object headers that are used here, by their numbers in the specification.
+/// The types of HDF5's messages that are used here, with their numbers in the specification.
 enum class MessageType : std::uint8_t {
   shape = 0x01,
   element_type = 0x03,

@@ -44,8 +44,9 @@ void require_record(const FileHeader& header, std::uint64_t checkpoint_id,
   }
   if (header.file_nbytes != record.nbytes || header.index_checksum != record.index_checksum ||
       header.structure_checksum != record.structure_checksum) {
-    throw Error(ErrorKind::corruption, {.path = path},
-                "header: its sizes or checksums are not those that the index records");
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "header",
+                          "the size and the checksums that the index records", "others",
+                          "damaged, or not copied together with the index?");
   }
 }
 

@@ -730,7 +730,8 @@ class Machine {
 
   // Entries that a taker gets. [Note: Entries taken early]
 
-  /// The batch of entries that is open: the objects above its mark are keys and values in turn.
+  /// The dict entries that SETITEMS will set next. On the stack, from `begin` on: key, value, key,
+  /// value, ...
   struct Batch {
     std::size_t begin;  // in the stack
   };

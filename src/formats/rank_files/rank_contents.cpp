@@ -167,12 +167,13 @@ std::vector<RankContents::Spot> RankContents::spots_of_values() {
 }
 
 void RankContents::refuse_pieces(std::size_t tensor) const {
-  throw Error::expected(ErrorKind::invalid_argument,
-                        {.path = destination_, .fqn = contents_.tensors[tensor].meta.fqn}, "pieces",
-                        "pieces that cut one dimension among the ranks, as a DTensor does, or the "
-                        "whole tensor on each rank",
-                        std::to_string(contents_.tensors[tensor].pieces.size()) + " other pieces",
-                        "the strategies dim0, dim1, hybrid:AxB and replicated give such pieces");
+  throw Error::expected(
+      ErrorKind::invalid_argument,
+      {.path = destination_, .fqn = contents_.tensors[tensor].meta.fqn}, "pieces",
+      "pieces that cut one dimension among the ranks, as a DTensor does, or the "
+      "whole tensor on each rank",
+      std::to_string(contents_.tensors[tensor].pieces.size()) + " pieces of another kind",
+      "strategies that fit: dim0, dim1, hybrid:AxB and replicated");
 }
 
 /// Finds which piece of each tensor each rank holds.

@@ -151,13 +151,15 @@ FileDescriptor lock_object(const std::string& path, bool is_new) {
   }
   const LockResult lock = try_lock(object);
   if (lock == LockResult::held_by_another) {
-    throw Error(ErrorKind::already_exists, {.path = path},
-                "staging: another process is writing to the same destination");
+    throw Error(
+        ErrorKind::already_exists, {.path = path},
+        "staging: another process is writing to the same destination (wait for it, or write "
+        "elsewhere)");
   }
   if (lock == LockResult::unavailable && !is_new) {
     throw Error(ErrorKind::already_exists, {.path = path},
                 "staging: left by another run; this file system cannot tell whether that run is "
-                "still writing (if not, remove it)");
+                "still writing (if no run is writing any more, remove this path)");
   }
   return is_still_at(object.get(), path) ? std::move(object) : FileDescriptor();
 }

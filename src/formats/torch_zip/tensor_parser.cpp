@@ -227,7 +227,8 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
     case TensorGlobal::device_tensor:
       refuse(call.object, "a tensor of a device such as XLA (move it to the CPU before saving)");
     default:
-      call.object.fail_expected("tensor", "a function that makes a tensor");
+      call.object.fail_expected(
+          "tensor", "one of torch's rebuild functions, such as torch._utils._rebuild_tensor_v2");
   }
 }
 

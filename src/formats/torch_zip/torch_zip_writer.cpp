@@ -39,8 +39,8 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   return layout;
 }
 
-/// Writes a torch.save file. The places of the storages are known from the start. `commit` writes
-/// the segments around the storages, because these hold the storages' CRCs.
+/// Writes a torch.save file. The places of the storages are known from the start. The bytes between
+/// the storages (zip headers, directory) hold the CRCs, so only `commit` writes them.
 class TorchZipWriter final : public ShareWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,

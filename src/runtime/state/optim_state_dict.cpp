@@ -349,7 +349,7 @@ StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
     throw Error::expected(
         ErrorKind::invalid_argument, {.fqn = name}, "key of optimizer state",
         key == OptimStateKey::param_id ? "the name of a parameter" : "the number of a parameter",
-        "a key that no parameter has");
+        "a key that no parameter has", "is the state dict already converted?");
   };
   StateDict result;
   for (const StateDict::Item& item : state_dict) {

@@ -62,7 +62,8 @@ void check_same_checkpoint(const std::vector<std::string>& by_rank) {
     throw Error::expected(
         ErrorKind::mismatch, {}, "checkpoint to load", "'" + first_name + "', as on rank 0",
         (name == first_name ? "a different checkpoint of that name" : "'" + name + "'") +
-            " on rank " + std::to_string(rank));
+            " on rank " + std::to_string(rank),
+        "do all ranks see the same file system?");
   }
 }
 

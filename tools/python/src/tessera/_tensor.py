@@ -147,12 +147,12 @@ class Tensor:
         if isinstance(step, slice):
             if step.step is not None and operator.index(step.step) != 1:
                 raise IndexError(f"{self.name}: index: expected slices of step 1, found step {step.step} (read first: "
-                                 f"t.torch() or t.numpy() can be indexed in any way)")
+                                 f"the result of .torch() or .numpy() can be indexed in any way)")
             begin, end, _ = step.indices(size)
             return begin, max(0, end - begin)
         if isinstance(step, bool) or not hasattr(step, "__index__") or getattr(step, "ndim", 0) != 0:
             raise TypeError(f"{self.name}: index: expected ints, slices and `...`, found {type(step).__name__} (read "
-                            f"first: t.torch() or t.numpy() can be indexed in any way)")
+                            f"first: the result of .torch() or .numpy() can be indexed in any way)")
         position = operator.index(step)
         if not -size <= position < size:
             raise IndexError(f"{self.name}: index: expected {-size} to {size - 1} in dimension {dim} of "
@@ -201,10 +201,10 @@ class Tensor:
         return array if wanted is None else array.astype(wanted, copy=False)
 
     def _no_numpy(self) -> str:
-        ways = "t.torch() keeps it"
+        ways = "use .torch(), which keeps it"
         if self.dtype in EXACT_IN_FLOAT32:
-            ways += ", t.numpy('float32') has the same numbers"
-        return f"{self.name}: NumPy has no {self.dtype} ({ways}, t.tobytes() are the bytes)"
+            ways += ", .numpy('float32'), which has the same numbers"
+        return f"{self.name}: NumPy has no {self.dtype} ({ways}, or .tobytes(), which gives the bytes)"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
         if copy is False:
@@ -217,7 +217,7 @@ class Tensor:
 
         dtype = getattr(torch, self.dtype, None)
         if dtype is None:
-            raise TypeError(f"{self.name}: torch {torch.__version__} has no {self.dtype} (t.tobytes() are the bytes)")
+            raise TypeError(f"{self.name}: torch {torch.__version__} has no {self.dtype} (.tobytes() gives the bytes)")
         raw = torch.empty(self.nbytes, dtype=torch.uint8)
         if self.nbytes:
             self._read_into(raw)
