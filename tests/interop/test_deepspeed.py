@@ -292,6 +292,16 @@ def zero1_of_one_weight(folder, weight):
     return step
 
 
+def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classes_of_deepspeed):
+    """Shows F2, E7."""
+    step = zero1_of_one_weight(tmp_path, torch.arange(6, dtype=torch.float32))
+    edit(step / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+         lambda state: state["optimizer_state_dict"].update(single_partition_of_fp32_groups=[torch.ones(2, 3)]))
+    result = run("ckpt-inspect", "ls", step)
+    assert result.returncode == 3 and ("expected flat vector 0, a one-dimensional tensor 'single_partition_of_fp32_groups.0', "
+                                       "found a tensor of shape [2, 3]") in result.stderr, result.stderr
+
+
 def test_a_large_copy_is_compared_to_its_end(tmp_path, classes_of_deepspeed):
     """Shows F2, E13. Small models when they are opened; of larger ones a note says what only `verify` compares."""
     differs = "copies: 1 name with other numbers there, such as 'w'; the master weights are read"

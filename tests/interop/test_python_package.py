@@ -347,7 +347,7 @@ def test_dtypes_that_numpy_could_not_hold_are_torchs_alone(tmp_path):
 
 def test_dtypes_that_this_torch_lacks_are_told(states, monkeypatch):
     monkeypatch.delattr(torch, "float8_e4m3fn")
-    with pytest.raises(TypeError, match=r"^byte: torch 2\S+ has no float8_e4m3fn \(t.tobytes\(\) are the bytes\)"):
+    with pytest.raises(TypeError, match=r"^byte: torch 2\S+ has no float8_e4m3fn \(\.tobytes\(\) gives the bytes\)"):
         tessera.open(states["native"][0])["byte"].torch()
 
 
