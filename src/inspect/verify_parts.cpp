@@ -221,7 +221,7 @@ PartOfVerify read_part(const PartDocument& document, const formats::CheckpointRe
   return part;
 }
 
-/// Checks that the parts are all parts of one number of them.
+/// Checks that the documents are all N parts of one verification in N parts, each once.
 void require_all(const std::vector<PartOfVerify>& parts,
                  const std::vector<PartDocument>& documents) {
   const int num_parts = parts.front().num_parts;

@@ -8,8 +8,8 @@
 
 namespace tessera::object_store {
 
-/// Returns the files of the operating system and those behind URLs (`is_url`), as one file system.
-/// Files behind URLs can only be read. Lives as long as the process.
+/// Returns the files of the operating system and the files at URLs (`is_url`), as one file system.
+/// Files at URLs can only be read. Lives as long as the process.
 FileSystem& files();
 
 /// Returns the default number of threads that read: one per core. If a URL was opened, returns

@@ -12,7 +12,7 @@
 namespace tessera::object_store {
 namespace {
 
-/// Whether a name has a suffix like that of a file. It is then more likely an object than a folder.
+/// Whether a URL ends like a file name (`.json`). It is then more likely an object than a folder.
 bool looks_like_file(const std::string& url) {
   constexpr std::size_t kMaxSuffixNbytes = 12;
   const std::string name = last_component(url);

@@ -16,7 +16,7 @@ namespace tessera::object_store {
 class HttpServer;
 class S3Server;
 
-/// The files behind URLs, as a read-only file system without links. A folder is listed once. Sizes
+/// The files at URLs, as a read-only file system without links. A folder is listed once. Sizes
 /// and versions are kept until `forget`, so that all reads of a file are of one version.
 /// Thread-safe.
 class RemoteFileSystem final : public ReadOnlyFileSystem {

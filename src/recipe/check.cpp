@@ -160,8 +160,8 @@ class Proof {
     report_.notes.push_back({.severity = Finding::Severity::note,
                              .rule = "values",
                              .where = {.path = rules_.path},
-                             .expected = "a comparison of values, which only the move makes",
-                             .found = found});
+                             .expected = "values that this check can compare",
+                             .found = found + " (only the move compares them)"});
   }
 
   /// Returns whether several parameters with optimizer state become one.

@@ -367,7 +367,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     std::set<std::string_view> seen;
     const auto check = [&](const std::string& name) {
       if (seen.insert(name).second) return;
-      refuse(ErrorKind::mismatch, {.path = path(), .fqn = name}, "state under a number alone",
+      refuse(ErrorKind::mismatch, {.path = path(), .fqn = name}, "state only under a number",
              "state under this name, too");
     };
     for (const auto& tensor : contents_.tensors) check(tensor.meta.fqn);
@@ -463,7 +463,7 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
     return Finding{.severity = Finding::Severity::note,
                    .rule = std::string(kRule),
                    .where = {.path = reader.path()},
-                   .expected = "the parameters, to check that their shapes are those of the state",
+                   .expected = "the parameters, to compare their shapes with the state",
                    .found = "none of them in this checkpoint: the shapes are not checked"};
   }
   const auto num_missing = std::ranges::count(parameters, nullptr);

@@ -49,7 +49,7 @@ class SeparatedParts {
         left_out_.add(name_of(i) + ", " + parts_.in_words(*part));
       } else if (!is_recognised(i, *part)) {
         // Counts a pair of codes and scales once, at the codes. A part whose partner is no longer
-        // found counts alone.
+        // found is counted by itself.
         const bool counts_as_scales =
             part->role != kCodesRole && parts_.find(part->partner)->partner == i;
         if (!counts_as_scales) renamed_.add(words_of_renamed(i, *part));

@@ -172,7 +172,7 @@ constexpr Refusal kRefusals[] = {
      "layer_01-model_00-model_states.pt, found what was saved as mp_rank_00_model_states.pt"},
     {"expert", ErrorKind::unsupported,
      "/layer_0_expert_1_mp_rank_00_model_states.pt: parallelism: "
-     "expected files of ZeRO alone, found a file of expert parallelism"},
+     "expected only files of ZeRO, found a file of expert parallelism"},
     {"padding", ErrorKind::corruption,
      "/mp_rank_00_model_states.pt: padding: expected 0 or 1 elements after the last parameter of "
      "vector 0, found 2"},
@@ -287,7 +287,7 @@ TEST_F(DeepSpeedFolderTest, APipelineWithoutZeroIsRefusedAsPipeline) {
   write("global_step2/layer_00-model_states.pt", "x");
   EXPECT_THAT([&] { open(directory_.path()); },
               ThrowsError(ErrorKind::unsupported,
-                          "layer_00-model_states.pt: parallelism: expected files of ZeRO alone, "
+                          "layer_00-model_states.pt: parallelism: expected only files of ZeRO, "
                           "found a file of pipeline parallelism"));
 }
 

@@ -45,7 +45,7 @@ def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_
         edit(step / file, lambda state: state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].detach()[:1].add_(1))
     assert notes_of_move(step, tmp_path / "moved.pt") == [
         "copies: 2 names with other numbers there, such as '3.down'; the master weights are read",
-        "replicas: 1 name with other numbers there, such as 'tied_modules.embed.weight'; those of the first rank are read"]
+        "replicas: 1 name with other numbers there, such as 'tied_modules.embed.weight'; the first rank's are read"]
 
 
 def test_a_frozen_layer_like_a_shared_module_keeps_its_number(step_of):

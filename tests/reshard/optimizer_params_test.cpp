@@ -344,7 +344,7 @@ TEST(OptimizerParamsTest, StateUnderTheNameBesideTheNumberIsRefused) {
   EXPECT_THAT([&] { source.named(list(kNames)); },
               ThrowsError(ErrorKind::mismatch,
                           "optim.state.emb.weight.exp_avg: names of "
-                          "parameters: expected state under a number alone"));
+                          "parameters: expected state only under a number"));
 }
 
 // The list of the user

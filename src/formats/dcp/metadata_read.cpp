@@ -134,7 +134,7 @@ Object attributes(Object object, MetadataGlobal of, std::string_view rule,
   return *state;
 }
 
-/// Returns the attributes as the function above does. Throws if there are others than `known`: in
+/// Returns the attributes as the function above does. Throws if an attribute is not in `known`: in
 /// this class, any attribute may change how the bytes are stored.
 Object attributes(Object object, MetadataGlobal of, std::string_view rule,
                   std::string_view class_name, std::initializer_list<std::string_view> known) {

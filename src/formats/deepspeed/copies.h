@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -30,18 +29,19 @@ struct Copy {
 /// another dtype are compared as casts.
 bool are_equal(const Copy& copy, std::int64_t max_numel);
 
-/// Copies that a reader leaves out. They must be compared, so that other numbers are noted: of a
-/// small model whole, of a larger one the beginnings, so that opening reads little.
+/// Copies of tensors that a reader leaves out. They are compared with the tensors, so that a note
+/// can name copies with other numbers. Of large copies only the beginnings, so that opening is
+/// fast.
 class Copies {
  public:
-  /// `rule`, `expected`: of the notes. `advice`: what the note says behind the name.
+  /// `rule`, `expected`: of the notes. `advice`: what the note says after the name.
   Copies(std::string rule, std::string expected, std::string advice)
       : rule_(std::move(rule)), expected_(std::move(expected)), advice_(std::move(advice)) {}
 
   void add(Copy copy) { copies_.push_back(std::move(copy)); }
   /// Compares the copies. Returns the notes.
   std::vector<Finding> compare(const std::string& path);
-  /// Compares to their ends those of which `compare` compared only a part. Returns the notes.
+  /// Compares the copies of which `compare` compared only a part, to the end. Returns the notes.
   std::vector<Finding> compare_rest(const std::string& path) const;
   /// Returns how many bytes of the checkpoint `compare_rest` compares.
   std::uint64_t rest_nbytes() const;

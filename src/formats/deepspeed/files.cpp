@@ -85,13 +85,14 @@ void require_all(const std::vector<std::string>& files, const std::string& what,
                         "not copied from its host?");
 }
 
-/// Throws if the file is of parallelism that this reader does not put together.
+/// Throws if the file is of tensor, pipeline or expert parallelism, which this reader does not
+/// join.
 void require_zero_alone(const std::string& name, const std::string& directory) {
   std::string_view other = other_parallelism(name);
   if (other.empty() && number_after(name, kModelParallelRank) != 0) other = "tensor";
   if (other.empty()) return;
   throw Error::expected(ErrorKind::unsupported, {.path = join_path(directory, name)}, "parallelism",
-                        "files of ZeRO alone", "a file of " + std::string(other) + " parallelism");
+                        "only files of ZeRO", "a file of " + std::string(other) + " parallelism");
 }
 
 }  // namespace
@@ -218,7 +219,7 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
   return files;
 }
 
-/// Checks the name that torch.save gave the folder in the archive: that of the file it wrote.
+/// Checks the name of the folder in the archive. torch.save gives it the name of the file.
 void require_own_name(const File& file) {
   const std::string saved_as = file.reader().saved_name() + ".pt";
   if (saved_as == file.name() || !is_file_name(saved_as)) return;

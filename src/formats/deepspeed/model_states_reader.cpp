@@ -47,12 +47,12 @@ bool contains(const std::array<std::string_view, N>& words, std::string_view wor
 constexpr std::string_view kConfig = "ds_config";
 constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
 
-/// Whether an entry of the module is a tensor of its name. Modules can have others (extra state).
+/// Whether an entry of the module is a tensor. A module can have other entries (extra state).
 bool is_plain_tensor(const Entry& entry) {
   return entry.path.size() == 2 && entry.kind == Entry::Kind::tensor;
 }
 
-/// Returns `path` with the keys of an entry from the `begin`th on behind it.
+/// Returns `path`, followed by the keys of an entry from position `begin` on.
 KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
   path.insert(path.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(begin),
               entry.keys.end());

@@ -26,7 +26,7 @@ class ModelStatesReader : public EntryReader {
                     const std::vector<std::string>& as_dict)
       : EntryReader(fs, std::move(path), std::move(folder), as_dict, family()) {}
 
-  /// Opens the files of model states, one or that of each rank.
+  /// Opens the files of model states: one file, or one for each rank.
   void open_model_states(const std::vector<std::string>& names);
   /// Takes opened files, by rank; null for ranks without one, but not for rank 0.
   void set_model_states(std::vector<const File*> models) { models_ = std::move(models); }

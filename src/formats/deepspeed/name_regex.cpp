@@ -168,7 +168,7 @@ class Parser {
     return is_negated ? ~characters : characters;
   }
 
-  /// Applies the repetitions behind an item.
+  /// Applies the repetitions (`*`, `{2}`) that follow an item.
   Steps repeated(Steps item) {
     std::size_t min = 1;
     std::optional<std::size_t> max = 1;

@@ -10,7 +10,7 @@ namespace tessera::formats::deepspeed {
 
 /// A regular expression of Python, as far as names of parameters need it: characters, `.`, classes
 /// such as `[0-9]` and `\d`, groups, `|`, `*`, `+`, `?`, `{m,n}`, `^` and `$`. Immutable.
-/// Cost of a match: the length of the expression times that of the name, whatever is in the file.
+/// Cost of a match: length of the expression * length of the name, whatever the file contains.
 class NameRegex {
  public:
   /// Throws: Error(unsupported) naming `path` and an expression with something else in it.

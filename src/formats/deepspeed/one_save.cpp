@@ -74,8 +74,8 @@ void require_equal_scalars(const File& first, const File& other, const Path& pat
   }
 }
 
-/// Checks that a rank has no state of the optimizer that the first rank lacks. What the first rank
-/// has and others lack is found where the state is put together.
+/// Checks that a rank has no optimizer state that the first rank lacks. State that only the first
+/// rank has is found when the ranks are joined.
 void require_no_further_state(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : other.below(path)) {
     const bool is_of_groups = entry->path[path.size()] == "param_groups";  // no state was found
@@ -136,7 +136,7 @@ void require_world_sizes(const std::string& folder, const File& model, std::size
 void require_no_experts(const File& optimizer) {
   if (optimizer.below({"optimizer_state_dict", "ds_zero_partition_groups"}).empty()) return;
   throw Error::expected(ErrorKind::unsupported, {.path = optimizer.reader().path()}, "parallelism",
-                        "files of ZeRO alone", "a file of expert parallelism");
+                        "only files of ZeRO", "a file of expert parallelism");
 }
 
 }  // namespace

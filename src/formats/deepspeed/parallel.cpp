@@ -488,7 +488,7 @@ class ParallelReader final : public ModelStatesReader {
 
   // --- what else the modules have
 
-  /// Whether a name is that of an entry of a layer: `3.norm.weight` of layer 3.
+  /// Whether a name belongs to a layer: `3.norm.weight` to layer 3.
   static bool is_of_layer(const std::string& name, std::size_t layer) {
     return name.starts_with(std::to_string(layer) + ".");
   }
@@ -503,7 +503,7 @@ class ParallelReader final : public ModelStatesReader {
     return names;
   }
 
-  /// Returns the stage that a layer is of; that of the first one if nothing says it.
+  /// Returns the stage that holds a layer; the first stage if nothing says which.
   std::size_t stage_of_layer(std::size_t layer) const {
     for (std::size_t stage = 0; stage < num_stages(); ++stage) {
       const auto is_its = [&](const std::string& name) { return is_of_layer(name, layer); };
@@ -588,8 +588,8 @@ class ParallelReader final : public ModelStatesReader {
   }
 
   /// Returns how the names of a layer begin in the model: `3.`, or `tied_modules.<key>.` if the
-  /// layer is a module that several layers share. Its file does not say so. Its weights do, because
-  /// they are those of the shared module.
+  /// layer is a module that several layers share. Its file does not say so, but its weights are
+  /// equal to the weights of the shared module.
   std::string module_of(const Layer& layer) const {
     const std::string by_number = std::to_string(layer.number) + ".";
     for (std::size_t stage = 0; stage < num_stages(); ++stage) {
@@ -740,7 +740,7 @@ class ParallelReader final : public ModelStatesReader {
   Copies copies_{"copies", "the fp32 master weights also in the module",
                  "the master weights are read"};
   Copies replicas_{"replicas", "equal parameters on ranks that have the same one",
-                   "those of the first rank are read"};
+                   "the first rank's are read"};
 };
 
 }  // namespace

@@ -402,7 +402,7 @@ Joint TensorCuts::joined_by_map(const std::string& name, const NameRegex& patter
   return joint;
 }
 
-/// Takes the rows behind the vocabulary out of the blocks.
+/// Removes the padding rows, which follow the rows of the vocabulary, from the blocks.
 void TensorCuts::cut_padding(Joint& joint) const {
   if (joint.whole.empty() || joint.whole[0] <= *vocabulary_size_) return;
   joint.num_padding_rows = joint.whole[0] - *vocabulary_size_;

@@ -56,9 +56,9 @@ class TensorCuts {
 
  private:
   using Patterns = std::vector<NameRegex>;
-  /// Of each parameter in a parameter: its size in each rank's part, along one dimension.
+  /// For each parameter inside a parameter: its size in each rank's part, along one dimension.
   using Widths = std::vector<Shape>;
-  /// A rule for parameters that hold several parameters one behind the other, each of them cut.
+  /// A rule for parameters that hold several parameters one after the other, each of them cut.
   struct SubParams {
     NameRegex pattern;
     Value::List shape;

@@ -15,7 +15,7 @@ namespace tessera::formats::deepspeed {
 /// What is at the end of a key path: a tensor, by its index in the contents, or a value.
 struct Leaf {
   std::string name;  // in the contents, for messages
-  KeyPath path;      // what is behind the keys that say where it belongs
+  KeyPath path;      // the keys after those that say where it belongs
   std::variant<std::size_t, Value> content;
 
   const std::size_t* tensor() const { return std::get_if<std::size_t>(&content); }

@@ -264,10 +264,11 @@ class UniversalFiles::Builder {
            dtype_name(dtype));
   }
 
-  /// Checks a name that becomes that of a folder or of a file.
+  /// Checks a name that becomes the name of a folder or a file.
   void require_file_name(const std::string& name, const std::string& entry) const {
     if (!is_plain_name(name) || name == kOptimizerState) {
-      refuse(entry, "names", "a name that a folder can have, as DeepSpeed makes one of it",
+      refuse(entry, "names",
+             "a name that a folder can have (DeepSpeed makes a folder of each name)",
              "'" + printable(name) + "'");
     }
     if (name.size() <= kMaxNameNbytes - kSuffix.size()) return;
@@ -431,8 +432,8 @@ class UniversalFiles::Builder {
     add_archive(path, archive);
   }
 
-  /// Adds the groups, and behind them groups without fields. DeepSpeed loads the parameters of as
-  /// many groups as the file has, and no others; a run cannot have more groups than parameters.
+  /// Adds the groups, then empty groups until there are as many as parameters. DeepSpeed loads only
+  /// the parameters of the groups in the file; a run cannot have more groups than parameters.
   void add_groups(Archive& archive) const {
     Value::List names;
     const std::size_t num_groups = std::max(entries_.groups.size(), trained_.size());
@@ -454,7 +455,7 @@ class UniversalFiles::Builder {
     archive.add_value(keys({kTessera, kGroups}), std::move(names));
   }
 
-  /// Adds the step from which ZeRO stage 3 takes that of all parameters.
+  /// Adds the step that ZeRO stage 3 takes for all parameters.
   void add_step(Archive& archive) const {
     const KeyPath path{"optimizer_state_dict", "state", *dict_key(Value(0)), std::string(kStep)};
     if (!has_state_) return archive.add_number(path, spell(path), 0);
@@ -476,7 +477,7 @@ class UniversalFiles::Builder {
     return step == state.end() ? nullptr : &*step;
   }
 
-  /// Makes an object of what the reader of such an object shows as its attributes.
+  /// Writes the loss scaler as an object, whose attributes are the entries below `loss_scaler`.
   static void add_loss_scaler(Archive& archive) {
     const KeyPath path = keys({"loss_scaler"});
     if (!archive.has_below(joined(path, keys({"cur_scale"})))) return;

@@ -67,7 +67,7 @@ class VirtualFile {
     std::uint32_t number = 0;
   };
   /// A node of a symbol table's tree. `first_key`: the heap offset of the last name before the
-  /// node. `last_key`: that of the node's last name.
+  /// node. `last_key`: the heap offset of the node's last name.
   struct Node {
     std::uint64_t address = 0;
     std::uint64_t first_key = 0;

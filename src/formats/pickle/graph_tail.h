@@ -21,16 +21,16 @@ struct GraphTables {
 /// outlive the tail. Not thread-safe.
 class GraphTail {
  public:
-  /// Begins behind the last object of the graph.
+  /// The tail begins after the last object of the graph.
   explicit GraphTail(GraphTables tables) : tables_(tables) { begin_behind_all(); }
 
   std::uint32_t first_node() const { return first_node_; }
 
-  /// Begins behind the last object of the graph, and forgets the tail that there was.
+  /// Makes the tail begin after the last object of the graph: it is then empty.
   void begin_behind_all();
 
   /// Drops the objects of the tail except `kept` and what these refer to. Writes the new numbers of
-  /// the objects into `kept`. Then begins behind the last object. Requires: no object before the
+  /// the objects into `kept`. Then begins after the last object. Requires: no object before the
   /// tail refers into it.
   /// Cost: linear in the tail.
   void drop_all_but(std::span<std::uint32_t> kept);

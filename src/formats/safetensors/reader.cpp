@@ -543,7 +543,7 @@ class SafetensorsReader final : public DividedReader {
           .rule = "__metadata__",
           .where = {.path = path_},
           .expected = "the same texts in all files",
-          .found = "other texts for " + keys + " (those of the first file are kept)"});
+          .found = "different texts for " + keys + " (the first file's texts are kept)"});
   }
 
   /// Adds a note if the ranks in the files' names have a gap (1, 2, 4): rank 3 had nothing to save,

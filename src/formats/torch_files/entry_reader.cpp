@@ -345,9 +345,9 @@ void EntryReader::add_simplifications() {
       if (name.empty() || name == "module") continue;
       for (auto next = of_file.lower_bound(name);
            next != of_file.end() && next->first.starts_with(name); ++next) {
-        const std::string_view behind = std::string_view(next->first).substr(name.size());
-        if ((!behind.empty() && behind.front() != '.') || !next->second.ends_with(behind)) continue;
-        const std::string here = next->second.substr(0, next->second.size() - behind.size());
+        const std::string_view suffix = std::string_view(next->first).substr(name.size());
+        if ((!suffix.empty() && suffix.front() != '.') || !next->second.ends_with(suffix)) continue;
+        const std::string here = next->second.substr(0, next->second.size() - suffix.size());
         simplified[{here, kind}].insert(what.begin(), what.end());
       }
     }

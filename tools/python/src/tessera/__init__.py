@@ -3,7 +3,7 @@
     tessera.save(state_dict, "step-1000")                     # on all ranks; tessera.async_save in the background
     tessera.load(state_dict, "step-1000")                     # in place, on any number of ranks
     with tessera.open("step-1000") as checkpoint:
-        checkpoint["model.embedding.weight"][10:20].torch()   # reads these rows alone
+        checkpoint["model.embedding.weight"][10:20].torch()   # reads only these rows
     tessera.verify("step-1000")                               # a list of problems
     tessera.scan("download")                                  # the names that its pickles would import and call
     tessera.reshard("step-1000", "step-1000.8", ranks=8)      # and merge, and split
