@@ -65,7 +65,7 @@ TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
   EXPECT_THAT(notes_of(*open(kValid + "pipeline")), ElementsAre());
   EXPECT_THAT(notes_of(*open(kValid + "tensor")),
               ElementsAre(HasSubstr("padding: 1 name with further rows"),
-                          HasSubstr("2 names without one and equal on all tensor ranks"),
+                          HasSubstr("2 names without a rule, but equal on all tensor ranks"),
                           HasSubstr("such as 'model.1.seen'")));
 }
 

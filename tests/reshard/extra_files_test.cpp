@@ -176,9 +176,9 @@ TEST_F(ExtraFilesTest, AMergeTakesWhatItsSourcesAgreeOn) {
   EXPECT_TRUE(with(MergePreference::none).notes.empty());
   ASSERT_EQ(with(MergePreference::last).notes.size(), 1U);
   EXPECT_EQ(with(MergePreference::first).notes.at(0).found,
-            "different ones; that of the first source is taken: 'differs'");
+            "different files (the file of the first source is copied): 'differs'");
   EXPECT_EQ(with(MergePreference::last).notes.at(0).found,
-            "different ones; that of the last source is taken: 'differs'");
+            "different files (the file of the last source is copied): 'differs'");
 }
 
 TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {

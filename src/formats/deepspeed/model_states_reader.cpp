@@ -272,8 +272,8 @@ void ModelStatesReader::note_rounded(std::size_t num_rounded) {
 
 void ModelStatesReader::note_without_elements(const std::vector<std::string>& names) {
   if (names.empty()) return;
-  note("module", "elements of each name on some rank",
-       counted(names.size(), "name") + " without any, such as '" + printable(names.front()) +
+  note("module", "elements of each name on at least one rank",
+       counted(names.size(), "name") + " without elements, such as '" + printable(names.front()) +
            "' (a tied parameter that ZeRO stage 3 does not record?)");
 }
 
@@ -289,7 +289,7 @@ void ModelStatesReader::note_different_buffers(const std::set<std::string>& buff
   if (different.empty()) return;
   note("ranks", "equal buffers on all ranks",
        counted(different.size(), "name") + " with other bytes on some rank, such as '" +
-           printable(different.front()) + "'; that of rank 0 is read");
+           printable(different.front()) + "'; the buffers of rank 0 are read");
 }
 
 /// Whether a rank's tensor is that of rank 0, as far as stored checksums tell.

@@ -710,16 +710,16 @@ class ParallelReader final : public ModelStatesReader {
 
   void note_frozen_without_rule() {
     if (without_rule_.empty()) return;
-    note("tensor parallelism", "a rule for each frozen parameter",
+    note("tensor parallelism", "for each frozen parameter, a rule that says how ranks cut it",
          counted(without_rule_.size(), "name") +
-             " without one and equal on all tensor ranks, such as '" +
+             " without a rule, but equal on all tensor ranks, such as '" +
              printable(without_rule_.front()) + "'; read as the whole parameter");
   }
 
   void note_padding() {
     if (num_padding_rows_ == 0) return;
-    note("padding", "rows of the vocabulary",
-         counted(num_padding_rows_, "name") + " with further rows, which are padding and left out");
+    note("padding", "only rows of the vocabulary",
+         counted(num_padding_rows_, "name") + " with more rows (padding, left out)");
   }
 
   static constexpr std::int64_t kNumelThatTells = 8192;
@@ -737,9 +737,9 @@ class ParallelReader final : public ModelStatesReader {
   /// By name of the tensor: the parts of each tensor rank, of which the mean is read.
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
   std::size_t num_padding_rows_ = 0;
-  Copies copies_{"copies", "the fp32 master weights also in the module",
+  Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
                  "the master weights are read"};
-  Copies replicas_{"replicas", "equal parameters on ranks that have the same one",
+  Copies replicas_{"replicas", "equal copies of a parameter on all ranks that have it",
                    "the first rank's are read"};
 };
 

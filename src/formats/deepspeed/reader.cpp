@@ -232,7 +232,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
                  {{&model(), copy->index, 0, weights->meta.numel()}}});
   }
 
-  deepspeed::Copies copies_{"copies", "the fp32 master weights also in 'module'",
+  deepspeed::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",
                             "the master weights are read"};
   std::vector<const File*> optimizer_;  // by rank
   Partition partition_;

@@ -164,9 +164,9 @@ class MegatronReader final : public EntryReader {
       if (const auto rank = file->number_at({"args", "rank"})) first_of.emplace(*rank, file);
     }
     if (first_of.size() == 1 && files_.size() > 1) {
-      note("ranks", "in args.rank which rank saved each file",
+      note("ranks", "in args.rank, the rank that saved the file",
            std::to_string(first_of.begin()->first) +
-               " in all of them, so files may lie in other folders unnoticed");
+               " in all files, so a file in another rank's folder is not noticed");
     }
     if (first_of.size() <= 1) return;
     const auto num_ranks = static_cast<std::int64_t>(folders_.sizes.tensor);

@@ -487,9 +487,9 @@ class JoinedRanks final : public DividedReader, public MeshSource {
                                             .found = std::move(found)});
     };
     if (num_flat_ > 0) {
-      note("optimizer state with the place of each rank's part",
+      note("flat optimizer state that records where each rank's part is",
            std::to_string(num_flat_) +
-               " flat tensors of FSDP1 without it (joined in the order of ranks)");
+               " tensors of FSDP1 that do not record it (joined in the order of ranks)");
     }
     const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
                             const std::string& name) {
