@@ -64,7 +64,7 @@ TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
 TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
   EXPECT_THAT(notes_of(*open(kValid + "pipeline")), ElementsAre());
   EXPECT_THAT(notes_of(*open(kValid + "tensor")),
-              ElementsAre(HasSubstr("padding: 1 name with further rows"),
+              ElementsAre(HasSubstr("padding: 1 name with more rows"),
                           HasSubstr("2 names without a rule, but equal on all tensor ranks"),
                           HasSubstr("such as 'model.1.seen'")));
 }
