@@ -30,7 +30,7 @@ TableRule read_rule(const TableJson& json, const Value& object, int world_size) 
   TableRule rule;
   rule.sharding = json.sharding(json.member(object, "sharding", "a sharding type"));
   if (rule.sharding != TableSharding::grid && object.find("column_shards") != nullptr) {
-    throw json.refusal("column_shards", "no such key, as only a grid has it",
+    throw json.refusal("column_shards", "no column_shards, which only a grid has",
                        value_to_string(*object.find("column_shards")));
   }
   if (rule.sharding == TableSharding::data_parallel) {

@@ -68,7 +68,7 @@ void RuleMatcher::add(std::size_t input, Match match) {
   const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
   if (is_new) return;
   report_(rule_name(rule), *inputs_[input].name,
-          "captures that differ from those of " + *inputs_[known->second].name,
+          "captures that differ from the captures of " + *inputs_[known->second].name,
           "the same captures");
 }
 

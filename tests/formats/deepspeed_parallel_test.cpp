@@ -91,7 +91,8 @@ struct Refusal {
 
 constexpr Refusal kRefusals[] = {
     {"stage_missing", ErrorKind::corruption,
-     ": files of ranks: expected model states of 2 stages of 1 tensor ranks, found those of 1 "
+     ": files of ranks: expected model states of 2 stages of 1 tensor ranks, found model states of "
+     "1 "
      "mp_ranks (not copied from all hosts?)"},
     {"stage_optimizer_missing", ErrorKind::corruption,
      ": files of ranks: expected optimizer states and model states of mp_rank 1, found no "

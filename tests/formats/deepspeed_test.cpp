@@ -129,10 +129,10 @@ struct Refusal {
 constexpr Refusal kRefusals[] = {
     {"dp_world_size", ErrorKind::corruption,
      ": files of ranks: expected optimizer states of 3 ranks, as "
-     "dp_world_size of mp_rank_00_model_states.pt says, found those of 2"},
+     "dp_world_size of mp_rank_00_model_states.pt says, found optimizer states of 2"},
     {"last_rank_missing", ErrorKind::corruption,
      ": files of ranks: expected optimizer states of 2 ranks, as "
-     "dp_world_size of mp_rank_00_model_states.pt says, found those of 1"},
+     "dp_world_size of mp_rank_00_model_states.pt says, found optimizer states of 1"},
     {"rank_missing", ErrorKind::corruption,
      ": files of ranks: expected optimizer states of ranks 0 to 1, "
      "found none of rank 0"},
@@ -153,7 +153,7 @@ constexpr Refusal kRefusals[] = {
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optimizer_state_dict.base_optimizer_state.state.0.step: expected "
      "the number that zero_pp_rank_0_mp_rank_00_optim_states.pt has, "
-     "found another one"},
+     "found a different number"},
     {"other_version", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: ds_version: expected "
      "'0.19.8', as in mp_rank_00_model_states.pt, found '0.1.0'"},
@@ -163,7 +163,7 @@ constexpr Refusal kRefusals[] = {
      "files with optimizer states, 2, found 3"},
     {"mp_world_size", ErrorKind::corruption,
      ": files of ranks: expected model states of 2 mp_ranks, as mp_world_size of "
-     "mp_rank_00_model_states.pt says, found those of 1"},
+     "mp_rank_00_model_states.pt says, found model states of 1"},
     {"tensor_parallel", ErrorKind::corruption,
      ": files of ranks: expected optimizer states and model states of mp_rank 1, found no "
      "optimizer states"},

@@ -16,7 +16,7 @@ std::string totals_in_words(const RecipeReport& report) {
          std::to_string(report.num_placed_elements) + " of " +
          std::to_string(report.num_source_elements) + " elements placed, " +
          std::to_string(report.num_dropped_elements) + " dropped, " +
-         std::to_string(report.num_equal_elements) + " equal to others";
+         std::to_string(report.num_equal_elements) + " equal to other elements";
 }
 
 std::string verdict(const RecipeReport& report) {
@@ -28,7 +28,7 @@ std::string verdict(const RecipeReport& report) {
           : "proved: each element that is not dropped is placed, and the inverse gives it back";
   if (report.num_equal_elements > 0) {
     line += "; " + std::to_string(report.num_equal_elements) +
-            " must equal others, which reading compares";
+            " must equal other elements, which reading compares";
   }
   return line;
 }

@@ -149,7 +149,7 @@ Formula formula_of(const CombineCommandOptions& options) {
       !options.base.empty() || !options.linear.empty() || !options.subtracted.empty();
   if (is_series && (has_terms || options.normalizes)) {
     refuse(options.averages ? "--average" : "--ema",
-           "no --base, --linear, --subtract or --normalize with it", "one of them");
+           "no --base, --linear, --subtract or --normalize with it", "one of these options");
   }
   Formula formula = is_series ? formula_of_series(options) : formula_of_terms(options);
   for (const std::string& text : options.adapters) {
@@ -166,7 +166,7 @@ void require_other_destination(const std::vector<std::string>& sources,
     std::error_code ignored;
     if (!std::filesystem::equivalent(source, destination, ignored)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
-                          "a path other than those of the sources", "the path of a source",
+                          "a path that is not a source", "the path of a source",
                           "write to another path, then rename it");
   }
 }

@@ -31,10 +31,11 @@ std::vector<std::string> files_of_series(const std::string& directory,
     series.insert(place->series);
   }
   if (series.size() > 1) {
-    throw Error::expected(
-        ErrorKind::invalid_argument, {.path = directory}, "shards", "the files of one model",
-        "those of '" + printable(*series.begin()) + "' and '" + printable(*series.rbegin()) + "'",
-        "give the path of an index");
+    throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "shards",
+                          "the files of one model",
+                          "the files of '" + printable(*series.begin()) + "' and of '" +
+                              printable(*series.rbegin()) + "'",
+                          "give the path of an index");
   }
   detail::require_all_shards(directory, files, place_in_series);
   return files;

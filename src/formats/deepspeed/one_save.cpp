@@ -43,7 +43,7 @@ void require_equal_below(const File& first, const File& other, const Path& path)
     const Entry* const same = other.find(entry->path);
     if (same != nullptr && are_equal(first, *entry, other, *same)) continue;
     refuse_at(other, entry->path, "the tensor that " + first.name() + " has",
-              same == nullptr ? "none" : "another one");
+              same == nullptr ? "none" : "a different tensor");
   }
   const std::size_t expected = first.below(path).size();
   const std::size_t found = other.below(path).size();
@@ -70,7 +70,7 @@ void require_equal_scalars(const File& first, const File& other, const Path& pat
                            other.tensor(*same).dtype == first.tensor(*entry).dtype;
     if (is_scalar && scalar(first, *entry) == scalar(other, *same)) continue;
     refuse_at(other, entry->path, "the number that " + first.name() + " has",
-              is_scalar ? "another one" : "none");
+              is_scalar ? "a different number" : "none");
   }
 }
 
@@ -86,7 +86,7 @@ void require_no_further_state(const File& first, const File& other, const Path& 
   }
 }
 
-/// Checks that all state of the optimizer is that of vectors of fp32 weights.
+/// Checks that all optimizer state belongs to vectors of fp32 weights.
 void require_state_of_vectors(const File& file, int stage) {
   const Path state = path_of_state(file, stage);
   const bool is_dict = state.back() == "state";
@@ -122,14 +122,15 @@ void require_world_sizes(const std::string& folder, const File& model, std::size
     throw Error::expected(ErrorKind::corruption, {.path = folder}, "files of ranks",
                           "optimizer states of " + std::to_string(*recorded) +
                               " ranks, as dp_world_size of " + model.name() + " says",
-                          "those of " + std::to_string(num_ranks), "not copied from all hosts?");
+                          "optimizer states of " + std::to_string(num_ranks),
+                          "not copied from all hosts?");
   }
   const std::int64_t of_model = model.number_at({"mp_world_size"}).value_or(1);
   if (of_model == static_cast<std::int64_t>(num_model_ranks)) return;
   throw Error::expected(ErrorKind::corruption, {.path = folder}, "files of ranks",
                         "model states of " + std::to_string(of_model) +
                             " mp_ranks, as mp_world_size of " + model.name() + " says",
-                        "those of " + std::to_string(num_model_ranks),
+                        "model states of " + std::to_string(num_model_ranks),
                         "not copied from all hosts?");
 }
 

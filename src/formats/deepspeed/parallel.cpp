@@ -223,7 +223,7 @@ class ParallelReader final : public ModelStatesReader {
     throw Error::expected(ErrorKind::corruption, {.path = folder()}, "files of ranks",
                           "model states of " + std::to_string(num_stages.value_or(1)) +
                               " stages of " + std::to_string(size) + " tensor ranks",
-                          "those of " + std::to_string(count) + " mp_ranks",
+                          "model states of " + std::to_string(count) + " mp_ranks",
                           "not copied from all hosts?");
   }
 

@@ -110,7 +110,7 @@ class UniversalReader final : public ModelStatesReader {
   void add_parameter(const Parameter& parameter) {
     if (!is_plain_name(parameter.fqn)) {
       refuse(model(), parameter.fqn, "param_shapes", "a name that a folder can have",
-             "another one");
+             "'" + printable(parameter.fqn) + "'");
     }
     const std::string within = join_path(std::string(kZero), parameter.fqn);
     const std::string directory = join_path(folder(), within);

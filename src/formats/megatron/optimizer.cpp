@@ -209,7 +209,7 @@ class Reading {
     state.weights = Elements{&model_, entry->index};
     if (have_same_numbers(*state.weights, parameter)) return;
     fail("the fp32 weights in the place of '" + printable(parameter.name) +
-         "' are not those of the model, so the order of the parameters is not known");
+         "' differ from the model's weights, so the order of the parameters is not known");
   }
 
   void read_state(const Parameter& parameter, const Path& path, PartState& state) {

@@ -812,8 +812,8 @@ class Machine {
     const bool is_outermost = std::ranges::find(outermost, target) != outermost.end();
     if (!batch_ && (is_outermost || target == taken_dict_)) return;
     fail(ErrorKind::corruption,
-         "change of an object: expected one of the entry that is being read, found " +
-             describe(target) + " of another one");
+         "change of an object: expected an object of the entry that is being read, found " +
+             describe(target) + " of another entry");
   }
 
   // Keys
