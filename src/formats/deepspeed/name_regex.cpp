@@ -275,9 +275,18 @@ class Places {
 }  // namespace
 
 NameRegex::NameRegex(const std::string& text, const std::string& path)
-    : text_(text), steps_(Parser(text, path).parse()) {}
+    : text_(text), steps_(Parser(text, path).parse()) {
+  for (const Step& step : steps_) {
+    if (step.kind == Step::Kind::begin && prefix_.empty()) continue;
+    if (step.kind != Step::Kind::character || step.characters.count() != 1) break;
+    std::size_t character = 0;
+    while (!step.characters[character]) ++character;
+    prefix_.push_back(static_cast<char>(character));
+  }
+}
 
 bool NameRegex::matches(std::string_view name) const {
+  if (!name.starts_with(prefix_)) return false;
   Places places(steps_);
   if (places.add(0, true, name.empty())) return true;
   for (std::size_t i = 0; i < name.size(); ++i) {

@@ -31,6 +31,7 @@ class NameRegex {
  private:
   std::string text_;
   std::vector<Step> steps_;
+  std::string prefix_;  // the characters with which every match begins, to compare them first
 };
 
 }  // namespace tessera::formats::deepspeed
