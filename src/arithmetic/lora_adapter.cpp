@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <regex>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "arithmetic/source_match.h"
 #include "base/digest.h"
 #include "base/json.h"
+#include "base/python_regex.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 
@@ -72,15 +72,9 @@ class Scales {
 
   /// Returns the scale of a module: the factor of the product of its two matrices.
   double of(const std::string& module, std::int64_t rank) const {
-    constexpr std::size_t kMaxNameNbytes = 300;  // matching takes a power of the length
     double alpha = alpha_;
-    if (!patterns_.empty() && module.size() > kMaxNameNbytes) {
-      refuse("alpha_pattern", "names of modules of at most 300 bytes",
-             "'" + printable(module, 40) + "'");
-    }
     for (const Pattern& pattern : patterns_) {
-      count_steps(pattern, module);
-      if (!std::regex_match(module, pattern.regex)) continue;
+      if (!pattern.regex.matches(module)) continue;
       alpha = pattern.alpha;
       break;
     }
@@ -101,73 +95,23 @@ class Scales {
     return *number;
   }
 
-  /// A pattern of module names, and its number of repetitions, which decides how long a match
-  /// takes.
+  /// A pattern of the names of modules.
   struct Pattern {
-    std::regex regex;
+    tessera::detail::PythonRegex regex;
     double alpha;
-    int num_repetitions;
   };
-
-  /// Adds the steps of matching one name, and throws if all matches together would take more than
-  /// minutes. To match a name takes about size^repetitions steps. Each regex has one more
-  /// repetition than its pattern, because it begins with `(.*\.)?`.
-  void count_steps(const Pattern& pattern, const std::string& module) const {
-    constexpr double kMaxSteps = 1e11;
-    num_steps_ += std::pow(static_cast<double>(module.size()), pattern.num_repetitions + 1);
-    if (num_steps_ <= kMaxSteps) return;
-    refuse("alpha_pattern", "regular expressions that are quick to match",
-           "patterns with repetitions that take too long for names of this length");
-  }
-
-  /// Whether a pattern is short, repeats only single characters, and has few ways to match. Any
-  /// other pattern could take very long, because std::regex tries all ways one by one.
-  static bool is_cheap(std::string_view pattern) {
-    constexpr std::size_t kMaxNbytes = 200;
-    constexpr double kMaxCost = 512;
-    constexpr double kRepetitionCost = 8;  // allows 3 repetitions: 8 * 8 * 8 is kMaxCost
-    if (pattern.size() > kMaxNbytes) return false;
-    double cost = 1;
-    std::vector<double> num_branches{1};  // of each open group
-    for (std::size_t i = 0; i < pattern.size(); ++i) {
-      const char c = pattern[i];
-      if (c == '\\') {
-        ++i;
-      } else if (c == '(') {
-        num_branches.push_back(1);
-      } else if (c == '|') {
-        ++num_branches.back();
-      } else if (c == ')' && num_branches.size() > 1) {
-        cost *= num_branches.back();
-        num_branches.pop_back();
-      } else if (c == '?') {
-        cost *= 2;
-      } else if (c == '*' || c == '+' || c == '{') {
-        if (i > 0 && pattern[i - 1] == ')') return false;
-        cost *= kRepetitionCost;
-      }
-    }
-    for (const double each : num_branches) cost *= each;
-    return cost <= kMaxCost;
-  }
 
   /// Adds a pattern. As in PEFT, it matches the last components of a module's name.
   void add_pattern(const Value& key, const Value& alpha) {
     const auto* const text = key.get_if<std::string>();
     const auto number = number_of(alpha);
     if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
-    if (!is_cheap(*text)) {
-      refuse("alpha_pattern",
-             "a short regular expression with few alternatives and no repeated group",
-             "'" + printable(*text, 40) + "'");
-    }
-    try {
-      const auto num_repetitions =
-          std::ranges::count_if(*text, [](char c) { return c == '*' || c == '+' || c == '{'; });
-      patterns_.push_back(
-          {std::regex("(.*\\.)?(" + *text + ")"), *number, static_cast<int>(num_repetitions)});
-    } catch (const std::regex_error&) {
-      refuse("alpha_pattern", "a regular expression", "'" + printable(*text, 40) + "'");
+    patterns_.push_back({{"(.*\\.)?(" + *text + ")$", path_, "alpha_pattern"}, *number});
+    constexpr std::size_t kMaxNumSteps = 2'000'000;  // 100 MB, and a few minutes of matching
+    num_steps_ += patterns_.back().regex.num_steps();
+    if (num_steps_ > kMaxNumSteps) {
+      refuse("alpha_pattern", "regular expressions with at most 2,000,000 characters in all",
+             "more, with the repetitions {m,n} written out");
     }
   }
 
@@ -176,7 +120,7 @@ class Scales {
   bool is_rank_stabilized_;
   double alpha_;
   std::vector<Pattern> patterns_;
-  mutable double num_steps_ = 0;  // of all matches so far
+  std::size_t num_steps_ = 0;  // of all patterns
 };
 
 /// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA.

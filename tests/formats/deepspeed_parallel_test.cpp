@@ -5,7 +5,6 @@
 #include <string>
 
 #include "formats/deepspeed.h"
-#include "formats/deepspeed/name_regex.h"
 #include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
@@ -17,7 +16,6 @@
 namespace tessera::formats {
 namespace {
 
-using deepspeed::NameRegex;
 using test::expect_holds;
 using test::notes_of;
 using test::pieces_of;
@@ -132,36 +130,6 @@ TEST(DeepSpeedParallelTest, AMissingLayerIsMissed) {
   stdfs::remove(directory / "layer_01-model_01-model_states.pt");
   EXPECT_THAT([&] { open(directory.path()); },
               ThrowsError(ErrorKind::corruption, "one of layer 1 of tensor rank 1"));
-}
-
-// Shows F2.
-TEST(DeepSpeedParallelTest, PatternsAreThoseOfPython) {
-  const auto matches = [](const char* pattern, const char* name) {
-    return NameRegex(pattern, "file").matches(name);
-  };
-  EXPECT_TRUE(matches(R"(\d+\.norm\.(weight|bias)$)", "12.norm.bias"));
-  EXPECT_FALSE(matches(R"(\d+\.norm\.(weight|bias)$)", "12.norm.bias_2"));
-  EXPECT_FALSE(matches(R"(norm)", "12.norm"));  // only the beginning is compared
-  EXPECT_TRUE(matches(R"(.*norm)", "12.norm.weight"));
-  EXPECT_TRUE(matches(R"(^model\.layers\.0$)", "model.layers.0"));
-  EXPECT_TRUE(matches(R"([a-c_]{2,3}x)", "ab_x"));
-  EXPECT_FALSE(matches(R"([a-c_]{2,3}x)", "ax"));
-  EXPECT_TRUE(matches(R"([^0-9]+?\w\S)", "ab-cd"));
-  EXPECT_TRUE(matches(R"((?:a|bc)*d)", "abcbcad"));
-  EXPECT_TRUE(matches(R"(a?b{0,}c{2}\-[]x-]$)", "cc-]"));
-  EXPECT_TRUE(matches("", "anything"));
-  for (const char* const pattern : {"(", ")", "a)", "*a", "[a", "(?!a)", "(?P<n>a)", R"(\bx)",
-                                    R"(\1)", "a{2", "a{3,1}", "[b-a]", "\\", "a{9999}{9999}"}) {
-    EXPECT_THAT([&] { NameRegex(pattern, "file"); },
-                ThrowsError(ErrorKind::unsupported, "file: pattern of names"))
-        << pattern;
-  }
-}
-
-// Shows F2, E3. A search that tries all ways one by one would not end.
-TEST(DeepSpeedParallelTest, APatternOfManyWaysIsQuick) {
-  const std::string name(4000, 'a');
-  EXPECT_FALSE(NameRegex("(a*)*(a|a)*(a?){50}b", "file").matches(name));
 }
 
 }  // namespace

@@ -7,12 +7,16 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
 from pathlib import Path
 
 from test_limits import MIB, write_safetensors
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+from recipe import RECIPES, deepseek_v3, write_model
 
 BIN = Path(os.environ["TESSERA_BIN"])
 FORMATS = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
@@ -73,6 +77,15 @@ class Scale(unittest.TestCase):
         moved = self.folder / "dcp"
         self.run_tool("ckpt-reshard", source, moved, "--to", "dcp", "--world-size", 8, "--quiet")
         self.assertLess(self.run_tool("ckpt-inspect", "ls", moved), 288 * MIB)  # 1,104 before
+
+    # Shows A3.
+    def test_a_recipe_over_the_names_of_deepseek_v3_takes_little_memory(self):
+        model = self.folder / "deepseek"
+        write_model(model, deepseek_v3(61), is_sparse=True)
+        (model / "config.json").write_text('{"num_hidden_layers": 61}')
+        peak = self.run_tool("ckpt-reshard", model, self.folder / "megatron.safetensors", "--extra-files", "leave", "--quiet",
+                             "--recipe", RECIPES / "hf-to-megatron-deepseek-v3.json")
+        self.assertLess(peak, 256 * MIB)
 
     # Shows A2.
     def test_thousands_of_ranks(self):

@@ -36,8 +36,8 @@ struct MergedCheckpoint {
 /// Optimizer state belongs to the parameter of that name in the same source. If that source does
 /// not hold the parameter (model and optimizer saved apart), the state belongs to the parameter of
 /// that name in the first source that holds one. An alias of a tensor that comes from another
-/// source becomes a tensor, so that every name keeps its bytes. The format is that of the first
-/// source. Requires: at least one source.
+/// source becomes a tensor, so that every name keeps its bytes. The format is the first source's.
+/// `preference`: which source wins if several have a name. Requires: at least one source.
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to open as one of several.

@@ -11,7 +11,10 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
+using tessera::detail::PythonRegex;
 using Path = std::vector<std::string>;
+
+constexpr std::string_view kPatternRule = "pattern of names";
 
 const std::string kInfo = kUniversalCheckpointInfo;
 const std::string kSubParams = "parameter_with_sub_params";
@@ -19,9 +22,9 @@ const std::string kWidths = "sub_param_shard_widths";
 constexpr double kVersionWithWidths = 0.4;
 constexpr std::int64_t kAffineMapVersion = 1;
 
-const NameRegex* matching(const std::vector<NameRegex>& patterns, const std::string& name) {
+const PythonRegex* matching(const std::vector<PythonRegex>& patterns, const std::string& name) {
   const auto found = std::ranges::find_if(
-      patterns, [&](const NameRegex& pattern) { return pattern.matches(name); });
+      patterns, [&](const PythonRegex& pattern) { return pattern.matches(name); });
   return found == patterns.end() ? nullptr : &*found;
 }
 
@@ -106,20 +109,31 @@ std::vector<std::string> TensorCuts::texts_of(Path path) const {
   return texts;
 }
 
-TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) const {
+PythonRegex TensorCuts::pattern_of(const std::string& text) {
+  PythonRegex pattern(text, model_.reader().path(), kPatternRule);
+  constexpr std::size_t kMaxNumSteps = 2'000'000;  // 100 MB
+  num_steps_ += pattern.num_steps();
+  if (num_steps_ > kMaxNumSteps) {
+    refuse({}, "patterns", "regular expressions with at most 2,000,000 characters in all",
+           "more, with the repetitions {m,n} written out");
+  }
+  return pattern;
+}
+
+TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) {
   Patterns patterns;
   for (const std::string& text : texts_of({kInfo, member})) {
-    patterns.emplace_back(text, model_.reader().path());
+    patterns.push_back(pattern_of(text));
   }
   return patterns;
 }
 
 /// Reads the keys of a dict, which are patterns.
-void TensorCuts::read_keys(const Path& path, Patterns& patterns) const {
+void TensorCuts::read_keys(const Path& path, Patterns& patterns) {
   std::set<std::string> keys;
   for (const Entry* const entry : model_.below(path)) {
     if (keys.insert(entry->path[path.size()]).second) {
-      patterns.emplace_back(entry->path[path.size()], model_.reader().path());
+      patterns.push_back(pattern_of(entry->path[path.size()]));
     }
   }
 }
@@ -139,8 +153,7 @@ void TensorCuts::read_sub_params() {
              shape ? value_to_string(*shape) : "none");
     }
     for (const std::string& text : texts_of(extended(path, {"patterns"}))) {
-      sub_params_.push_back(
-          {NameRegex(text, model_.reader().path()), *items, static_cast<std::size_t>(*dimension)});
+      sub_params_.push_back({pattern_of(text), *items, static_cast<std::size_t>(*dimension)});
     }
   }
 }
@@ -157,7 +170,7 @@ bool TensorCuts::has_rule(const std::string& name) const {
 }
 
 Joint TensorCuts::join(const std::string& name, const std::vector<Shape>& parts) const {
-  if (const NameRegex* const pattern = matching(unsupported_, name)) {
+  if (const PythonRegex* const pattern = matching(unsupported_, name)) {
     const auto reason =
         model_.value_at({kInfo, "autotp_unsupported_parameter_patterns", pattern->text()});
     refuse(name, "autotp_unsupported_parameter_patterns", "parts that can be joined",
@@ -174,7 +187,7 @@ Joint TensorCuts::join(const std::string& name, const std::vector<Shape>& parts)
 }
 
 Joint TensorCuts::joined_by_rule(const std::string& name, const std::vector<Shape>& parts) const {
-  if (const NameRegex* const pattern = matching(affine_maps_, name)) {
+  if (const PythonRegex* const pattern = matching(affine_maps_, name)) {
     return joined_by_map(name, *pattern, parts);
   }
   const bool is_replicated = matching(replicated_, name) != nullptr;
@@ -364,7 +377,7 @@ Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::st
          value ? value_to_string(*value) : "none");
 }
 
-Joint TensorCuts::joined_by_map(const std::string& name, const NameRegex& pattern,
+Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& pattern,
                                 const std::vector<Shape>& parts) const {
   const Path path{kInfo, "affine_map", "params", pattern.text()};
   Joint joint{.whole = shape_at(name, extended(path, {"logical_shape"})),

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/python_regex.h"
 #include "formats/deepspeed/files.h"
-#include "formats/deepspeed/name_regex.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/value.h"
 #include "tessera/layout/region.h"
@@ -55,25 +55,26 @@ class TensorCuts {
   Joint join(const std::string& name, const std::vector<Shape>& parts) const;
 
  private:
-  using Patterns = std::vector<NameRegex>;
+  using Patterns = std::vector<tessera::detail::PythonRegex>;
   /// For each parameter inside a parameter: its size in each rank's part, along one dimension.
   using Widths = std::vector<Shape>;
   /// A rule for parameters that hold several parameters one after the other, each of them cut.
   struct SubParams {
-    NameRegex pattern;
+    tessera::detail::PythonRegex pattern;
     Value::List shape;
     std::size_t dimension = 0;
   };
 
   std::vector<std::string> texts_of(std::vector<std::string> path) const;
-  Patterns patterns_of(const std::string& member) const;
+  tessera::detail::PythonRegex pattern_of(const std::string& text);
+  Patterns patterns_of(const std::string& member);
   void read_sub_params();
-  void read_keys(const std::vector<std::string>& path, Patterns& patterns) const;
+  void read_keys(const std::vector<std::string>& path, Patterns& patterns);
   [[noreturn]] void refuse(const std::string& name, const std::string& rule,
                            const std::string& expected, const std::string& found) const;
 
   Joint joined_by_rule(const std::string& name, const std::vector<Shape>& parts) const;
-  Joint joined_by_map(const std::string& name, const NameRegex& pattern,
+  Joint joined_by_map(const std::string& name, const tessera::detail::PythonRegex& pattern,
                       const std::vector<Shape>& parts) const;
   Box box_at(const std::string& name, const std::vector<std::string>& piece,
              const std::string& side, const Shape& sizes, const Shape& shape) const;
@@ -88,6 +89,7 @@ class TensorCuts {
 
   const File& model_;
   double version_ = 0.0;
+  std::size_t num_steps_ = 0;  // of all patterns
   Patterns replicated_;
   Patterns averaged_;
   Patterns halves_;

@@ -24,9 +24,9 @@ class SideStream {
   c10::Event record() const;
   /// Makes future work of the current stream wait for `event`.
   void let_current_wait(const c10::Event& event) const;
-  /// Tells the allocator that the current stream uses `tensor`, which this stream allocated: the
-  /// tensor's memory is not reused before the current stream is done with the tensor. Ignores
-  /// undefined tensors.
+  /// Tells the allocator that the current stream uses `tensor`, which this stream allocated (as
+  /// Tensor::record_stream does): its memory is not reused before the current stream is done with
+  /// it. Ignores undefined tensors.
   void note_use(const at::Tensor& tensor) const;
 
   /// Copies a tensor to the device through pinned memory, and returns the copy. Requires: this

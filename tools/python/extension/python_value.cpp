@@ -99,7 +99,8 @@ class ToPython {
 /// A deeper nesting is probably a structure that contains itself.
 constexpr int kMaxDepth = 200;
 
-// Calls only functions of the stable ABI, for which the wheel of CPython 3.12 and later is compiled.
+// Calls only functions of the stable ABI, for which the wheel of CPython 3.12 and later is
+// compiled.
 class FromPython {
  public:
   explicit FromPython(const std::string& name) : name_(name) {}

@@ -1,4 +1,4 @@
-#include "formats/deepspeed/name_regex.h"
+#include "base/python_regex.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,14 +7,14 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::formats::deepspeed {
+namespace tessera::detail {
 namespace {
 
-using Step = NameRegex::Step;
+using Step = PythonRegex::Step;
 using Steps = std::vector<Step>;
 using Characters = std::bitset<256>;
 
-constexpr std::size_t kMaxNumSteps = 1 << 14;
+constexpr std::size_t kMaxNumSteps = 1 << 12;
 constexpr int kMaxDepth = 50;
 
 std::ptrdiff_t length(const Steps& steps) {
@@ -32,7 +32,8 @@ Characters range(char first, char last) {
 /// Parses an expression. Every part becomes steps that can stand anywhere, as jumps are relative.
 class Parser {
  public:
-  Parser(const std::string& text, const std::string& path) : text_(text), path_(path) {}
+  Parser(const std::string& text, const std::string& path, std::string_view rule)
+      : text_(text), path_(path), rule_(rule) {}
 
   Steps parse() {
     Steps steps = alternatives();
@@ -42,8 +43,9 @@ class Parser {
 
  private:
   [[noreturn]] void refuse() const {
-    throw Error::expected(ErrorKind::unsupported, {.path = path_}, "pattern of names",
-                          "a regular expression of names", "'" + printable(text_) + "'");
+    throw Error::expected(ErrorKind::unsupported, {.path = path_}, rule_,
+                          "a regular expression without back references and assertions such as (?=",
+                          "'" + printable(text_, 100) + "'");
   }
 
   bool take(char c) {
@@ -96,7 +98,7 @@ class Parser {
       case '[':
         return character(bracket());
       case '.':
-        return character(Characters().set());
+        return character(~range('\n', '\n'));
       case '\\':
         return character(escaped());
       case '^':
@@ -215,6 +217,7 @@ class Parser {
 
   const std::string& text_;
   const std::string& path_;
+  std::string_view rule_;
   std::size_t next_ = 0;
   int depth_ = 0;
 };
@@ -274,10 +277,19 @@ class Places {
 
 }  // namespace
 
-NameRegex::NameRegex(const std::string& text, const std::string& path)
-    : text_(text), steps_(Parser(text, path).parse()) {}
+PythonRegex::PythonRegex(const std::string& text, const std::string& path, std::string_view rule)
+    : text_(text), steps_(Parser(text, path, rule).parse()) {
+  for (const Step& step : steps_) {
+    if (step.kind == Step::Kind::begin && prefix_.empty()) continue;
+    if (step.kind != Step::Kind::character || step.characters.count() != 1) break;
+    std::size_t character = 0;
+    while (!step.characters[character]) ++character;
+    prefix_.push_back(static_cast<char>(character));
+  }
+}
 
-bool NameRegex::matches(std::string_view name) const {
+bool PythonRegex::matches(std::string_view name) const {
+  if (!name.starts_with(prefix_)) return false;
   Places places(steps_);
   if (places.add(0, true, name.empty())) return true;
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -291,4 +303,4 @@ bool NameRegex::matches(std::string_view name) const {
   return false;
 }
 
-}  // namespace tessera::formats::deepspeed
+}  // namespace tessera::detail
