@@ -89,8 +89,8 @@ class Match {
   std::vector<Finding>& problems_;
 };
 
-/// Reports optimizer state that the options do not leave out. Such state belongs to the parameters
-/// of its own run, so sums of it have no meaning.
+/// Reports optimizer state that the options do not leave out. Optimizer state belongs to the
+/// parameters of one run, so sums of it have no meaning.
 void find_optimizer_state(const CheckpointReader& source, const NameSelection& only,
                           std::vector<Finding>& problems) {
   const reshard::OptimizerEntries optimizer(source.contents());

@@ -20,8 +20,9 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
   std::atomic<std::int64_t> next_task{0};
   std::atomic<bool> failed{false};
   std::mutex failure_mutex;
-  // The exception to throw: a failure before an interruption, then that of the task with the lowest
-  // index. Tasks start in order, so the choice does not depend on the number of threads.
+  // The exception to throw: a failure rather than an interruption; among equals, the exception of
+  // the task with the lowest index. Tasks start in order, so the choice does not depend on the
+  // number of threads.
   std::exception_ptr first_failure;
   std::pair<bool, std::int64_t> first_rank;
   const auto fail = [&](std::int64_t index, std::exception_ptr failure, bool interrupts) {

@@ -11,7 +11,7 @@
 namespace tessera::formats {
 
 /// Base class of readers that show the entries of another reader under other names or in another
-/// form. Format, path and files are those of the other reader.
+/// form. Has the format, path and files of the other reader.
 class DerivedReader : public DividedReader {
  public:
   Format format() const override { return base_->format(); }

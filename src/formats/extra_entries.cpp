@@ -30,8 +30,8 @@ bool is_journal(const FileSystem& fs, const std::string& path) {
          read_begin(fs, path, kMagic.size()) == kMagic;
 }
 
-/// Whether the name is that of a journal, or of a file or directory that has a journal beside it. A
-/// writer of Tessera writes there, or died while it wrote there.
+/// Whether an entry is a journal, or a file or directory with a journal beside it. A writer of
+/// Tessera writes there, or died while it wrote there.
 bool is_work(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
   return is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(path));

@@ -25,9 +25,9 @@ std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is, if the names of other files beside it
 /// differ only in this number. Otherwise looks at the name of its folder, and the folders beside
-/// that. A `consolidated.01.pth` is a part even if it is alone. Returns nothing if there are no
-/// such files or folders, or if their numbers cannot be those of ranks or parts. Numbers can be
-/// those of ranks if they are padded with zeros, or have no gap from 0 or 1 on. (The numbers in
+/// that. A `consolidated.01.pth` is a part even without other files. Returns nothing if no names
+/// differ only in the number, or if the numbers cannot be numbers of ranks or parts: these are
+/// padded with zeros, or have no gap from 0 or 1 on. (The numbers in
 /// `lora_rank_8.pt` and `lora_rank_16.pt` are not.)
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 

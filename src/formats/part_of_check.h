@@ -38,7 +38,7 @@ struct CountedNote {
 /// Divides the check of a checkpoint among several processes. The check is a sequence of units: a
 /// file, an archive, a member of an archive, or findings that were made on opening. Each unit
 /// belongs to one part. A process asks for all units, in the same order as the others, and checks
-/// those of its own part. So all processes divide the work in the same way without a message.
+/// the units of its part. So all processes divide the work in the same way without a message.
 /// Not thread-safe.
 class PartOfCheck {
  public:
@@ -83,8 +83,8 @@ class PartOfCheck {
 class DividedCheck {
  public:
   virtual ~DividedCheck() = default;
-  /// Does what CheckpointReader::verify does, for the units that `part` takes. The findings of all
-  /// parts together are those of the whole check.
+  /// Does what CheckpointReader::verify does, for the units that `part` takes. All parts together
+  /// have the findings of the whole check.
   virtual void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                            PartOfCheck& part) const = 0;
 };

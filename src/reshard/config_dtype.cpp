@@ -17,8 +17,8 @@ constexpr std::size_t kMaxMembersNamed = 8;
 
 /// What a JSON object in a configuration describes.
 enum class Part {
-  model,  // the model, or a part of it: dtypes in it are those of the tensors
-  codes,  // how weights are quantized: dtypes in it are those of codes
+  model,  // the model, or a part of it: names the dtypes of tensors
+  codes,  // how weights are quantized: names the dtypes of codes
   other,
 };
 

@@ -62,8 +62,8 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
   return numel_of(piece.region) == tensor.meta.numel();
 }
 
-/// Returns whether a name is optimizer state under a number: `optim.state.3.exp_avg`. A vector with
-/// such a name may be a part of a flat parameter (FSDP1), so it is always cut.
+/// Returns whether a name is optimizer state under a number: `optim.state.3.exp_avg`. A vector of
+/// that kind may be a part of a flat parameter (FSDP1), so it is always cut.
 bool is_numbered_state(const std::string& name) {
   const std::size_t begin = name.find("state.");
   return begin != std::string::npos && begin + 6 < name.size() && name[begin + 6] >= '0' &&

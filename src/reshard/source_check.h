@@ -10,7 +10,7 @@
 // Checks of the source that all planners share, with the same messages.
 namespace tessera::reshard {
 
-/// Returns whether a name is that of a flat vector that FSDP1 writes for a whole unit under
+/// Returns whether a name belongs to a flat vector that FSDP1 writes for a whole unit under
 /// LOCAL_STATE_DICT (`_flat_param`; `flat_param_0` before torch 1.13). The checkpoint does not say
 /// which parameters are in it.
 bool is_bare_flat_vector(std::string_view fqn);

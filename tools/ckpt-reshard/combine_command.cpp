@@ -258,7 +258,7 @@ void add_terms(Command& command, CombineCommandOptions& options) {
           [&](const std::string& which) {
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
           },
-          "If values or integers differ between sources, take those of the first or the last");
+          "If values or integers differ between sources, take them from the first or the last");
 }
 
 }  // namespace

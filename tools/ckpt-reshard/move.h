@@ -21,7 +21,7 @@ struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};
   reshard::NamePrefixes prefixes{};  // each prefix must select a name
-  /// Only for `combine`; extra files are those of the first source.
+  /// Only for `combine`, which copies only the extra files of the first source.
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
   /// The tensors in which sums or dequantized numbers became zero. Filled while `reader` is read.
@@ -30,7 +30,7 @@ struct MoveSource {
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.
-/// Calls `open` after it has checked the options; it must open files through `fs` alone.
+/// Calls `open` after it has checked the options; it must open files only through `fs`.
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal);
 

@@ -159,7 +159,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     return "rank " + std::to_string(rank_of(origin));
   }
 
-  /// Whether a note says which name a file's only tensor or value gets. Such notes are left out,
+  /// Whether a note says which name a file's only tensor or value gets. These notes are left out,
   /// because here the entry gets the name of the item.
   static bool is_about_name(const RankFile& file, const Finding& finding) {
     return file.is_sole && finding.severity == Finding::Severity::note &&
@@ -315,7 +315,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
             "what rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
-  /// Adds a note for each replica whose stored checksum differs from that of the first replica.
+  /// Adds a note for each replica whose stored checksum differs from the first replica's.
   void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
     std::map<Region, std::size_t> first_of;  // key: region
     for (std::size_t i = 0; i < origins.size(); ++i) {

@@ -75,7 +75,7 @@ ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
   return identity;
 }
 
-/// Returns whether a name in the folder of shared work is that of one of its own files.
+/// Returns whether workers create a file of this name in the folder of shared work.
 bool is_own_name(std::string_view name) {
   if (name == kLockName || name == kCommandName || name == kEndedName) return true;
   if (name == kWorkName || name == std::string(kWorkName) + ".new") return true;

@@ -12,7 +12,7 @@ struct Judgement {
   std::string_view reason{};  // why the name is dangerous, in a few words; a string constant
 };
 
-/// Returns the verdict of a name, from its text alone. Imports nothing. [Note: Verdicts]
+/// Returns the verdict of a name, judged only by its text. Imports nothing. [Note: Verdicts]
 ///
 /// - In the standard library only the listed names are plain. Every other name there is dangerous,
 ///   because no list of dangerous names was ever complete.

@@ -10,7 +10,8 @@
 namespace tessera::embedding {
 namespace {
 
-/// Returns `device` with an index. If it has none, adds that of the current device of its type.
+/// Returns `device` with an index. If it has none, adds the index of the current device of its
+/// type.
 at::Device with_index(at::Device device) {
   if (device.is_cpu() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();

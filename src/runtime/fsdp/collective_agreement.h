@@ -47,9 +47,9 @@ class CollectiveAgreement {
 
 /// Returns the collective that ranks with these `requests` run next; empty if all ranks end the
 /// phase. Reductions go first, because a rank that waits for a reduction has run all collectives
-/// before that reduction. Among reductions, that of the last unit in the tree goes first, as in a
-/// backward. All-gathers follow: in a forward, that of the first unit in the tree goes first; in a
-/// backward, that of the last unit. A meeting (Collective::Verb::meet) goes last, when all ranks
+/// before that reduction. Among reductions, the last unit in the tree goes first, as in a backward.
+/// All-gathers follow: in a forward, the first unit in the tree goes first; in a backward, the last
+/// unit. A meeting (Collective::Verb::meet) goes last, when all ranks
 /// ask for it. If a rank has failed, all ranks end the phase instead. Throws: Error(mismatch) if
 /// ranks are in different phases, or if only some ask for a meeting.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,

@@ -82,7 +82,7 @@ void Pass::take_in(Module& root) {
     }
   }
   // Inputs of the root are cast by the settings of the root's unit; if the root is not a unit, by
-  // those of the first unit.
+  // the settings of the first unit.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
   group_ = group_of_all(handles_);
   std::vector<PrefetchRule> rules;

@@ -161,7 +161,7 @@ class Pass final : public HandleEvents,
     std::string fqn;  // name of the module
     std::shared_ptr<const registry::MeetingPoint> point;
   };
-  /// Modules with their own collectives; their numbers follow those of the handles.
+  /// Modules with their own collectives; their numbers follow the numbers of the handles.
   std::vector<Meeting> meetings_;
   std::shared_ptr<dist::Group> group_;  // all ranks that take part; null if only this rank does
   std::unique_ptr<CollectiveRunner> runner_;
