@@ -31,7 +31,7 @@ std::optional<Finding> CountedNote::finding() const {
   }
   if (names.empty()) return std::nullopt;
   note.rule = "foreign";
-  note.expected = "no names but those of tensors and plain values";
+  note.expected = "only classes and functions of tensors and plain values";
   for (const std::string& name : names) note.found += (note.found.empty() ? "" : ", ") + name;
   note.found += "; nothing was executed";
   return note;
