@@ -469,7 +469,7 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
   EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
   EXPECT_THAT(
       told(*reader),
-      ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'"),
+      ElementsAre(HasSubstr("note: two: __metadata__: different texts for 'by'"),
                   HasSubstr("note: two: structure: none (2 files are read as one checkpoint: "
                             "a.safetensors, b.safetensors)")));
 }
