@@ -18,7 +18,7 @@ struct Run {
   std::int64_t numel = 0;
 };
 
-/// Elements that are twice in the files, each time as runs that follow each other.
+/// A tensor that is in the files twice, each time as several runs of elements, in order.
 struct Copy {
   std::string fqn;
   std::vector<Run> read;      // what the checkpoint has
@@ -30,8 +30,8 @@ struct Copy {
 bool are_equal(const Copy& copy, std::int64_t max_numel);
 
 /// Copies of tensors that a reader leaves out. They are compared with the tensors, so that a note
-/// can name copies with other numbers. Of large copies only the beginnings, so that opening is
-/// fast.
+/// can name copies with other numbers. Of large copies, opening compares only
+/// the beginnings, to be fast.
 class Copies {
  public:
   /// `rule`, `expected`: of the notes. `advice`: what the note says after the name.

@@ -613,8 +613,8 @@ class ParallelReader final : public ModelStatesReader {
     return by_number;
   }
 
-  /// Adds an entry that is not trained. `parts`: those of tensor ranks, and of stages that share
-  /// it.
+  /// Adds an entry that is not trained. `parts`: its copies or parts on all tensor ranks, and on
+  /// all stages that share it.
   void add_rest(const std::vector<Part>& parts) {
     const Part& first = parts.front();
     const bool is_tensor = first.entry->kind == Entry::Kind::tensor && first.path.size() == 2;

@@ -39,11 +39,11 @@ struct Partition {
   const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
-/// Reads the parameters that model states list, with the number of the vector that has each.
-/// Throws: Error(corruption) if there are none, or something that is no shape.
+/// Reads the parameters that the model states list, each with the number of its flat vector.
+/// Throws: Error(corruption) if they list none, or something that is not a shape.
 std::vector<Parameter> read_parameters(const File& model);
 
-/// Returns the shape of a parameter with so many elements in the module; nothing if it has none.
+/// Returns the shape that the module has for a parameter of `numel` elements; nothing if none.
 using ShapeInModule =
     std::function<std::optional<Shape>(const std::string& fqn, std::int64_t numel)>;
 
@@ -55,12 +55,12 @@ using ShapeInModule =
 /// runtime/zero/stage_1_and_2.py, 0.19. Throws: Error(corruption) naming a parameter whose parts do
 /// not add up to its shape or are not where the rank recorded them, or a vector with more elements
 /// than parameters and padding need. `shape_in_module`: for BF16_Optimizer without ZeRO, which
-/// lists no shapes; parameters are then those that the ranks recorded.
+/// lists no shapes; then the parameters are taken from the slices that the ranks recorded.
 Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
                          const ShapeInModule& shape_in_module);
 
 /// Whether the model states list the parameters. BF16_Optimizer without ZeRO does not; then their
-/// member `optimizer` is the optimizer's state of rank 0 again.
+/// member `optimizer` is a copy of rank 0's optimizer state.
 bool lists_parameters(const File& model);
 
 /// Returns the stage that the fp32 weights are laid out for: 3, or 2 for stages 1 and 2.
@@ -77,7 +77,7 @@ bool has_length_of_vector(const File& optimizer, int stage, const std::string& v
                           std::int64_t numel);
 
 /// Returns the vector at a path, from which a slice is cut: a tensor of the file.
-/// Throws: Error(corruption) naming `fqn` if there is none of the fp32 weights' length.
+/// Throws: Error(corruption) naming `fqn` if its length is not the fp32 weights' length.
 std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
                       const Slice& slice, const std::string& fqn);
 /// Returns where the fp32 weights of a parameter are. `optimizer`: files by rank.

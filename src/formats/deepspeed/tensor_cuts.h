@@ -28,8 +28,8 @@ struct Block {
 struct Joint {
   enum class Kind {
     cut,         // each rank has other elements
-    replicated,  // each rank has all elements; the blocks are those of the first rank
-    averaged,  // the mean of the ranks' parts is the whole; the blocks are those of the first rank
+    replicated,  // each rank has all elements; the blocks are the first rank's
+    averaged,    // the mean of the ranks' parts is the whole; the blocks are the first rank's
   };
   Kind kind = Kind::cut;
   Shape whole{};

@@ -36,9 +36,9 @@ struct RankFolders {
   Place place_of(std::size_t index) const;
 };
 
-/// Whether a name is that of a rank's folder, such as `mp_rank_00` or `mp_rank_00_001_002`.
+/// Whether this is a name of a rank's folder, such as `mp_rank_00` or `mp_rank_00_001_002`.
 bool is_rank_folder(std::string_view name);
-/// Whether a name is that of a checkpoint's folder in the folder of a run, such as `iter_0000100`.
+/// Whether this is a name of a checkpoint's folder in the folder of a run, such as `iter_0000100`.
 bool is_iteration(std::string_view name);
 /// Returns how many numbers the name of a rank's folder has.
 std::size_t count_numbers(std::string_view name);
