@@ -77,7 +77,7 @@ bool has_length_of_vector(const File& optimizer, int stage, const std::string& v
                           std::int64_t numel);
 
 /// Returns the vector at a path, from which a slice is cut: a tensor of the file.
-/// Throws: Error(corruption) naming `fqn` if its length is not the fp32 weights' length.
+/// Throws: Error(corruption) naming `fqn` if it is missing or not as long as the fp32 weights.
 std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
                       const Slice& slice, const std::string& fqn);
 /// Returns where the fp32 weights of a parameter are. `optimizer`: files by rank.
