@@ -143,7 +143,11 @@ VerifyReport join(std::vector<PartOfVerify> parts) {
 }
 
 Finding finding(const std::string& fqn, const std::string& rule) {
-  return {.severity = Finding::Severity::error, .rule = rule, .where = {"p", fqn, {}}};
+  return {.severity = Finding::Severity::error,
+          .rule = rule,
+          .where = {"p", fqn, {}},
+          .expected = "",
+          .found = ""};
 }
 
 TEST(VerifyPartsTest, AValueWithAnEarlierFindingInAnotherPartIsReportedOnce) {
