@@ -143,7 +143,7 @@ TEST_F(BinTest, SeveralModelsInOneDirectoryNeedAName) {
   remove(kIndex);
   copy(kFirst, "adapter-00001-of-00001.bin");
   EXPECT_THAT([&] { open(directory_.path()); },
-              ThrowsError(ErrorKind::invalid_argument, "'adapter-' and 'pytorch_model-'"));
+              ThrowsError(ErrorKind::invalid_argument, "'adapter-' and of 'pytorch_model-'"));
 }
 
 TEST_F(BinTest, VerifyNotesWhatTheIndexLacks) {

@@ -240,7 +240,7 @@ class Reading {
       }
     }
     if (vectors_ != nullptr) {
-      if (num_tensors + num_masters > 0) fail("there is other state besides the flat vectors");
+      if (num_tensors + num_masters > 0) fail("there is other state beside the vectors");
       return;
     }
     for (const auto& [number, part] : found_.parts) {
