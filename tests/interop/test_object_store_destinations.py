@@ -265,7 +265,7 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(proxy, keys, bucket): 
 
     proxy.refuse = refuse
     message = fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/race", "--to", "native")
-    assert "s3://checkpoints/new/race/index.h5: object: expected none, found one" in message
+    assert "s3://checkpoints/new/race/index.h5: object: expected no object at this URL, found an object" in message
     assert keys("new/race")["new/race/index.h5"] == b"of another program"
 
 

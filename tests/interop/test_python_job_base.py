@@ -125,8 +125,10 @@ def test_a_move_writes_what_the_tool_writes(tmp_path):
         assert file.read_bytes() == (tmp_path / "of_tool" / file.name).read_bytes(), file.name
     with pytest.raises(tessera.Error, match="base"):
         tessera.reshard(tmp_path / "s.pt", tmp_path / "3", base=tmp_path / "1", to="dcp")
-    with pytest.raises(tessera.Error, match="base"):
-        tessera.reshard(tmp_path / "s.pt", tmp_path / "3", base=tmp_path / "1", part=0, parts=2)
+    for part in range(2):
+        tessera.reshard(tmp_path / "s.pt", tmp_path / "3", base=tmp_path / "1", part=part, parts=2)
+    for file in (tmp_path / "2").iterdir():
+        assert file.read_bytes() == (tmp_path / "3" / file.name).read_bytes(), file.name
 
 
 def sharded(mesh, shape=(512, 1024), seed=0):

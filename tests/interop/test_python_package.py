@@ -741,7 +741,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"strategy": "rows"}, tessera.Error, "rows"),
         ({"only": "no.such"}, tessera.Error, "^names to move: expected a pattern that matches a name, found 'no.such'"),
         ({"rename": {"no.": ""}}, tessera.Error, "^rename: expected the start of a name that is moved, found 'no.'"),
-        ({"to": "torch", "ranks": 2}, tessera.Error, "^format torch: expected no world size"),
+        ({"to": "torch", "ranks": 2}, tessera.Error, "^format torch: expected no option that cuts tensors"),
         ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units, .* \(give them with units=FILE\)"),
         ({"plan": tmp_path / "plan.json"}, tessera.Error, "plan.json"),
         ({"ranks": 0}, ValueError, "ranks: expected a number of 1 or more, found 0"),

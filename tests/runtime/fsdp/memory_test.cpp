@@ -91,11 +91,14 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
 /// pass holds the whole model once, as the second one does, which adds to unsharded gradients.
 TEST(MemoryTest, AccumulatedGradientsTakeTheMemoryOfOneModel) {
   test::on_ranks(4, [](const dist::Mesh& mesh) {
+    static_cast<void>(allocated_memory());  // counts from here on
     Deep model = sharded(mesh, {});
     const at::Tensor x = torch::ones({1, DeepImpl::kWidth});
     const std::int64_t whole = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes;
     const std::int64_t shard = whole / 4;
     const std::int64_t few_layers = 7 * DeepImpl::kLayerNbytes;  // as in a step with one backward
+    forward(model, x).sum().backward();  // after it Gloo has let go of its copies of the model
+    model->zero_grad();
     const std::int64_t before = allocated_memory().now;
     const auto step = [&] {
       test::reset_peak();
