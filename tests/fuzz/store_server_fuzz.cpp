@@ -169,8 +169,8 @@ void use(char choice) {
       static_cast<void>(uploads.list_unfinished("s3://bucket/runs"));
       return;
     case 'p':
-      return uploads.put("s3://bucket/a", std::vector<std::byte>(7),
-                         object_store::Existing::refuse);
+      uploads.put("s3://bucket/a", std::vector<std::byte>(7), object_store::Existing::refuse);
+      return;
     case 'u':
       return upload(s3, "s3://bucket/a");
     case 'h':
