@@ -103,7 +103,19 @@ class Proxy {
     if (head.find("ength") == std::string::npos) {
       answer += "Content-Length: " + std::to_string(body.size()) + "\n";
     }
-    return answer + "Connection: close\n\n" + body;
+    return without_indents(answer + "Connection: close\n\n" + body);
+  }
+
+  /// Removes the blanks at the start of lines. libcurl 7.88 reads freed memory if the first header
+  /// of an answer starts with a blank, as a continued header does, and its handle was used before
+  /// (Curl_headers_push; mended in later versions). Tessera cannot see such a line first.
+  static std::string without_indents(const std::string& text) {
+    std::string kept;
+    for (const char c : text) {
+      const bool is_blank = c == ' ' || c == '\t';
+      if (!is_blank || kept.empty() || kept.back() != '\n') kept += c;
+    }
+    return kept;
   }
 
   int listener_;
