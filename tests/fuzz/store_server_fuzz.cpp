@@ -108,7 +108,7 @@ class Proxy {
 
   /// Removes the blanks at the start of lines. libcurl 7.88 reads freed memory if the first header
   /// of an answer starts with a blank, as a continued header does, and its handle was used before
-  /// (Curl_headers_push; mended in later versions). Tessera cannot see such a line first.
+  /// (curl/curl#11101 and #11620; later versions mend it). Tessera cannot see such a line first.
   static std::string without_indents(const std::string& text) {
     std::string kept;
     for (const char c : text) {
