@@ -94,7 +94,7 @@ class Value {
 
   /// Returns the entry of a Dict with that string key, or nullptr (also if this is not a Dict).
   const Value* find(std::string_view key) const;
-  /// As `find`, but throws Error(not_found) naming the key and the existing keys if there is none.
+  /// As `find`, but throws Error(not_found) if no entry has this key. Names the existing keys.
   const Value& at(std::string_view key) const;
 
   friend bool operator==(const Value& a, const Value& b);

@@ -45,7 +45,7 @@ struct ScannedName {
   std::string in_words() const;
 };
 
-/// A reason why the scan of a file is incomplete, or a sign that somebody has manipulated the file.
+/// A reason why the scan of a file is incomplete, or a sign that the file was manipulated.
 struct ScanProblem {
   enum class Kind : std::uint8_t {
     broken_pickle,  // loaders stop here with an error, after they have run the opcodes before

@@ -118,7 +118,7 @@ struct MeshLayout {
   /// rule cuts a dimension that the tensor does not have.
   std::vector<Shard> shards_of(std::string_view name, std::span<const std::int64_t> shape) const;
 
-  /// The rule for a tensor, or the reason why there is none.
+  /// The rule for a tensor, or the reason why no rule applies.
   struct RuleChoice {
     const Rule* rule = nullptr;  // the first that matches; none if the tensor cannot be cut
     std::string expected{};      // for the error; empty if there is no error

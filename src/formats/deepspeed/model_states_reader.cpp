@@ -237,6 +237,20 @@ void ModelStatesReader::add_members_of_optimizer(const std::vector<const File*>&
   });
 }
 
+void ModelStatesReader::add_state_entry(const std::string& fqn, const Path& name, const File& file,
+                                        const Entry& entry, int rank,
+                                        const std::function<void(const Path& target)>& add_parts) {
+  Path target{"optim", "state", fqn};
+  target.insert(target.end(), name.begin(), name.end());
+  if (name == Path{"step"}) {
+    add_step(text_keys(target), file, entry, rank);
+  } else if (entry.kind == Entry::Kind::value || file.tensor(entry).shape.empty()) {
+    add_entry(text_keys(target), file, entry, rank);
+  } else {
+    add_parts(target);
+  }
+}
+
 void ModelStatesReader::add_param_groups(
     const File& file, const Path& path,
     const std::function<std::vector<std::string>(std::int64_t)>& names,

@@ -54,6 +54,12 @@ class ModelStatesReader : public EntryReader {
   /// else.
   void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
                                 const std::function<bool(const Entry&)>& is_used);
+  /// Adds an entry of the state of parameter `fqn`. `name`: its path in that state. `add_parts`
+  /// adds, at the given path in the checkpoint, a tensor that has an element for each element of
+  /// the parameter.
+  void add_state_entry(const std::string& fqn, const Path& name, const File& file,
+                       const Entry& entry, int rank,
+                       const std::function<void(const Path& target)>& add_parts);
   /// Adds the groups of the optimizer at `path`. `names(i)`: the parameters in vector `i`.
   /// DeepSpeed lists vectors where torch lists parameters. `num_groups`: how many of the groups
   /// there are to add; nothing: all.

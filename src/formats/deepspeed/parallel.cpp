@@ -418,34 +418,19 @@ class ParallelReader final : public ModelStatesReader {
       const auto& slices = rank.partition.slices_of(*whole.parts[tensor]);
       if (slices.empty()) continue;
       const File& file = *rank.optimizer[slices.front().rank];
-      Path below = path_of_state(file, rank.partition.stage);
-      below.push_back(slices.front().vector);
+      const Path below = path_in_state(file, rank.partition.stage, slices.front().vector);
       const auto of_rank = static_cast<int>(rank_of(whole.stage, slices.front().rank, tensor));
       for (const Entry* const entry : file.below(below)) {
         const Path name(entry->path.begin() + static_cast<std::ptrdiff_t>(below.size()),
                         entry->path.end());
-        add_state_entry(whole, name, file, *entry, of_rank);
+        const auto path_of = [&](const ModelRank& of_part, const Slice& slice) {
+          return path_in_state(*of_part.optimizer[slice.rank], of_part.partition.stage,
+                               slice.vector, name);
+        };
+        add_state_entry(whole.fqn, name, file, *entry, of_rank,
+                        [&](const Path& target) { add_joined(whole, target, path_of); });
       }
       return;
-    }
-  }
-
-  void add_state_entry(const Whole& whole, const Path& name, const File& file, const Entry& entry,
-                       int rank) {
-    Path target{"optim", "state", whole.fqn};
-    target.insert(target.end(), name.begin(), name.end());
-    if (name == Path{"step"}) {
-      add_step(text_keys(target), file, entry, rank);
-    } else if (entry.kind == Entry::Kind::value || file.tensor(entry).shape.empty()) {
-      add_entry(text_keys(target), file, entry, rank);
-    } else {
-      add_joined(whole, target, [&](const ModelRank& of_part, const Slice& slice) {
-        const File& its = *of_part.optimizer[slice.rank];
-        Path path = path_of_state(its, of_part.partition.stage);
-        path.push_back(slice.vector);
-        path.insert(path.end(), name.begin(), name.end());
-        return path;
-      });
     }
   }
 

@@ -405,6 +405,14 @@ std::vector<std::string> path_of_state(const File& optimizer, int stage) {
   return path;
 }
 
+std::vector<std::string> path_in_state(const File& optimizer, int stage, const std::string& vector,
+                                       const std::vector<std::string>& name) {
+  std::vector<std::string> path = path_of_state(optimizer, stage);
+  path.push_back(vector);
+  path.insert(path.end(), name.begin(), name.end());
+  return path;
+}
+
 int stage_of(const File& optimizer) {
   if (!optimizer.below({kRoot, kWeightsOfStage3}).empty()) return 3;
   if (!optimizer.below({kRoot, kWeightsOfStage12}).empty()) return 2;

@@ -88,6 +88,9 @@ std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& pa
 std::vector<std::string> path_of_weights(int stage);
 /// The path below which an optimizer keeps the state of its vectors: `<path>.<vector>.<name>`.
 std::vector<std::string> path_of_state(const File& optimizer, int stage);
+/// Returns the path of the state of one vector, or of the entry at `name` in it.
+std::vector<std::string> path_in_state(const File& optimizer, int stage, const std::string& vector,
+                                       const std::vector<std::string>& name = {});
 /// The path of the optimizer's own state dict, which has `param_groups`.
 std::vector<std::string> path_of_optimizer(int stage);
 

@@ -160,33 +160,18 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
       if (partition_.slices_of(parameter).empty()) continue;
       const Slice& first = partition_.slices_of(parameter).front();
       const File& file = *optimizer_[first.rank];
-      Path below = deepspeed::path_of_state(file, partition_.stage);
-      below.push_back(first.vector);
+      const Path below = deepspeed::path_in_state(file, partition_.stage, first.vector);
       for (const Entry* const entry : file.below(below)) {
         const Path name(entry->path.begin() + static_cast<std::ptrdiff_t>(below.size()),
                         entry->path.end());
-        add_state_entry(parameter, first, name, *entry);
+        const auto path_of = [&](const Slice& slice) {
+          return deepspeed::path_in_state(*optimizer_[slice.rank], partition_.stage, slice.vector,
+                                          name);
+        };
+        add_state_entry(
+            parameter.fqn, name, file, *entry, static_cast<int>(first.rank),
+            [&](const Path& target) { add_sliced(text_keys(target), parameter, path_of); });
       }
-    }
-  }
-
-  void add_state_entry(const Parameter& parameter, const Slice& first, const Path& name,
-                       const Entry& entry) {
-    const File& file = *optimizer_[first.rank];
-    const int rank = static_cast<int>(first.rank);
-    Path target{"optim", "state", parameter.fqn};
-    target.insert(target.end(), name.begin(), name.end());
-    if (name == Path{"step"}) {
-      add_step(text_keys(target), file, entry, rank);
-    } else if (entry.kind == Entry::Kind::value || file.tensor(entry).shape.empty()) {
-      add_entry(text_keys(target), file, entry, rank);
-    } else {
-      add_sliced(text_keys(target), parameter, [&](const Slice& slice) {
-        Path path = deepspeed::path_of_state(*optimizer_[slice.rank], partition_.stage);
-        path.push_back(slice.vector);
-        path.insert(path.end(), name.begin(), name.end());
-        return path;
-      });
     }
   }
 

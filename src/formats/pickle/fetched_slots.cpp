@@ -19,42 +19,15 @@ class Walk {
     while (!ended_ && position_ < pickle_.size()) {
       const auto opcode = static_cast<unsigned char>(pickle_[position_++]);
       const std::size_t begin = position_;
-      skip(kArgumentOf[opcode]);
+      const Argument argument = kArgumentOf[opcode];
+      ended_ = argument == Argument::no_opcode;
+      skip_argument(*this, argument);
       if (!ended_) note(static_cast<Opcode>(opcode), begin);
     }
     return std::move(fetched_);
   }
 
- private:
-  void skip(Argument argument) {
-    switch (argument) {
-      case Argument::no_opcode:
-        ended_ = true;
-        return;
-      case Argument::nothing:
-        return;
-      case Argument::bytes_1:
-        return skip_bytes(1);
-      case Argument::bytes_2:
-        return skip_bytes(2);
-      case Argument::bytes_4:
-        return skip_bytes(4);
-      case Argument::bytes_8:
-        return skip_bytes(8);
-      case Argument::length_1:
-        return skip_length(1);
-      case Argument::length_4:
-        return skip_length(4);
-      case Argument::length_8:
-        return skip_length(8);
-      case Argument::line:
-        return skip_line();
-      case Argument::two_lines:
-        skip_line();
-        return skip_line();
-    }
-  }
-
+  // --- for skip_argument
   void skip_bytes(std::uint64_t nbytes) {
     ended_ = nbytes > pickle_.size() - position_;
     if (!ended_) position_ += nbytes;
@@ -70,6 +43,8 @@ class Walk {
     ended_ = end == rest.end();
     if (!ended_) position_ += static_cast<std::size_t>(end - rest.begin()) + 1;
   }
+
+ private:
   std::uint64_t number_at(std::size_t begin, std::size_t width) const {
     std::uint64_t number = 0;
     for (std::size_t i = 0; i < width; ++i) {

@@ -47,4 +47,35 @@ inline constexpr std::array<Argument, 256> kArgumentOf = [] {
   return arguments;
 }();
 
+/// Skips the argument of an opcode. `walk` is at the argument's begin, and has `skip_bytes(n)`,
+/// `skip_length(width)`, which skips a length and as many bytes, and `skip_line()`.
+/// Requires: not Argument::no_opcode.
+template <class Walk>
+void skip_argument(Walk& walk, Argument argument) {
+  switch (argument) {
+    case Argument::no_opcode:
+    case Argument::nothing:
+      return;
+    case Argument::bytes_1:
+      return walk.skip_bytes(1);
+    case Argument::bytes_2:
+      return walk.skip_bytes(2);
+    case Argument::bytes_4:
+      return walk.skip_bytes(4);
+    case Argument::bytes_8:
+      return walk.skip_bytes(8);
+    case Argument::length_1:
+      return walk.skip_length(1);
+    case Argument::length_4:
+      return walk.skip_length(4);
+    case Argument::length_8:
+      return walk.skip_length(8);
+    case Argument::line:
+      return walk.skip_line();
+    case Argument::two_lines:
+      walk.skip_line();
+      return walk.skip_line();
+  }
+}
+
 }  // namespace tessera::formats::pickle

@@ -26,40 +26,27 @@ class Walk {
   std::uint64_t find_end() {
     for (;;) {
       const unsigned char opcode = take();
-      skip(kArgumentOf[opcode], opcode);
+      const Argument argument = kArgumentOf[opcode];
+      if (argument == Argument::no_opcode) {
+        fail("opcode: expected a pickle opcode, found byte " + std::to_string(opcode));
+      }
+      skip_argument(*this, argument);
       if (opcode == static_cast<unsigned char>(Opcode::STOP)) return position_;
     }
   }
 
- private:
-  void skip(Argument argument, unsigned char opcode) {
-    switch (argument) {
-      case Argument::no_opcode:
-        fail("opcode: expected a pickle opcode, found byte " + std::to_string(opcode));
-      case Argument::nothing:
-        return;
-      case Argument::bytes_1:
-        return skip_bytes(1);
-      case Argument::bytes_2:
-        return skip_bytes(2);
-      case Argument::bytes_4:
-        return skip_bytes(4);
-      case Argument::bytes_8:
-        return skip_bytes(8);
-      case Argument::length_1:
-        return skip_bytes(take_number(1));
-      case Argument::length_4:
-        return skip_bytes(take_number(4));
-      case Argument::length_8:
-        return skip_bytes(take_number(8));
-      case Argument::line:
-        return skip_line();
-      case Argument::two_lines:
-        skip_line();
-        return skip_line();
+  // --- for skip_argument
+  void skip_bytes(std::uint64_t nbytes) {
+    if (nbytes > end_ - position_) fail_short();
+    position_ += nbytes;
+  }
+  void skip_length(int width) { skip_bytes(take_number(width)); }
+  void skip_line() {
+    while (take() != '\n') {
     }
   }
 
+ private:
   unsigned char take() {
     if (position_ == end_) fail_short();
     if (position_ >= buffer_end_) fill();
@@ -72,16 +59,6 @@ class Walk {
     std::uint64_t number = 0;
     for (int i = 0; i < nbytes; ++i) number |= std::uint64_t{take()} << (8 * i);
     return number;
-  }
-
-  void skip_bytes(std::uint64_t nbytes) {
-    if (nbytes > end_ - position_) fail_short();
-    position_ += nbytes;
-  }
-
-  void skip_line() {
-    while (take() != '\n') {
-    }
   }
 
   void fill() {

@@ -13,7 +13,7 @@ namespace tessera::formats {
 /// Which files count as a checkpoint's files. Files that are still being written count too.
 enum class FileNames {
   of_our_writers,     // files that Tessera's writers make, of all formats
-  of_one_checkpoint,  // files of the one format that the names show, whoever wrote them
+  of_one_checkpoint,  // files of one checkpoint, from any program; their names show its format
 };
 
 /// Whether the entry `name` of a directory is a file that Tessera's writers make, for any format,

@@ -43,7 +43,7 @@ class File {
   /// Returns the value at a path; nothing if there is no value, or Tessera cannot read it.
   std::optional<Value> value_at(const std::vector<std::string>& path) const;
   std::optional<Value> value_of(const Entry& entry) const;
-  /// Returns the integer at a path; nothing if there is none.
+  /// Returns the integer at a path; nothing if the path has no integer.
   std::optional<std::int64_t> number_at(const std::vector<std::string>& path) const;
 
  private:
