@@ -39,9 +39,11 @@ CurlLibrary load() {
   find(library, "curl_easy_init", curl.easy_init);
   find(library, "curl_easy_setopt", curl.easy_setopt);
   find(library, "curl_easy_perform", curl.easy_perform);
-  find(library, "curl_easy_reset", curl.easy_reset);
   find(library, "curl_easy_cleanup", curl.easy_cleanup);
   find(library, "curl_easy_strerror", curl.easy_strerror);
+  find(library, "curl_share_init", curl.share_init);
+  find(library, "curl_share_setopt", curl.share_setopt);
+  find(library, "curl_share_cleanup", curl.share_cleanup);
   find(library, "curl_slist_append", curl.slist_append);
   find(library, "curl_slist_free_all", curl.slist_free_all);
   if (curl.global_init(curl::kGlobalDefault) != curl::kOk) refuse("a library that cannot start");

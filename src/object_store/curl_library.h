@@ -10,10 +10,13 @@ namespace tessera::object_store {
 /// `curl_library_test.cpp` compares the numbers with curl's header.
 namespace curl {
 
-using Handle = void;  // CURL
-struct List;          // curl_slist
-using Code = int;     // CURLcode
-using Option = int;   // CURLoption
+using Handle = void;      // CURL
+using Share = void;       // CURLSH
+struct List;              // curl_slist
+using Code = int;         // CURLcode
+using Option = int;       // CURLoption
+using ShareCode = int;    // CURLSHcode
+using ShareOption = int;  // CURLSHoption
 
 inline constexpr Option kWriteData = 10001;
 inline constexpr Option kUrl = 10002;
@@ -33,6 +36,7 @@ inline constexpr Option kFollowLocation = 52;
 inline constexpr Option kCaInfo = 10065;
 inline constexpr Option kMaxRedirs = 68;
 inline constexpr Option kConnectTimeout = 78;
+inline constexpr Option kShare = 10100;
 inline constexpr Option kHeaderFunction = 20079;
 inline constexpr Option kHttpVersion = 84;
 inline constexpr Option kBufferSize = 98;
@@ -45,6 +49,12 @@ inline constexpr Option kRedirProtocols = 182;
 inline constexpr Option kTcpKeepAlive = 213;
 inline constexpr Option kXferInfoFunction = 20219;
 inline constexpr Option kPathAsIs = 234;
+inline constexpr Option kUploadBufferSize = 280;
+
+inline constexpr ShareOption kShareWhat = 1;
+inline constexpr int kDnsCache = 3;
+inline constexpr int kTlsSessions = 4;
+inline constexpr int kConnections = 5;
 
 inline constexpr long kGlobalDefault = 3;
 inline constexpr long kHttp11 = 2;
@@ -72,9 +82,11 @@ struct CurlLibrary {
   curl::Handle* (*easy_init)();
   curl::Code (*easy_setopt)(curl::Handle*, curl::Option, ...);
   curl::Code (*easy_perform)(curl::Handle*);
-  void (*easy_reset)(curl::Handle*);
   void (*easy_cleanup)(curl::Handle*);
   const char* (*easy_strerror)(curl::Code);
+  curl::Share* (*share_init)();
+  curl::ShareCode (*share_setopt)(curl::Share*, curl::ShareOption, ...);
+  curl::ShareCode (*share_cleanup)(curl::Share*);
   curl::List* (*slist_append)(curl::List*, const char*);
   void (*slist_free_all)(curl::List*);
 

@@ -28,38 +28,44 @@ std::atomic<bool> is_aborted = false;
 std::atomic<std::uint64_t> num_requests = 0;
 std::atomic<std::uint64_t> num_body_bytes = 0;
 
-/// The idle connections (curl handles) of the process. After fork(), the child does not use those
-/// of its parent.
-class HandlePool {
+/// The idle connections of the process, each in a share of its own, which one transfer at a time
+/// uses. A curl handle serves one transfer alone: libcurl 7.88 reads freed memory if a handle is
+/// used again and the first header of the answer begins with a blank (curl/curl#11101, #11620).
+/// After fork(), the child does not use the connections of its parent.
+class ConnectionPool {
  public:
-  static HandlePool& of_process() {
-    static auto& pool = *new HandlePool;  // never destroyed: threads may use it until the end
+  static ConnectionPool& of_process() {
+    static auto& pool = *new ConnectionPool;  // never destroyed: threads may use it until the end
     return pool;
   }
 
-  curl::Handle* take() {
+  curl::Share* take() {
     {
       const std::scoped_lock lock(mutex_);
       if (std::exchange(process_, ::getpid()) != ::getpid()) idle_.clear();
       if (!idle_.empty()) {
-        curl::Handle* handle = idle_.back();
+        curl::Share* share = idle_.back();
         idle_.pop_back();
-        return handle;
+        return share;
       }
     }
-    curl::Handle* handle = CurlLibrary::of_process().easy_init();
-    if (handle == nullptr) throw Error(ErrorKind::io, {}, "libcurl cannot make a handle");
-    return handle;
+    const CurlLibrary& curl = CurlLibrary::of_process();
+    curl::Share* share = curl.share_init();
+    if (share == nullptr) throw Error(ErrorKind::io, {}, "libcurl cannot make a share");
+    for (const int what : {curl::kConnections, curl::kDnsCache, curl::kTlsSessions}) {
+      curl.share_setopt(share, curl::kShareWhat, what);
+    }
+    return share;
   }
 
-  void give_back(curl::Handle* handle) {
+  void give_back(curl::Share* share) {
     const std::scoped_lock lock(mutex_);
-    idle_.push_back(handle);
+    idle_.push_back(share);
   }
 
  private:
   std::mutex mutex_;
-  std::vector<curl::Handle*> idle_;
+  std::vector<curl::Share*> idle_;
   pid_t process_ = ::getpid();
 };
 
@@ -163,6 +169,7 @@ void set_method(const CurlLibrary& curl, curl::Handle* handle, const HttpRequest
   if (request.method != "PUT" && request.method != "POST") return;
   transfer.body = request.body;
   curl.easy_setopt(handle, curl::kUpload, 1L);
+  curl.easy_setopt(handle, curl::kUploadBufferSize, 512L << 10);
   curl.easy_setopt(handle, curl::kInFileSizeLarge, static_cast<std::int64_t>(request.body.size()));
   curl.easy_setopt(handle, curl::kReadFunction, &give_body);
   curl.easy_setopt(handle, curl::kReadData, &transfer);
@@ -172,7 +179,6 @@ void set_method(const CurlLibrary& curl, curl::Handle* handle, const HttpRequest
 
 void set_options(const CurlLibrary& curl, curl::Handle* handle, const HttpRequest& request,
                  Transfer& transfer, char* error_text) {
-  curl.easy_reset(handle);
   curl.easy_setopt(handle, curl::kUrl, request.url.c_str());
   curl.easy_setopt(handle, curl::kErrorBuffer, error_text);
   curl.easy_setopt(handle, curl::kUserAgent, "tessera");
@@ -236,10 +242,13 @@ std::string HttpResponse::failure_in_words() const {
 HttpResponse perform(const HttpRequest& request,
                      const std::function<TakeBytes(const HttpResponse&)>& begin_body) {
   const CurlLibrary& curl = CurlLibrary::of_process();
-  curl::Handle* handle = HandlePool::of_process().take();
+  curl::Handle* handle = curl.easy_init();
+  if (handle == nullptr) throw Error(ErrorKind::io, {}, "libcurl cannot make a handle");
+  curl::Share* share = ConnectionPool::of_process().take();
   Transfer transfer{.response = {}, .begin_body = begin_body};
   char error_text[curl::kErrorNbytes] = "";
   set_options(curl, handle, request, transfer, error_text);
+  curl.easy_setopt(handle, curl::kShare, share);
   curl::List* headers = nullptr;
   for (const std::string& header : request.headers) {
     headers = curl.slist_append(headers, header.c_str());
@@ -254,9 +263,9 @@ HttpResponse perform(const HttpRequest& request,
     response.curl_message =
         *error_text != '\0' ? error_text : curl.easy_strerror(response.curl_code);
   }
-  curl.easy_reset(handle);  // remove pointers into this stack frame, and credentials
+  curl.easy_cleanup(handle);
   curl.slist_free_all(headers);
-  HandlePool::of_process().give_back(handle);
+  ConnectionPool::of_process().give_back(share);
   return std::move(response);
 }
 

@@ -39,6 +39,12 @@ TEST(CurlLibraryTest, NumbersAreThoseOfTheHeader) {
   EXPECT_EQ(curl::kTcpKeepAlive, CURLOPT_TCP_KEEPALIVE);
   EXPECT_EQ(curl::kXferInfoFunction, CURLOPT_XFERINFOFUNCTION);
   EXPECT_EQ(curl::kPathAsIs, CURLOPT_PATH_AS_IS);
+  EXPECT_EQ(curl::kUploadBufferSize, CURLOPT_UPLOAD_BUFFERSIZE);
+  EXPECT_EQ(curl::kShare, CURLOPT_SHARE);
+  EXPECT_EQ(curl::kShareWhat, CURLSHOPT_SHARE);
+  EXPECT_EQ(curl::kDnsCache, CURL_LOCK_DATA_DNS);
+  EXPECT_EQ(curl::kTlsSessions, CURL_LOCK_DATA_SSL_SESSION);
+  EXPECT_EQ(curl::kConnections, CURL_LOCK_DATA_CONNECT);
   EXPECT_EQ(curl::kGlobalDefault, CURL_GLOBAL_DEFAULT);
   EXPECT_EQ(curl::kHttp11, CURL_HTTP_VERSION_1_1);
   EXPECT_EQ(curl::kHttpAndHttps, CURLPROTO_HTTP | CURLPROTO_HTTPS);
