@@ -78,12 +78,15 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_pending = false;  // the parameter has a gradient that is not averaged yet
     bool is_moved = false;    // its gradient moved into its bucket in this backward
     bool is_late = false;     // a gradient came after the bucket was sent
-    Tensor unused{};          // its old gradient, if this backward did not use the parameter
-    Tensor late{};            // its late gradient
+    // Its part of the bucket became its `.grad` after the last `make_room`.
+    bool has_slot = false;
+    Tensor unused{};  // its old gradient, if this backward did not use the parameter
+    Tensor late{};    // its late gradient
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
+    std::int64_t max_nbytes = 0;  // a bucket of this size or more takes no further parameter
     // Dtype and device of its parameters when replicate was called.
     at::TensorOptions tensor_options{};
     std::size_t num_ready = 0;  // gradients that are ready in this backward
@@ -103,7 +106,8 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
   at::TensorOptions options_of(const Bucket& bucket) const;
   void allocate(Bucket& bucket) const;
-  void make_room(Bucket& bucket) const;
+  void make_room(Bucket& bucket);
+  void accumulate_in_bucket(Parameter& parameter);
   void move(Parameter& parameter) const;
   void send(Bucket& bucket);
   void show(Bucket& bucket, const std::vector<bool>& is_used);
@@ -157,20 +161,28 @@ class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
 
 void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters) {
   // Fills buckets from the last parameter on, because a backward computes the gradients of the last
-  // layers first.
+  // layers first. No bucket takes more than half of what is left: the last buckets are small,
+  // because the end of the backward waits for them.
+  constexpr std::int64_t kMinNbytes = std::int64_t{1} << 20;
+  std::int64_t nbytes_left = 0;
+  for (const auto& parameter : parameters) {
+    nbytes_left += static_cast<std::int64_t>(parameter.second.nbytes());
+  }
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     const auto& [fqn, tensor] = *it;
     const at::TensorOptions tensor_options = tensor.options().requires_grad(false);
     const auto fits = [&](const Bucket& bucket) {
       return bucket.tensor_options.dtype() == tensor_options.dtype() &&
              bucket.tensor_options.device() == tensor_options.device() &&
-             bucket.numel * tensor.element_size() < options_.bucket_nbytes;
+             bucket.numel * tensor.element_size() < bucket.max_nbytes;
     };
     auto bucket = std::ranges::find_if(buckets_, fits);
     if (bucket == buckets_.end()) {
       bucket = buckets_.emplace(bucket);
       bucket->tensor_options = tensor_options;
+      bucket->max_nbytes = std::min(options_.bucket_nbytes, std::max(kMinNbytes, nbytes_left / 2));
     }
+    nbytes_left -= static_cast<std::int64_t>(tensor.nbytes());
     bucket->parameters.push_back(parameters_.size());
     parameters_.push_back({fqn, WeakTensor(tensor),
                            static_cast<std::size_t>(bucket - buckets_.begin()), bucket->numel,
@@ -248,7 +260,7 @@ void Reducer::gradient_ready(std::size_t index) {
   const std::lock_guard lock(mutex_);
   Parameter& parameter = parameters_[index];
   parameter.is_pending = true;
-  if (!syncs()) return;
+  if (!syncs()) return accumulate_in_bucket(parameter);
   const Tensor tensor = parameter.tensor.lock();
   if (tensor.numel() != parameter.numel) {
     throw Error::expected(
@@ -315,22 +327,42 @@ void Reducer::allocate(Bucket& bucket) const {
 
 /// Gives a bucket new memory if somebody else still uses its memory. To be called before the first
 /// gradient moves into the bucket.
-void Reducer::make_room(Bucket& bucket) const {
-  if (!bucket.flat.defined() || !bucket.flat.options().type_equal(options_of(bucket))) {
-    return allocate(bucket);
-  }
+void Reducer::make_room(Bucket& bucket) {
   std::size_t num_known = 1;  // known users of the memory: the bucket itself, and `.grad`s in it
   for (const std::size_t index : bucket.parameters) {
-    const Parameter& parameter = parameters_[index];
+    Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
-    if (!tensor.defined()) continue;
-    const Tensor& gradient = tensor.grad();
-    if (gradient.defined() && gradient.is_alias_of(bucket.flat) &&
-        gradient.storage_offset() == parameter.offset) {
-      ++num_known;
-    }
+    const Tensor gradient = tensor.defined() ? tensor.grad() : Tensor();
+    parameter.has_slot = gradient.defined() && bucket.flat.defined() &&
+                         gradient.is_alias_of(bucket.flat) &&
+                         gradient.storage_offset() == parameter.offset;
+    if (parameter.has_slot) ++num_known;
   }
-  if (bucket.flat.storage().use_count() != num_known) allocate(bucket);
+  const bool is_free = bucket.flat.defined() &&
+                       bucket.flat.options().type_equal(options_of(bucket)) &&
+                       bucket.flat.storage().use_count() == num_known;
+  if (is_free) return;
+  for (const std::size_t index : bucket.parameters) parameters_[index].has_slot = false;
+  allocate(bucket);
+}
+
+/// Moves a gradient that is not averaged yet into its bucket, so that later backwards add to it
+/// there, and the gradients need no memory beside the buckets.
+void Reducer::accumulate_in_bucket(Parameter& parameter) {
+  const at::NoGradGuard no_grad;
+  const Tensor tensor = parameter.tensor.lock();
+  const Tensor& gradient = tensor.grad();
+  Bucket& bucket = buckets_[parameter.bucket];
+  if (bucket.flat.defined() && gradient.is_alias_of(bucket.flat)) return;
+  if (parameter.has_slot || !bucket.flat.defined()) make_room(bucket);
+  const bool fits = tensor.numel() == parameter.numel && gradient.layout() == at::kStrided &&
+                    gradient.is_same_size(tensor) && !gradient.requires_grad() &&
+                    gradient.options().type_equal(bucket.flat.options());
+  if (!fits) return;
+  Tensor slot = slot_of(parameter, tensor);
+  slot.copy_(gradient);
+  tensor.mutable_grad() = std::move(slot);
+  parameter.has_slot = true;
 }
 
 /// Writes the gradient, times share(), into the bucket, and frees the gradient's own memory.
@@ -416,6 +448,7 @@ void Reducer::show(Bucket& bucket, const std::vector<bool>& is_used) {
     if (!tensor.defined()) continue;
     if (parameter.is_late) parameter.late = tensor.grad();
     tensor.mutable_grad() = is_used[i] ? slot_of(parameter, tensor).to(tensor.options()) : unused;
+    parameter.has_slot = true;
   }
 }
 

@@ -101,6 +101,65 @@ TEST(ReplicateTest, AGradientThatSomebodyKeepsStaysAsItIs) {
   });
 }
 
+// Shows B8, B21. Under NoSyncScope, gradients are added up in the memory that is averaged later.
+TEST(ReplicateTest, AGradientThatSomebodyKeepsUnderNoSyncStaysAsItIs) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    const auto backward = [&](double factor) {
+      forward(model, rows_of(some_batch() * factor, mesh)).mean().backward();
+    };
+    std::vector<at::Tensor> kept;
+    std::vector<at::Tensor> values;
+    const auto keep = [&] {
+      for (const at::Tensor& parameter : model->parameters()) {
+        kept.push_back(parameter.grad().detach());
+        values.push_back(parameter.grad().clone());
+      }
+      model->zero_grad();
+    };
+    backward(1);
+    keep();
+    for (int i = 0; i < 2; ++i) {
+      const NoSyncScope no_sync(*model);
+      backward(2 + i);
+      keep();
+    }
+    backward(4);
+    for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(kept[i].equal(values[i])) << i;
+  });
+}
+
+// Shows B21.
+TEST(ReplicateTest, BackwardsUnderNoSyncAddToOneMemory) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    const auto backward = [&] { forward(model, rows_of(some_batch(), mesh)).mean().backward(); };
+    const auto places = [&] {
+      std::vector<const void*> found;
+      for (const at::Tensor& parameter : model->parameters()) {
+        found.push_back(parameter.grad().const_data_ptr());
+      }
+      return found;
+    };
+    backward();
+    const std::vector<const void*> expected = places();
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      {
+        const NoSyncScope no_sync(*model);
+        backward();
+        EXPECT_EQ(places(), expected);
+        backward();
+        EXPECT_EQ(places(), expected);
+      }
+      backward();
+      EXPECT_EQ(places(), expected);
+    }
+  });
+}
+
 // Shows B8.
 TEST(ReplicateTest, GradientsCanBeZeroedInPlace) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
