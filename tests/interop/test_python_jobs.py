@@ -723,3 +723,24 @@ def fail_and_interrupt(root):
 def test_failures_and_interrupts_end_a_save_on_all_ranks(tmp_path):
     tessera.save({"w": torch.ones(2)}, tmp_path / "first")
     run_function(fail_and_interrupt, 2, str(tmp_path))
+
+
+def count_threads(expected):
+    """Each rank has a machine and cores of its own choice; `expected` is what Tessera then uses."""
+    from tessera._ranks import Ranks
+    rank = int(os.environ["RANK"])
+    machines = ["a", "a", "a", "b"]
+    cores = {"all on one set": [range(32)] * 4, "a set for each": [range(8 * i, 8 * i + 8) for i in range(4)],
+             "more than enough": [range(100)] * 4, "fewer than ranks": [range(2)] * 4}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: machines[rank])
+        dist.init_process_group("gloo")
+        for what, sets in cores.items():
+            patch.setattr("os.sched_getaffinity", lambda _, sets=sets: set(sets[rank]))
+            assert Ranks(dist.group.WORLD).num_threads() == expected[what][rank], what
+    dist.barrier()
+
+
+def test_ranks_share_the_cores_of_their_machine():
+    run_function(count_threads, 4, {"all on one set": [10, 10, 10, 16], "a set for each": [8] * 4,
+                                    "more than enough": [16] * 4, "fewer than ranks": [1, 1, 1, 2]})

@@ -50,7 +50,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     only: a glob of names to load, or several; the others keep their values.
     rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
     memory: bytes for the buffers of all threads of this rank.
-    threads: the number of threads; None: the number of cores.
+    threads: the number of threads of this rank; None: as many as there are cores for each rank on this machine, at most 16.
     endpoint: the S3 that s3:// paths name, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
@@ -68,8 +68,9 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
             ranks.gather(what, lambda: load.plan_of_all(described))
         elif not all(fits for _, fits in begun):
             ranks.gather(what, load.raise_refusal)
+        num_threads = ranks.num_threads()
         has_steps = ranks.gather(what,
-                                 lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads),
+                                 lambda: load.read(nbytes("memory", memory), at_least_one("threads", threads) or num_threads,
                                                    progress_function(progress, f"load, rank {ranks.rank}")))
         if any(has_steps):
             ranks.gather(what, lambda: load.put_back(state_dict))

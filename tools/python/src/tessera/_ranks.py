@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import pickle
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SHORT_NBYTES = 1024  # a longer message needs a second collective
+_MAX_THREADS = 16
 
 
 class Ranks:
@@ -60,6 +63,7 @@ class Ranks:
             if self.size > 1:
                 self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
         self._interrupted = False
+        self._num_threads = 0
         self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}
 
     @classmethod
@@ -82,6 +86,17 @@ class Ranks:
     @property
     def size(self) -> int:
         return len(self.global_ranks)
+
+    def num_threads(self) -> int:
+        """Returns how many threads this rank should use: its cores, shared with the ranks on this machine that may run on
+        the same cores. Collective at the first call.
+        """
+        if self._num_threads == 0:
+            own = socket.gethostname(), os.sched_getaffinity(0)
+            all_ranks = self.gather("counting cores", lambda: own)
+            sharing = [1 for host, cores in all_ranks if host == own[0] and cores & own[1]]
+            self._num_threads = max(1, min(_MAX_THREADS, len(own[1]) // len(sharing)))
+        return self._num_threads
 
     @contextlib.contextmanager
     def holding_interrupts(self) -> Iterator[None]:
