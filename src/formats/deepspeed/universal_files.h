@@ -33,7 +33,7 @@ class UniversalFiles {
   /// The bytes of one storage of an archive: a tensor's, or constant ones.
   struct Storage {
     std::optional<std::size_t> tensor{};  // by index in the contents
-    std::string bytes{};                  // if it is no tensor's
+    std::string bytes{};                  // if the storage is not a tensor's
   };
   /// Where a tensor's bytes go.
   struct Place {
@@ -41,22 +41,22 @@ class UniversalFiles {
     std::size_t storage;
   };
 
-  /// Requires: `values` is parallel to `contents.values`.
-  /// Throws: Error(unsupported) naming the entry for which DeepSpeed has no place.
+  /// Requires: `values[i]` belongs to `contents.values[i]`.
+  /// Throws: Error(unsupported) naming an entry that DeepSpeed cannot store.
   UniversalFiles(const CheckpointContents& contents, const std::vector<Value>& values,
                  const std::string& destination);
 
   std::size_t num_files() const { return files_.size(); }
   const std::string& path(std::size_t file) const { return files_[file].path; }
   std::set<std::string> paths() const;
-  /// Returns the folders, each after the one that it is in.
+  /// Returns the folders, parents before their subfolders.
   const std::vector<std::string>& folders() const { return folders_; }
 
-  /// Returns the whole file if it has no bytes of tensors and is no archive; else null.
+  /// Returns the content of a text file; null if the file is an archive of torch.save.
   const std::string* text(std::size_t file) const;
   std::vector<Storage> storages(std::size_t file) const;
-  /// Returns the layout of an archive. Shared, because large ones are kept; the many small ones are
-  /// made anew.
+  /// Returns the layout of an archive. A shared pointer, because large layouts are kept here, while
+  /// the many small layouts are computed again in each call.
   std::shared_ptr<const torch_zip::TorchSaveLayout> layout(std::size_t file) const;
   /// Returns all places of a tensor; at least one.
   const std::vector<Place>& places_of(std::size_t tensor) const { return places_[tensor]; }
