@@ -180,8 +180,8 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].key_path = {"a", "columns"};
               }),
-              HasSubstr("a.rows: key path: expected keys that are the name when joined by dots, "
-                        "found keys of a.columns"));
+              HasSubstr("a.rows: key path: expected keys that give the name when joined by dots, "
+                        "found keys that give a.columns"));
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].pieces.push_back({Box{{0, 0}, {1, 2}}, 3});
               }),

@@ -362,7 +362,7 @@ class ItemCheck {
     sink_({.severity = Finding::Severity::error,
            .rule = "structure",
            .where = error.where(),
-           .expected = "what .metadata says",
+           .expected = "an item as .metadata describes it",
            .found = std::string(error.reason())});
   }
 

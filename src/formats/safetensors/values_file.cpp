@@ -79,7 +79,7 @@ class ValuesFileReader {
     }
     // If they differed, a format that stores nested dicts would give the entry another name.
     if (spell(*key_path) != name) {
-      refuse(name, "key_paths", "keys that are the name when joined by dots");
+      refuse(name, "key_paths", "keys that give the name when joined by dots");
     }
     return std::move(*key_path);
   }

@@ -449,7 +449,7 @@ class ZipStorages final : public Storages {
   ZipStorages(const ReadableFile& file, ByteRange window) : zip_(file, window) {
     const std::uint64_t nbytes = zip_.nbytes_before();
     if (nbytes == 0) return;
-    // PyTorch refuses such a file too. The bytes before the archive may be another checkpoint.
+    // The bytes before the archive may be another checkpoint. PyTorch refuses such a file too.
     throw Error::expected(
         ErrorKind::corruption,
         {.path = file.path(), .byte_range = ByteRange{window.begin, window.begin + nbytes}},
