@@ -30,8 +30,8 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
   problems_.push_back(combine_problem(name, expected, found));
 }
 
-/// Returns the prefix, such as `model.`, with which the base has every tensor that the adapter
-/// changes. Empty if no prefix fits or several do.
+/// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
+/// names. Empty if no prefix fits all tensors that the adapter changes, or several prefixes do.
 std::string AdapterTargets::find_prefix() const {
   const auto has_all = [&](const std::string& prefix) {
     return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {

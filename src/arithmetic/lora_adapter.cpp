@@ -111,7 +111,7 @@ class Scales {
     num_steps_ += patterns_.back().regex.num_steps();
     if (num_steps_ > kMaxNumSteps) {
       refuse("alpha_pattern", "regular expressions with at most 2,000,000 characters in all",
-             "more, with the repetitions {m,n} written out");
+             "more (repetitions {m,n} are counted as written out)");
     }
   }
 

@@ -52,12 +52,12 @@ struct PartDocument {
 PartOfVerify verify_part(const formats::CheckpointReader& reader, const VerifyOptions& options,
                          int index, int num_parts);
 
-/// Returns how many bytes `verify_part` reports to `progress`, about. Reads no elements.
+/// Returns about how many bytes `verify_part` reports to `progress`. Reads no elements.
 std::uint64_t verify_part_nbytes(const formats::CheckpointReader& reader,
                                  const VerifyOptions& options, int index, int num_parts);
 
-/// Returns the report that one process makes, out of those of all parts. Requires: all parts of one
-/// check.
+/// Joins the results of all parts into the report that a single process would make. Requires: all
+/// parts of one check.
 VerifyReport join_parts(const std::vector<PartOfVerify>& parts,
                         const formats::CheckpointReader& reader);
 

@@ -245,7 +245,7 @@ class Proof {
       const std::string bare = rules_.wrappers.removed_from(meta.fqn);
       const auto found = std::ranges::lower_bound(again.targets, bare, {}, name_of);
       if (found == again.targets.end() || name_of(*found) != bare) {
-        problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor", "none"));
+        problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor again", "none"));
         continue;
       }
       if (placed_[i] < meta.numel()) {  // the recipe drops elements, which do not come back

@@ -164,7 +164,7 @@ void check_groups(std::int64_t groups, std::span<const std::int64_t> sizes) {
                          return size % groups == 0;
                        });
   if (divides) return;
-  throw ShapeProblem("sizes that the number of groups divides, " + std::to_string(groups),
+  throw ShapeProblem("sizes that are multiples of the number of groups, " + std::to_string(groups),
                      sizes_in_words(sizes));
 }
 

@@ -42,7 +42,7 @@ PartOfWork launched_part(const std::string& workers) {
   const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
   if (launched->num_processes != 0 && part.num_parts != launched->num_processes) {
     refuse_option("--workers",
-                  "as many as the launcher has started: " + std::to_string(launched->num_processes),
+                  std::to_string(launched->num_processes) + ", as many as the launcher has started",
                   workers);
   }
   if (part.index >= part.num_parts) {

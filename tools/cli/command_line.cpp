@@ -149,8 +149,8 @@ void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
   }
 }
 
-// Gives each argument of the command one positional. The argument that takes many gets all
-// remaining ones.
+/// Assigns each word of `positionals` to an argument of the command. An argument that takes any
+/// number of values gets all words that the other arguments do not need.
 void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
                         const std::string& help_command) {
   std::size_t next = 0;

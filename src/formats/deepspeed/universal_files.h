@@ -23,8 +23,7 @@ namespace tessera::formats::deepspeed {
 ///       mp_rank_00_model_states.pt                                 buffers, values
 ///       zero_pp_rank_0_mp_rank_00_model_states.pt                  the values, for ZeRO stage 3
 ///       zero/optimizer_state.pt                                    groups, loss scale, step
-///       zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt     for each parameter that is
-///       trained
+///       zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt     for each trained parameter
 ///
 /// A tensor can be in several files. docs/formats/deepspeed.md has the rules. Immutable; safe to
 /// share between threads.

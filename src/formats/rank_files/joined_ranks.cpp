@@ -311,8 +311,8 @@ class JoinedRanks final : public DividedReader, public MeshSource {
             shape_to_string(place->region.sizes) + ", by its placements",
             shape_to_string(own.shape));
     require(!place->rank || *place->rank == rank_of(origin), "rank",
-            "what " + rank_in_words(origin) + " saved, as the file's name says",
-            "what rank " + std::to_string(place->rank.value_or(0)) + " saved");
+            "a part that " + rank_in_words(origin) + " saved, as the file's name says",
+            "a part that rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
   /// Adds a note for each replica whose stored checksum differs from the first replica's.

@@ -156,8 +156,8 @@ class Parser {
     }
     const auto [found, is_new] = to.tensors.emplace(std::move(name), std::move(tensor));
     if (!is_new) {
-      key.fail(ErrorKind::unsupported,
-               "path of a tensor: expected another name than '" + printable(found->first) + "'");
+      key.fail(ErrorKind::unsupported, "path of a tensor: expected each name once, found '" +
+                                           printable(found->first) + "' for two paths");
     }
   }
 
