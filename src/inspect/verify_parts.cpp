@@ -230,9 +230,9 @@ void require_all(const std::vector<PartOfVerify>& parts,
     const std::string& path = documents[i].path;
     if (parts[i].num_parts != num_parts) {
       throw Error::expected(ErrorKind::mismatch, {.path = path}, std::string(kParts),
-                            "one of " + std::to_string(num_parts) + " parts, as in " +
+                            "part of a check in " + std::to_string(num_parts) + " parts, as in " +
                                 printable(documents.front().path),
-                            "one of " + std::to_string(parts[i].num_parts));
+                            "part of a check in " + std::to_string(parts[i].num_parts));
     }
     const auto [other, is_new] = path_of.emplace(parts[i].index, path);
     if (!is_new) {

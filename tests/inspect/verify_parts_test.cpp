@@ -200,7 +200,7 @@ TEST(VerifyPartsTest, RefusesPartsThatAreNotAllPartsOfThisCheck) {
   EXPECT_THAT(join_all({documents[0], documents[0]}),
               ThrowsError(ErrorKind::mismatch, "is one part given twice?"));
   EXPECT_THAT(join_all({documents[0], documents_of(checkpoint, {}, 3)[0]}),
-              ThrowsError(ErrorKind::mismatch, "found one of 3"));
+              ThrowsError(ErrorKind::mismatch, "found part of a check in 3"));
   EXPECT_THAT(join_all({documents_of(checkpoint, kWithNumbers, 1)[0]}),
               ThrowsError(ErrorKind::mismatch, "rule finite"));
   checkpoint.add({"u", DType::float32, {1}}, test::bytes_of<float>({1}));

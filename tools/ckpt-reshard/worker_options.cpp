@@ -63,7 +63,7 @@ void add_worker_options(Command& command, WorkerOptions& options) {
               "worker that ends last completes DST")
       .option("--workers", "N", options.workers,
               "Like --part I/N, but the launcher (Slurm, MPI, torchrun, Kubernetes) gives I. auto: "
-              "it gives N, too")
+              "the launcher gives N, too")
       .flag("--take-over", options.take_over,
             "After its own part, also write the parts of workers that died or never started");
 }

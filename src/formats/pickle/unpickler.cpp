@@ -719,12 +719,12 @@ class Machine {
   }
   void push_unescaped(std::optional<std::string> text) {
     if (!text)
-      fail(ErrorKind::corruption, "string: expected Python escapes, found a malformed one");
+      fail(ErrorKind::corruption, "string: expected Python escapes, found a malformed escape");
     push_str_or_bytes(keep(std::move(*text)));
   }
   void push_unicode_line() {
     std::optional<std::string> text = unescape_raw_unicode(take_line("str"));
-    if (!text) fail(ErrorKind::corruption, "str: expected \\u escapes, found a malformed one");
+    if (!text) fail(ErrorKind::corruption, "str: expected \\u escapes, found a malformed escape");
     push_str(keep(std::move(*text)));
   }
 
