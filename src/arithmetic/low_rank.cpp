@@ -10,7 +10,7 @@
 namespace tessera::arithmetic {
 namespace {
 
-/// The most numbers of a matrix in memory at a time, unless one row has more.
+/// The maximum number of elements of a matrix in memory at a time. Only a longer row exceeds it.
 constexpr std::int64_t kPartNumel = std::int64_t{1} << 19;
 
 /// Consecutive elements of one row of the term, and the index of the first one in the sum's memory.

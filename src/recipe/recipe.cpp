@@ -588,7 +588,7 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
     for (const std::string& name : check_expression(expression, path)) {
       if (parsed.variables.contains(name)) continue;
       throw Error::expected(ErrorKind::corruption, {.path = path}, expression.where,
-                            "a name that \"variables\" has", "'" + printable(name) + "'");
+                            "a name in \"variables\"", "'" + printable(name) + "'");
     }
     return 1;
   });

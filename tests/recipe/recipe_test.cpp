@@ -452,7 +452,7 @@ TEST(RecipeTest, TheFormIsChecked) {
        "a number capture that is only in \"from\""},
       {R"({"from": "a", "to": "b", "ops": [{"melt": 1}]})", "rule 1: expected concat, split"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "n", "to": 2}}]})",
-       "a name that \"variables\" has, found 'n'"},
+       "a name in \"variables\", found 'n'"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "(1", "to": 2}}]})", "a ')'"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "1 2", "to": 2}}]})",
        "an operator at byte 2, or nothing more, found '1 2'"},

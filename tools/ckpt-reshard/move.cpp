@@ -199,7 +199,7 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
-  // The objects that an interrupted run has left there are compared later.
+  // What an interrupted run has left on the object store is checked later.
   if (options.resume && object_store::is_on_store(options.destination)) return;
   const bool may_hold_extra_files =
       options.overwrite && fs.kind_of(options.destination) == FileKind::directory;

@@ -386,7 +386,8 @@ class ParallelReader final : public ModelStatesReader {
     }
     if (whole.joint->kind == Joint::Kind::averaged) {
       if (tensor.entry.meta.dtype != DType::float32) {
-        refuse(*at(whole.stage, 0).model, tensor.entry.meta.fqn, "dtype", "float32, for a mean",
+        refuse(*at(whole.stage, 0).model, tensor.entry.meta.fqn, "dtype",
+               "float32, because the ranks' parts are averaged",
                std::string(dtype_name(tensor.entry.meta.dtype)));
       }
       averaged_.emplace(tensor.entry.meta.fqn, std::move(all));

@@ -70,8 +70,7 @@ struct Node {
   ObjectKind kind;
   bool is_instance = false;  // a call by an opcode that exists only for classes
   bool is_variant = false;   // bytes: a bytearray; set: a frozenset
-  std::uint32_t
-      offset;  // in the pickle, of the opcode that made it; kNoObject for shared constants
+  std::uint32_t offset;      // of the opcode that made the object; kNoObject for shared constants
   union {
     bool boolean;
     std::int64_t integer;

@@ -230,9 +230,10 @@ class Walk {
       object.fail(ErrorKind::unsupported, foreign_in_words(object) + "; nothing was executed");
     }
     if (object.is(ObjectKind::call) && object.global_module("call") == "torch._utils") {
-      object.fail(ErrorKind::unsupported,
-                  "expected a plain value, found one that holds a tensor (PyTorch flattens only "
-                  "dicts and lists: was the tensor in a tuple?)");
+      object.fail(
+          ErrorKind::unsupported,
+          "expected a plain value, found a value that holds a tensor (PyTorch flattens only "
+          "dicts and lists: was the tensor in a tuple?)");
     }
     object.fail(ErrorKind::unsupported,
                 object.describe() + ": expected a plain value, found an object of another kind");

@@ -539,7 +539,7 @@ std::size_t find_pickle(const zip::ZipReader& zip, const Refuse& refuse) {
   return *pickle_member;
 }
 
-/// Says whether the member `byteorder` says that a big-endian machine wrote the storages.
+/// Returns whether the member `byteorder` states that a big-endian machine wrote the storages.
 bool is_big_endian(const zip::ZipReader& zip, const std::string& prefix, const Refuse& refuse) {
   const auto member = zip.find(prefix + "/byteorder");
   if (!member) return false;
