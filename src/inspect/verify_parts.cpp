@@ -221,7 +221,7 @@ PartOfVerify read_part(const PartDocument& document, const formats::CheckpointRe
   return part;
 }
 
-/// Checks that the documents are all N parts of one verification in N parts, each once.
+/// Checks that the documents are the parts of one check, and that they have each part exactly once.
 void require_all(const std::vector<PartOfVerify>& parts,
                  const std::vector<PartDocument>& documents) {
   const int num_parts = parts.front().num_parts;

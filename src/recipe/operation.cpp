@@ -201,8 +201,8 @@ void map_tensors(std::vector<Stream>& streams,
   }
 }
 
-/// Joins all streams into one. `function` makes one tensor from the tensors, one of each stream,
-/// that have the same captured numbers.
+/// Joins all streams into one. For each combination of captured numbers, `function` makes one
+/// tensor from the tensors that the streams have for these numbers.
 void join_streams(std::vector<Stream>& streams,
                   const std::function<BlockTensor(std::vector<BlockTensor>)>& function) {
   Stream joined{streams.front().captures, {}};

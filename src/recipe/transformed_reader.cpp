@@ -203,7 +203,7 @@ class TransformedReader final : public formats::DerivedReader {
   ElementReader elements_;
   GroupNames groups_;
   CheckpointContents contents_;
-  // For each tensor of contents_ and each of its pieces.
+  /// The elements of each piece: `pieces_[tensor][piece]`.
   std::vector<std::vector<Elements>> pieces_;
   mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
   mutable TileCache tiles_;

@@ -171,8 +171,8 @@ void require_other_destination(const std::vector<std::string>& sources,
   }
 }
 
-/// Returns a text with everything that the numbers depend on, except the sources' bytes. --resume
-/// compares it.
+/// Returns a text with everything that the result's numbers depend on, except the sources' bytes.
+/// `--resume` compares this text with that of the interrupted run.
 std::string identity_of(const Formula& formula, const CombineCommandOptions& options) {
   using tessera::detail::float_to_text;
   std::string text;

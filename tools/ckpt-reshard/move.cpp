@@ -194,8 +194,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 }
 
 /// Throws if a source cannot be read, or if DST must not be replaced. A directory that is replaced
-/// may contain files with the names of `extra_files`. While these are not known (null), an existing
-/// directory is not checked.
+/// may contain files with the names of `extra_files`. If `extra_files` is null (not known yet), an
+/// existing directory is not checked.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();

@@ -735,7 +735,8 @@ class Machine {
   struct Batch {
     std::size_t begin;  // in the stack
   };
-  // The attributes of the outermost object stand above the first mark, a batch above the second.
+  /// The number of marks on the stack when a batch is complete: the attributes of the outermost
+  /// object are above the first mark, the batch is above the second one.
   static constexpr std::size_t kMarksOfBatch = 2;
 
   bool is_at_batch() const { return batch_ && marks_.size() == kMarksOfBatch; }

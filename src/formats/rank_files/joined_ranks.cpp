@@ -283,8 +283,8 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     pieces_.push_back(std::move(origins));
   }
 
-  /// Throws unless one rank's part fits the whole tensor `whole`, as the first rank describes the
-  /// tensor.
+  /// Throws unless the part of the rank `origin` fits the tensor `whole`, which is as the rank
+  /// `first` describes it.
   void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
     const auto& place = place_of(origin);
     const auto require = [&](bool holds, const std::string& rule, const std::string& expected,

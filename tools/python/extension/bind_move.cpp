@@ -136,8 +136,8 @@ void execute_to_store(const MoveRequest& request, const CheckpointReader& reader
 }
 
 /// Throws if the destination must not be written or replaced. A directory that is replaced may
-/// contain files with the names of `extra_files`. While these are not known (null), an existing
-/// directory is not checked.
+/// contain files with the names of `extra_files`. If `extra_files` is null (not known yet), an
+/// existing directory is not checked.
 void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
