@@ -64,8 +64,9 @@ std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn
                               const StateName& name, const Wrappers& wrappers);
 
 /// Returns the key path for `new_name`. Its first keys are those string keys of `path` that
-/// `new_name` begins with; the rest of `new_name` becomes one last key. Returns an empty path if
-/// `path` does not spell `old_name`.
+/// `new_name` begins with; the rest of `new_name` becomes one last key. For a path of
+/// the keys `model` and `a.w`, the new name `model.b.w` gives the keys `model` and `b.w`. Returns
+/// an empty path if `path` does not spell `old_name`.
 formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
                                   const std::string& new_name);
 

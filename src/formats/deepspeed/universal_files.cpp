@@ -22,7 +22,8 @@ namespace {
 using torch_zip::PickledObject;
 using torch_zip::TorchSaveLayout;
 
-/// The version of DeepSpeed for which the files are made. DeepSpeed loads no file without one.
+/// The version of DeepSpeed for which the files are made. DeepSpeed loads no file without a
+/// version.
 constexpr const char* kVersion = "0.19.8";
 constexpr std::string_view kModule = "module";
 constexpr std::string_view kStep = "step";
@@ -285,7 +286,8 @@ class UniversalFiles::Builder {
     return kinds;
   }
 
-  /// Checks that DeepSpeed can load the state: all parameters of a group have the same kinds of it.
+  /// Checks that DeepSpeed can load the state: all parameters of a group have the same kinds of
+  /// state.
   void require_state() const {
     std::map<std::string, std::size_t> group_of;
     for (std::size_t i = 0; i < entries_.groups.size(); ++i) {

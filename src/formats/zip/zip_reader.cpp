@@ -255,7 +255,7 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
   if (!rest.empty()) {
     fail(ErrorKind::corruption, "directory",
          "only " + std::to_string(directory.num_members) + " members",
-         std::to_string(rest.size()) + " bytes more");
+         std::to_string(rest.size()) + " bytes after them");
   }
   by_name_.reserve(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
