@@ -347,8 +347,8 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
   }
 }
 
-/// Adds scalar state (such as `step`) for each target. The parameters that it is made from must
-/// have equal scalars.
+/// Adds scalar state (such as `step`) for each new parameter. The old parameters that it is made
+/// from must have equal scalars.
 void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, const State*>& states,
                                 const std::vector<std::string>& targets) {
   const State& first = *states.begin()->second;

@@ -772,7 +772,7 @@ class Machine {
     batch_.reset();
   }
 
-  /// Gives all entries of the batch to the taker, and drops their objects.
+  /// Gives all entries of the batch to the EntryTaker, and drops their objects.
   void take_entries() {
     unite_equal_keys_from(tail_.first_node());
     for (std::size_t i = batch_->begin; i < stack_.size(); i += 2) {
@@ -787,7 +787,8 @@ class Machine {
     kept_slots_.clear();
     taken_end_ = tail_.first_node();
   }
-  /// Gives an entry of SETITEM to the taker. Drops no objects: a pickle has few such entries.
+  /// Gives an entry of SETITEM to the EntryTaker. Does not drop its objects, because a pickle has
+  /// few such entries.
   void take_single_entry(std::uint32_t key, std::uint32_t value) {
     unite_equal_keys_from(std::max(taken_end_, taken_dict_ + 1));
     taker_->take(Object(&graph_, key), Object(&graph_, value));
