@@ -130,8 +130,8 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
                        ", because only the transpose of the matrices fits",
                    "false, or no such key");
   }
-  // If the product and its transpose both fit, the weight is square: then the configuration
-  // decides.
+  // If the product of the matrices and its transpose both fit, the weight is square. Then the
+  // adapter's configuration decides.
   const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;
   sum.add_after(LowRankTerm{.down = TensorReader(*adapter_.reader, change.down),
                             .up = TensorReader(*adapter_.reader, change.up),

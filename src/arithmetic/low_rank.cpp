@@ -111,7 +111,8 @@ class Addition {
   std::int64_t num_columns() const { return num_columns_; }
   std::int64_t rows_at_once() const { return std::max<std::int64_t>(1, kPartNumel / rank_); }
 
-  /// Adds segments whose rows are close enough to be in memory together.
+  /// Adds the product's elements in `segments` to the sum. Requires: at most rows_at_once() rows
+  /// from the first segment to the last one.
   void add(std::span<const Segment> segments) const {
     const FlatRange rows{segments.front().row, segments.back().row + 1};
     const Reading reading{

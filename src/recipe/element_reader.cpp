@@ -66,9 +66,9 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
-/// Transposes a square of elements. Its number of rows and columns is that of the elements in 8
-/// bytes. Works on 8-byte words and swaps parts of them, first single elements, then larger parts.
-/// Strides are in bytes.
+/// Transposes a square of elements, with as many rows and columns as elements fit into 8 bytes.
+/// Works on 8-byte words and swaps parts of them, first single elements, then larger parts. Strides
+/// are in bytes.
 template <std::size_t kItemsize>
 void transpose_square(const std::byte* from, std::int64_t column_from, std::byte* to,
                       std::int64_t row_to) {

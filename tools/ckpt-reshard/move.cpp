@@ -112,7 +112,8 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
   });
 }
 
-/// Compares with the base, if there is one, and sets in `create` what is linked.
+/// If there is a base checkpoint, compares the new one with it, and sets in `create` which files of
+/// the base get hard links.
 void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& part,
                   formats::CreateOptions& create, Outcome& outcome, const CheckpointReader& reader,
                   const std::stop_token& stop) {

@@ -56,7 +56,7 @@ Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
 /// 1 MiB, in their order. Requires: Box pieces only.
 void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
                      const std::function<void(std::string_view)>& write);
-/// Returns the same as one string.
+/// Returns the whole pickle as one string.
 std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage);
 
 }  // namespace tessera::formats::dcp

@@ -15,8 +15,8 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
-/// Members of a file of model states that do not appear under their own names in what is read:
-/// `module` becomes tensors, `param_shapes` becomes their shapes.
+/// Members of a file of model states that do not appear under their own names in the checkpoint
+/// that is read: `module` becomes tensors, `param_shapes` becomes the shapes of tensors.
 constexpr std::array<std::string_view, 6> kConsumed = {
     "module",        "param_shapes",           "frozen_param_shapes",
     "shared_params", "frozen_param_fragments", "buffer_names"};

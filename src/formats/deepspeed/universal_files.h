@@ -73,7 +73,7 @@ class UniversalFiles {
     DType dtype;
     Shape shape;
   };
-  /// As ParameterFile; all elements are one stored zero.
+  /// As ParameterFile, but all elements of the tensor are one stored zero.
   struct ZerosFile {
     Shape shape;
   };

@@ -68,7 +68,7 @@ class WalkBudget {
 
   /// Allows a multiple of the graph's own size, and at least 64 MiB.
   explicit WalkBudget(const ObjectGraph& graph);
-  /// Allows the same for a pickle of that size.
+  /// Allows a multiple of `pickle_nbytes`, and at least 64 MiB.
   explicit WalkBudget(std::uint64_t pickle_nbytes);
   /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);

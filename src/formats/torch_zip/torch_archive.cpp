@@ -127,7 +127,7 @@ class Flattener {
       note_simplification(object, Simplification::Kind::dict_class);
       note_attributes(object);
     }
-    // If the whole saved object is an empty dict, it adds nothing, because it has no name.
+    // An empty dict becomes a value, unless it is the whole saved object, which has no name.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     note_plainer(object);  // types in the keys
