@@ -325,9 +325,10 @@ TEST(RecipeTest, RenamesParametersInGroups) {
   MemoryCheckpoint apart = with_adam({7, 7});
   apart.add_value("optim.param_groups.0.params", Value::List{"a"});
   apart.add_value("optim.param_groups.1.params", Value::List{"b"});
-  EXPECT_THAT(message_of([&] { applied(apart, recipe, with_prefix()); }),
-              HasSubstr("ab: param_groups: expected one parameter group for all parameters that become "
-                        "one tensor, found two groups"));
+  EXPECT_THAT(
+      message_of([&] { applied(apart, recipe, with_prefix()); }),
+      HasSubstr("ab: param_groups: expected one parameter group for all parameters that become "
+                "one tensor, found two groups"));
 }
 
 TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
