@@ -246,7 +246,7 @@ void require_all(const std::vector<PartOfVerify>& parts,
     if (path_of.contains(index)) continue;
     throw Error::expected(ErrorKind::mismatch, {}, std::string(kParts),
                           "all of " + std::to_string(num_parts) + " parts",
-                          "none with number " + std::to_string(index), "is a part missing?");
+                          "no part with number " + std::to_string(index), "is a part missing?");
   }
 }
 

@@ -152,9 +152,8 @@ class Proof {
              (name.ends_with("param_groups") || name.ends_with(".params"));
     });
     if (groups != made.values.end() && joins_parameters(made)) {
-      found += (found.empty() ? "" : ", and ") +
-               std::string("the groups of parameters that become") + " one, in " +
-               printable(groups->entry.name);
+      found += (found.empty() ? "" : ", and ") + std::string("parameter groups that become") +
+               " one, in " + printable(groups->entry.name);
     }
     if (found.empty()) return;
     report_.notes.push_back({.severity = Finding::Severity::note,

@@ -196,7 +196,7 @@ TEST(VerifyPartsTest, RefusesPartsThatAreNotAllPartsOfThisCheck) {
     return
         [&checkpoint, parts = std::move(parts)] { join_verify_documents(parts, checkpoint, any); };
   };
-  EXPECT_THAT(join_all({documents[0]}), ThrowsError(ErrorKind::mismatch, "none with number 0"));
+  EXPECT_THAT(join_all({documents[0]}), ThrowsError(ErrorKind::mismatch, "no part with number 0"));
   EXPECT_THAT(join_all({documents[0], documents[0]}),
               ThrowsError(ErrorKind::mismatch, "is one part given twice?"));
   EXPECT_THAT(join_all({documents[0], documents_of(checkpoint, {}, 3)[0]}),

@@ -813,8 +813,8 @@ TEST(RecipeTest, TheCheckSaysWhatOnlyAMoveCompares) {
   };
   EXPECT_THAT(
       notes_of_check(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})"),
-      ElementsAre("values that become one, such as optim.state.ab.note, and the groups of "
-                  "parameters that become one, in optim.param_groups (only the move compares "
+      ElementsAre("values that become one, such as optim.state.ab.note, and parameter groups "
+                  "that become one, in optim.param_groups (only the move compares "
                   "them)"));
   EXPECT_THAT(notes_of_check(R"({"from": ["a", "b"], "to": ["x", "y"]})"), IsEmpty());
 }

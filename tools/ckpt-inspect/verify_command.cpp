@@ -107,7 +107,7 @@ inspect::VerifyReport join(const VerifyCommandOptions& options,
 void check_options(const VerifyCommandOptions& options) {
   if (options.part.empty()) return;
   if (!options.joined_paths.empty()) {
-    throw UsageError("--part: expected no --join with it, found both", kHelpCommand);
+    throw UsageError("--part: expected either --part or --join, found both", kHelpCommand);
   }
   require_json_of_part(options.json, kHelpCommand);
 }

@@ -99,7 +99,8 @@ Formula formula_of_series(const CombineCommandOptions& options) {
 /// Returns the sum of --base, --linear and --subtract, in this order.
 Formula formula_of_terms(const CombineCommandOptions& options) {
   if (!options.sources.empty()) {
-    refuse("SRC", "--average or --ema with it", "'" + printable(options.sources.front()) + "'");
+    refuse("SRC", "--average or --ema with it",
+           "'" + printable(options.sources.front()) + "' without these options");
   }
   Formula formula;
   double sum = 0.0;
