@@ -187,7 +187,7 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
               }),
               HasSubstr("a.rows: pieces: expected one box at each offset"));
   EXPECT_THAT(message_for([](auto& c) { c.tensors[0].pieces[0].rank = 4; }),
-              HasSubstr("a.rows: rank of a piece: expected below 4, found 4"));
+              HasSubstr("a.rows: rank of a piece: expected a rank below 4, found 4"));
   EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());
 }
 
