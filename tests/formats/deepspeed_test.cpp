@@ -141,9 +141,9 @@ constexpr Refusal kRefusals[] = {
      ": files of ranks: expected model states of ranks 0 to 1, found "
      "none of rank 0"},
     {"rank_twice", ErrorKind::corruption,
-     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: rank: expected what "
-     "was saved as zero_pp_rank_1_mp_rank_00_optim_states.pt, found "
-     "what was saved as zero_pp_rank_0_mp_rank_00_optim_states.pt"},
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: rank: expected a file "
+     "saved as zero_pp_rank_1_mp_rank_00_optim_states.pt, found "
+     "a file saved as zero_pp_rank_0_mp_rank_00_optim_states.pt"},
     {"other_run", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optimizer_state_dict.base_optimizer_state.param_groups.0.lr: "
@@ -168,8 +168,8 @@ constexpr Refusal kRefusals[] = {
      ": files of ranks: expected optimizer states and model states of mp_rank 1, found no "
      "optimizer states"},
     {"pipeline", ErrorKind::corruption,
-     "/layer_01-model_00-model_states.pt: rank: expected what was saved as "
-     "layer_01-model_00-model_states.pt, found what was saved as mp_rank_00_model_states.pt"},
+     "/layer_01-model_00-model_states.pt: rank: expected a file saved as "
+     "layer_01-model_00-model_states.pt, found a file saved as mp_rank_00_model_states.pt"},
     {"expert", ErrorKind::unsupported,
      "/layer_0_expert_1_mp_rank_00_model_states.pt: parallelism: "
      "expected only files of ZeRO, found a file of expert parallelism"},

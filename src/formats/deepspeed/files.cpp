@@ -226,7 +226,7 @@ void require_own_name(const File& file) {
   const std::string saved_as = file.reader().saved_name() + ".pt";
   if (saved_as == file.name() || !is_file_name(saved_as)) return;
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, "rank",
-                        "what was saved as " + file.name(), "what was saved as " + saved_as,
+                        "a file saved as " + file.name(), "a file saved as " + saved_as,
                         "copied over another rank's file?");
 }
 
