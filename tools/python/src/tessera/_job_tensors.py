@@ -162,7 +162,7 @@ def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=4096)
 def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
-    """Returns each different box with elements, and the ranks that hold it. `holders`: the rank with each of `boxes`."""
+    """Returns each different box with elements, and the ranks that hold it. `holders[i]` holds `boxes[i]`."""
     shards: dict[Box, list[int]] = {}
     for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:
