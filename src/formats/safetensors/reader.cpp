@@ -482,7 +482,7 @@ class SafetensorsReader final : public DividedReader {
       const auto* dict = aliases.get_if<Value::Dict>();
       const auto refuse = [&](const std::string& fqn) {
         throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn}, key,
-                              "an object that maps names to tensors", "something else");
+                              "an object that maps names to tensors", "another kind of value");
       };
       if (dict == nullptr) refuse("");
       for (const auto& [alias, target] : *dict) {
@@ -499,7 +499,7 @@ class SafetensorsReader final : public DividedReader {
                             });
       if (!is_sound) {
         throw Error::expected(ErrorKind::corruption, {.path = path}, key,
-                              "an object that maps names to texts", "something else");
+                              "an object that maps names to texts", "another kind of value");
       }
       for (const auto& [name, content] : *dict) {
         texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());

@@ -126,7 +126,7 @@ class ValuesFileReader {
   [[noreturn]] void refuse(const std::string& name, std::string_view section,
                            std::string_view expected) const {
     throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, section, expected,
-                          "something else");
+                          "none, or another value");
   }
 
  private:
