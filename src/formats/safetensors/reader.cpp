@@ -152,9 +152,8 @@ std::optional<PartOfWhole> part_of_ranks(const FileSystem& fs, const std::string
     return is_name_like(file, "shard-#-model-#-of-#.safetensors");
   };
   if (!is_shard(name) && !has_offsets) return std::nullopt;
-  PartOfWhole part{
-      .unit = PartOfWhole::Unit::file,
-      .form = "what one rank saved with HuggingFaceStorageWriter, its shards of tensors"};
+  PartOfWhole part{.unit = PartOfWhole::Unit::file,
+                   .form = "the shards that one rank saved with HuggingFaceStorageWriter"};
   if (!is_shard(name)) return part;
   const auto num_files = std::ranges::count_if(fs.list_directory(directory_of(path)), is_shard);
   if (num_files > 1) part.num_parts = static_cast<std::uint64_t>(num_files);
