@@ -487,8 +487,8 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// Restores aliases: if the target made from an alias still equals the target made from its tensor,
-/// it becomes an alias again.
+/// Restores aliases: if the new tensor made from an alias still equals the one made from the
+/// alias's tensor, it becomes an alias again.
 void Transformer::find_aliases() {
   // Index of a source tensor to the target that equals the whole of it.
   std::map<std::size_t, std::string> whole;

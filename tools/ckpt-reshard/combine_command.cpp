@@ -117,7 +117,9 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
     throw UsageError("combine: one of --linear, --base, --average and --ema is missing", kHelp);
   }
   if (!options.normalizes) return formula;
-  // Weights such as 0.1, 0.2 and -0.3 add up to 0, but rounding leaves a small number.
+  // A sum below this share of its terms counts as 0: 0.1 + 0.2 - 0.3 is 0, but rounding leaves a
+  // small
+  // number.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
     refuse("--normalize", "weights whose sum is not 0",

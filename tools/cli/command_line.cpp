@@ -94,8 +94,8 @@ class Section {
   std::vector<std::pair<std::string, std::string>> rows_;
 };
 
-// CLI11 would split an argument `[a,b]` as a list. A NUL at its end prevents that; no argument of a
-// program can contain one.
+// Keeps CLI11 from splitting an argument such as `[a,b]` as a list: appends a NUL, which no
+// argument of a program can contain.
 void keep_whole(std::string& argument) {
   if (argument.starts_with('[') && argument.ends_with(']')) argument += '\0';
 }
