@@ -118,8 +118,7 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   }
   if (!options.normalizes) return formula;
   // A sum below this share of its terms counts as 0: 0.1 + 0.2 - 0.3 is 0, but rounding leaves a
-  // small
-  // number.
+  // small number.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
     refuse("--normalize", "weights whose sum is not 0",
