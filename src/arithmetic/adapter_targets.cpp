@@ -30,8 +30,8 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
   problems_.push_back(combine_problem(name, expected, found));
 }
 
-/// Returns the prefix, such as `model.`, with which the base has every tensor that the adapter
-/// changes. Empty if no prefix fits or several do.
+/// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
+/// names. Empty if no prefix fits all tensors that the adapter changes, or several prefixes do.
 std::string AdapterTargets::find_prefix() const {
   const auto has_all = [&](const std::string& prefix) {
     return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
@@ -130,8 +130,8 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
                        ", because only the transpose of the matrices fits",
                    "false, or no such key");
   }
-  // If the product and its transpose both fit, the weight is square: then the configuration
-  // decides.
+  // If the product of the matrices and its transpose both fit, the weight is square. Then the
+  // adapter's configuration decides.
   const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;
   sum.add_after(LowRankTerm{.down = TensorReader(*adapter_.reader, change.down),
                             .up = TensorReader(*adapter_.reader, change.up),

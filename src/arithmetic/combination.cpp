@@ -191,8 +191,8 @@ class Combination {
     }
   }
 
-  /// Leaves out the values that only later sources have, not the first one. Reports them as
-  /// problems, or as a note if there is a preference.
+  /// Leaves out the values that the first source lacks. Reports them as problems, or as a note if
+  /// there is a preference.
   void note_values_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {

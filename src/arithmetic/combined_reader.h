@@ -34,9 +34,9 @@ class CombinedReader final : public formats::CheckpointReader {
  public:
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
-  /// Requires: `contents` are those of the first source, except for dtypes and notes. `tensors` and
-  /// `values` are parallel to `contents.tensors` and `contents.values`, and refer to `sources`,
-  /// `adapters` and `options`.
+  /// Requires: `contents` are those of the first source, except for dtypes and notes. `tensors[i]`
+  /// and `values[i]` belong to `contents.tensors[i]` and `contents.values[i]`, and refer to
+  /// `sources`, `adapters` and `options`.
   CombinedReader(Sources sources, std::vector<LoraAdapter> adapters,
                  std::unique_ptr<const CombineOptions> options,
                  formats::CheckpointContents contents, std::vector<TensorOrigin> tensors,

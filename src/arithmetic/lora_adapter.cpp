@@ -111,7 +111,7 @@ class Scales {
     num_steps_ += patterns_.back().regex.num_steps();
     if (num_steps_ > kMaxNumSteps) {
       refuse("alpha_pattern", "regular expressions with at most 2,000,000 characters in all",
-             "more, with the repetitions {m,n} written out");
+             "more (repetitions {m,n} are counted as written out)");
     }
   }
 
@@ -209,7 +209,8 @@ class AdapterNames {
       return put(tensor, layers_[module], role, rest.ends_with(".bias"));
     }
     if (name.find(".lora_") != std::string::npos) {
-      return problem(tensor, "only lora_A and lora_B", "another tensor of an adapter");
+      return problem(tensor, "only tensors lora_A and lora_B",
+                     "an adapter's tensor of another kind");
     }
     if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's tensor
     remove_all(name, ".modules_to_save.default");
@@ -235,7 +236,7 @@ class AdapterNames {
       return problem(layer.down ? *layer.down
                      : layer.up ? *layer.up
                                 : *layer.bias,
-                     "lora_A and lora_B of one layer", "one without the other");
+                     "lora_A and lora_B of one layer", "only one of these two tensors");
     }
     const Shape& down = tensors_[*layer.down].meta.shape;
     const Shape& up = tensors_[*layer.up].meta.shape;

@@ -10,7 +10,7 @@
 namespace tessera::arithmetic {
 namespace {
 
-/// The most numbers of a matrix in memory at a time, unless one row has more.
+/// The maximum number of elements of a matrix in memory at a time. Only a longer row exceeds it.
 constexpr std::int64_t kPartNumel = std::int64_t{1} << 19;
 
 /// Consecutive elements of one row of the term, and the index of the first one in the sum's memory.
@@ -111,7 +111,8 @@ class Addition {
   std::int64_t num_columns() const { return num_columns_; }
   std::int64_t rows_at_once() const { return std::max<std::int64_t>(1, kPartNumel / rank_); }
 
-  /// Adds segments whose rows are close enough to be in memory together.
+  /// Adds the product's elements in `segments` to the sum. Requires: at most rows_at_once() rows
+  /// from the first segment to the last one.
   void add(std::span<const Segment> segments) const {
     const FlatRange rows{segments.front().row, segments.back().row + 1};
     const Reading reading{

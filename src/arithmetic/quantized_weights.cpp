@@ -203,7 +203,8 @@ class Builder {
       matrix.block_rows = 1;
       return;
     }
-    if (scales_.shape.size() < 2) refuse_scales("one scale, one for each row, or a grid of them");
+    if (scales_.shape.size() < 2)
+      refuse_scales("one scale, one scale for each row, or a grid of scales");
     const std::int64_t columns = scales_.shape.back();
     const std::int64_t rows = in_matrix / columns;
     const std::set<QuantizationConfig::Block> blocks = block_sizes(matrix, rows, columns);
@@ -312,7 +313,7 @@ class Builder {
     cast_elements(meta.dtype, bytes, DType::float64, std::as_writable_bytes(std::span(numbers)));
     for (const double number : numbers) {
       if (std::fabs(number) > static_cast<double>(kMaxSize)) {
-        refuse("numbers up to 2^40", meta.fqn + " with larger ones");
+        refuse("numbers up to 2^40", meta.fqn + " with larger numbers");
       }
     }
     return {numbers.begin(), numbers.end()};

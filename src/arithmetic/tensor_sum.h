@@ -18,7 +18,7 @@ struct SumTerm {
 };
 
 /// A product of two matrices that is added to a sum: `scale * up * down`, or its transpose. The
-/// sum's first dimension counts the rows, all others together the columns.
+/// rows are the first dimension of the sum; all other dimensions together are the columns.
 struct LowRankTerm {
   inspect::TensorReader down;  // [rank, columns]; transposed: [rank, rows]
   inspect::TensorReader up;    // [rows, rank]; transposed: [columns, rank]

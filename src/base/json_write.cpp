@@ -162,7 +162,7 @@ class JsonPrinter {
 [[noreturn]] void refuse_form(const std::string& path, const std::string& form,
                               std::string_view expected) {
   throw Error::expected(ErrorKind::corruption, {.path = path}, "value form " + form, expected,
-                        "something else");
+                        "another kind of value");
 }
 
 const std::string& text_of_form(const std::string& path, const std::string& form,

@@ -50,7 +50,8 @@ inline void require_no_dangling_link(const std::string& destination) {
                         "an unused name", "a broken link", "remove or rename it");
 }
 
-/// Refuses a destination beside devices, or among the files that the kernel makes up.
+/// Refuses a destination in the folder of devices (/dev), or among the kernel's files (/proc,
+/// /sys).
 inline void require_storage(const std::string& destination) {
   const std::string parent = directory_of(destination);
   struct stat folder {};
@@ -61,10 +62,10 @@ inline void require_storage(const std::string& destination) {
                              folder.st_ino == devices.st_ino;
   const bool is_of_kernel = system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC;
   if (!is_of_devices && !is_of_kernel) return;
-  throw Error::expected(
-      ErrorKind::invalid_argument, {.path = destination}, "destination",
-      "a name in a folder that keeps files",
-      is_of_devices ? "one in the folder of devices" : "one among the kernel's own");
+  throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
+                        "a path in a folder that can store files",
+                        is_of_devices ? "a path in the folder of devices (/dev)"
+                                      : "a path among the kernel's own files (/proc, /sys)");
 }
 
 }  // namespace tessera::detail

@@ -41,8 +41,8 @@ class KeyTree {
     }
     note(name, at, what, path, path.size());
     if (spell(path) != name) {
-      refuse(name, "key path", "keys that are the name when joined by dots",
-             "keys of " + spell(path));
+      refuse(name, "key path", "keys that give the name when joined by dots",
+             "keys that give " + spell(path));
     }
   }
 

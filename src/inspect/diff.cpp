@@ -37,7 +37,7 @@ void add_entry(Entries& entries, const std::string& name, Entry entry, const Dif
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
   throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "rename",
-                        "one entry of A with this name after the renames", "two");
+                        "one entry of A with this name after the renames", "two entries");
 }
 
 Entries entries_of(const formats::CheckpointContents& contents, const DiffOptions& options,

@@ -49,7 +49,7 @@ void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
   struct Subject {
     std::mutex mutex;
     std::unique_ptr<State> state;
-    /// Results of windows whose predecessors are not folded yet.
+    /// Results of windows that must wait until those of earlier windows are folded.
     std::map<std::int64_t, Partial> early;
     std::int64_t num_folded = 0;
   };

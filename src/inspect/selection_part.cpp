@@ -56,7 +56,7 @@ void NamesOfParts::note(const std::string& name, const std::string& path) {
   };
   const auto found = path_of_.find(name);
   if (found == path_of_.end()) {
-    refuse("names of the checkpoint", "a name that it does not have",
+    refuse("names of the checkpoint", "a name that the checkpoint does not have",
            "is this part from another checkpoint?");
   }
   if (!found->second.empty()) {

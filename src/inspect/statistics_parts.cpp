@@ -66,7 +66,8 @@ class Entry {
   }
 
  private:
-  /// Refuses counts that a tensor of this size cannot have. Zeros are no NaN and no infinity.
+  /// Throws if the counts add up to more than numel. They count different elements: a zero is
+  /// neither NaN nor infinite.
   void require_fewer_than_all(const Statistics& statistics) const {
     std::int64_t num_left = statistics.numel;
     for (const auto& [key, number] : {std::pair{"zeros", statistics.num_zeros},

@@ -57,9 +57,9 @@ struct TreeNode {
   std::vector<TreeNode> children;  // children of the first sibling; numbers are sorted as numbers
 };
 
-/// Which numbered siblings are merged into one node, such as `[0:32]`: siblings with the same names
-/// below them, tensors with equal dtypes and shapes (or also equal pieces), and any values. `none`:
-/// siblings with tensors (or values) below them are not merged.
+/// Which numbered siblings (such as layers) are merged into one node, `[0:32]`. They must have the
+/// same names below them, and tensors of equal dtypes and shapes (or also of equal pieces). Values
+/// may differ. `none`: siblings with tensors (or values) below them are not merged.
 struct Folding {
   /// Which siblings with tensors below them are merged.
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;

@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t kMaxBlockNbytes = std::int64_t{4} << 20;
 
 // Returns the digest of each tensor. `begin(meta)` returns a hash to which the tensor's bytes are
-// added; it may have digested a text before them.
+// added; the hash may already cover a text, such as dtype and shape.
 template <class Begin>
 std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
                                         std::span<const std::size_t> tensor_indices,

@@ -92,7 +92,8 @@ bool has_numbers(const TensorMeta& meta) {
   return is_floating_point(meta.dtype) || is_complex(meta.dtype);
 }
 
-// Returns the tensors of which one part checks the numbers.
+// Returns the tensors whose numbers (for NaN and infinities) part `index` checks; none if any
+// number is allowed.
 std::vector<std::size_t> tensors_with_numbers(const formats::CheckpointReader& reader,
                                               const VerifyOptions& options, int index,
                                               int num_parts) {

@@ -221,7 +221,7 @@ PartOfVerify read_part(const PartDocument& document, const formats::CheckpointRe
   return part;
 }
 
-/// Checks that the documents are all N parts of one verification in N parts, each once.
+/// Checks that the documents are the parts of one check, and that they have each part exactly once.
 void require_all(const std::vector<PartOfVerify>& parts,
                  const std::vector<PartDocument>& documents) {
   const int num_parts = parts.front().num_parts;
@@ -230,9 +230,9 @@ void require_all(const std::vector<PartOfVerify>& parts,
     const std::string& path = documents[i].path;
     if (parts[i].num_parts != num_parts) {
       throw Error::expected(ErrorKind::mismatch, {.path = path}, std::string(kParts),
-                            "one of " + std::to_string(num_parts) + " parts, as in " +
+                            "part of a check in " + std::to_string(num_parts) + " parts, as in " +
                                 printable(documents.front().path),
-                            "one of " + std::to_string(parts[i].num_parts));
+                            "part of a check in " + std::to_string(parts[i].num_parts));
     }
     const auto [other, is_new] = path_of.emplace(parts[i].index, path);
     if (!is_new) {
@@ -246,7 +246,7 @@ void require_all(const std::vector<PartOfVerify>& parts,
     if (path_of.contains(index)) continue;
     throw Error::expected(ErrorKind::mismatch, {}, std::string(kParts),
                           "all of " + std::to_string(num_parts) + " parts",
-                          "none with number " + std::to_string(index), "is a part missing?");
+                          "no part with number " + std::to_string(index), "is a part missing?");
   }
 }
 

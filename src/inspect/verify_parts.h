@@ -18,18 +18,18 @@ inline constexpr std::string_view kRuleOfPart = "part";
 /// Returns the bytes of all pieces' elements.
 std::uint64_t pieces_nbytes(const formats::TensorEntry& tensor);
 
-/// A finding of one part of a check, with what joining the parts needs.
+/// A finding of one part of a check. The other members are needed when the parts are joined.
 struct FindingOfPart {
   /// The checks, in their order.
   enum class Stage : std::uint8_t { contents, stored_bytes, values, numbers };
 
   formats::Finding finding;
   Stage stage = Stage::contents;
-  std::uint64_t unit = 0;      // of the stage: all findings of a unit are in one part
+  std::uint64_t unit = 0;      // what the stage checked; one part has all findings of a unit
   bool is_only_first = false;  // drop it if an earlier stage has a finding with the same name
 };
 
-/// What one of several processes found, and of which check.
+/// What one of several processes found, and which part of which check it did.
 struct PartOfVerify {
   int index = 0;
   int num_parts = 1;
@@ -40,24 +40,24 @@ struct PartOfVerify {
   bool has_errors() const;
 };
 
-/// What one of several processes printed: the JSON of `part_of_verify_to_value`, and where it was
-/// read.
+/// What one of several processes printed: the JSON of `part_of_verify_to_value`, and the path of
+/// the file with that JSON.
 struct PartDocument {
   std::string path;
   Value document;
 };
 
-/// Does part `index` of `num_parts` of what `verify` does. Every stored byte is checked by one
-/// part. Requires: `0 <= index < num_parts`. Throws: as `verify`.
+/// Does one part, number `index` of `num_parts`, of the checks of `verify`. Every stored byte is
+/// checked by one part. Requires: `0 <= index < num_parts`. Throws: as `verify`.
 PartOfVerify verify_part(const formats::CheckpointReader& reader, const VerifyOptions& options,
                          int index, int num_parts);
 
-/// Returns how many bytes `verify_part` reports to `progress`, about. Reads no elements.
+/// Returns about how many bytes `verify_part` reports to `progress`. Reads no elements.
 std::uint64_t verify_part_nbytes(const formats::CheckpointReader& reader,
                                  const VerifyOptions& options, int index, int num_parts);
 
-/// Returns the report that one process makes, out of those of all parts. Requires: all parts of one
-/// check.
+/// Joins the results of all parts into the report that a single process would make. Requires: all
+/// parts of one check.
 VerifyReport join_parts(const std::vector<PartOfVerify>& parts,
                         const formats::CheckpointReader& reader);
 

@@ -52,7 +52,7 @@ void check_num_dims(std::size_t num_dims) {
 
 std::int64_t checked_sum(std::int64_t a, std::int64_t b) {
   if (const auto sum = checked_add(a, b)) return *sum;
-  throw ShapeProblem("a size below 2^63", "a larger one");
+  throw ShapeProblem("a size below 2^63", "a larger size");
 }
 
 void check_same_shape(const Shape& a, const Shape& b) {

@@ -76,7 +76,8 @@ BlockTensor stack(std::vector<BlockTensor> tensors, std::size_t dim);
 /// Permutes dimensions: dimension `d` of the result is dimension `order[d]` of the tensor.
 /// Requires: `order` is a permutation.
 BlockTensor permute(BlockTensor tensor, std::span<const std::size_t> order);
-/// Replaces a dimension by several. Requires: sizes of 0 or more, whose product is its size.
+/// Replaces a dimension by several. Requires: sizes of 0 or more, whose product is the size of
+/// `dim`.
 BlockTensor unflatten(BlockTensor tensor, std::size_t dim, std::span<const std::int64_t> sizes);
 /// Replaces the `num_dims` dimensions from `dim` on by one dimension.
 BlockTensor flatten(BlockTensor tensor, std::size_t dim, std::size_t num_dims);

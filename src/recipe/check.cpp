@@ -83,8 +83,8 @@ class Proof {
     }
   }
 
-  /// Checks that the blocks of a target cover it once, and counts the elements that they take from
-  /// the source.
+  /// Checks that the blocks of a new tensor cover it exactly once, and counts the elements that
+  /// they take from the source.
   void check_target(const Target& target) {
     ++(target.rule == 0 ? report_.num_kept : report_.num_targets);
     std::vector<Region> boxes;
@@ -105,8 +105,8 @@ class Proof {
     }
   }
 
-  /// Counts the source elements that are in targets or merged with others. Adds a note for each
-  /// source tensor with elements that are in no target.
+  /// Counts the source elements that are in new tensors or merged with others. Adds a note for each
+  /// source tensor with elements that are in no new tensor.
   void check_placed(const Transformation& made) {
     const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
     std::set<std::uint32_t> merged;
@@ -152,9 +152,8 @@ class Proof {
              (name.ends_with("param_groups") || name.ends_with(".params"));
     });
     if (groups != made.values.end() && joins_parameters(made)) {
-      found += (found.empty() ? "" : ", and ") +
-               std::string("the groups of parameters that become") + " one, in " +
-               printable(groups->entry.name);
+      found += (found.empty() ? "" : ", and ") + std::string("parameter groups that become") +
+               " one, in " + printable(groups->entry.name);
     }
     if (found.empty()) return;
     report_.notes.push_back({.severity = Finding::Severity::note,
@@ -181,7 +180,7 @@ class Proof {
     for (const ValueTarget& value : made.values) report_.targets.values.push_back(value.entry);
   }
 
-  /// Applies the inverse of the rules to the targets, and compares the result with the source.
+  /// Applies the inverse of the rules to the new tensors, and compares the result with the source.
   void go_back(Transformation made) {
     Rules back;
     try {
@@ -245,7 +244,7 @@ class Proof {
       const std::string bare = rules_.wrappers.removed_from(meta.fqn);
       const auto found = std::ranges::lower_bound(again.targets, bare, {}, name_of);
       if (found == again.targets.end() || name_of(*found) != bare) {
-        problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor", "none"));
+        problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor again", "none"));
         continue;
       }
       if (placed_[i] < meta.numel()) {  // the recipe drops elements, which do not come back

@@ -66,9 +66,9 @@ struct Plane {
   std::int64_t column_from, column_to;
 };
 
-/// Transposes a square of elements. Its number of rows and columns is that of the elements in 8
-/// bytes. Works on 8-byte words and swaps parts of them, first single elements, then larger parts.
-/// Strides are in bytes.
+/// Transposes a square of elements, with as many rows and columns as elements fit into 8 bytes.
+/// Works on 8-byte words and swaps parts of them, first single elements, then larger parts. Strides
+/// are in bytes.
 template <std::size_t kItemsize>
 void transpose_square(const std::byte* from, std::int64_t column_from, std::byte* to,
                       std::int64_t row_to) {
@@ -380,7 +380,7 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
   if (work.added != 0 && add_to(elements, work.dtype, work.added).num_too_large > 0) {
-    // The number that is too large may be in a gap, where nothing needs it.
+    // The sum that is too large may belong to an element in a gap, which the window does not take.
     check_sums(work, inner);
   }
   // The column dimension has the smallest stride in the target. Of the others, the row dimension

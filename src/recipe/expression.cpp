@@ -162,8 +162,8 @@ std::int64_t Variables::value_of(const std::string& name, const std::string& whe
   if (const auto known = known_.find(name); known != known_.end()) return known->second;
   const auto rule = rules_.find(name);
   if (rule == rules_.end()) {
-    throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
-                          "a name that \"variables\" has", "'" + printable(name) + "'");
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, where, "a name in \"variables\"",
+                          "'" + printable(name) + "'");
   }
   if (!open_.insert(name).second || open_.size() > kMaxDepth) {
     throw Error::expected(ErrorKind::corruption, {.path = path_}, "variable " + name,

@@ -119,10 +119,10 @@ void note_additions(const Transformation& made, const std::string& path,
                            ", which round: the last bits may change"));
 }
 
-/// A tensor of the source, and the name of a target.
+/// The index of a source tensor, and the name of a new tensor.
 using Placed = std::pair<std::uint32_t, std::string_view>;
 
-/// Returns how many elements of each source tensor are in each target. An element that is there
+/// Returns how many elements of each source tensor are in each new tensor. An element that is there
 /// several times counts several times.
 std::map<Placed, std::int64_t> count_placed(const Transformation& made) {
   std::map<Placed, std::int64_t> num_placed;
@@ -211,7 +211,7 @@ void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>&
       counted_names({changed.begin(), changed.end()}, "that becomes text", "that become text")));
 }
 
-/// Shortens `common` to the beginning, in whole components, that it shares with `name`.
+/// Shortens `common` to those first components (parts between dots) with which `name` begins, too.
 void keep_common(std::string_view name, std::string& common) {
   while (!common.empty() && name != common &&
          !(name.starts_with(common) && name[common.size()] == '.')) {

@@ -11,7 +11,7 @@ namespace tessera::recipe {
 
 /// Returns notes about entries and elements that the recipe drops, numbers that it adds, tied
 /// tensors that become separate, and keys that become text. `path` is the source's path. Requires:
-/// the targets still have their elements.
+/// the tensors in `made.targets` still have their blocks.
 std::vector<formats::Finding> find_losses(const Transformation& made,
                                           const formats::CheckpointContents& source,
                                           const std::string& path);

@@ -66,10 +66,10 @@ class NameTemplate {
   /// several times, returns the first spelling that says the kind (`{p:gate|up}`, not `{p}`).
   const Capture* find(std::string_view name) const;
 
-  /// Returns this template, but the capture with the name of `of` has the kind of `of`. Requires:
-  /// the template has this capture.
+  /// Returns a copy of this template in which the capture with the name of `of` has the kind of
+  /// `of`. Requires: the template has this capture.
   NameTemplate with_kind(const Capture& of) const;
-  /// Returns this template, but the capture `name` is replaced by its word number `word`.
+  /// Returns a copy of this template in which word number `word` replaces the capture `name`.
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
   /// Returns a problem if a name could match in two ways: nothing separates two captures, or a
@@ -81,7 +81,7 @@ class NameTemplate {
   /// no text in the template.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
-  /// Returns the name that the template has with these values of the captures.
+  /// Returns the name that the template makes with these values of the captures.
   std::string format(const std::function<const std::string&(const std::string&)>& value_of) const;
 
   /// The longest name that `match` accepts.

@@ -164,7 +164,7 @@ void check_groups(std::int64_t groups, std::span<const std::int64_t> sizes) {
                          return size % groups == 0;
                        });
   if (divides) return;
-  throw ShapeProblem("sizes that the number of groups divides, " + std::to_string(groups),
+  throw ShapeProblem("sizes that are multiples of the number of groups, " + std::to_string(groups),
                      sizes_in_words(sizes));
 }
 
@@ -201,8 +201,8 @@ void map_tensors(std::vector<Stream>& streams,
   }
 }
 
-/// Joins all streams into one. `function` makes one tensor from the tensors, one of each stream,
-/// that have the same captured numbers.
+/// Joins all streams (one for each name template) into one. For each combination of captured
+/// numbers, `function` makes one tensor from the tensors that the streams have for these numbers.
 void join_streams(std::vector<Stream>& streams,
                   const std::function<BlockTensor(std::vector<BlockTensor>)>& function) {
   Stream joined{streams.front().captures, {}};
@@ -222,8 +222,8 @@ void join_streams(std::vector<Stream>& streams,
   streams = {std::move(joined)};
 }
 
-/// Splits one stream into `num_parts` streams. `function` makes `num_parts` tensors from each
-/// tensor.
+/// Splits one stream (the tensors of one name template) into `num_parts` streams. `function` makes
+/// `num_parts` tensors from each tensor.
 void fork_stream(std::vector<Stream>& streams, std::size_t num_parts,
                  const std::function<std::vector<BlockTensor>(BlockTensor)>& function) {
   TESSERA_CHECK(streams.size() == 1);  // the parser has checked their number

@@ -77,7 +77,7 @@ struct Slice {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
-/// The value of padding: of the elements that Pad adds at the end of a dimension and Unpad removes.
+/// The value of the padding elements that Pad adds at the end of a dimension and Unpad removes.
 struct Filling {
   double value = 0;
   bool is_any = false;  // Pad writes 0; Unpad removes any value

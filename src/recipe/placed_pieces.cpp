@@ -29,15 +29,16 @@ std::optional<int> only_rank(const BlockTensor& tensor, const formats::Checkpoin
   return rank.value_or(0);
 }
 
-/// The box of a source tensor whose elements a block has, and for each dimension of the block the
-/// dimension of the source that it follows.
+/// A box of a source tensor that has the same elements as a block. `source_dim` is, for each
+/// dimension of the block, the dimension of the source along which these elements are taken.
 struct BoxOfSource {
   Box box;  // a box of the source tensor
   // By dimension of the block; without meaning if its size is 1.
   std::vector<std::size_t> source_dim;
 };
 
-/// Returns the box of the source that a block has; nothing if its elements are not a box there.
+/// Returns the box of the source tensor (of this shape) that has the same elements as the block;
+/// nothing if these elements do not form a box there.
 std::optional<BoxOfSource> box_of_source(const Block& block, const Shape& shape) {
   const Shape strides = row_major_strides(shape);
   BoxOfSource result{{Shape(shape.size()), Shape(shape.size(), 1)},

@@ -314,7 +314,8 @@ bool are_of_one_kind(const Capture& a, const Capture& b) {
               "two kinds");
 }
 
-/// Checks that each capture in `name` with the name of `kind` has its kind and number of words.
+/// Checks that the captures in `name` with the same name as `kind` also have its kind and its
+/// number of words.
 void require_kind(const RecipeJson& json, const NameTemplate& name, const Capture& kind) {
   for (const auto& part : name.parts()) {
     const auto* capture = std::get_if<Capture>(&part);
@@ -588,7 +589,7 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
     for (const std::string& name : check_expression(expression, path)) {
       if (parsed.variables.contains(name)) continue;
       throw Error::expected(ErrorKind::corruption, {.path = path}, expression.where,
-                            "a name that \"variables\" has", "'" + printable(name) + "'");
+                            "a name in \"variables\"", "'" + printable(name) + "'");
     }
     return 1;
   });

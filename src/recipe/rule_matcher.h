@@ -48,10 +48,10 @@ class RuleMatcher {
   /// Returns the rule that matches a name; nothing if none does. If two rules match, reports a
   /// problem and returns nothing.
   std::optional<Match> match(const std::string& name) const;
-  /// Adds an input to the instance of the rule that it matches.
+  /// Adds a matched input (a tensor) to the application of the rule that its captures select.
   void add(std::size_t input, Match match);
-  /// Returns the instances of a rule, in the order of captures, and removes them from this object.
-  /// Leaves out and reports an instance that lacks a tensor.
+  /// Returns the applications of a rule (instances), sorted by captured values, and removes them
+  /// from this object. Leaves out and reports an application that lacks a tensor.
   std::vector<Instance> take_complete(std::size_t rule);
 
   /// Returns the captures that both sides of a rule have, sorted.

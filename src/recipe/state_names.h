@@ -58,14 +58,15 @@ class StateNames {
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;
 };
 
-/// Returns the name of the parameter `fqn` in an optimizer, in which the parameter `old_fqn` has
-/// the name `name.parameter`: leaves out the same first components.
+/// Returns the name that an optimizer uses for the parameter `fqn`. The optimizer uses the name
+/// `name.parameter` for the parameter `old_fqn`; this leaves out the same first components.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 
 /// Returns the key path for `new_name`. Its first keys are those string keys of `path` that
-/// `new_name` begins with; the rest of `new_name` becomes one last key. Returns an empty path if
-/// `path` does not spell `old_name`.
+/// `new_name` begins with; the rest of `new_name` becomes one last key. For a path of
+/// the keys `model` and `a.w`, the new name `model.b.w` gives the keys `model` and `b.w`. Returns
+/// an empty path if `path` does not spell `old_name`.
 formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
                                   const std::string& new_name);
 

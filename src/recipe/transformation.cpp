@@ -347,8 +347,8 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
   }
 }
 
-/// Adds scalar state (such as `step`) for each target. The parameters that it is made from must
-/// have equal scalars.
+/// Adds scalar state (such as `step`) for each new parameter. The old parameters that it is made
+/// from must have equal scalars.
 void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, const State*>& states,
                                 const std::vector<std::string>& targets) {
   const State& first = *states.begin()->second;
@@ -487,8 +487,8 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
   }
 }
 
-/// Restores aliases: if the target made from an alias still equals the target made from its tensor,
-/// it becomes an alias again.
+/// Restores aliases: if the new tensor made from an alias still equals the one made from the
+/// alias's tensor, it becomes an alias again.
 void Transformer::find_aliases() {
   // Index of a source tensor to the target that equals the whole of it.
   std::map<std::size_t, std::string> whole;

@@ -133,8 +133,8 @@ class GroupNames {
     const auto [known, is_new] = groups.emplace(name, group);
     if (is_new || known->second == group) return;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "param_groups",
-                          "parameters that become one tensor in one parameter group",
-                          "them in two groups");
+                          "one parameter group for all parameters that become one tensor",
+                          "two groups");
   }
 
   const CheckpointContents& contents_;
@@ -203,7 +203,7 @@ class TransformedReader final : public formats::DerivedReader {
   ElementReader elements_;
   GroupNames groups_;
   CheckpointContents contents_;
-  // For each tensor of contents_ and each of its pieces.
+  /// The elements of each piece: `pieces_[tensor][piece]`.
   std::vector<std::vector<Elements>> pieces_;
   mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
   mutable TileCache tiles_;
@@ -325,7 +325,7 @@ void TransformedReader::check(const Condition& condition, std::size_t tensor_ind
                           condition.expected.tensor().blocks.front().source == kConstant
                               ? "the recipe's padding value in all elements that are left out"
                               : "equal elements in the tensors that become one",
-                          "a different one at element " +
+                          "a different element at position " +
                               std::to_string(at + differs / static_cast<std::int64_t>(size)) +
                               " of " + std::to_string(numel));
   }

@@ -180,14 +180,14 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].key_path = {"a", "columns"};
               }),
-              HasSubstr("a.rows: key path: expected keys that are the name when joined by dots, "
-                        "found keys of a.columns"));
+              HasSubstr("a.rows: key path: expected keys that give the name when joined by dots, "
+                        "found keys that give a.columns"));
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].pieces.push_back({Box{{0, 0}, {1, 2}}, 3});
               }),
               HasSubstr("a.rows: pieces: expected one box at each offset"));
   EXPECT_THAT(message_for([](auto& c) { c.tensors[0].pieces[0].rank = 4; }),
-              HasSubstr("a.rows: rank of a piece: expected below 4, found 4"));
+              HasSubstr("a.rows: rank of a piece: expected a rank below 4, found 4"));
   EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());
 }
 

@@ -103,7 +103,7 @@ constexpr Refusal kRefusals[] = {
      "optimizer_state_dict.base_optimizer_state.param_groups.0.lr: expected 0.01, as in "
      "zero_pp_rank_0_mp_rank_00_optim_states.pt, found 0.5"},
     {"layer_missing", ErrorKind::corruption,
-     ": 3.down: files of layers: expected one of layer 3 of tensor rank 0, found none"},
+     ": 3.down: files of layers: expected a file of layer 3 of tensor rank 0, found none"},
     {"layer_shape", ErrorKind::corruption,
      "/layer_03-model_states.pt: 3.down: param_shapes: expected [6, 8], found [2, 2]"},
     {"tensor_without_rules", ErrorKind::unsupported,
@@ -129,7 +129,7 @@ TEST(DeepSpeedParallelTest, AMissingLayerIsMissed) {
   stdfs::copy(kValid + "tensor/global_step2", directory.path(), stdfs::copy_options::recursive);
   stdfs::remove(directory / "layer_01-model_01-model_states.pt");
   EXPECT_THAT([&] { open(directory.path()); },
-              ThrowsError(ErrorKind::corruption, "one of layer 1 of tensor rank 1"));
+              ThrowsError(ErrorKind::corruption, "a file of layer 1 of tensor rank 1"));
 }
 
 }  // namespace

@@ -141,9 +141,9 @@ constexpr Refusal kRefusals[] = {
      ": files of ranks: expected model states of ranks 0 to 1, found "
      "none of rank 0"},
     {"rank_twice", ErrorKind::corruption,
-     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: rank: expected what "
-     "was saved as zero_pp_rank_1_mp_rank_00_optim_states.pt, found "
-     "what was saved as zero_pp_rank_0_mp_rank_00_optim_states.pt"},
+     "/zero_pp_rank_1_mp_rank_00_optim_states.pt: rank: expected a file "
+     "saved as zero_pp_rank_1_mp_rank_00_optim_states.pt, found "
+     "a file saved as zero_pp_rank_0_mp_rank_00_optim_states.pt"},
     {"other_run", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optimizer_state_dict.base_optimizer_state.param_groups.0.lr: "
@@ -168,8 +168,8 @@ constexpr Refusal kRefusals[] = {
      ": files of ranks: expected optimizer states and model states of mp_rank 1, found no "
      "optimizer states"},
     {"pipeline", ErrorKind::corruption,
-     "/layer_01-model_00-model_states.pt: rank: expected what was saved as "
-     "layer_01-model_00-model_states.pt, found what was saved as mp_rank_00_model_states.pt"},
+     "/layer_01-model_00-model_states.pt: rank: expected a file saved as "
+     "layer_01-model_00-model_states.pt, found a file saved as mp_rank_00_model_states.pt"},
     {"expert", ErrorKind::unsupported,
      "/layer_0_expert_1_mp_rank_00_model_states.pt: parallelism: "
      "expected only files of ZeRO, found a file of expert parallelism"},
@@ -186,16 +186,16 @@ constexpr Refusal kRefusals[] = {
      "from 0 on"},
     {"slice_missing", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: param_slice_mappings: "
-     "expected slices of 2 parameters, found 1"},
+     "expected slices of 2 parameters, found slices of 1"},
     {"slice_unknown", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: other: slice of a "
-     "parameter: expected none of this rank, found 3 elements from 4 on"},
+     "parameter: expected no elements on this rank, found 3 elements from 4 on"},
     {"shape_differs", ErrorKind::corruption,
      "/mp_rank_00_model_states.pt: 0.weight: parts of ranks: expected 24 elements, for [6, 4], "
-     "found 15 left in vector 0"},
+     "found 15 elements left in vector 0"},
     {"vector_short", ErrorKind::corruption,
      "/mp_rank_00_model_states.pt: 0.bias: parts of ranks: expected 3 elements, for [3], found 2 "
-     "left in vector 0"},
+     "elements left in vector 0"},
     {"vector_missing", ErrorKind::corruption,
      "/zero_pp_rank_0_mp_rank_00_optim_states.pt: fp32 weights: "
      "expected flat vector 1, a one-dimensional tensor 'single_partition_of_fp32_groups.1', found "
@@ -203,22 +203,22 @@ constexpr Refusal kRefusals[] = {
     {"state_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optim.state.0.weight.exp_avg: parts of ranks: expected a vector as "
-     "long as the fp32 weights, found one of 6 elements"},
+     "long as the fp32 weights, found a vector of 6 elements"},
     {"zero3_padding", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "
      "expected vectors that end with this parameter, found 2 further "
      "elements"},
     {"zero3_vector_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "
-     "expected a part of 2 elements in vector 0, found a vector that "
-     "ends after 1"},
+     "expected a part of 2 elements in vector 0, found a vector with only "
+     "1 elements left"},
     {"zero3_frozen_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_model_states.pt: model.1.weight: parts of ranks: expected a "
      "vector of 2 "
-     "elements, found something else"},
+     "elements, found a value, or a tensor with another number of elements"},
     {"os_system", ErrorKind::corruption,
      "/mp_rank_00_model_states.pt: 0.weight: param_shapes: expected a "
-     "group of shapes by name"},
+     "dict of shapes by name"},
     {"latest_climbs", ErrorKind::corruption,
      "/latest: latest: expected the name of a folder beside it, found "
      "'../rank_twice'"},

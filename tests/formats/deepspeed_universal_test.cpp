@@ -340,7 +340,7 @@ TEST_F(UniversalTest, WhatDeepSpeedHasNoPlaceForIsRefusedByName) {
        [](auto& source) {
          add_value(source, {"optim", "param_groups", 1, "params"}, Value::List{0, 1});
        }},
-      {"missing group", "expected a group 1, found group 3",
+      {"missing group", "expected group 1 next, found group 3",
        [](auto& source) {
          add_value(source, {"optim", "param_groups", 3, "lr"}, 1.0);
        }},
@@ -364,8 +364,7 @@ TEST_F(UniversalTest, WhatDeepSpeedHasNoPlaceForIsRefusedByName) {
        [](auto& source) { add_value(source, {"param_shapes"}, 1); }},
       {"counter", "global_steps: names: expected a name that DeepSpeed does not use itself",
        [](auto& source) { add_value(source, {"global_steps"}, 1); }},
-      {"two optimizers",
-       "optim.scheduler.gamma: optimizer: expected state of parameters and groups",
+      {"two optimizers", "optim.scheduler.gamma: optimizer: expected optim.state.<fqn>.<name>",
        [](auto& source) {
          add_value(source, {"optim", "scheduler", "gamma"}, 0.5);
        }},
@@ -637,7 +636,7 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
        [&] {
          put_value(kZero + "/up.weight/fp32.pt", Value::Dict{{"param", 3}});
        }},
-      {"step", "step: expected a number, found something else",
+      {"step", "step: expected a number, found another kind of value",
        [&] { put_value(kZero + "/up.weight/step.pt", "seven"); }},
       {"another",
        kZero + "/other: files of parameters: expected the name of a parameter in "

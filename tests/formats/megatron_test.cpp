@@ -175,7 +175,7 @@ TEST_F(MegatronFolderTest, SaysThatAllFilesNameOneRank) {
   stdfs::copy_file(within("mp_rank_00/model_optim_rng.pt"), within("mp_rank_01/model_optim_rng.pt"),
                    stdfs::copy_options::overwrite_existing);
   EXPECT_THAT(notes_of(*open(within(""))),
-              testing::Contains(HasSubstr("ranks: 0 in all files, so a file in another")));
+              testing::Contains(HasSubstr("ranks: 0 in all files (so this reader cannot notice")));
 }
 
 TEST_F(MegatronFolderTest, AMissingRankIsNamed) {

@@ -207,7 +207,7 @@ TEST_F(RankFilesTest, FilesOfAnotherSaveAreRefused) {
 // Shows F1.
 TEST_F(RankFilesTest, AFileOfAnotherRankIsRefused) {
   copy(directory_ / file("model", 0), file("model", 1));
-  expect_refused(ErrorKind::corruption, "expected what rank 1 saved");
+  expect_refused(ErrorKind::corruption, "expected a part that rank 1 saved");
 }
 
 // Shows F1.

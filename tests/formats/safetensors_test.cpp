@@ -169,8 +169,7 @@ TEST_F(SafetensorsTest, OneShardOfPyTorchsDistributedCheckpointIsAPart) {
   const auto reader = open(folder + name);
   ASSERT_TRUE(reader->contents().part);
   EXPECT_EQ(part_in_words(*reader->contents().part),
-            "one file of 8: what one rank saved with HuggingFaceStorageWriter, its shards of "
-            "tensors");
+            "one file of 8: the shards that one rank saved with HuggingFaceStorageWriter");
   ASSERT_FALSE(reader->contents().tensors.empty());
   for (const TensorEntry& tensor : reader->contents().tensors) {
     EXPECT_EQ(tensor.pieces[0].region, Region(whole_box(tensor.meta.shape)));

@@ -184,9 +184,9 @@ TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
        "one rank of 2: FSDP or tensor parallelism, the local parts of 1 tensor"},
       {"optim_world_size_2_rank_1.pt", "one rank of 2: FSDP, as the name of the file says"},
       {"mp_rank_01_003/model_optim_rng.pt",
-       "one rank of 8: Megatron-LM, one place in tensor, pipeline and expert parallelism"},
+       "one rank of 8: Megatron-LM, one rank of tensor, pipeline and expert parallelism"},
       {"mp_rank_00_003/model_optim_rng.pt",
-       "one rank of 4: Megatron-LM, one place in tensor, pipeline and expert parallelism"}};
+       "one rank of 4: Megatron-LM, one rank of tensor, pipeline and expert parallelism"}};
   for (const auto& [name, words] : parts) {
     SCOPED_TRACE(name);
     const std::string path = kFixtures + "parts/" + name;

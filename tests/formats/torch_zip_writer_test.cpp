@@ -251,7 +251,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          source.add({"w", DType::uint8, {2}}, test::Bytes(2),
                     {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
        }},
-      {"a.c: key path: expected keys that are the name when joined by dots, found keys of a.b",
+      {"a.c: key path: expected keys that give the name when joined by dots, found keys that give "
+       "a.b",
        invalid,
        [](auto& source) {
          add_byte(source, "a.c", {"a", "b"});
@@ -273,7 +274,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          add_byte(source, "a.0", {"a", 0});
          add_byte(source, "a.b", {"a", "b"});
        }},
-      {"tied: key path: expected keys that are the name when joined by dots", invalid,
+      {"tied: key path: expected keys that give the name when joined by dots", invalid,
        [](auto& source) {
          add_byte(source, "w");
          source.add_alias("tied", "w");

@@ -162,7 +162,7 @@ TEST(ZipReaderTest, RefusesBrokenArchives) {
       {with([](auto& m) { m[1].nbytes = 200; }),
        "without compression: expected 200 bytes, found 100"},
       {zip_bytes(kMembers, {.num_members = 3}), "at most 2 members"},
-      {zip_bytes(kMembers, {.num_members = 1}), "bytes more"},
+      {zip_bytes(kMembers, {.num_members = 1}), "bytes after them"},
       {zip_bytes(kMembers, {.num_members = 65535}), "members"},
       {zip_bytes(kMembers, {.directory_nbytes = 0xffffff}), "directory: expected to end"},
       {zip_bytes(kMembers, {.directory_begin = 0xffffff}), "directory: expected to end"},

@@ -196,11 +196,11 @@ TEST(VerifyPartsTest, RefusesPartsThatAreNotAllPartsOfThisCheck) {
     return
         [&checkpoint, parts = std::move(parts)] { join_verify_documents(parts, checkpoint, any); };
   };
-  EXPECT_THAT(join_all({documents[0]}), ThrowsError(ErrorKind::mismatch, "none with number 0"));
+  EXPECT_THAT(join_all({documents[0]}), ThrowsError(ErrorKind::mismatch, "no part with number 0"));
   EXPECT_THAT(join_all({documents[0], documents[0]}),
               ThrowsError(ErrorKind::mismatch, "is one part given twice?"));
   EXPECT_THAT(join_all({documents[0], documents_of(checkpoint, {}, 3)[0]}),
-              ThrowsError(ErrorKind::mismatch, "found one of 3"));
+              ThrowsError(ErrorKind::mismatch, "found part of a check in 3"));
   EXPECT_THAT(join_all({documents_of(checkpoint, kWithNumbers, 1)[0]}),
               ThrowsError(ErrorKind::mismatch, "rule finite"));
   checkpoint.add({"u", DType::float32, {1}}, test::bytes_of<float>({1}));

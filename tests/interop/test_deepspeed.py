@@ -249,7 +249,7 @@ def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_d
     assert notes_of_move(copy, tmp_path / "plain.pt") == []
     edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
     assert notes_of_move(copy, tmp_path / "whole.pt") == [
-        "copies: 1 name with other numbers there, such as 'up.weight'; the master weights are read"]
+        "copies: 1 name with different numbers in the copies, such as 'up.weight'; the master weights are read"]
 
 
 def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
@@ -304,9 +304,10 @@ def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classe
 
 def test_a_large_copy_is_compared_to_its_end(tmp_path, classes_of_deepspeed):
     """Shows F2, E13. Small models when they are opened; of larger ones a note says what only `verify` compares."""
-    differs = "copies: 1 name with other numbers there, such as 'w'; the master weights are read"
+    differs = "copies: 1 name with different numbers in the copies, such as 'w'; the master weights are read"
     for numel, of_move in ((100_000, [differs]),
-                           (5_000_000, ["copies: compared the first 8192 elements of each rank in 1 name, such as 'w'; a verify compares all"])):
+                           (5_000_000, ["copies: only the first 8192 elements of each rank compared, in 1 name, such as 'w'; "
+                                        "verify compares all elements"])):
         step = zero1_of_one_weight(tmp_path / f"{numel}", torch.arange(numel, dtype=torch.float32))
         edit(step / "mp_rank_00_model_states.pt", lambda state: state["module"]["w"][-1].add_(1))
         assert notes_of_move(step, tmp_path / f"{numel}.pt") == of_move
@@ -329,7 +330,7 @@ def test_what_only_a_later_rank_has_is_refused(tmp_path, classes_of_deepspeed):
         state["optimizer_state_dict"]["base_optimizer_state"]["state"][7] = {"exp_avg": torch.ones(3)}
 
     where = "optimizer_state_dict.base_optimizer_state."
-    for changes, message in (([None, change_state], where + "state.0.mine: expected nothing, as in zero_pp_rank_0"),
+    for changes, message in (([None, change_state], where + "state.0.mine: expected no entry, as in zero_pp_rank_0"),
                              ([change_group(0.5), change_group(0.25)], where + "param_groups.0.lr: expected the tensor that zero_pp_rank_0"),
                              ([add_vector, add_vector], where + "state.7.exp_avg: expected the state of a vector of fp32 weights")):
         copy = shutil.copytree(VALID / "zero1", tmp_path / f"{len(list(tmp_path.iterdir()))}", copy_function=shutil.copyfile)

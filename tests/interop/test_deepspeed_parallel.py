@@ -44,8 +44,9 @@ def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_
     for file in STAGE_1:
         edit(step / file, lambda state: state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].detach()[:1].add_(1))
     assert notes_of_move(step, tmp_path / "moved.pt") == [
-        "copies: 2 names with other numbers there, such as '3.down'; the master weights are read",
-        "replicas: 1 name with other numbers there, such as 'tied_modules.embed.weight'; the first rank's are read"]
+        "copies: 2 names with different numbers in the copies, such as '3.down'; the master weights are read",
+        "replicas: 1 name with different numbers in the copies, such as 'tied_modules.embed.weight'; "
+        "the copies of the first rank are read"]
 
 
 def test_a_frozen_layer_like_a_shared_module_keeps_its_number(step_of):
@@ -91,7 +92,7 @@ def test_equal_sizes_as_a_number_are_read(step_of):
 
 REFUSED = {
     "sub_params": ("tensor", {"parameter_with_sub_params": [{"patterns": [".*qkv"], "shape": ((9, 2, 1), -1), "partition_dim": 0}]},
-                   ("1.qkv.weight", "expected sizes that 2 tensor ranks divide, or sub_param_shard_widths, found (9, 2, 1)")),
+                   ("1.qkv.weight", "expected sizes that are multiples of 2 (tensor ranks), or sub_param_shard_widths, found (9, 2, 1)")),
     "elements": ("tensor", {"parameter_with_sub_params": [{"patterns": [".*qkv"], "shape": ((8, 2, 2), 5), "partition_dim": 0}]},
                  ("1.qkv.weight", "expected a shape of 36 elements")),
     "widths": ("tensor", {"universal_checkpoint_version": 0.4, "sub_param_shard_widths": {r"\d+\.qkv\.weight": [[4, 4], [1, 1], [1, 2]]}},
@@ -120,7 +121,7 @@ def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_p
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda piece: piece.update(scale=2.0), "expected parts that are not scaled, found 2.0"),
+    (lambda piece: piece.update(scale=2.0), "expected pieces with the scale 1.0, found 2.0"),
     (lambda piece: piece.update(source=[0, [4, 2]]), "expected pieces that are boxes of [8, 8], found [0, [4, 2]]"),
     (lambda piece: piece.update(source=[60, [8, 1]]), "expected pieces that are boxes of [8, 8], found [60, [8, 1]]"),
     (lambda piece: piece.update(shape=[2**32, 2**32]), "affine_map: expected shape, found [4294967296, 4294967296]"),

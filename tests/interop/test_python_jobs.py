@@ -221,14 +221,14 @@ def containing_itself():
 
 
 @pytest.mark.parametrize("state, told", [
-    ({"w": torch.empty(2, device="meta")}, "w: tensor: expected a tensor with elements, found one on the meta device"),
-    ({"w": torch.eye(2).to_sparse()}, "w: tensor: expected a dense tensor, found one of layout torch.sparse_coo"),
+    ({"w": torch.empty(2, device="meta")}, "w: tensor: expected a tensor with elements, found a tensor on the meta device"),
+    ({"w": torch.eye(2).to_sparse()}, "w: tensor: expected a dense tensor, found a tensor of layout torch.sparse_coo"),
     ({"deep": {"x": Odd()}}, "deep.x: value: expected .*, found an object of class .*Odd"),
     ({"a.b": 1, "a": {"b": 2}}, "a.b: name: expected one entry of this name, found two"),
     ({"a": {"\ud800": torch.ones(1)}}, r"'a'\.'\\ud800': name: expected keys that are numbers, or text that UTF-8 can hold"),
     ({"deep": nested(1000)}, "deep.x.x: value: expected dicts and lists nested at most 200 deep"),
     ({"own": containing_itself()}, "own: value: expected dicts and lists nested at most 200 deep"),
-    ({"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])}, "w: tensor: expected .*, found a nested one"),
+    ({"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])}, "w: tensor: expected .*, found a nested tensor"),
     ({"w": torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)}, "w: tensor: expected .*quantized"),
 ])
 def test_bad_state_is_refused_by_name(tmp_path, state, told):
@@ -305,7 +305,7 @@ def test_tied_tensors_of_the_job_get_one_value_or_an_error(tmp_path):
 def test_tensors_that_partly_share_memory_are_not_loaded(tmp_path):
     tessera.save({"a": torch.ones(4), "b": torch.ones(4) * 2}, tmp_path / "s")
     memory = torch.zeros(6)
-    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found a part of that of a"):
+    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found memory that it shares with a"):
         tessera.load({"a": memory[:4], "b": memory[2:]}, tmp_path / "s")
     assert memory.sum() == 0
     memory = torch.zeros(8)

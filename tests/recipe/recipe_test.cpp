@@ -179,7 +179,7 @@ TEST(RecipeTest, DuplicatesAndMergesEqualTensors) {
   const auto merged = applied(unequal, recipe, {.direction = Direction::inverse});
   EXPECT_THAT(message_of([&] { floats(*merged, "w"); }),
               HasSubstr("w: rule 1: expected equal elements in the tensors that become one, found "
-                        "a different one at element 0 of 2"));
+                        "a different element at position 0 of 2"));
 }
 
 TEST(RecipeTest, PaddingMustHaveTheValueOnTheWayBack) {
@@ -190,7 +190,7 @@ TEST(RecipeTest, PaddingMustHaveTheValueOnTheWayBack) {
   const auto reader = applied(source, recipe, {.direction = Direction::inverse});
   EXPECT_THAT(message_of([&] { floats(*reader, "w"); }),
               HasSubstr("rule 1: expected the recipe's padding value in all elements that are left "
-                        "out, found a different one at element 1 of 2"));
+                        "out, found a different element at position 1 of 2"));
   const Recipe any =
       parsed(R"({"from": "w", "to": "v", "ops": [{"pad": {"from": 2, "to": 4, "value": "any"}}]})");
   EXPECT_THAT(floats(*applied(source, any, {.direction = Direction::inverse}), "w"),
@@ -325,9 +325,10 @@ TEST(RecipeTest, RenamesParametersInGroups) {
   MemoryCheckpoint apart = with_adam({7, 7});
   apart.add_value("optim.param_groups.0.params", Value::List{"a"});
   apart.add_value("optim.param_groups.1.params", Value::List{"b"});
-  EXPECT_THAT(message_of([&] { applied(apart, recipe, with_prefix()); }),
-              HasSubstr("ab: param_groups: expected parameters that become one tensor in one "
-                        "parameter group, found them in two groups"));
+  EXPECT_THAT(
+      message_of([&] { applied(apart, recipe, with_prefix()); }),
+      HasSubstr("ab: param_groups: expected one parameter group for all parameters that become "
+                "one tensor, found two groups"));
 }
 
 TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
@@ -452,7 +453,7 @@ TEST(RecipeTest, TheFormIsChecked) {
        "a number capture that is only in \"from\""},
       {R"({"from": "a", "to": "b", "ops": [{"melt": 1}]})", "rule 1: expected concat, split"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "n", "to": 2}}]})",
-       "a name that \"variables\" has, found 'n'"},
+       "a name in \"variables\", found 'n'"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "(1", "to": 2}}]})", "a ')'"},
       {R"({"from": "a", "to": "b", "ops": [{"pad": {"from": "1 2", "to": 2}}]})",
        "an operator at byte 2, or nothing more, found '1 2'"},
@@ -812,8 +813,8 @@ TEST(RecipeTest, TheCheckSaysWhatOnlyAMoveCompares) {
   };
   EXPECT_THAT(
       notes_of_check(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})"),
-      ElementsAre("values that become one, such as optim.state.ab.note, and the groups of "
-                  "parameters that become one, in optim.param_groups (only the move compares "
+      ElementsAre("values that become one, such as optim.state.ab.note, and parameter groups "
+                  "that become one, in optim.param_groups (only the move compares "
                   "them)"));
   EXPECT_THAT(notes_of_check(R"({"from": ["a", "b"], "to": ["x", "y"]})"), IsEmpty());
 }

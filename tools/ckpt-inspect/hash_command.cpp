@@ -117,8 +117,8 @@ void check_options(const HashOptions& options) {
   if (options.part.empty()) return;
   const bool checks = !options.manifest_path.empty();
   if (!checks && options.joined_paths.empty()) return;
-  throw UsageError(std::string("--part: expected no ") + (checks ? "--check" : "--join") +
-                       " with it, found both",
+  throw UsageError(std::string("--part: expected either --part or ") +
+                       (checks ? "--check" : "--join") + ", found both",
                    "ckpt-inspect hash --help");
 }
 

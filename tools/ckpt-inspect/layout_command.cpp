@@ -81,8 +81,8 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
   return comma_list(words);
 }
 
-// For ranks in several meshes of the same shape, of which several have the same coordinates:
-// returns the ranks at each place: `0, 1 at [0]; 2, 3 at [1]`.
+// Returns the ranks at each place of a mesh: `0, 1 at [0]; 2, 3 at [1]`. Several ranks have the
+// same place if they are in several meshes of the same shape.
 std::string places_in_words(const std::vector<std::pair<Shape, int>>& places) {
   std::string text;
   for (std::size_t i = 0; i < places.size();) {

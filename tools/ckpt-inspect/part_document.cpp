@@ -19,7 +19,7 @@ Value read_part_document(const std::string& path, const std::string& subject,
                          const std::string& verb) {
   const auto check_begin = [&](std::string_view begin) {
     if (begin.starts_with('{')) return;
-    throw Error::expected(ErrorKind::corruption, {.path = path}, subject, "JSON, from {",
+    throw Error::expected(ErrorKind::corruption, {.path = path}, subject, "JSON that begins with {",
                           "other bytes", "is it what " + verb + " --part printed?");
   };
   return value_from_json(parse_json(read_text(path, kMaxPartNbytes, check_begin), path), path);

@@ -28,7 +28,7 @@ std::string verdict(const RecipeReport& report) {
           : "proved: each element that is not dropped is placed, and the inverse gives it back";
   if (report.num_equal_elements > 0) {
     line += "; " + std::to_string(report.num_equal_elements) +
-            " must equal other elements, which reading compares";
+            " of them must equal other elements (a move compares them)";
   }
   return line;
 }

@@ -257,8 +257,9 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 
 namespace {
 
-/// Returns `refused` or `unreadable` for a value that could not be read, by its error. Throws an
-/// Error(io) again.
+/// Returns the word for a value that could not be read because of `error`: `refused` if Tessera
+/// never reads this kind of value, `unreadable` if the value is missing or damaged. Rethrows an
+/// Error(io).
 std::string word_for_unread(const Error& error) {
   switch (error.kind()) {
     case ErrorKind::unsupported:

@@ -59,8 +59,9 @@ void add_work_options(Command& command, WorkOptions& options);
 /// which is read once, to its end.
 const formats::CheckpointReader* open_source(const SourceOptions& options);
 
-/// Opens the checkpoint as above. Also prints to standard error the missing files, the entries in
-/// them, and the classes whose objects were read as dicts or as the state_dict() of a module.
+/// Opens the checkpoint as the function above does. Also prints to standard error the missing
+/// files, the entries in these files, and the classes whose objects were read as dicts or as the
+/// state_dict() of a module.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
 /// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`; at least one of

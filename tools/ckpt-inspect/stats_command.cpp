@@ -157,7 +157,7 @@ void print_part(const StatsOptions& options, const formats::CheckpointReader& re
 void check_options(const StatsOptions& options) {
   if (options.part.empty()) return;
   const auto refuse = [](const std::string& other) {
-    throw UsageError("--part: expected no " + other + " with it, found both", kHelpCommand);
+    throw UsageError("--part: expected either --part or " + other + ", found both", kHelpCommand);
   };
   if (!options.joined_paths.empty()) refuse("--join");
   if (options.depth > 0) refuse("--depth");

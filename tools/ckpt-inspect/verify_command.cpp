@@ -107,7 +107,7 @@ inspect::VerifyReport join(const VerifyCommandOptions& options,
 void check_options(const VerifyCommandOptions& options) {
   if (options.part.empty()) return;
   if (!options.joined_paths.empty()) {
-    throw UsageError("--part: expected no --join with it, found both", kHelpCommand);
+    throw UsageError("--part: expected either --part or --join, found both", kHelpCommand);
   }
   require_json_of_part(options.json, kHelpCommand);
 }
@@ -125,9 +125,10 @@ void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Termin
   command.argument("PATH", options.source.path, kPathHelp)
       .flag("--values", options.values, "Also report numbers that are NaN or infinite as errors")
       .option("--part", "I/N", options.part,
-              "Check only part I (from 0) of N, for --join; other processes check the others")
+              "Check only part I of N (I from 0 to N-1). Other processes check the other parts, "
+              "and --join joins them")
       .option("--join", "FILE", options.joined_paths,
-              "Join what --part printed, of all parts, and read no elements. Repeatable")
+              "Join the outputs of all parts, and read no elements. Repeatable")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_as_dict_option(command, options.source.as_dict);

@@ -99,7 +99,8 @@ Formula formula_of_series(const CombineCommandOptions& options) {
 /// Returns the sum of --base, --linear and --subtract, in this order.
 Formula formula_of_terms(const CombineCommandOptions& options) {
   if (!options.sources.empty()) {
-    refuse("SRC", "--average or --ema with it", "'" + printable(options.sources.front()) + "'");
+    refuse("SRC", "--average or --ema with it",
+           "'" + printable(options.sources.front()) + "' without these options");
   }
   Formula formula;
   double sum = 0.0;
@@ -116,7 +117,8 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
     throw UsageError("combine: one of --linear, --base, --average and --ema is missing", kHelp);
   }
   if (!options.normalizes) return formula;
-  // Weights such as 0.1, 0.2 and -0.3 add up to 0, but rounding leaves a small number.
+  // A sum below this share of its terms counts as 0: 0.1 + 0.2 - 0.3 is 0, but rounding leaves a
+  // small number.
   constexpr double kCancelled = 1e-12;
   if (std::isfinite(sum) && std::fabs(sum) <= kCancelled * sum_of_magnitudes) {
     refuse("--normalize", "weights whose sum is not 0",
@@ -171,8 +173,8 @@ void require_other_destination(const std::vector<std::string>& sources,
   }
 }
 
-/// Returns a text with everything that the numbers depend on, except the sources' bytes. --resume
-/// compares it.
+/// Returns a text with everything that the result's numbers depend on, except the sources' bytes.
+/// `--resume` compares this text with that of the interrupted run.
 std::string identity_of(const Formula& formula, const CombineCommandOptions& options) {
   using tessera::detail::float_to_text;
   std::string text;

@@ -34,8 +34,8 @@ ExitCode run_command_line(std::vector<std::string> arguments, const std::string&
   add_merge_command(line, merge, terminal);
   add_split_command(line, split, terminal);
   add_combine_command(line, combine, terminal);
-  // While `finish` runs a recorded command, only verbs that move are known, so that the command
-  // cannot be another one.
+  // While `finish` runs a recorded command, only the verbs that move a checkpoint are added, so
+  // that the recorded command cannot run any other verb.
   if (finished_folder.empty()) {
     add_finish_command(line, finish, terminal);
     add_rebuild_index_command(line, rebuild_index, terminal);

@@ -112,7 +112,8 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
   });
 }
 
-/// Compares with the base, if there is one, and sets in `create` what is linked.
+/// If there is a base checkpoint, compares the new one with it, and sets in `create` which files of
+/// the base get hard links.
 void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& part,
                   formats::CreateOptions& create, Outcome& outcome, const CheckpointReader& reader,
                   const std::stop_token& stop) {
@@ -194,12 +195,12 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 }
 
 /// Throws if a source cannot be read, or if DST must not be replaced. A directory that is replaced
-/// may contain files with the names of `extra_files`. While these are not known (null), an existing
-/// directory is not checked.
+/// may contain files with the names of `extra_files`. If `extra_files` is null (not known yet), an
+/// existing directory is not checked.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
-  // The objects that an interrupted run has left there are compared later.
+  // What an interrupted run has left on the object store is checked later.
   if (options.resume && object_store::is_on_store(options.destination)) return;
   const bool may_hold_extra_files =
       options.overwrite && fs.kind_of(options.destination) == FileKind::directory;

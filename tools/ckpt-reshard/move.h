@@ -15,8 +15,8 @@
 
 namespace tessera::cli {
 
-/// The checkpoint to move, as opened by a verb, with problems that the verb has found and the plan
-/// does not find.
+/// The checkpoint to move, as opened by a verb, and problems that only the verb can find (the
+/// plan does not find them).
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};

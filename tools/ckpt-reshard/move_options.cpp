@@ -130,9 +130,9 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--dequantize", "DTYPE", options.dequantize,
               "Turn quantized weights into numbers of DTYPE, such as bfloat16")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating-point tensors to DTYPE. Tensors without dimensions keep their "
-              "dtype; so does optimizer state that has neither a number per element of its "
-              "parameter nor one per row")
+              "Convert floating-point tensors to DTYPE: parameters, buffers, and optimizer state "
+              "with one number per element or per row of its parameter. Tensors without dimensions "
+              "keep their dtype")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },

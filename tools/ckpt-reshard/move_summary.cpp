@@ -25,7 +25,7 @@ using reshard::Plan;
 
 constexpr int kJsonSchema = 1;
 constexpr std::size_t kMaxFindingsShown = 100;
-// Few, because most models have such numbers and are not harmed.
+// Few, because most models have some numbers that become zero, which does no harm.
 constexpr std::size_t kMaxUnderflowsShown = 10;
 constexpr std::size_t kMaxSharesShown = 20;
 
@@ -130,8 +130,7 @@ void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal)
     line += (line.empty() ? "" : "; ") + names_in_words(names) + " (" + why + ")";
   }
   if (!line.empty()) {
-    terminal.print("left " + std::to_string(files.left.size()) + " beside the checkpoint: " + line +
-                   "\n");
+    terminal.print(counted(files.left.size(), "extra file") + " not copied: " + line + "\n");
   }
 }
 

@@ -42,7 +42,7 @@ PartOfWork launched_part(const std::string& workers) {
   const PartOfWork part{launched->index, is_auto ? launched->num_processes : given};
   if (launched->num_processes != 0 && part.num_parts != launched->num_processes) {
     refuse_option("--workers",
-                  "as many as the launcher has started: " + std::to_string(launched->num_processes),
+                  std::to_string(launched->num_processes) + ", as many as the launcher has started",
                   workers);
   }
   if (part.index >= part.num_parts) {
@@ -63,7 +63,7 @@ void add_worker_options(Command& command, WorkerOptions& options) {
               "worker that ends last completes DST")
       .option("--workers", "N", options.workers,
               "Like --part I/N, but the launcher (Slurm, MPI, torchrun, Kubernetes) gives I. auto: "
-              "it gives N, too")
+              "the launcher gives N, too")
       .flag("--take-over", options.take_over,
             "After its own part, also write the parts of workers that died or never started");
 }

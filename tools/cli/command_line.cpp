@@ -94,8 +94,8 @@ class Section {
   std::vector<std::pair<std::string, std::string>> rows_;
 };
 
-// CLI11 would split an argument `[a,b]` as a list. A NUL at its end prevents that; no argument of a
-// program can contain one.
+// Keeps CLI11 from splitting an argument such as `[a,b]` as a list: appends a NUL, which no
+// argument of a program can contain.
 void keep_whole(std::string& argument) {
   if (argument.starts_with('[') && argument.ends_with(']')) argument += '\0';
 }
@@ -149,8 +149,8 @@ void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
   }
 }
 
-// Gives each argument of the command one positional. The argument that takes many gets all
-// remaining ones.
+/// Assigns each word of `positionals` to an argument of the command. An argument that takes any
+/// number of values gets all words that the other arguments do not need.
 void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
                         const std::string& help_command) {
   std::size_t next = 0;

@@ -1,5 +1,6 @@
 #include "cli/launcher.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
@@ -56,9 +57,10 @@ std::optional<LaunchedProcess> find_launched_process() {
     if (!index || (launcher.count != nullptr && !count)) continue;
     *index -= number_in(launcher.first).value_or(0);
     if (count && (*index < 0 || *index >= *count)) {
+      const std::int64_t first = number_in(launcher.first).value_or(0);
       throw UsageError(std::string(launcher.index) + ": expected a number from " +
-                           std::to_string(number_in(launcher.first).value_or(0)) + " on (" +
-                           launcher.count + ": " + std::to_string(*count) + " numbers), found '" +
+                           std::to_string(first) + " to " + std::to_string(first + *count - 1) +
+                           " (" + launcher.count + ": " + std::to_string(*count) + "), found '" +
                            std::getenv(launcher.index) + "'" +
                            (is_array ? " (a job array needs steps of 1)" : ""),
                        "ckpt-reshard --help");

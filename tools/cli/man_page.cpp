@@ -1,4 +1,4 @@
-// Makes the manual page, in roff. Its texts are those of the help: they are in each
+// Makes the manual page, in roff, from the same texts as the help. They are in each
 // add_<verb>_command.
 #include <string>
 #include <string_view>

@@ -10,8 +10,8 @@
 
 namespace tessera::formats::dcp {
 
-// Implements parts.h for this format. Each rank computes the places of all items from the contents
-// and the values, so it needs no other rank's file for that.
+/// Implements parts.h (each rank writes its own part) for DCP. Each rank computes the places of all
+/// items from the contents and the values, so that it needs no file of another rank.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,

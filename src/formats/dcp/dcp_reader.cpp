@@ -362,7 +362,7 @@ class ItemCheck {
     sink_({.severity = Finding::Severity::error,
            .rule = "structure",
            .where = error.where(),
-           .expected = "what .metadata says",
+           .expected = "an item as .metadata describes it",
            .found = std::string(error.reason())});
   }
 
@@ -469,8 +469,8 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
   }
 }
 
-/// Checks each value that was taken apart, once, and reports the parts that Tessera refuses to
-/// read.
+/// Checks each value that was split into tensors and values (nested_tensors.h), once. Reports the
+/// parts that Tessera refuses to read.
 void DcpReader::verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
                               PartOfCheck& part) const {
   for (const dcp::NestedValue& nested : nested_.taken_apart) {

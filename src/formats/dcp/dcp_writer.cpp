@@ -62,7 +62,7 @@ void check_contents(const std::string& destination, const CheckpointContents& co
       }
       if (piece.rank < 0 || piece.rank >= contents.world_size) {
         refuse(destination, tensor.meta.fqn, "rank of a piece",
-               "below " + std::to_string(contents.world_size), std::to_string(piece.rank));
+               "a rank below " + std::to_string(contents.world_size), std::to_string(piece.rank));
       }
     }
   }
@@ -213,8 +213,8 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Completes the files and returns their names, without the suffix. Requires: all blocks have
-  /// been written.
+  /// Completes the files and returns their final names (without a suffix for unfinished files).
+  /// Requires: all blocks have been written.
   std::vector<std::string> finish_files();
 
  private:
@@ -317,8 +317,8 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // If a step fails, the next thread tries that step again, so that it reports the same failure and
-  // not a consequence.
+  // If a step fails, the next thread tries that step again. It then reports the same error as the
+  // first thread, and not a follow-up error.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);
@@ -481,7 +481,7 @@ class DcpWriter final : public RankFilesWriter {
   }
 };
 
-/// Writes the file of one rank, which has something to write. `commit` gives the file its name.
+/// Writes the file of one rank. The file has a temporary name until `commit` renames it.
 class DcpPartWriter final : public RankFilesWriter {
  public:
   DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,

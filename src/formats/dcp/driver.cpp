@@ -10,14 +10,14 @@
 namespace tessera::formats {
 namespace {
 
-/// Whether `begin` may start a `.metadata` file. In every pickle protocol, the name of the class
-/// comes first.
+/// Returns whether `begin` can be the first bytes of a `.metadata` file: a pickle, of any protocol,
+/// that begins with the name of the class.
 bool begins_as_metadata(std::string_view begin) {
   return begin.find("torch.distributed.checkpoint.metadata") != std::string_view::npos;
 }
 
-/// Whether `begin` may start a file of items. Tessera may write any number of zeros before the
-/// first item, to align large storages to pages.
+/// Returns whether `begin` can be the first bytes of a `.distcp` file. Tessera may write any number
+/// of zero bytes before the first item, to align large storages to pages.
 bool begins_as_item(std::string_view begin) {
   constexpr char kPickleProtocol = '\x80';
   begin.remove_prefix(std::min(begin.find_first_not_of('\0'), begin.size()));

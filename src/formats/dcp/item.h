@@ -21,7 +21,7 @@ struct Item {
   torch_zip::TorchArchive archive;
 };
 
-/// A chunk of a tensor. It is all of an item, or a part of a value.
+/// A chunk of a tensor. Its item holds nothing else, or is a value that contains the tensor.
 struct Chunk {
   std::shared_ptr<const Item> item;
   torch_zip::TensorRecord record;

@@ -46,7 +46,7 @@ struct Metadata {
 };
 
 /// Reads the pickle of a `Metadata` object in the forms that torch 2.2 to 2.15 write. `path` is for
-/// messages. Ignores objects of foreign classes where Tessera needs nothing from them.
+/// messages. Ignores objects of unknown classes in places that Tessera does not need.
 /// Throws: Error(corruption); Error(unsupported) naming a call of a foreign function, a class or an
 /// attribute of a newer torch, a layout or a stream extension that Tessera does not read.
 Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
@@ -56,7 +56,7 @@ Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
 /// 1 MiB, in their order. Requires: Box pieces only.
 void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
                      const std::function<void(std::string_view)>& write);
-/// Returns the same as one string.
+/// Returns the whole pickle as one string.
 std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage);
 
 }  // namespace tessera::formats::dcp

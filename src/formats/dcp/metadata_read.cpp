@@ -228,7 +228,9 @@ class Parser final : public pickle::EntryTaker {
     require_same_dict(items, taken_items_, kItems);
     const std::size_t num_entries = items.num_entries(kItems);
     if (are_items_complete_) {
-      if (num_entries != 0) items.fail_expected(kItems, "all its entries before storage_data");
+      if (num_entries != 0) {
+        items.fail_expected(kItems, "all entries of this dict before those of storage_data");
+      }
       return;
     }
     for (std::size_t i = 0; i < num_entries; ++i)
@@ -236,13 +238,16 @@ class Parser final : public pickle::EntryTaker {
     complete_items();
   }
 
-  /// Throws if entries were taken from another dict than the one that the attribute has at the end.
+  /// Throws if `dict`, the final value of the attribute, is not the dict from which entries were
+  /// taken while the pickle was read.
   static void require_same_dict(Object dict, const std::optional<std::uint32_t>& taken,
                                 std::string_view rule) {
-    if (taken && *taken != dict.id()) dict.fail_expected(rule, "the dict that was filled first");
+    if (taken && *taken != dict.id()) {
+      dict.fail_expected(rule, "the dict that the pickle filled first");
+    }
   }
 
-  /// Sorts the items, and makes them known to add_place. No item is added after this.
+  /// Sorts the items, and enters them in `place_of_` for add_place. No item is added after this.
   void complete_items() {
     are_items_complete_ = true;
     sort_tensors();
@@ -259,7 +264,8 @@ class Parser final : public pickle::EntryTaker {
     }
   }
 
-  /// Sorts the tensors by name. `storage.pieces` still has only missing places, one for each piece.
+  /// Sorts the tensors by name. At this time the places in `storage.pieces` are not known yet, so
+  /// they need not be sorted along.
   void sort_tensors() {
     std::vector<TensorEntry>& tensors = result_.contents.tensors;
     std::ranges::sort(tensors, {}, [](const TensorEntry& tensor) -> const std::string& {
@@ -362,7 +368,8 @@ class Parser final : public pickle::EntryTaker {
     // torch 2.15 adds the strides of one rank's tensor to the properties. Additional properties are
     // ignored: they do not describe the stored bytes, because each item has its own strides.
     if (!state || !state->is(ObjectKind::tuple) || state->num_items(kRule) < 5) {
-      properties.fail_expected(kRule, "dtype, layout, requires_grad, memory_format, pin_memory");
+      properties.fail_expected(
+          kRule, "a tuple of dtype, layout, requires_grad, memory_format, pin_memory");
     }
     check_layout(state->item(1));
     check_memory_format(state->item(3));
@@ -450,13 +457,14 @@ class Parser final : public pickle::EntryTaker {
   }
 
   void parse_storage_entry(std::string_view fqn, Object index, Object value) {
-    // The pieces of a tensor usually follow each other, so the last place is tried first.
+    // The pieces of a tensor usually follow each other, so the tensor of the last piece is tried
+    // first.
     if (last_place_ == place_of_.end() || last_place_->first != fqn) {
       last_place_ = place_of_.find(fqn);
     }
     const auto place = last_place_;
     if (place == place_of_.end()) {
-      fail(fqn, "storage_data", "an item of state_dict_metadata", "none of that name");
+      fail(fqn, "storage_data", "the name of an item in state_dict_metadata", "no such item");
     }
     const StorageInfo info = parse_storage_info(value);
     const auto offset = index.find("offset");
@@ -589,7 +597,7 @@ class Parser final : public pickle::EntryTaker {
   // Places of the items in the state dict
 
   void parse_key_paths(Object planner_data) {
-    // A planner may store anything here; the default one stores a dict from name to path.
+    // A planner may store anything here. DefaultSavePlanner stores a dict from names to key paths.
     if (!planner_data.is(ObjectKind::dict)) return;
     const std::size_t num_entries = planner_data.num_entries("planner_data");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -632,9 +640,10 @@ class Parser final : public pickle::EntryTaker {
       }
     }
     if (const std::string spelled = spell(path); spelled != name) {
-      keys.fail(ErrorKind::corruption,
-                "key path: expected keys that are the name when joined by dots, found keys of " +
-                    printable(spelled));
+      keys.fail(
+          ErrorKind::corruption,
+          "key path: expected keys that give the name when joined by dots, found keys that give " +
+              printable(spelled));
     }
     if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
     return path;

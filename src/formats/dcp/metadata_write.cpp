@@ -101,7 +101,7 @@ void pickle_storage_info(Pickler& pickler, const Storage& storage, const Storage
 
 using Write = std::function<void(std::string_view)>;
 
-/// Writes what the pickler holds if that is much.
+/// Writes the bytes that the pickler holds if they are 1 MiB or more.
 void write_if_much(Pickler& pickler, const Write& write) {
   constexpr std::size_t kMuch = std::size_t{1} << 20;
   if (pickler.num_held_bytes() >= kMuch) write(pickler.take_bytes());

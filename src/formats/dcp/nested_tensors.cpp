@@ -134,7 +134,8 @@ class Parts {
     const auto twice = std::ranges::adjacent_find(names);
     if (twice == names.end()) return;
     throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = std::string(*twice)},
-                          "flattened name", "one entry", "two of different paths",
+                          "flattened name", "one entry with this name",
+                          "two entries with different key paths",
                           "save one of them under another key");
   }
 

@@ -25,7 +25,7 @@ struct NestedValue {
 };
 
 /// The tensors and values into which take_values_apart has split values that hold tensors. The keys
-/// are indices into the contents that it leaves.
+/// are indices into the contents after that call.
 struct NestedTensors {
   std::vector<NestedValue> taken_apart;
   std::map<std::size_t, std::shared_ptr<const Chunk>> tensors;

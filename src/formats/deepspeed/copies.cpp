@@ -98,9 +98,9 @@ std::vector<Finding> Copies::compare(const std::string& path) {
   std::vector<Finding> notes;
   if (!changed.empty()) notes.push_back(note(path, changed_in_words(changed)));
   if (copies_.empty()) return notes;
-  partial_ = "compared the first " + std::to_string(kBeginNumel) + " elements of each rank in " +
-             counted(copies_.size(), "name") + ", such as '" + printable(copies_.front().fqn) +
-             "'; a verify compares all";
+  partial_ = "only the first " + std::to_string(kBeginNumel) +
+             " elements of each rank compared, in " + counted(copies_.size(), "name") +
+             ", such as '" + printable(copies_.front().fqn) + "'; verify compares all elements";
   notes.push_back(note(path, partial_));
   return notes;
 }
@@ -133,7 +133,7 @@ Finding Copies::note(const std::string& path, std::string found) const {
 }
 
 std::string Copies::changed_in_words(const std::vector<std::string>& names) const {
-  return counted(names.size(), "name") + " with other numbers there, such as '" +
+  return counted(names.size(), "name") + " with different numbers in the copies, such as '" +
          printable(names.front()) + "'; " + advice_;
 }
 

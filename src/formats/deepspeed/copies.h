@@ -10,7 +10,7 @@
 
 namespace tessera::formats::deepspeed {
 
-/// Elements of a tensor of a file, from `begin` on.
+/// `numel` consecutive elements of a tensor in a file, starting with element `begin`.
 struct Run {
   const File* file;
   std::size_t tensor;
@@ -18,34 +18,37 @@ struct Run {
   std::int64_t numel = 0;
 };
 
-/// A tensor that is in the files twice, each time as several runs of elements, in order.
+/// A tensor whose elements are in the files twice. `read` and `left_out` list the runs of the two
+/// copies, in the order of the tensor's elements.
 struct Copy {
   std::string fqn;
-  std::vector<Run> read;      // what the checkpoint has
-  std::vector<Run> left_out;  // in the same dtype
+  std::vector<Run> read;      // the copy that the reader returns as the tensor
+  std::vector<Run> left_out;  // the copy that the reader leaves out; its runs have one dtype
 };
 
-/// Whether the first `max_numel` elements of each run of `read` are also in `left_out`. Elements of
-/// another dtype are compared as casts.
+/// Returns whether the first `max_numel` elements of each run of `copy.read` equal those of
+/// `copy.left_out`. If the dtypes differ, the elements of `read` are first cast to the dtype of
+/// `left_out`.
 bool are_equal(const Copy& copy, std::int64_t max_numel);
 
-/// Copies of tensors that a reader leaves out. They are compared with the tensors, so that a note
-/// can name copies with other numbers. Of large copies, opening compares only
-/// the beginnings, to be fast.
+/// Compares the copies that a reader leaves out with the tensors that it reads, and makes a note of
+/// the copies whose numbers differ. To be fast, opening a checkpoint compares only the first
+/// elements of large copies; `verify` compares the rest.
 class Copies {
  public:
-  /// `rule`, `expected`: of the notes. `advice`: what the note says after the name.
+  /// `rule` and `expected` are those members of the notes. `advice` ends the text of a note: it
+  /// says which of the two copies is read.
   Copies(std::string rule, std::string expected, std::string advice)
       : rule_(std::move(rule)), expected_(std::move(expected)), advice_(std::move(advice)) {}
 
   void add(Copy copy) { copies_.push_back(std::move(copy)); }
   /// Compares the copies. Returns the notes.
   std::vector<Finding> compare(const std::string& path);
-  /// Compares the copies of which `compare` compared only a part, to the end. Returns the notes.
+  /// Compares all elements of the copies that `compare` compared only in part. Returns the notes.
   std::vector<Finding> compare_rest(const std::string& path) const;
   /// Returns how many bytes of the checkpoint `compare_rest` compares.
   std::uint64_t rest_nbytes() const;
-  /// Whether a note says that some were compared in part.
+  /// Returns whether `finding` is the note that some copies were compared only in part.
   bool is_about_rest(const Finding& finding) const {
     return !partial_.empty() && finding.found == partial_;
   }
@@ -57,8 +60,8 @@ class Copies {
   std::string rule_;
   std::string expected_;
   std::string advice_;
-  std::vector<Copy> copies_;  // after `compare`: those to compare to their ends
-  std::string partial_;       // what the note about them says; empty if there are none
+  std::vector<Copy> copies_;  // after `compare`: the copies that it compared only in part
+  std::string partial_;       // the note about these copies; empty if there are none
 };
 
 }  // namespace tessera::formats::deepspeed

@@ -12,15 +12,16 @@
 namespace tessera::formats {
 namespace {
 
-/// Whether a name shows that a folder with a file `latest` is of a DeepSpeed run: a step's folder
-/// with its default name, or a script that DeepSpeed puts beside the steps' folders. The user can
-/// give these folders any name.
+/// Returns whether `name`, found beside a file `latest`, shows that a DeepSpeed run wrote the
+/// folder. The name is that of a step's folder (DeepSpeed's default name; the user can choose
+/// another one), or of a script that DeepSpeed puts beside the steps' folders.
 bool is_step_or_script(const std::string& name) {
   return is_name_like(name, "global_step#") || name == "zero_to_fp32.py" ||
          name == "zero_to_torch.py";
 }
 
-/// Whether an entry of a folder belongs to the checkpoint that has these files open.
+/// Returns whether the file or folder `name` in `directory` belongs to the checkpoint whose reader
+/// has opened the files `opened`.
 bool is_of_opened(const FileSystem& fs, const std::string& directory, const std::string& name,
                   const std::set<std::string>& opened) {
   const std::string path = join_path(directory, name);
@@ -31,8 +32,8 @@ bool is_of_opened(const FileSystem& fs, const std::string& directory, const std:
   if (name == deepspeed::kModelStatesOfStage3) {  // the model states again
     return opened.contains(join_path(directory, std::string(deepspeed::kModelStates)));
   }
-  // The reader knows the folders in `zero`. It opens no state that the writer added, and no second
-  // copy of a tied parameter.
+  // Every folder in `zero` belongs to the checkpoint, although the reader opens not all of their
+  // files: it skips the neutral state that the writer added, and second copies of tied parameters.
   if (last_component(directory) == deepspeed::kZero) {
     return fs.kind_of(path) == FileKind::directory;
   }

@@ -11,8 +11,8 @@ using torch_files::Path;
 using torch_files::refuse;
 using torch_files::text_keys;
 
-/// Returns what is special about DeepSpeed's files. Its records are the classes of which DeepSpeed
-/// saves objects that are only numbers.
+/// Returns the rules by which DeepSpeed's files differ from other files of torch.save. `records`
+/// lists DeepSpeed's classes whose objects hold only data; they are read as dicts.
 const torch_files::Family& family();
 
 }  // namespace tessera::formats::deepspeed

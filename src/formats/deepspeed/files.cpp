@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 3> kOptimizer = {
     "zero_pp_rank_#_mp_rank_#_optim_states.pt", "bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt",
     "fp#_zero_pp_rank_#_mp_rank_#_optim_states.pt"};
 
-/// Files of parallelism that this reader does not put together.
+/// A pattern of file names, and the kind of parallelism that writes such files.
 struct Parallelism {
   std::string_view pattern;
   std::string_view in_words;
@@ -43,7 +43,8 @@ bool is_optimizer(std::string_view name) {
                              [&](std::string_view pattern) { return is_name_like(name, pattern); });
 }
 
-/// Returns which parallelism beside ZeRO a file belongs to; empty if none.
+/// Returns the kind of parallelism that wrote the file ("pipeline", "expert", …); empty if ZeRO
+/// alone wrote it.
 std::string_view other_parallelism(std::string_view name) {
   for (const Parallelism& other : kOtherParallelism) {
     if (is_name_like(name, other.pattern)) return other.in_words;
@@ -64,7 +65,7 @@ void place(std::vector<std::string>& files, std::size_t rank, const std::string&
            const std::string& directory) {
   if (rank >= kMaxRanks) {
     throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "rank",
-                          "a rank below 2^20", "a larger one");
+                          "a rank below 2^20", "a larger rank in the file's name");
   }
   if (files.size() <= rank) files.resize(rank + 1);
   if (!files[rank].empty()) {
@@ -85,8 +86,8 @@ void require_all(const std::vector<std::string>& files, const std::string& what,
                         "not copied from its host?");
 }
 
-/// Throws if the file is of tensor, pipeline or expert parallelism, which this reader does not
-/// join.
+/// Throws if the file is of tensor, pipeline or expert parallelism. The reader that calls this
+/// reads files of ZeRO alone.
 void require_zero_alone(const std::string& name, const std::string& directory) {
   std::string_view other = other_parallelism(name);
   if (other.empty() && number_after(name, kModelParallelRank) != 0) other = "tensor";
@@ -219,12 +220,13 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
   return files;
 }
 
-/// Checks the name of the folder in the archive. torch.save gives it the name of the file.
+/// Checks that the file still has the name under which it was saved: torch.save records that name
+/// as the name of the folder in the archive.
 void require_own_name(const File& file) {
   const std::string saved_as = file.reader().saved_name() + ".pt";
   if (saved_as == file.name() || !is_file_name(saved_as)) return;
   throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, "rank",
-                        "what was saved as " + file.name(), "what was saved as " + saved_as,
+                        "a file saved as " + file.name(), "a file saved as " + saved_as,
                         "copied over another rank's file?");
 }
 

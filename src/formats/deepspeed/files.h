@@ -35,23 +35,24 @@ struct ParallelFiles {
   std::vector<LayerFile> layers;                    // sorted; empty without a pipeline
 };
 
-/// Says whether a file of that name can be DeepSpeed's.
+/// Returns whether DeepSpeed writes files with names like `name`.
 bool is_file_name(std::string_view name);
 /// Whether the names are those of a ZeRO checkpoint.
 bool are_of_zero(const std::vector<std::string>& names);
-/// Whether a name can be that of a file or folder: not empty, without slashes, no `.` or `..`.
+/// Returns whether a file or folder can have this name: not empty, no slash, not `.` or `..`.
 bool is_plain_name(std::string_view name);
-/// Whether the names are those of a universal checkpoint, which ds_to_universal.py makes.
+/// Returns whether a folder with these names is a universal checkpoint, as ds_to_universal.py
+/// makes.
 bool are_universal(const std::vector<std::string>& names);
-/// Whether `path`, relative to the checkpoint's folder, is one that Tessera's writer of universal
-/// checkpoints creates: `global_step7_universal/zero/up.weight/fp32.pt`.
+/// Returns whether Tessera's writer of universal checkpoints creates such a file or folder. `path`
+/// is relative to the checkpoint's folder: `global_step7_universal/zero/up.weight/fp32.pt`.
 bool is_path_of_universal(std::string_view path);
-/// Whether the names are those of a checkpoint with tensor or pipeline parallelism.
+/// Returns whether a folder with these names is a checkpoint with tensor or pipeline parallelism.
 bool are_of_several_model_ranks(const std::vector<std::string>& names);
 /// Throws Error(unsupported) naming a file of tensor, pipeline or expert parallelism.
 void require_zero_alone(const std::vector<std::string>& names, const std::string& directory);
-/// Returns the files. Throws: Error(corruption) naming a missing rank; Error(unsupported) naming a
-/// file of tensor, pipeline or expert parallelism.
+/// Returns the files of a checkpoint of ZeRO alone. Throws: Error(corruption) naming a missing
+/// rank; Error(unsupported) naming a file of tensor, pipeline or expert parallelism.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);
 /// Returns the files of a checkpoint with tensor or pipeline parallelism. Throws: Error(corruption)
 /// naming a missing rank; Error(unsupported) naming a file of expert parallelism.

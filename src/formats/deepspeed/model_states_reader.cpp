@@ -15,7 +15,8 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
-/// Members of a file of model states that become something else.
+/// Members of a file of model states that do not appear under their own names in the checkpoint
+/// that is read: `module` becomes tensors, `param_shapes` becomes the shapes of tensors.
 constexpr std::array<std::string_view, 6> kConsumed = {
     "module",        "param_shapes",           "frozen_param_shapes",
     "shared_params", "frozen_param_fragments", "buffer_names"};
@@ -34,7 +35,7 @@ constexpr std::array<std::string_view, 12> kOfDeepSpeed = {"optimizer",
                                                            "checkpoint_parallel_dimensions",
                                                            "sparse_tensor_module_names"};
 
-/// Members of the optimizer's states that say how the ranks cut its vectors.
+/// Members of a file of optimizer states that say how the flat vectors were cut among the ranks.
 constexpr std::array<std::string_view, 6> kOfPartition = {
     "param_slice_mappings",     "zero_stage",      "group_paddings",
     "param_alignment_paddings", "partition_count", kUniversalCheckpointInfo};
@@ -47,12 +48,13 @@ bool contains(const std::array<std::string_view, N>& words, std::string_view wor
 constexpr std::string_view kConfig = "ds_config";
 constexpr std::string_view kModelOfRankBegin = "zero_pp_rank_";
 
-/// Whether an entry of the module is a tensor. A module can have other entries (extra state).
+/// Returns whether an entry of the module is a tensor of the state dict. A module can also have
+/// other entries (`_extra_state`).
 bool is_plain_tensor(const Entry& entry) {
   return entry.path.size() == 2 && entry.kind == Entry::Kind::tensor;
 }
 
-/// Returns `path`, followed by the keys of an entry from position `begin` on.
+/// Returns `path`, followed by the keys `entry.keys[begin:]`.
 KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
   path.insert(path.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(begin),
               entry.keys.end());
@@ -82,7 +84,7 @@ void ModelStatesReader::add_rest_of_module(
   const std::set<std::string> buffers = buffer_names();
   std::map<std::size_t, std::string> names;  // by tensor of the file
   for (const Entry* const entry : model().below({"module"})) {
-    // A tie that `shared_params` does not list, as without ZeRO.
+    // Finds tied parameters that `shared_params` does not list, as in checkpoints without ZeRO.
     const bool is_known = is_plain_tensor(*entry) && known.contains(entry->path[1]);
     if (is_known && model().tensor(*entry).numel() > 0) names.emplace(entry->index, entry->path[1]);
   }
@@ -130,13 +132,14 @@ bool ModelStatesReader::is_partitioned() const {
   return model().name().starts_with(kModelOfRankBegin);
 }
 
-/// Adds the frozen parameters of stage 3, of which each rank has an equal part.
+/// Adds the frozen parameters of stage 3. Each rank has a part of them, all parts of equal size.
 void ModelStatesReader::add_frozen_parts(std::set<std::string>& known) {
   for (const Entry* const entry : model().below({"frozen_param_shapes"})) {
     const auto sizes = model().value_of(*entry);
     const auto shape = sizes && entry->path.size() == 2 ? shape_in(*sizes) : std::nullopt;
     if (!shape) {
-      refuse(model(), entry->path.back(), "frozen_param_shapes", "a shape", "something else");
+      refuse(model(), entry->path.back(), "frozen_param_shapes", "a shape (a tuple of sizes)",
+             "another kind of value");
     }
     Tensor tensor = named(text_keys({"model", entry->path[1]}));
     tensor.entry.meta.shape = *shape;
@@ -159,7 +162,7 @@ void ModelStatesReader::add_parts_of_frozen(const std::string& name, Tensor& ten
     if (!is_vector) {
       refuse(file, tensor.entry.meta.fqn, "parts of ranks",
              "a vector of " + std::to_string(expected) + " elements",
-             part == nullptr ? "none" : "something else");
+             part == nullptr ? "none" : "a value, or a tensor with another number of elements");
     }
     const DType dtype = file.tensor(*part).dtype;
     if (rank > 0 && dtype != tensor.entry.meta.dtype) {
@@ -291,7 +294,8 @@ void ModelStatesReader::note_without_elements(const std::vector<std::string>& na
            "' (a tied parameter that ZeRO stage 3 does not record?)");
 }
 
-/// Each rank of stage 3 saves the buffers. Those of rank 0 are read.
+/// Notes buffers that differ between ranks. In stage 3 each rank saves its buffers; Tessera reads
+/// those of rank 0.
 void ModelStatesReader::note_different_buffers(const std::set<std::string>& buffers) {
   std::vector<std::string> different;
   for (const std::string& name : buffers) {
@@ -306,7 +310,8 @@ void ModelStatesReader::note_different_buffers(const std::set<std::string>& buff
            printable(different.front()) + "'; the buffers of rank 0 are read");
 }
 
-/// Whether a rank's tensor is that of rank 0, as far as stored checksums tell.
+/// Compares the tensor at `path` in `other` with rank 0's by their stored checksums. Without stored
+/// checksums it counts as equal.
 bool ModelStatesReader::is_same_tensor(const File& other, const Path& path) const {
   const Entry* const mine = model().find(path);
   const Entry* const its = other.find(path);

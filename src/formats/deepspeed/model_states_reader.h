@@ -14,12 +14,14 @@
 
 namespace tessera::formats::deepspeed {
 
-/// Whether a member of the model states becomes something other than a value or tensor of its name.
+/// Returns whether the reader turns this member of the model states into something else, such as
+/// `module` into tensors, so that it is no value with its own name.
 bool is_consumed_member(std::string_view member);
-/// Whether DeepSpeed adds the member to what the user saves.
+/// Returns whether DeepSpeed writes this member by itself, beside what the user saves.
 bool is_member_of_deepspeed(std::string_view member);
 
-/// A checkpoint with files of model states: the module, and what the trainer saved beside it.
+/// The base class of readers of checkpoints with files of model states. Such a file holds the
+/// module, and what the trainer saved beside it.
 class ModelStatesReader : public EntryReader {
  protected:
   ModelStatesReader(const FileSystem& fs, std::string path, std::string folder,
@@ -28,30 +30,31 @@ class ModelStatesReader : public EntryReader {
 
   /// Opens the files of model states: one file, or one for each rank.
   void open_model_states(const std::vector<std::string>& names);
-  /// Takes opened files, by rank; null for ranks without one, but not for rank 0.
+  /// Takes opened files, by rank. A rank without a file has null; rank 0 must have a file.
   void set_model_states(std::vector<const File*> models) { models_ = std::move(models); }
   const File& model() const { return *models_.front(); }
   const std::vector<const File*>& models() const { return models_; }
 
-  /// Adds buffers, frozen parameters and ties. `trained`: names of parameters that were added
-  /// already, with the numbers of the fp32 weights. `is_rounded` says whether the dtype of the
-  /// module's copy is another one. Reports as notes: rounded copies, names without elements, and
-  /// buffers that differ between ranks.
+  /// Adds buffers, frozen parameters and ties. `trained`: names of the parameters that were added
+  /// before, read from the fp32 weights. `is_rounded` returns whether the module's copy of a
+  /// parameter, of dtype `copy`, has another dtype than these weights. Makes notes of: rounded
+  /// copies, names without elements, and buffers that differ between ranks.
   void add_rest_of_module(
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
-  /// Adds what the user saved beside the model, and what DeepSpeed says of the run, but not the
-  /// members `left_out`; what ranks have of their own, too.
+  /// Adds the members of the model states other than the module: what the user saved, and what
+  /// DeepSpeed records of the run. Adds members that only some ranks have, too. Leaves out the
+  /// members `left_out`.
   void add_members_of_model_states(const std::set<std::string>& left_out = {});
-  /// Adds what the files of optimizer states have beside groups and the state of parameters;
-  /// `files` are by rank.
+  /// Adds the members of the optimizer's files that are neither parameter groups nor the state of
+  /// parameters. `files`: one for each rank.
   void add_members_beside_state(const std::vector<const File*>& files, int stage);
-  /// Adds each rank's configuration. Where a rank has no file of model states, it is in that of its
-  /// optimizer states, which are `optimizer`.
+  /// Adds each rank's `ds_config`. If a rank has no file of model states, its configuration is read
+  /// from its file of optimizer states, `optimizer[rank]`.
   void add_configurations(const std::vector<const File*>& optimizer);
-  /// Adds the members of optimizer states that are no state of parameters; `files` are by rank.
-  /// `path`: where they are in a file. `is_used`: whether an entry of a file becomes something
-  /// else.
+  /// Adds the entries below `path` in the files of optimizer states, except those for which
+  /// `is_used` returns true: they become something else, such as the state of a parameter. `files`:
+  /// one for each rank.
   void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
                                 const std::function<bool(const Entry&)>& is_used);
   /// Adds an entry of the state of parameter `fqn`. `name`: its path in that state. `add_parts`
@@ -60,9 +63,9 @@ class ModelStatesReader : public EntryReader {
   void add_state_entry(const std::string& fqn, const Path& name, const File& file,
                        const Entry& entry, int rank,
                        const std::function<void(const Path& target)>& add_parts);
-  /// Adds the groups of the optimizer at `path`. `names(i)`: the parameters in vector `i`.
-  /// DeepSpeed lists vectors where torch lists parameters. `num_groups`: how many of the groups
-  /// there are to add; nothing: all.
+  /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
+  /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
+  /// parameters in vector `i`. Adds the first `num_groups` groups, or all without a number.
   void add_param_groups(const File& file, const Path& path,
                         const std::function<std::vector<std::string>(std::int64_t)>& names,
                         std::optional<std::size_t> num_groups = {});
@@ -74,7 +77,7 @@ class ModelStatesReader : public EntryReader {
   void note_rounded(std::size_t num_rounded);
 
  private:
-  /// Whether the module's parameters are without elements, as in stage 3.
+  /// Returns whether the parameters in the module have no elements, as in stage 3.
   bool is_partitioned() const;
   void add_ties(std::set<std::string>& known);
   std::set<std::string> buffer_names() const;
@@ -84,7 +87,7 @@ class ModelStatesReader : public EntryReader {
   void note_different_buffers(const std::set<std::string>& buffers);
   bool is_same_tensor(const File& other, const Path& path) const;
 
-  std::vector<const File*> models_;  // by rank, null for those without; one before stage 3
+  std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
 };
 
 }  // namespace tessera::formats::deepspeed

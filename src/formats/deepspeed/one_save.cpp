@@ -43,7 +43,7 @@ void require_equal_below(const File& first, const File& other, const Path& path)
     const Entry* const same = other.find(entry->path);
     if (same != nullptr && are_equal(first, *entry, other, *same)) continue;
     refuse_at(other, entry->path, "the tensor that " + first.name() + " has",
-              same == nullptr ? "none" : "a different tensor");
+              same == nullptr ? "no tensor" : "a different tensor");
   }
   const std::size_t expected = first.below(path).size();
   const std::size_t found = other.below(path).size();
@@ -59,7 +59,7 @@ std::vector<std::byte> scalar(const File& file, const Entry& entry) {
   return bytes;
 }
 
-/// Checks that the scalars of the optimizer's state are equal, such as the step.
+/// Checks that the scalars of the optimizer's state, such as the step, are equal in both files.
 void require_equal_scalars(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : first.below(path)) {
     if (entry->kind == Entry::Kind::value) require_equal(first, other, entry->path);
@@ -74,19 +74,19 @@ void require_equal_scalars(const File& first, const File& other, const Path& pat
   }
 }
 
-/// Checks that a rank has no optimizer state that the first rank lacks. State that only the first
-/// rank has is found when the ranks are joined.
+/// Checks that `other` has no optimizer state that `first` lacks. The opposite case, state that
+/// only the first rank has, is found later, when the ranks' parts are joined.
 void require_no_further_state(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : other.below(path)) {
     const bool is_of_groups = entry->path[path.size()] == "param_groups";  // no state was found
     if (is_of_groups || first.find(entry->path) != nullptr) continue;
     refuse_at(
-        other, entry->path, "nothing, as in " + first.name(),
+        other, entry->path, "no entry, as in " + first.name(),
         entry->kind == Entry::Kind::value ? in_words(other.value_at(entry->path)) : "a tensor");
   }
 }
 
-/// Checks that all optimizer state belongs to vectors of fp32 weights.
+/// Checks that each vector of optimizer state belongs to a vector of fp32 weights.
 void require_state_of_vectors(const File& file, int stage) {
   const Path state = path_of_state(file, stage);
   const bool is_dict = state.back() == "state";
@@ -96,11 +96,11 @@ void require_state_of_vectors(const File& file, int stage) {
     vector.push_back(entry->path[state.size()]);
     if (file.find(vector) != nullptr) continue;
     refuse_at(file, entry->path, "the state of a vector of fp32 weights",
-              "vector " + vector.back());
+              "state of vector " + vector.back() + ", which has no fp32 weights");
   }
 }
 
-/// Checks the number of ranks that a file of optimizer states records for each vector.
+/// Checks that the file records `num_ranks` as the number of ranks that share each vector.
 void require_partition_count(const File& file, std::size_t num_ranks) {
   const Path path{"optimizer_state_dict", "partition_count"};
   const auto count = file.value_at(path);
@@ -166,7 +166,8 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
     require_equal_scalars(first, *file, path_of_state(first, stage));
     require_no_further_state(first, *file, path_of_state(first, stage));
   }
-  // A rank writes its configuration into both of its files. Other ranks may have another one.
+  // A rank writes its configuration into both of its files, so these must agree. The configurations
+  // of two ranks may differ.
   for (std::size_t rank = 0; rank < model.size(); ++rank) {
     if (optimizer[rank]->below({"ds_config"}).empty()) continue;
     require_equal_below(*model[rank], *optimizer[rank], {"ds_config"});

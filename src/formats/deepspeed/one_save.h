@@ -8,19 +8,21 @@
 
 namespace tessera::formats::deepspeed {
 
-/// Checks that the files can be those of one save: as many ranks as the files say, one version of
-/// DeepSpeed, and on all ranks the same shapes, counters of steps, groups of the optimizer and
-/// scalars of its state; and in both files of a rank the same configuration. Reads these scalars'
-/// bytes.
+/// Checks that one save can have written the files, which belong to one model rank (see [Note:
+/// Model ranks]):
+/// - there are as many ranks as the files record, and one version of DeepSpeed;
+/// - all ranks have the same shapes, step counters, parameter groups and scalars of the optimizer's
+///   state (the bytes of these scalars are read);
+/// - both files of a rank have the same configuration.
+/// `num_model_ranks`: the number of model ranks of the whole checkpoint.
 /// Throws: Error(corruption) naming the file of the rank that differs from rank 0;
-/// Error(unsupported) for expert parallelism. `num_model_ranks`: see [Note: Model ranks]; the files
-/// are those of one of them.
+/// Error(unsupported) for expert parallelism.
 void require_one_save(const std::string& folder, const std::vector<const File*>& model,
                       const std::vector<const File*>& optimizer, int stage,
                       std::size_t num_model_ranks = 1);
-/// Checks that the files of two model ranks can be of one save: one version of DeepSpeed, the same
-/// counters of steps, and the same groups and scalars of the optimizer.
-/// Throws: Error(corruption) naming the file of the second one.
+/// Checks that one save can have written the files of two model ranks: they have the same version
+/// of DeepSpeed, step counters, parameter groups and scalars of the optimizer. Throws:
+/// Error(corruption) naming the file of the second model rank.
 void require_one_save(const File& first_model, const File& first_optimizer, const File& model,
                       const File& optimizer, int stage);
 

@@ -39,7 +39,7 @@ struct Layer {
   const File* file;
 };
 
-/// A parameter with the parts of the first stage that has it.
+/// A parameter, and its parts on the tensor ranks of the first pipeline stage that has it.
 struct Whole {
   std::string fqn;
   std::size_t stage;
@@ -56,7 +56,8 @@ struct Part {
   KeyPath path;        // in the checkpoint
 };
 
-/// A part of a tensor that follows the part before it in a file's vector.
+/// The elements [begin, begin + numel) of a flat vector in a file. A list of such parts, one after
+/// the other, makes a tensor.
 struct VectorPart {
   const File* file;
   std::size_t tensor;
@@ -65,7 +66,7 @@ struct VectorPart {
   std::size_t rank;
 };
 
-/// Returns a box as boxes whose elements follow each other in a tensor of `shape`.
+/// Cuts a box into boxes, each of whose elements are consecutive in a tensor of `shape`.
 std::vector<Box> contiguous_boxes(const Box& box, const Shape& shape) {
   if (as_flat_range(box, shape)) return {box};
   std::size_t dimension = 0;
@@ -80,13 +81,14 @@ std::vector<Box> contiguous_boxes(const Box& box, const Shape& shape) {
   return boxes;
 }
 
-/// A region of the whole tensor, and where its elements begin in the part.
+/// A region of the whole tensor, and the range of its elements in a rank's part.
 struct Placed {
   Region region;
   FlatRange in_part;
 };
 
-/// Returns where the elements `range` of a part are in the whole, as far as the block has them.
+/// Returns where the elements `range` of a part lie in the whole tensor. Elements outside of
+/// `block` are left out.
 std::vector<Placed> placed(const Joint& joint, std::size_t tensor, const Block& block,
                            FlatRange range) {
   const Shape& part = joint.parts[tensor];
@@ -140,7 +142,7 @@ class ParallelReader final : public ModelStatesReader {
     }
   }
 
-  /// Also compares to their ends the copies of which opening compared only a part.
+  /// Also compares all elements of the copies that opening compared only in part.
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override {
     const auto without_partial = [&](const Finding& finding) {
@@ -187,8 +189,8 @@ class ParallelReader final : public ModelStatesReader {
       if (files.optimizer[i].size() != num_data_) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
-            "optimizer states of " + std::to_string(num_data_) + " ranks, as of mp_rank 0",
-            std::to_string(files.optimizer[i].size()) + " of mp_rank " + std::to_string(i));
+            "optimizer states of " + std::to_string(num_data_) + " ranks, as for mp_rank 0",
+            std::to_string(files.optimizer[i].size()) + " for mp_rank " + std::to_string(i));
       }
       for (const std::string& name : files.optimizer[i]) {
         ranks_[i].optimizer.push_back(&open_file(name));
@@ -198,14 +200,15 @@ class ParallelReader final : public ModelStatesReader {
     for (const LayerFile& layer : files.layers) {
       if (layer.tensor >= num_tensor_) {
         throw Error::expected(ErrorKind::corruption, {.path = join_path(folder(), layer.name)},
-                              "tensor rank", "one below " + std::to_string(num_tensor_),
+                              "tensor rank", "a rank below " + std::to_string(num_tensor_),
                               std::to_string(layer.tensor), "a file of another run?");
       }
       layers_.push_back({layer.layer, layer.tensor, &open_file(layer.name)});
     }
   }
 
-  /// Returns the number of tensor ranks: what the model states say, or the files of one layer.
+  /// Returns the number of tensor ranks: the number in the model states or, without one, the number
+  /// of files for one layer.
   std::size_t tensor_size(const File& model, const ParallelFiles& files) const {
     const std::size_t num_model_ranks = files.model.size();
     std::int64_t size = files.layers.empty() ? static_cast<std::int64_t>(num_model_ranks) : 1;
@@ -262,9 +265,9 @@ class ParallelReader final : public ModelStatesReader {
     }
   }
 
-  /// Returns the shape of a parameter in the module or in the file of its layer. The layer of a
-  /// shared module is not known by name: it is one with a tensor of that name and size. Nothing if
-  /// there are several such shapes.
+  /// Returns the shape of a parameter: from the module, or from the file of its layer. A module
+  /// that several layers share does not name its layer; any layer with a tensor of that name and
+  /// numel gives the shape. Returns nothing if such layers have different shapes.
   std::optional<Shape> shape_of(const std::string& name, std::int64_t numel, const File& model,
                                 std::size_t tensor) const {
     const auto shape_at = [](const File& file, const Path& path) -> std::optional<Shape> {
@@ -310,7 +313,7 @@ class ParallelReader final : public ModelStatesReader {
     return runs_of_weights(rank.partition, *whole.parts[tensor], rank.optimizer);
   }
 
-  /// Adds a parameter that an earlier stage has, too: what both have is compared.
+  /// Adds the copy of a parameter that an earlier stage has, too. The two copies are compared.
   void add_replica(const Whole& first, const Whole& again) {
     for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
       if (first.parts[tensor]->shape != again.parts[tensor]->shape) {
@@ -353,7 +356,8 @@ class ParallelReader final : public ModelStatesReader {
     return {.whole = shapes.front(), .parts = shapes, .blocks = {{{all, all}}}};
   }
 
-  /// Returns where the elements of a tensor rank's part are. `path_of`: of a vector.
+  /// Returns where the elements of a tensor rank's part are stored. `path_of(rank, slice)` returns
+  /// the path of the vector that holds them.
   template <class PathOf>
   std::vector<VectorPart> parts_of(const Whole& whole, std::size_t tensor, const std::string& name,
                                    const PathOf& path_of) const {
@@ -382,7 +386,8 @@ class ParallelReader final : public ModelStatesReader {
     }
     if (whole.joint->kind == Joint::Kind::averaged) {
       if (tensor.entry.meta.dtype != DType::float32) {
-        refuse(*at(whole.stage, 0).model, tensor.entry.meta.fqn, "dtype", "float32, for a mean",
+        refuse(*at(whole.stage, 0).model, tensor.entry.meta.fqn, "dtype",
+               "float32, because the ranks' parts are averaged",
                std::string(dtype_name(tensor.entry.meta.dtype)));
       }
       averaged_.emplace(tensor.entry.meta.fqn, std::move(all));
@@ -411,7 +416,8 @@ class ParallelReader final : public ModelStatesReader {
     }
   }
 
-  /// Adds the state of a parameter: parts of the vectors' state, and what the vectors share.
+  /// Adds the state of a parameter: its elements of the vectors with state (`exp_avg`), and the
+  /// scalars that belong to a whole vector (`step`).
   void add_state(const Whole& whole) {
     for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
       const ModelRank& rank = at(whole.stage, tensor);
@@ -447,7 +453,7 @@ class ParallelReader final : public ModelStatesReader {
     });
   }
 
-  /// Fills `out` with the mean of the tensor ranks' parts.
+  /// Fills `out` with the mean of the tensor ranks' elements in `range`.
   static void average(const std::vector<std::vector<VectorPart>>& ranks, FlatRange range,
                       std::span<std::byte> out) {
     std::vector<float> sum(static_cast<std::size_t>(range.numel()));
@@ -473,7 +479,7 @@ class ParallelReader final : public ModelStatesReader {
 
   // --- what else the modules have
 
-  /// Whether a name belongs to a layer: `3.norm.weight` to layer 3.
+  /// Returns whether a name belongs to a layer: `3.norm.weight` belongs to layer 3.
   static bool is_of_layer(const std::string& name, std::size_t layer) {
     return name.starts_with(std::to_string(layer) + ".");
   }
@@ -488,7 +494,7 @@ class ParallelReader final : public ModelStatesReader {
     return names;
   }
 
-  /// Returns the stage that holds a layer; the first stage if nothing says which.
+  /// Returns the stage with a parameter or buffer of the layer; the first stage if none has one.
   std::size_t stage_of_layer(std::size_t layer) const {
     for (std::size_t stage = 0; stage < num_stages(); ++stage) {
       const auto is_its = [&](const std::string& name) { return is_of_layer(name, layer); };
@@ -515,7 +521,7 @@ class ParallelReader final : public ModelStatesReader {
           if (found.contains({number, tensor})) continue;
           throw Error::expected(ErrorKind::corruption, {.path = folder(), .fqn = name},
                                 "files of layers",
-                                "one of layer " + std::to_string(number) + " of tensor rank " +
+                                "a file of layer " + std::to_string(number) + " of tensor rank " +
                                     std::to_string(tensor),
                                 "none", "not copied from its host?");
         }
@@ -523,7 +529,8 @@ class ParallelReader final : public ModelStatesReader {
     }
   }
 
-  /// Adds buffers and frozen parameters. What the optimizer has too is compared.
+  /// Adds buffers and frozen parameters. Trained parameters are only compared with the weights that
+  /// were read from the optimizer.
   void add_rest_of_model() {
     for (const Layer& layer : layers_) {
       const std::size_t rank = rank_of(stage_of_layer(layer.number), 0, layer.tensor);
@@ -539,7 +546,7 @@ class ParallelReader final : public ModelStatesReader {
       const std::size_t rank = rank_of(i / num_tensor_, 0, tensor);
       for (const Entry* const entry : ranks_[i].model->below({"module"})) {
         const bool is_plain = entry->path.size() == 2 && entry->kind == Entry::Kind::tensor;
-        if (!is_plain) continue;  // one of the members of model states
+        if (!is_plain) continue;  // not a tensor of the state dict; read elsewhere
         add_of_module({ranks_[i].model, entry, rank, tensor, text_keys({"model", entry->path[1]})});
       }
     }
@@ -572,9 +579,9 @@ class ParallelReader final : public ModelStatesReader {
     copies_.add({name, std::move(weights), {{part.file, part.entry->index, 0, copy.numel()}}});
   }
 
-  /// Returns how the names of a layer begin in the model: `3.`, or `tied_modules.<key>.` if the
-  /// layer is a module that several layers share. Its file does not say so, but its weights are
-  /// equal to the weights of the shared module.
+  /// Returns the prefix of the layer's names in the model: `3.`, or `tied_modules.<key>.` if
+  /// several layers share this module. The file of a layer does not say whether it is shared; this
+  /// finds out by comparing its weights with those of the shared module.
   std::string module_of(const Layer& layer) const {
     const std::string by_number = std::to_string(layer.number) + ".";
     for (std::size_t stage = 0; stage < num_stages(); ++stage) {
@@ -598,8 +605,8 @@ class ParallelReader final : public ModelStatesReader {
     return by_number;
   }
 
-  /// Adds an entry that is not trained. `parts`: its copies or parts on all tensor ranks, and on
-  /// all stages that share it.
+  /// Adds an entry that is not trained, such as a buffer. `parts`: its parts or copies on all
+  /// tensor ranks, and on all stages that share it.
   void add_rest(const std::vector<Part>& parts) {
     const Part& first = parts.front();
     const bool is_tensor = first.entry->kind == Entry::Kind::tensor && first.path.size() == 2;
@@ -621,7 +628,7 @@ class ParallelReader final : public ModelStatesReader {
     add_of_ranks(first.path, ranks);
   }
 
-  /// Whether a name that is not trained is a parameter.
+  /// Returns whether a name that is not trained is a frozen parameter (not a buffer).
   bool is_parameter(const std::string& name) const {
     for (std::size_t stage = 0; stage < num_stages(); ++stage) {
       if (at(stage, 0).model->find({"buffer_names"}) == nullptr) return false;
@@ -645,7 +652,7 @@ class ParallelReader final : public ModelStatesReader {
     if (shapes.size() != num_tensor_) {
       refuse(*parts.front().file, name, "parts of ranks",
              "parts of " + std::to_string(num_tensor_) + " tensor ranks",
-             std::to_string(shapes.size()));
+             "parts of " + std::to_string(shapes.size()));
     }
     const Joint joint = cuts_->join(name, shapes);
     Tensor tensor = named(text_keys({"model", name}));
@@ -719,13 +726,14 @@ class ParallelReader final : public ModelStatesReader {
   std::map<std::string, std::vector<Part>> rest_;
   std::set<std::string> rounded_;
   std::vector<std::string> without_rule_;  // frozen parameters, equal on all tensor ranks
-  /// By name of the tensor: the parts of each tensor rank, of which the mean is read.
+  /// By fqn, for tensors that are read as the mean of the tensor ranks' parts: the parts of each
+  /// tensor rank.
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
   std::size_t num_padding_rows_ = 0;
   Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
                  "the master weights are read"};
   Copies replicas_{"replicas", "equal copies of a parameter on all ranks that have it",
-                   "the first rank's are read"};
+                   "the copies of the first rank are read"};
 };
 
 }  // namespace

@@ -49,14 +49,15 @@ std::int64_t numel_of_vector(const File& file, int stage, const std::string& vec
   return shape.front();
 }
 
-/// Checks that a slice is in its vector, and adds it.
+/// Checks that a slice does not exceed its vector, and adds the slice to `partition`.
 void add_slice(Partition& partition, const File& file, const std::string& fqn, const Slice& slice) {
   const std::int64_t numel = numel_of_vector(file, partition.stage, slice.vector);
   const auto end = checked_add(slice.begin, slice.numel);
   if (slice.begin < 0 || slice.numel < 0 || !end || *end > numel) {
     throw refusal(file, fqn, "slice of a parameter",
                   "a range in a vector of " + std::to_string(numel) + " elements",
-                  std::to_string(slice.numel) + " from " + std::to_string(slice.begin) + " on");
+                  std::to_string(slice.numel) + " elements from element " +
+                      std::to_string(slice.begin) + " on");
   }
   if (slice.numel > 0) partition.slices[fqn].push_back(slice);
 }
@@ -68,7 +69,7 @@ const Value* item_of_vector(const std::optional<Value>& list, const std::string&
   return index && items != nullptr && *index < items->size() ? &(*items)[*index] : nullptr;
 }
 
-/// Returns how many elements at the end of a vector are padding; nothing if that is not recorded.
+/// Returns the number of padding elements at the end of a vector; nothing if it is not recorded.
 std::optional<std::int64_t> padding_at_end(const File& file, const std::string& vector) {
   const auto paddings = file.value_at({kRoot, "group_paddings"});
   const Value* const padding = item_of_vector(paddings, vector);
@@ -76,8 +77,8 @@ std::optional<std::int64_t> padding_at_end(const File& file, const std::string& 
   return number == nullptr ? std::nullopt : std::optional(*number);
 }
 
-/// Returns the padding after each parameter of a vector, which aligns the next one; nothing if
-/// there is none.
+/// Returns the number of padding elements after each parameter of a vector (they align the next
+/// parameter). Returns an empty list if the vector has no such padding.
 std::vector<std::int64_t> paddings_between(const File& file, const std::string& vector) {
   const auto paddings = file.value_at({kRoot, "param_alignment_paddings"});
   const Value* const of_vector = item_of_vector(paddings, vector);
@@ -102,7 +103,7 @@ class JoinedVectors {
       const File& file = *each;
       begins_.push_back(end_);
       const auto end = checked_add(end_, numel_of_vector(file, stage, vector_));
-      if (!end) throw refusal(file, {}, "fp32 weights", "fewer than 2^63 elements", "more");
+      if (!end) throw refusal(file, {}, "fp32 weights", "fewer than 2^63 elements", "2^63 or more");
       end_ = *end;
       end_padding_ =
           checked_add(end_padding_, padding_at_end(file, vector_).value_or(0)).value_or(0);
@@ -115,7 +116,7 @@ class JoinedVectors {
     if (numel > end_ - next_) {
       throw refusal(model, parameter.fqn, "parts of ranks",
                     std::to_string(numel) + " elements, for " + shape_to_string(parameter.shape),
-                    std::to_string(end_ - next_) + " left in vector " + vector_);
+                    std::to_string(end_ - next_) + " elements left in vector " + vector_);
     }
     const std::int64_t end = next_ + numel;
     for (std::size_t rank = 0; rank < begins_.size(); ++rank) {
@@ -155,8 +156,8 @@ class JoinedVectors {
   std::int64_t next_ = 0;
 };
 
-/// Cuts the parameters of stages 1 and 2 out of the vectors, one after the other. The slices that
-/// DeepSpeed records are not used: with round_robin_gradients they are in another order.
+/// Cuts the vectors of stages 1 and 2 into parameters, in the order of `partition.parameters`. The
+/// slices that DeepSpeed records are not used, because they are wrong with round_robin_gradients.
 void cut_in_order(Partition& partition, const File& model,
                   const std::vector<const File*>& optimizer) {
   auto next = partition.parameters.begin();
@@ -215,7 +216,7 @@ void check_slices(const Partition& partition, const File& file, std::size_t rank
       continue;
     }
     throw refusal(file, path.back(), "slice of a parameter",
-                  slice == nullptr ? "none of this rank" : in_words(*slice),
+                  slice == nullptr ? "no elements on this rank" : in_words(*slice),
                   std::to_string(numel) + " elements from " + std::to_string(begin) +
                       " on in vector " + path[2]);
   }
@@ -224,18 +225,18 @@ void check_slices(const Partition& partition, const File& file, std::size_t rank
   }
   if (num_recorded == num_slices) return;
   throw refusal(file, {}, kSlices, "slices of " + std::to_string(num_slices) + " parameters",
-                std::to_string(num_recorded));
+                "slices of " + std::to_string(num_recorded));
 }
 
-/// Whether the run shuffled the parameters of stage 2. DeepSpeed (seen in 0.19.8) then records
-/// slices as if it had not.
+/// Returns whether the run shuffled the parameters of stage 2 (round_robin_gradients). DeepSpeed
+/// (seen in 0.19.8) then records slices for the order without shuffling, which is wrong.
 bool has_wrong_slices(const File& model) {
   const auto shuffled = model.value_at({"ds_config", "zero_optimization", "round_robin_gradients"});
   return shuffled && *shuffled == Value(true);
 }
 
 /// Computes the slices of one rank in stage 3. A parameter's part is never split between two
-/// vectors: if a vector is full, the part is at the beginning of the next one.
+/// vectors: when a vector is full, the next part is at the beginning of the next vector.
 void cut_equally(Partition& partition, const File& file, std::size_t rank, std::size_t num_ranks) {
   const auto ranks = static_cast<std::int64_t>(num_ranks);
   std::size_t vector = 0;
@@ -252,7 +253,7 @@ void cut_equally(Partition& partition, const File& file, std::size_t rank, std::
       throw refusal(
           file, parameter.fqn, "fp32 weights",
           "a part of " + std::to_string(part) + " elements in vector " + std::to_string(vector),
-          "a vector that ends after " + std::to_string(left));
+          "a vector with only " + std::to_string(left) + " elements left");
     }
     parameter.vector = std::to_string(vector);
     const std::int64_t first = std::min(part * static_cast<std::int64_t>(rank), numel);
@@ -286,8 +287,9 @@ std::vector<Parameter> recorded_parameters(const File& model,
       auto& [of_first, sum] = first->second;
       const auto next = checked_add(sum, numel);
       if (!vector || *vector != of_first || numel < 0 || !next) {
-        throw refusal(*file, name, "slice of a parameter", "a number of elements in one vector",
-                      "something else");
+        throw refusal(*file, name, "slice of a parameter",
+                      "a number of elements, in the same vector on all ranks",
+                      "no such number, or another vector than on an earlier rank");
       }
       sum = *next;
       if (is_new) names[*vector].push_back(name);
@@ -332,8 +334,8 @@ std::vector<Parameter> read_parameters(const File& model) {
     if (group && entry->path.size() == 2 && dict != nullptr && dict->empty()) continue;
     const auto shape = value && entry->path.size() == 3 ? shape_in(*value) : std::nullopt;
     if (!group || !shape) {
-      throw refusal(model, entry->path.back(), "param_shapes", "a group of shapes by name",
-                    "something else");
+      throw refusal(model, entry->path.back(), "param_shapes", "a dict of shapes by name",
+                    "another kind of value");
     }
     parameters.push_back({*group, {entry->path[2], *shape, std::to_string(*group)}});
   }
@@ -368,7 +370,7 @@ std::size_t vector_at(const File& file, int stage, const std::vector<std::string
     return vector->index;
   }
   throw refusal(file, fqn, "parts of ranks", "a vector as long as the fp32 weights",
-                is_vector ? "one of " + std::to_string(numel) + " elements" : "none");
+                is_vector ? "a vector of " + std::to_string(numel) + " elements" : "none");
 }
 
 const std::vector<Slice>& Partition::slices_of(const Parameter& parameter) const {

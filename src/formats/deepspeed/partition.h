@@ -18,7 +18,7 @@ namespace tessera::formats::deepspeed {
 struct Parameter {
   std::string fqn;
   Shape shape;
-  std::string vector;  // the number of the flat vector that has its parts
+  std::string vector;  // the number of the flat vector that holds its elements
 };
 
 /// One rank's part of a parameter: elements of a flat vector of that rank.
@@ -31,56 +31,58 @@ struct Slice {
 
 /// How ZeRO cut the parameters into the flat vectors of the ranks.
 struct Partition {
-  int stage = 0;                      // 2 also stands for 1, whose files are the same
+  int stage = 0;                      // 2 or 3; 2 also for stage 1, whose files are the same
   std::vector<Parameter> parameters;  // in the optimizer's order
-  std::map<std::string, std::vector<Slice>> slices;  // by fqn: by rank, without empty ones
+  std::map<std::string, std::vector<Slice>> slices;  // by fqn; sorted by rank, none empty
 
   /// Returns the slices of a parameter; none if it has no elements.
   const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
 /// Reads the parameters that the model states list, each with the number of its flat vector.
-/// Throws: Error(corruption) if they list none, or something that is not a shape.
+/// Throws: Error(corruption) if the model states list no parameter, or a parameter without a shape.
 std::vector<Parameter> read_parameters(const File& model);
 
-/// Returns the shape that the module has for a parameter of `numel` elements; nothing if none.
+/// Returns the shape of the parameter in the module; nothing if the module has no such parameter.
 using ShapeInModule =
     std::function<std::optional<Shape>(const std::string& fqn, std::int64_t numel)>;
 
-/// Reads how the parameters are cut. In stages 1 and 2 the parameters of a group are one vector,
-/// cut into a part for each rank; the last parts are padded, and padding may be between parameters.
-/// In stage 3, each parameter is cut into equal parts, rounded up, one for each rank. The parts
-/// follow each other in the vectors in the order of the parameters; the last ones are padded with
-/// elements of any value. Source: deepspeed/utils/zero_to_fp32.py and
-/// runtime/zero/stage_1_and_2.py, 0.19. Throws: Error(corruption) naming a parameter whose parts do
-/// not add up to its shape or are not where the rank recorded them, or a vector with more elements
-/// than parameters and padding need. `shape_in_module`: for BF16_Optimizer without ZeRO, which
-/// lists no shapes; then the parameters are taken from the slices that the ranks recorded.
+/// Reads how ZeRO cut the parameters.
+/// - Stages 1 and 2: all parameters of a group are one vector, cut into one part for each rank. The
+///   vector is padded at its end, and may be padded between parameters.
+/// - Stage 3: each parameter is cut into equal parts (rounded up), one for each rank. A rank's
+///   vector holds its parts in the order of the parameters. The last part of a parameter is padded
+///   with elements of any value.
+/// `shape_in_module`: for BF16_Optimizer without ZeRO, which lists no shapes; then the parameters
+/// are taken from the slices that the ranks recorded.
+/// Source: deepspeed/utils/zero_to_fp32.py and runtime/zero/stage_1_and_2.py, 0.19.
+/// Throws: Error(corruption) naming a parameter whose parts do not add up to its shape or are not
+/// where the rank recorded them, or a vector with more elements than parameters and padding need.
 Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
                          const ShapeInModule& shape_in_module);
 
-/// Whether the model states list the parameters. BF16_Optimizer without ZeRO does not; then their
-/// member `optimizer` is a copy of rank 0's optimizer state.
+/// Returns whether the model states list the parameters. Those of BF16_Optimizer without ZeRO do
+/// not; their member `optimizer` is a copy of rank 0's optimizer state.
 bool lists_parameters(const File& model);
 
-/// Returns the stage that the fp32 weights are laid out for: 3, or 2 for stages 1 and 2.
-/// Throws: Error(unsupported) if the file has none.
+/// Returns the ZeRO stage that wrote the fp32 weights: 3, or 2 for stages 1 and 2.
+/// Throws: Error(unsupported) if the file has no fp32 weights.
 int stage_of(const File& optimizer);
 
-/// Returns the whole numbers that are all items of a tuple, as a shape; nothing for anything else.
+/// Returns a tuple of whole numbers as a shape; nothing if the value is anything else.
 std::optional<Shape> shape_in(const Value& value);
 
-/// Whether a vector of optimizer state with `numel` elements can belong to this vector of fp32
-/// weights. It has one element for each weight. In stages 1 and 2 it may also have elements for the
-/// padding at the end, which DeepSpeed saves with the state but not with the weights.
+/// Returns whether optimizer state with `numel` elements can belong to this vector of fp32 weights:
+/// it has one element for each weight. In stages 1 and 2 it may also have elements for the padding
+/// at the end, which DeepSpeed saves with the state but not with the weights.
 bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
                           std::int64_t numel);
 
-/// Returns the vector at a path, from which a slice is cut: a tensor of the file.
-/// Throws: Error(corruption) naming `fqn` if it is missing or not as long as the fp32 weights.
+/// Returns the index of the tensor at `path`, a vector from which a slice of `fqn` is cut.
+/// Throws: Error(corruption) naming `fqn` if the vector is missing or not as long as the weights.
 std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
                       const Slice& slice, const std::string& fqn);
-/// Returns where the fp32 weights of a parameter are. `optimizer`: files by rank.
+/// Returns the runs of elements that hold a parameter's fp32 weights. `optimizer`: files by rank.
 std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
                                  const std::vector<const File*>& optimizer);
 
@@ -88,7 +90,7 @@ std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& pa
 std::vector<std::string> path_of_weights(int stage);
 /// The path below which an optimizer keeps the state of its vectors: `<path>.<vector>.<name>`.
 std::vector<std::string> path_of_state(const File& optimizer, int stage);
-/// Returns the path of the state of one vector, or of the entry at `name` in it.
+/// Returns the path of one vector's state or, with `name`, of an entry of that state.
 std::vector<std::string> path_in_state(const File& optimizer, int stage, const std::string& vector,
                                        const std::vector<std::string>& name = {});
 /// The path of the optimizer's own state dict, which has `param_groups`.

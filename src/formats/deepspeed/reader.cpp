@@ -33,7 +33,7 @@ using deepspeed::text_keys;
 
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
 
-/// Returns what a file such as `latest` names: a folder beside it.
+/// Returns the folder that a file such as `latest` names. The folder must be beside that file.
 std::string folder_named_by(const FileSystem& fs, const std::string& path,
                             const std::string& file) {
   const std::string latest = join_path(path, file);
@@ -50,7 +50,7 @@ bool is_checkpoint(const std::vector<std::string>& names) {
   return deepspeed::are_of_zero(names) || deepspeed::are_universal(names);
 }
 
-/// Returns the folder of the checkpoint: `path`, or what its file `latest` names.
+/// Returns the folder of the checkpoint: `path`, or the folder that the file `latest` in it names.
 std::string folder_of(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
   if (is_checkpoint(names)) return path;
@@ -99,7 +99,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     for (Finding& finding : copies_.compare(this->path())) note(std::move(finding));
   }
 
-  /// Also compares to their ends the copies in the module of which opening compared only a part.
+  /// Also compares all elements of the copies in the module that opening compared only in part.
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override {
     const auto without_partial = [&](const Finding& finding) {
@@ -118,7 +118,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     throw Error::expected(
         ErrorKind::corruption, {.path = folder()}, "files of ranks",
         "model states of rank 0, or of all " + std::to_string(optimizer_.size()) + " ranks",
-        "of " + std::to_string(models().size()));
+        "model states of " + std::to_string(models().size()));
   }
 
   void add_parameter(const Parameter& parameter) {
@@ -129,7 +129,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     });
   }
 
-  /// Adds a tensor of a parameter's shape. `path_of` gives the vector that a slice is cut from.
+  /// Adds a tensor of a parameter's shape. `path_of(slice)` returns the path of the vector that the
+  /// slice is cut from.
   template <class PathOf>
   void add_sliced(KeyPath name, const Parameter& parameter, const PathOf& path_of) {
     Tensor tensor = named(std::move(name));
@@ -154,7 +155,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add(std::move(tensor));
   }
 
-  /// Adds the state of each parameter: parts of the vectors' state, and what the vectors share.
+  /// Adds the state of each parameter: its elements of the vectors with state (`exp_avg`), and the
+  /// scalars that belong to a whole vector (`step`).
   void add_state() {
     for (const Parameter& parameter : partition_.parameters) {
       if (partition_.slices_of(parameter).empty()) continue;
@@ -192,7 +194,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add_members_beside_state(optimizer_, partition_.stage);
   }
 
-  /// Whether the copy of a parameter in the module is in another dtype than the fp32 weights.
+  /// Returns whether the module's copy of a parameter, of dtype `copy`, has another dtype than the
+  /// fp32 weights.
   bool is_rounded(const std::string& name, DType copy) const {
     const auto slices = partition_.slices.find(name);
     if (slices == partition_.slices.end()) return false;

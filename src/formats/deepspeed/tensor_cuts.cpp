@@ -40,7 +40,7 @@ std::optional<Value::List> items_of(const Value& value) {
   return std::nullopt;
 }
 
-/// Returns the sizes along the dimension of a rule, one for each parameter in the parameter.
+/// Returns a list or tuple of numbers >= 0 as sizes; nothing for anything else.
 std::optional<Shape> whole_numbers(const Value& value) {
   const auto items = items_of(value);
   if (!items) return std::nullopt;
@@ -115,7 +115,7 @@ PythonRegex TensorCuts::pattern_of(const std::string& text) {
   num_steps_ += pattern.num_steps();
   if (num_steps_ > kMaxNumSteps) {
     refuse({}, "patterns", "regular expressions with at most 2,000,000 characters in all",
-           "more, with the repetitions {m,n} written out");
+           "more (repetitions {m,n} are counted as written out)");
   }
   return pattern;
 }
@@ -149,7 +149,7 @@ void TensorCuts::read_sub_params() {
     const auto dimension = model_.number_at(extended(path, {"partition_dim"}));
     if (!items || !dimension || *dimension < 0 ||
         *dimension >= static_cast<std::int64_t>(items->size())) {
-      refuse({}, kSubParams, "a shape and a dimension of it",
+      refuse({}, kSubParams, "a shape, and as partition_dim one of its dimensions",
              shape ? value_to_string(*shape) : "none");
     }
     for (const std::string& text : texts_of(extended(path, {"patterns"}))) {
@@ -260,7 +260,7 @@ Joint TensorCuts::joined_by_widths(const std::string& name, std::vector<Shape> p
   return joint;
 }
 
-/// Returns the sizes that the parameters in a parameter have on each rank.
+/// Returns, for each of the parameters that are fused in parameter `name`, its size on each rank.
 TensorCuts::Widths TensorCuts::widths_of(const std::string& name, const SubParams& rule,
                                          const std::vector<Shape>& parts) const {
   const Value& spec = rule.shape[rule.dimension];
@@ -297,9 +297,10 @@ TensorCuts::Widths TensorCuts::widths_of(const std::string& name, const SubParam
   }
   const auto is_uneven = [&](std::int64_t size) { return size % ranks != 0; };
   if (!sizes || std::ranges::any_of(*sizes, is_uneven)) {
-    refuse(name, kSubParams,
-           "sizes that " + std::to_string(ranks) + " tensor ranks divide, or " + kWidths,
-           value_to_string(spec));
+    refuse(
+        name, kSubParams,
+        "sizes that are multiples of " + std::to_string(ranks) + " (tensor ranks), or " + kWidths,
+        value_to_string(spec));
   }
   Widths widths;
   for (const std::int64_t size : *sizes) widths.emplace_back(parts.size(), size / ranks);
@@ -313,7 +314,7 @@ Joint TensorCuts::joined_sub_params(const std::string& name, const SubParams& ru
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     const std::int64_t numel = numel_of(parts[rank]);
     Shape shape;
-    std::optional<std::size_t> open;  // the dimension that is what is left
+    std::optional<std::size_t> open;  // the dimension given as -1, computed from the numel
     for (std::size_t i = 0; i < rule.shape.size(); ++i) {
       const Value& spec = rule.shape[i];
       const auto* const number = spec.get_if<std::int64_t>();
@@ -351,7 +352,8 @@ Shape TensorCuts::shape_at(const std::string& name, const Path& path) const {
   return *shape;
 }
 
-/// Returns the box that a piece of a map is in a tensor of `shape`. `side`: source or dest.
+/// Returns the box in a tensor of `shape` that a piece of an affine map covers. `side`: "source"
+/// (the whole parameter) or "dest" (a rank's part).
 Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::string& side,
                        const Shape& sizes, const Shape& shape) const {
   const auto value = model_.value_at(extended(piece, {side}));
@@ -396,7 +398,7 @@ Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& patt
       if (model_.below(piece).empty()) break;
       const auto scale = model_.value_at(extended(piece, {"scale"}));
       if (scale && *scale != Value(1.0)) {
-        refuse(name, "affine_map", "parts that are not scaled", value_to_string(*scale));
+        refuse(name, "affine_map", "pieces with the scale 1.0", value_to_string(*scale));
       }
       const Shape sizes = shape_at(name, extended(piece, {"shape"}));
       Block block{box_at(name, piece, "source", sizes, joint.whole),
@@ -415,7 +417,7 @@ Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& patt
   return joint;
 }
 
-/// Removes the padding rows, which follow the rows of the vocabulary, from the blocks.
+/// Removes the padding rows from the blocks. They are the rows after the end of the vocabulary.
 void TensorCuts::cut_padding(Joint& joint) const {
   if (joint.whole.empty() || joint.whole[0] <= *vocabulary_size_) return;
   joint.num_padding_rows = joint.whole[0] - *vocabulary_size_;

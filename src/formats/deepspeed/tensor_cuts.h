@@ -18,33 +18,35 @@ namespace tessera::formats::deepspeed {
 /// The member of model states that says how tensor parallelism cut the parameters.
 inline constexpr const char* kUniversalCheckpointInfo = "universal_checkpoint_info";
 
-/// Elements of a whole tensor that a tensor rank has. Both boxes have the same sizes.
+/// Elements of a whole tensor that one tensor rank has: where they are in the whole tensor, and
+/// where in the rank's part. Both boxes have the same sizes.
 struct Block {
   Box in_whole;
   Box in_part;
 };
 
-/// How the tensor ranks' parts of a parameter make the whole.
+/// How the parts that the tensor ranks have of a parameter are joined into the whole parameter.
 struct Joint {
   enum class Kind {
-    cut,         // each rank has other elements
+    cut,         // the ranks have different elements
     replicated,  // each rank has all elements; the blocks are the first rank's
     averaged,    // the mean of the ranks' parts is the whole; the blocks are the first rank's
   };
   Kind kind = Kind::cut;
   Shape whole{};
-  /// The shapes in which blocks have boxes, with as many elements as the ranks' parts.
+  /// By tensor rank: the shape of its part, in which `Block::in_part` is a box. It can differ from
+  /// the stored shape, but has the same number of elements.
   std::vector<Shape> parts{};
   std::vector<std::vector<Block>> blocks{};  // by tensor rank
   std::int64_t num_padding_rows = 0;         // of a vocabulary; no block has them
 };
 
-/// The rules of `universal_checkpoint_info`. Source: merge_tp_slices in
+/// The rules in `universal_checkpoint_info` for joining parameters. Source: merge_tp_slices in
 /// deepspeed/checkpoint/ds_to_universal.py and checkpoint/affine.py, 0.19.
 class TensorCuts {
  public:
-  /// `model`: model states of one rank; must outlive this. Throws: Error(unsupported) if they do
-  /// not have the rules, or patterns that are not read.
+  /// `model`: model states of one rank; must outlive this. Throws: Error(unsupported) if they have
+  /// no rules, or patterns that Tessera cannot read.
   explicit TensorCuts(const File& model);
 
   /// Whether a rule names the parameter.
@@ -56,9 +58,11 @@ class TensorCuts {
 
  private:
   using Patterns = std::vector<tessera::detail::PythonRegex>;
-  /// For each parameter inside a parameter: its size in each rank's part, along one dimension.
+  /// For each of several fused parameters (such as q, k and v in one): its size in each rank's
+  /// part, along the dimension that is cut.
   using Widths = std::vector<Shape>;
-  /// A rule for parameters that hold several parameters one after the other, each of them cut.
+  /// A rule for a parameter in which several are fused, one after the other (such as q, k and v).
+  /// Each of them is cut among the tensor ranks.
   struct SubParams {
     tessera::detail::PythonRegex pattern;
     Value::List shape;

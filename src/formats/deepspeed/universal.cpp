@@ -19,12 +19,12 @@ namespace {
 constexpr std::string_view kSuffix = ".pt";
 const std::string kStateOfStage3 = "optimizer_state_dict";
 const std::string kParamGroups = "param_groups";
-/// Members beside a parameter's tensor with which DeepSpeed cuts it for tensor parallelism.
+/// Members of a parameter's file that tell DeepSpeed how to cut its tensor for tensor parallelism.
 const std::set<std::string> kOfTensorParallelism = {"cat_dim", "vocab_tensor", "param_n_sub_params",
                                                     "sub_param_shape"};
 
-/// Returns the files of model states. A checkpoint that every stage can load has those of rank 0
-/// under two names, with the module only in the first one.
+/// Returns the files of model states. A checkpoint that every ZeRO stage can load has two files of
+/// rank 0, and only the first has the module; then the second file is left out.
 std::vector<std::string> model_files(std::vector<std::string> names, const std::string& directory) {
   if (std::ranges::find(names, kModelStates) != names.end()) {
     std::erase_if(names, [](const std::string& name) { return name == kModelStatesOfStage3; });
@@ -32,10 +32,10 @@ std::vector<std::string> model_files(std::vector<std::string> names, const std::
   return find_files(names, directory).model;
 }
 
-/// What the writer of the checkpoint has added to what its source had. See [Note: What Tessera
-/// adds].
+/// Entries that Tessera's writer added to the checkpoint, because DeepSpeed needs them and the
+/// source did not have them. See [Note: What Tessera adds].
 struct Added {
-  std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing: not Tessera's
+  std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing if Tessera wrote none
   std::set<std::string> neutral{};
 
   bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
@@ -85,7 +85,7 @@ class UniversalReader final : public ModelStatesReader {
     require_no_others();
     add_groups_and_members();
     add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
-      const auto dtype = dtypes_.find(name);  // none: a second name of a parameter
+      const auto dtype = dtypes_.find(name);  // has no second names of tied parameters
       return dtype != dtypes_.end() && dtype->second != copy;
     });
     add_members_of_model_states(added_.neutral_below(kOfModelStates));
@@ -95,7 +95,7 @@ class UniversalReader final : public ModelStatesReader {
   }
 
  private:
-  /// Opens a file at a path in the folder, which may be a link to another file within the folder.
+  /// Opens the file at `path` in the folder. A link is followed only within the folder.
   const File& open_member(const std::string& path) {
     if (fs_.kind_of(join_path(folder(), path))) require_contained(fs_, folder(), path);
     return open_file(path);
@@ -139,7 +139,10 @@ class UniversalReader final : public ModelStatesReader {
     const std::size_t small_file = add_small_file(path);
     if (kind == "step") {
       const std::vector<Entry>& entries = file.entries();
-      if (entries.size() != 1) refuse(file, parameter.fqn, "step", "a number", "something else");
+      if (entries.size() != 1) {
+        refuse(file, parameter.fqn, "step", "one number",
+               std::to_string(entries.size()) + " entries");
+      }
       add_step(text_keys({"optim", "state", parameter.fqn, kind}), file, entries.front(), 0,
                small_file);
       return;
@@ -166,8 +169,8 @@ class UniversalReader final : public ModelStatesReader {
     add(std::move(tensor));
   }
 
-  /// Remembers the first member of a parameter's file that neither is the tensor nor says how
-  /// tensor parallelism cut it.
+  /// Remembers the first unexpected member of a parameter's file: it is neither the tensor nor a
+  /// rule of tensor parallelism. A note later lists these members.
   void note_members_of(const File& file, const Entry* tensor) {
     for (const Entry& entry : file.entries()) {
       if (&entry == tensor || kOfTensorParallelism.contains(entry.path.front())) continue;
@@ -184,7 +187,7 @@ class UniversalReader final : public ModelStatesReader {
              members_left_.front() + ": they are left out");
   }
 
-  /// Notes what the second copy of the model states, for ZeRO stage 3, has otherwise.
+  /// Notes which values differ in the second file of model states, the one for ZeRO stage 3.
   void note_other_values_of_stage3() {
     const std::string name(kModelStatesOfStage3);
     const bool has_copy = model().name() != name && fs_.kind_of(join_path(folder(), name));
@@ -199,12 +202,12 @@ class UniversalReader final : public ModelStatesReader {
       }
     }
     if (different.empty()) return;
-    note("copies", "in " + name + " what " + model().name() + " has",
+    note("copies", "in " + name + " the values of " + model().name(),
          counted(different.size(), "name") + " with another value, such as '" +
              printable(different.front()) + "': left out");
   }
 
-  /// Adds the step that the optimizer of stage 3 has for the parameter's vector.
+  /// Adds the step of a parameter, where the optimizer of stage 3 has one step for a whole vector.
   void add_common_step(const Parameter& parameter) {
     for (const std::string& vector : {parameter.vector, std::string("0")}) {
       const Entry* const step = optimizer_->find({kStateOfStage3, "state", vector, "step"});
@@ -214,7 +217,8 @@ class UniversalReader final : public ModelStatesReader {
     }
   }
 
-  /// Checks that the other folders are those of buffers, and of frozen and tied parameters.
+  /// Checks the folders in `zero` of which no trained parameter was read. Only buffers, and frozen
+  /// and tied parameters, may have such folders.
   void require_no_others() const {
     const std::string zero = join_path(folder(), std::string(kZero));
     for (const std::string& name : fs_.list_directory(zero)) {
@@ -242,7 +246,7 @@ class UniversalReader final : public ModelStatesReader {
                              [&](const Entry& entry) { return used.contains(entry.path.front()); });
   }
 
-  /// Returns the names of the parameters for which a number in a group stands.
+  /// Returns the names of the parameters that a group lists as the number `vector`.
   std::vector<std::string> names_in(std::int64_t vector) const {
     if (added_.groups) {
       const bool is_there =

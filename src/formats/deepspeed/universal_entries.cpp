@@ -42,8 +42,9 @@ bool take(std::string_view& text, std::string_view prefix) {
   return true;
 }
 
-/// Returns the key path of an entry whose whole name is one key, if that name is a spelled path of
-/// an optimizer or of DeepSpeed: `optim.state.up.weight.exp_avg`.
+/// Splits a name such as `optim.state.up.weight.exp_avg` into its key path: optim, state,
+/// up.weight, exp_avg. Returns an empty path for names that are not of the optimizer or of
+/// DeepSpeed.
 KeyPath path_in_name(std::string_view name) {
   KeyPath path;
   std::string_view rest = name;
@@ -103,7 +104,7 @@ class Sorter {
     for (auto& [number, group] : groups_) {
       if (number != static_cast<std::int64_t>(sorted_.groups.size())) {
         refuse(group.fields.empty() ? "optim.param_groups" : group.fields.front().name, "groups",
-               "a group " + std::to_string(sorted_.groups.size()),
+               "group " + std::to_string(sorted_.groups.size()) + " next",
                "group " + std::to_string(number));
       }
       sorted_.groups.push_back(std::move(group));
@@ -119,7 +120,7 @@ class Sorter {
                           expected, found, advice);
   }
 
-  /// Whether any key or name says what belongs to the model, to the optimizer or to DeepSpeed.
+  /// Returns whether any entry has a key or name that begins with `model`, `optim` or `deepspeed`.
   bool has_known_keys() const {
     const auto is_known = [](const std::string& name, const KeyPath& path) {
       if (path.size() < 2) return !path_in_name(name).empty();
@@ -137,7 +138,7 @@ class Sorter {
            });
   }
 
-  /// Returns the key path of an entry. The module's names become `model` and the name.
+  /// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`.
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
     if (key_path.size() > 1) return key_path;
     KeyPath path = path_in_name(name);
@@ -174,8 +175,7 @@ class Sorter {
     }
   }
 
-  /// Adds a value. The dicts of the optimizer and of DeepSpeed are opened: their items become
-  /// leaves.
+  /// Adds a value. If it is a dict of the optimizer or of DeepSpeed, adds its items one by one.
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
     const auto* const dict = is_known ? value.get_if<Value::Dict>() : nullptr;
@@ -230,8 +230,8 @@ class Sorter {
     const auto group =
         is_text(path[1], kParamGroups) && path.size() > 3 ? position_in(path[2]) : std::nullopt;
     if (!group || *group < 0) {
-      refuse(name, "optimizer", "state of parameters and groups, as one optimizer has them",
-             "another entry");
+      refuse(name, "optimizer", "optim.state.<fqn>.<name> or optim.param_groups.<number>.<name>",
+             "another name");
     }
     if (path.size() == 4 && is_text(path[3], "params")) return add_params(name, *group, content);
     groups_[*group].fields.push_back({name, behind(path, 3), std::move(content)});
@@ -243,7 +243,7 @@ class Sorter {
     const auto* const tuple = value == nullptr ? nullptr : value->get_if<Value::Tuple>();
     const auto* list = value == nullptr ? nullptr : value->get_if<Value::List>();
     if (tuple != nullptr) list = &tuple->items;
-    if (list == nullptr) refuse(name, "groups", "a list of names", "something else");
+    if (list == nullptr) refuse(name, "groups", "a list of names", "another kind of value");
     for (const Value& item : *list) {
       const auto* const parameter = item.get_if<std::string>();
       if (parameter == nullptr) {

@@ -12,10 +12,10 @@
 
 namespace tessera::formats::deepspeed {
 
-/// What is at the end of a key path: a tensor, by its index in the contents, or a value.
+/// An entry of a nested state dict: a tensor, by its index in the contents, or a value.
 struct Leaf {
   std::string name;  // in the contents, for messages
-  KeyPath path;      // the keys after those that say where it belongs
+  KeyPath path;      // without the first keys, which say where the entry belongs
   std::variant<std::size_t, Value> content;
 
   const std::size_t* tensor() const { return std::get_if<std::size_t>(&content); }
@@ -42,8 +42,9 @@ struct UniversalEntries {
 
 /// Sorts the entries by their key paths: `model.<fqn>`, `optim.state.<fqn>.<kind>`,
 /// `optim.param_groups.<i>.<field>`, `deepspeed.…`; all else is what the user saved. In a
-/// checkpoint without any of these keys, tensors at the top are the module's. Requires: `values` is
-/// parallel to `contents.values`. Throws: Error(unsupported) naming an entry that has no place.
+/// checkpoint without any of these keys, tensors at the top are the module's. Requires: `values[i]`
+/// belongs to `contents.values[i]`. Throws: Error(unsupported) naming an entry that DeepSpeed
+/// cannot store.
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination);
 

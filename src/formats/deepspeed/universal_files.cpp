@@ -22,7 +22,8 @@ namespace {
 using torch_zip::PickledObject;
 using torch_zip::TorchSaveLayout;
 
-/// The version of DeepSpeed for which the files are made. DeepSpeed loads no file without one.
+/// The version of DeepSpeed for which the files are made. DeepSpeed loads no file without a
+/// version.
 constexpr const char* kVersion = "0.19.8";
 constexpr std::string_view kModule = "module";
 constexpr std::string_view kStep = "step";
@@ -51,13 +52,14 @@ std::optional<float> as_float(const Value& value) {
   return static_cast<float>(*number);
 }
 
-/// Returns the shape in which a tensor of a parameter is stored. DeepSpeed cuts tensors of at least
-/// one dimension; it takes any shape with the right number of elements.
+/// Returns the shape in which a tensor of a parameter is stored: [1] for a scalar, because
+/// DeepSpeed cuts only tensors with a dimension. When it loads, it accepts any shape with the same
+/// numel.
 Shape stored_shape(const Shape& shape) {
   return shape.empty() ? Shape{1} : shape;
 }
 
-/// Returns the pickle of `{"cat_dim": 0, "param": tensor}`, which is what `push_tensor` pushes.
+/// Returns the pickle of `{"cat_dim": 0, "param": tensor}`. `push_tensor` writes the tensor.
 template <class Push>
 std::string pickle_parameter(const Push& push_tensor) {
   pickle::Pickler pickler(2);
@@ -97,7 +99,7 @@ class Archive {
   void add_value(const KeyPath& path, Value value) {
     add_value(path, spell(path), std::move(value));
   }
-  /// Adds a second name of a tensor that is in the archive.
+  /// Adds `name` as a second name of a tensor that is in the archive.
   void add_tie(const KeyPath& path, const std::string& name, std::size_t tensor) {
     ties_.push_back({name, contents_.tensors[tensor].meta.fqn, path});
   }
@@ -112,7 +114,7 @@ class Archive {
            std::ranges::any_of(values_, [&](const auto& v) { return is_below(v.first.key_path); });
   }
 
-  /// Returns the layout and fills `storages`. `path`: of the file, for messages.
+  /// Returns the layout of the archive and fills `storages`. `path`: the file's name in messages.
   TorchSaveLayout finish(const std::string& path, std::vector<UniversalFiles::Storage>& storages) {
     std::ranges::stable_sort(
         tensors_, {}, [](const auto& tensor) { return std::string_view(tensor.entry.meta.fqn); });
@@ -210,8 +212,8 @@ class UniversalFiles::Builder {
     return contents_.tensors[*leaf.tensor()].meta;
   }
 
-  /// Decides which weights are trained: those with state; without any state, those in a group of
-  /// the optimizer; without groups, all numbers with a fraction.
+  /// Decides which weights are trained: those with optimizer state; if the checkpoint has no state,
+  /// those in a parameter group; if it has no groups either, all floating-point tensors.
   void choose_trained() {
     for (const auto& [name, state] : entries_.state) {
       if (!entries_.weights.contains(name)) refuse_state(name, state.front());
@@ -284,7 +286,8 @@ class UniversalFiles::Builder {
     return kinds;
   }
 
-  /// Checks that the state is what DeepSpeed can load, the same for all parameters of a group.
+  /// Checks that DeepSpeed can load the state: all parameters of a group have the same kinds of
+  /// state.
   void require_state() const {
     std::map<std::string, std::size_t> group_of;
     for (std::size_t i = 0; i < entries_.groups.size(); ++i) {
@@ -331,7 +334,7 @@ class UniversalFiles::Builder {
     refuse(leaf.name, "state", "floating-point numbers", dtype_name(meta.dtype));
   }
 
-  /// Returns the name of the folder, with the number of steps, if the source has it.
+  /// Returns the name of the step's folder: with the source's number of steps, or with 0.
   std::string folder_name() const {
     std::int64_t steps = 0;
     for (const Leaf& leaf : entries_.model_members) {
@@ -384,8 +387,8 @@ class UniversalFiles::Builder {
     }
   }
 
-  /// Returns the shapes of the trained parameters, a dict for each group, and one for those without
-  /// a group.
+  /// Returns a list of dicts with the shapes of the trained parameters: a dict for each group, and
+  /// a last dict for parameters without a group.
   Value param_shapes() const {
     Value::List groups;
     std::set<std::string> left = trained_;
@@ -415,7 +418,7 @@ class UniversalFiles::Builder {
                             leaf.path.front() == Key("param_groups") ||
                             leaf.path.front() == Key("optimizer_state_dict");
       if (is_taken)
-        refuse(leaf.name, "names", "a member that is not written itself",
+        refuse(leaf.name, "names", "a member that DeepSpeed does not write itself",
                spell({leaf.path.front()}));
       archive.add(leaf.path, leaf);
     }
@@ -477,7 +480,7 @@ class UniversalFiles::Builder {
     return step == state.end() ? nullptr : &*step;
   }
 
-  /// Writes the loss scaler as an object, whose attributes are the entries below `loss_scaler`.
+  /// Writes the loss scaler as an object. Its attributes are the entries below `loss_scaler`.
   static void add_loss_scaler(Archive& archive) {
     const KeyPath path = keys({"loss_scaler"});
     if (!archive.has_below(joined(path, keys({"cur_scale"})))) return;

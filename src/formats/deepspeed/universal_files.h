@@ -23,8 +23,7 @@ namespace tessera::formats::deepspeed {
 ///       mp_rank_00_model_states.pt                                 buffers, values
 ///       zero_pp_rank_0_mp_rank_00_model_states.pt                  the values, for ZeRO stage 3
 ///       zero/optimizer_state.pt                                    groups, loss scale, step
-///       zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt     for each parameter that is
-///       trained
+///       zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt     for each trained parameter
 ///
 /// A tensor can be in several files. docs/formats/deepspeed.md has the rules. Immutable; safe to
 /// share between threads.
@@ -33,7 +32,7 @@ class UniversalFiles {
   /// The bytes of one storage of an archive: a tensor's, or constant ones.
   struct Storage {
     std::optional<std::size_t> tensor{};  // by index in the contents
-    std::string bytes{};                  // if it is no tensor's
+    std::string bytes{};                  // if the storage is not a tensor's
   };
   /// Where a tensor's bytes go.
   struct Place {
@@ -41,22 +40,22 @@ class UniversalFiles {
     std::size_t storage;
   };
 
-  /// Requires: `values` is parallel to `contents.values`.
-  /// Throws: Error(unsupported) naming the entry for which DeepSpeed has no place.
+  /// Requires: `values[i]` belongs to `contents.values[i]`.
+  /// Throws: Error(unsupported) naming an entry that DeepSpeed cannot store.
   UniversalFiles(const CheckpointContents& contents, const std::vector<Value>& values,
                  const std::string& destination);
 
   std::size_t num_files() const { return files_.size(); }
   const std::string& path(std::size_t file) const { return files_[file].path; }
   std::set<std::string> paths() const;
-  /// Returns the folders, each after the one that it is in.
+  /// Returns the folders, parents before their subfolders.
   const std::vector<std::string>& folders() const { return folders_; }
 
-  /// Returns the whole file if it has no bytes of tensors and is no archive; else null.
+  /// Returns the content of a text file; null if the file is an archive of torch.save.
   const std::string* text(std::size_t file) const;
   std::vector<Storage> storages(std::size_t file) const;
-  /// Returns the layout of an archive. Shared, because large ones are kept; the many small ones are
-  /// made anew.
+  /// Returns the layout of an archive. A shared pointer, because large layouts are kept here, while
+  /// the many small layouts are computed again in each call.
   std::shared_ptr<const torch_zip::TorchSaveLayout> layout(std::size_t file) const;
   /// Returns all places of a tensor; at least one.
   const std::vector<Place>& places_of(std::size_t tensor) const { return places_[tensor]; }
@@ -74,7 +73,7 @@ class UniversalFiles {
     DType dtype;
     Shape shape;
   };
-  /// As ParameterFile; all elements are one stored zero.
+  /// As ParameterFile, but all elements of the tensor are one stored zero.
   struct ZerosFile {
     Shape shape;
   };

@@ -17,10 +17,10 @@ inline constexpr std::string_view kZero = "zero";
 inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in `zero`
 inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
 
-// [Note: What Tessera adds] DeepSpeed loads no checkpoint without some members, and under ZeRO
-// stage 3 none without Adam's state. If the source of a move has none of them, the writer adds
-// neutral values. It says so in the member `tessera` of optimizer_state.pt, which DeepSpeed
-// ignores, so that the reader leaves them out again:
+// [Note: What Tessera adds] DeepSpeed refuses a checkpoint that lacks some members and, under ZeRO
+// stage 3, a checkpoint that lacks Adam's state. If the source of a move lacks them, the writer
+// adds neutral values. The member `tessera` of optimizer_state.pt lists what was added, so that the
+// reader can leave it out again. DeepSpeed ignores this member:
 //
 //     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source
 //      "neutral": ["state", "model_states.global_steps", …]}

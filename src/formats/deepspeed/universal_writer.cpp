@@ -32,9 +32,8 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-/// Writes the storages of many small archives. A file is open from its first block to its last one,
-/// which finishes it: the thread that writes the last block also writes what is around the
-/// storages.
+/// Writes many small archives. A file is open from its first block to its last. The thread that
+/// writes the last block also writes the rest of the archive (headers, pickle, directory).
 class UniversalWriter final : public ShareWriter {
  public:
   UniversalWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -85,7 +84,7 @@ class UniversalWriter final : public ShareWriter {
         read_plain_block(work_.journal(), {piece, begin}, path_of(places.front().file),
                          range_of(places.front(), begin_byte, room.size()), room);
     if (!checksum || crc32(0, room) != *checksum) return false;
-    // A journal is written later than the blocks, but other places may have been lost.
+    // So far only the first copy of the block was checked. A crash may have lost the other copies.
     std::vector<std::byte> other(places.size() > 1 ? room.size() : 0);
     for (const UniversalFiles::Place& place : std::span(places).subspan(1)) {
       const bool is_there = work_.journal()->read_back(
@@ -156,7 +155,7 @@ class UniversalWriter final : public ShareWriter {
     return join_path(work_.staging_path(), files_.path(file));
   }
 
-  /// Returns the range of a block in one of its tensor's files.
+  /// Returns the byte range of a block in `place`, one of the files that hold its tensor.
   ByteRange range_of(const UniversalFiles::Place& place, std::uint64_t begin_byte,
                      std::uint64_t nbytes) const {
     const std::uint64_t first =
@@ -177,7 +176,7 @@ class UniversalWriter final : public ShareWriter {
     return *state.file;
   }
 
-  /// Counts a written block, and keeps its CRC. The last block of a file finishes the file.
+  /// Counts a written block, and keeps its CRC. After the last block of a file, finishes the file.
   void count_off(std::size_t i, std::uint64_t begin_byte, std::uint32_t crc, std::uint64_t nbytes) {
     blocks_.set_crc({i, 0}, begin_byte, crc);
     for (const UniversalFiles::Place& place : files_.places_of(i)) {

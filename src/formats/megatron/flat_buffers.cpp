@@ -180,7 +180,7 @@ bool FlatBuffers::place(const Buffer& buffer, std::size_t number,
   problem_ = "no known order of the parameters fits buffer " + std::to_string(number) + " of " +
              std::to_string(buffer.numel) + " elements" +
              (simple && simple->back() != buffer.numel
-                  ? " (in one bucket they are " + std::to_string(simple->back()) + ")"
+                  ? " (in one bucket they would have " + std::to_string(simple->back()) + ")"
                   : ", by their numbers");
   return false;
 }

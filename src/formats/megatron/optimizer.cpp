@@ -182,8 +182,8 @@ class Reading {
     };
     if (std::ranges::count_if(groups_, has_key) > 1 || found.size() != group.numbers.size()) {
       return fail("group " + number + " has " + counted(group.numbers.size(), "parameter") +
-                  ", and by its fields should have " + std::to_string(found.size()) +
-                  " of this rank");
+                  ", but its fields (weight decay, learning rate) fit " +
+                  std::to_string(found.size()) + " parameters of this rank");
     }
     std::size_t num_half = 0;
     for (std::size_t i = 0; i < found.size(); ++i) {

@@ -26,7 +26,7 @@ struct Parameter {
   const TensorMeta& meta() const { return file->tensor(*entry); }
 };
 
-/// The elements of a file's tensor from number `begin` on, in row-major order.
+/// Consecutive elements of a tensor in a file, from element `begin` on, in row-major order.
 struct Elements {
   const File* file;
   std::size_t tensor;

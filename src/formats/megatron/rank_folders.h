@@ -43,8 +43,8 @@ bool is_iteration(std::string_view name);
 /// Returns how many numbers the name of a rank's folder has.
 std::size_t count_numbers(std::string_view name);
 
-/// Finds the folders of ranks among `names`, and sorts them by rank. `second`: used if the names of
-/// the folders have two numbers.
+/// Finds the folders of ranks among `names`, and sorts them by rank. `second`: the meaning of the
+/// second number, if the names have two numbers.
 /// Throws: Error(corruption) naming a missing rank; Error(unsupported) for names of several kinds.
 RankFolders find_rank_folders(const std::vector<std::string>& names, const std::string& directory,
                               SecondNumber second);

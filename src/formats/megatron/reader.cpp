@@ -156,8 +156,9 @@ class MegatronReader final : public EntryReader {
     }
   }
 
-  /// Refuses a file in the folder of another rank: `args.rank` says who saved it, and tensor ranks
-  /// are numbered first. Converters write all files as one rank, which tells nothing.
+  /// Throws if a file is in the folder of another rank. `args.rank` is the rank that saved the
+  /// file; consecutive ranks are tensor ranks. If `args.rank` is the same in all files, as
+  /// converters write it, the files cannot be checked, and a note says so.
   void require_own_folders() {
     std::map<std::int64_t, const File*> first_of;
     for (const File* const file : files_) {
@@ -166,7 +167,7 @@ class MegatronReader final : public EntryReader {
     if (first_of.size() == 1 && files_.size() > 1) {
       note("ranks", "in args.rank, the rank that saved the file",
            std::to_string(first_of.begin()->first) +
-               " in all files, so a file in another rank's folder is not noticed");
+               " in all files (so this reader cannot notice a file in another rank's folder)");
     }
     if (first_of.size() <= 1) return;
     const auto num_ranks = static_cast<std::int64_t>(folders_.sizes.tensor);
@@ -358,7 +359,7 @@ class MegatronReader final : public EntryReader {
     if (tensor_ranks.size() != folders_.sizes.tensor) {
       refuse(*tensor_of(parts.front()).file, tensor.entry.meta.fqn, "parts of ranks",
              "parts of " + std::to_string(folders_.sizes.tensor) + " tensor ranks",
-             std::to_string(tensor_ranks.size()));
+             "parts of " + std::to_string(tensor_ranks.size()));
     }
     add(std::move(tensor));
   }

@@ -53,7 +53,7 @@ class Walk {
     return number;
   }
 
-  /// Notes the slot if the opcode, whose argument begins at `begin`, fetches one.
+  /// Notes the memo slot if the opcode fetches one. Its argument begins at `begin`.
   void note(Opcode opcode, std::size_t begin) {
     switch (opcode) {
       case Opcode::STOP:

@@ -18,7 +18,8 @@ constexpr std::pair<std::string_view, std::string_view> kMakers[] = {
     {"copyreg", "__newobj_ex__"},
 };
 
-// Modules whose objects are pickled as calls of their class.
+// Modules whose objects are pickled as calls of their class. Such a call is an object, and is not
+// reported as a function call.
 constexpr std::string_view kModulesOfClasses[] = {"collections", "datetime", "decimal", "fractions",
                                                   "numpy",       "pathlib",  "uuid",    "zoneinfo"};
 constexpr std::string_view kBuiltinClasses[] = {"range", "xrange", "slice"};

@@ -25,10 +25,9 @@ std::string foreign_in_words(Object object);
 /// Returns false for an object of a class, also of a class of the standard library or NumPy.
 bool is_foreign_function_call(Object object);
 
-/// Returns the object whose entries are the attributes of a foreign object. Returns nothing unless
-/// the caller asked to read its class as a dict and its state is a dict. That state is the dict
-/// given to BUILD, or, for a class derived from dict, the object itself with the entries put into
-/// it.
+/// Returns the object whose entries are the attributes of a foreign object: the dict given to BUILD
+/// or, for a class derived from dict, `object` itself. Returns nothing unless the caller asked to
+/// read its class as a dict (`as_dict`) and its state is a dict.
 std::optional<Object> entries_as_dict(Object object);
 
 /// Returns the names of all foreign globals of the graph, sorted, each once, at most `max_names`.

@@ -29,10 +29,10 @@ class GraphTail {
   /// Makes the tail begin after the last object of the graph: it is then empty.
   void begin_behind_all();
 
-  /// Drops the objects of the tail except `kept` and what these refer to. Writes the new numbers of
-  /// the objects into `kept`. Then begins after the last object. Requires: no object before the
-  /// tail refers into it.
-  /// Cost: linear in the tail.
+  /// Drops the objects of the tail except those in `kept` and the objects that they refer to.
+  /// Writes the new numbers of these objects into `kept`. Then makes the tail begin after the last
+  /// object. Requires: no object before the tail refers to an object in the tail. Cost: linear in
+  /// the tail.
   void drop_all_but(std::span<std::uint32_t> kept);
 
  private:
@@ -49,7 +49,7 @@ class GraphTail {
   std::size_t first_global_ = 0;
   std::size_t first_call_ = 0;
 
-  // Of the drop that is under way; members so that their memory is used again
+  // Used only within drop_all_but; members so that each call uses their memory again.
   std::vector<std::uint32_t> new_ids_;  // of the tail's objects; kNoObject: dropped
   std::vector<std::uint32_t> open_;
   std::vector<Node> nodes_;

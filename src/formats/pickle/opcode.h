@@ -79,8 +79,8 @@ enum class Opcode : unsigned char {
   BUILD = 'b',
   PERSID = 'P',
   BINPERSID = 'Q',
-  // Nothing but objects of classes needs these opcodes. A reader that refuses foreign globals
-  // refuses these opcodes too.
+  // Only objects of classes need these opcodes. A reader that refuses foreign globals refuses these
+  // opcodes too.
   INST = 'i',
   OBJ = 'o',
   NEWOBJ_EX = 0x92,

@@ -28,7 +28,7 @@ enum class ObjectKind : std::uint8_t {
   dict,
   set,         // also frozenset
   global,      // a name, of the allow-list or foreign
-  call,        // REDUCE, NEWOBJ, …: a global, its arguments, and its later items
+  call,        // REDUCE, NEWOBJ, …: a global, its arguments, and items that are added later
   persistent,  // BINPERSID: a reference to something outside the pickle, such as a storage
 };
 
@@ -70,8 +70,7 @@ struct Node {
   ObjectKind kind;
   bool is_instance = false;  // a call by an opcode that exists only for classes
   bool is_variant = false;   // bytes: a bytearray; set: a frozenset
-  std::uint32_t
-      offset;  // in the pickle, of the opcode that made it; kNoObject for shared constants
+  std::uint32_t offset;      // of the opcode that made the object; kNoObject for shared constants
   union {
     bool boolean;
     std::int64_t integer;
@@ -121,8 +120,8 @@ class Object {
   std::uint32_t meaning(std::string_view rule) const;
 
   Object call_arguments(std::string_view rule) const;  // a tuple
-  /// Returns the state of the last BUILD. If a foreign call has several states, returns a tuple of
-  /// them.
+  /// Returns the state that BUILD gives to the call. If a foreign call has several BUILDs, returns
+  /// a tuple of their states.
   std::optional<Object> call_state(std::string_view rule) const;
   /// Says whether the call comes from an opcode that exists only for classes: NEWOBJ, OBJ, INST,
   /// NEWOBJ_EX.

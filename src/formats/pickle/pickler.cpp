@@ -138,7 +138,7 @@ struct ValuePickler {
   void operator()(const Value::BigInt& value) const { pickler.big_integer(value.decimal); }
   void operator()(double value) const { pickler.real(value); }
   void operator()(const std::string& value) const {
-    // Without this check, the str would be written, and no reader could read it.
+    // Checked because the Pickler would write such a str, and no reader could read it.
     if (!::tessera::detail::is_valid_python_str(value)) {
       throw Error(ErrorKind::unsupported, {},
                   "text that is not UTF-8 cannot be pickled: " + printable(value));
@@ -175,8 +175,8 @@ struct ValuePickler {
     }
     pickler.set_items_from_mark();
   }
-  /// Refuses what Python cannot hash, such as a set. A frozenset counts as a set, as which it is
-  /// read.
+  /// Throws for values that Python cannot hash, such as a set. A frozenset counts as a set, because
+  /// it is read as a set.
   static void require_hashable(const Value& value, std::string_view what) {
     if (value.is<Value::List>() || value.is<Value::Set>() || value.is<Value::Dict>()) {
       const std::string note = value.is<Value::Set>() ? " (frozensets are read as sets)" : "";

@@ -54,12 +54,12 @@ class Pickler {
   std::size_t memoize();
   void get(std::size_t memo_index);
 
-  /// Returns what was pushed since the last call of this function, so that a long pickle is not
-  /// held whole.
+  /// Returns the bytes that were written since the last call of this function. So a long pickle
+  /// need not be in memory as a whole.
   std::string take_bytes() { return std::exchange(out_, {}); }
   std::size_t num_held_bytes() const { return out_.size(); }  // that take_bytes returns
 
-  /// Ends the pickle and returns it, without what take_bytes returned.
+  /// Ends the pickle and returns its bytes, without those that take_bytes has returned.
   std::string finish() &&;
 
  private:

@@ -148,7 +148,7 @@ class Walk {
 
   Value key(Object object) {
     Value key = value(object);
-    if (!is_hashable(key)) object.fail_expected("dict key", "something hashable");
+    if (!is_hashable(key)) object.fail_expected("dict key", "a key that Python can hash");
     return key;
   }
 
@@ -193,8 +193,8 @@ class Walk {
     return dict;
   }
 
-  // Merges equal keys that are tuples, sets or symbols. The graph has already merged equal keys of
-  // the simple kinds.
+  /// Merges equal keys that are tuples, sets or symbols. Equal keys of simple kinds (str, int, …)
+  /// were merged when the pickle was read.
   static void unite_compound_keys(Value::Dict& dict) {
     const auto is_compound = [](const Value& key) {
       return key.is<Value::Tuple>() || key.is<Value::Set>() || key.is<Value::Symbol>();
@@ -230,9 +230,10 @@ class Walk {
       object.fail(ErrorKind::unsupported, foreign_in_words(object) + "; nothing was executed");
     }
     if (object.is(ObjectKind::call) && object.global_module("call") == "torch._utils") {
-      object.fail(ErrorKind::unsupported,
-                  "expected a plain value, found one that holds a tensor (PyTorch flattens only "
-                  "dicts and lists: was the tensor in a tuple?)");
+      object.fail(
+          ErrorKind::unsupported,
+          "expected a plain value, found a value that holds a tensor (PyTorch flattens only "
+          "dicts and lists: was the tensor in a tuple?)");
     }
     object.fail(ErrorKind::unsupported,
                 object.describe() + ": expected a plain value, found an object of another kind");
@@ -249,7 +250,8 @@ class Walk {
     return call.call_arguments("call").num_items("arguments");
   }
 
-  /// Returns the name of the type that a call of `global` makes, if a Value has no such type.
+  /// Returns the name of the type that a call of `global` makes, if a Value has no such type
+  /// (`frozenset`, which becomes a set); else an empty name.
   static std::string_view type_that_changes(ValueGlobal global) {
     switch (global) {
       case ValueGlobal::ordered_dict:

@@ -38,7 +38,7 @@ enum class ValueGlobal : std::uint32_t {
   bytes,
   complex,
   codecs_encode,
-  builtin_type,  // list, dict, int, …: only as the factory of a defaultdict
+  builtin_type,  // list, dict, int, …: allowed only as the factory of a defaultdict
   path,
   torch_size,
   torch_device,
@@ -58,16 +58,17 @@ std::span<const AllowedGlobal> value_globals();
 /// none.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// A limit on the total output of all walks over one graph. A graph shares its objects, so a few
-/// hundred bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and
-/// keeps the path from the root to the present object. Not thread-safe.
+/// Limits the total output of all walks over one graph. It counts the output, and keeps the path
+/// from the root to the present object. The limit is needed because objects of a graph can be
+/// shared: a few hundred bytes can describe a tree of 10^18 leaves, or an endless one. Not
+/// thread-safe.
 class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;
 
   /// Allows a multiple of the graph's own size, and at least 64 MiB.
   explicit WalkBudget(const ObjectGraph& graph);
-  /// Allows the same for a pickle of that size.
+  /// Allows a multiple of `pickle_nbytes`, and at least 64 MiB.
   explicit WalkBudget(std::uint64_t pickle_nbytes);
   /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);
@@ -111,12 +112,11 @@ class WalkBudget {
 /// what is not a plain value.
 Value to_value(Object object, WalkBudget& budget);
 
-/// Throws Error(unsupported) saying that the object, which is read as a dict, is an entry of
-/// itself.
+/// Throws Error(unsupported) saying that `object`, which is read as a dict, contains itself.
 [[noreturn]] void refuse_reference_back(Object object);
 
-/// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for what Python cannot
-/// hash, such as a list.
+/// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for a key that Python
+/// cannot hash, such as a list.
 Value to_key(Object object, WalkBudget& budget);
 
 }  // namespace tessera::formats::pickle

@@ -111,9 +111,9 @@ std::string name_of_refused(Opcode opcode) {
 
 }  // namespace
 
-/// The pickle machine: a stack of objects, marks on the stack, and a memo. The cost of an opcode is
-/// proportional to its own bytes, or to the objects that it pops. Another opcode has pushed each of
-/// these objects, so the total cost is linear.
+/// The pickle machine: a stack of objects, marks on the stack, and a memo. The total cost is linear
+/// in the pickle: an opcode costs as much as its own bytes, or as the objects that it pops, and
+/// each popped object was pushed by another opcode.
 class Machine {
  public:
   Machine(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
@@ -130,7 +130,7 @@ class Machine {
     graph_.links_.reserve(expected_nbytes / 5);
     graph_.calls_.reserve(expected_nbytes / 20);
     memo_.reserve(expected_nbytes / 5);
-    if (taker_ != nullptr) make_constants();  // before any entry, so that none is dropped with one
+    if (taker_ != nullptr) make_constants();  // first, so that they are not dropped with an entry
   }
 
   ObjectGraph run() {
@@ -501,7 +501,7 @@ class Machine {
     push_collection(ObjectKind::tuple, stack_.size() - num_items);
   }
 
-  // Globals and calls: what the pickle asks for is recorded, never carried out.
+  // Globals and calls are only recorded. Nothing is ever looked up or called.
 
   void push_global_lines() {
     const std::string_view module = take_line("module");
@@ -550,7 +550,7 @@ class Machine {
   }
   void push_call_of(std::uint32_t callable, std::uint32_t arguments, const char* opcode,
                     CallForm form) {
-    // A pickle may also call what a foreign function returned, such as a method.
+    // A pickle may also call the result of a foreign call, such as a method that getattr returned.
     if (node(callable).kind == ObjectKind::call &&
         foreign_.policy == ForeignGlobals::Policy::record) {
       callable = foreign_global_like(graph_.calls_[node(callable).index].callable);
@@ -568,7 +568,7 @@ class Machine {
     call.index = static_cast<std::uint32_t>(graph_.calls_.size() - 1);
     call.is_instance = form == CallForm::instance;
   }
-  /// Makes a foreign global of the same name: it has no meaning for Tessera.
+  /// Makes a foreign global with the name of `global`. A foreign global has no meaning for Tessera.
   std::uint32_t foreign_global_like(std::uint32_t global) {
     detail::Global foreign = graph_.globals_[node(global).index];
     foreign.meaning = kForeignMeaning;
@@ -719,12 +719,12 @@ class Machine {
   }
   void push_unescaped(std::optional<std::string> text) {
     if (!text)
-      fail(ErrorKind::corruption, "string: expected Python escapes, found a malformed one");
+      fail(ErrorKind::corruption, "string: expected Python escapes, found a malformed escape");
     push_str_or_bytes(keep(std::move(*text)));
   }
   void push_unicode_line() {
     std::optional<std::string> text = unescape_raw_unicode(take_line("str"));
-    if (!text) fail(ErrorKind::corruption, "str: expected \\u escapes, found a malformed one");
+    if (!text) fail(ErrorKind::corruption, "str: expected \\u escapes, found a malformed escape");
     push_str(keep(std::move(*text)));
   }
 
@@ -735,7 +735,8 @@ class Machine {
   struct Batch {
     std::size_t begin;  // in the stack
   };
-  // The attributes of the outermost object stand above the first mark, a batch above the second.
+  /// The number of marks on the stack when a batch is complete: the attributes of the outermost
+  /// object are above the first mark, the batch is above the second one.
   static constexpr std::size_t kMarksOfBatch = 2;
 
   bool is_at_batch() const { return batch_ && marks_.size() == kMarksOfBatch; }
@@ -771,7 +772,7 @@ class Machine {
     batch_.reset();
   }
 
-  /// Gives all entries of the batch to the taker, and drops their objects.
+  /// Gives all entries of the batch to the EntryTaker, and drops their objects.
   void take_entries() {
     unite_equal_keys_from(tail_.first_node());
     for (std::size_t i = batch_->begin; i < stack_.size(); i += 2) {
@@ -786,14 +787,16 @@ class Machine {
     kept_slots_.clear();
     taken_end_ = tail_.first_node();
   }
-  /// Gives an entry of SETITEM to the taker. Drops no objects: a pickle has few such entries.
+  /// Gives an entry of SETITEM to the EntryTaker. Does not drop its objects, because a pickle has
+  /// few such entries.
   void take_single_entry(std::uint32_t key, std::uint32_t value) {
     unite_equal_keys_from(std::max(taken_end_, taken_dict_ + 1));
     taker_->take(Object(&graph_, key), Object(&graph_, value));
     taken_end_ = static_cast<std::uint32_t>(graph_.nodes_.size());
   }
 
-  /// Says whether the memo keeps an object that a batch puts there.
+  /// Returns whether to keep an object that a batch puts into the memo, because a later opcode
+  /// fetches it.
   bool is_kept(std::uint64_t slot, std::uint32_t id) {
     const ObjectKind kind = node(id).kind;
     const bool is_atom = kind == ObjectKind::str || kind == ObjectKind::global;
@@ -804,8 +807,8 @@ class Machine {
     return true;
   }
 
-  /// Throws if `target` may not change any more, because a taker has its entry. Within a batch
-  /// only objects of the batch may change, so that no other object refers to them.
+  /// Throws if `target` may not change any more, because a taker already has its entry. Within a
+  /// batch only objects of that batch may change: then no object outside of it can refer to them.
   void require_open(std::uint32_t target) const {
     if (target >= (batch_ ? tail_.first_node() : taken_end_)) return;
     const auto outermost = std::span(stack_).first(std::min<std::size_t>(stack_.size(), 2));
@@ -818,8 +821,8 @@ class Machine {
 
   // Keys
 
-  // What the keys of a dict are sorted by, so that equal keys get next to each other. Keys of kind
-  // `other` are never equal.
+  /// The sort key of a dict's key. Sorting places equal keys next to each other. Keys of kind
+  /// `other` are never equal.
   struct Key {
     enum class Kind : std::uint8_t { integer, floating, big_integer, str, bytes, none, other };
     Kind kind = Kind::other;
@@ -886,7 +889,7 @@ class Machine {
     }
     return true;
   }
-  /// Unites the equal keys of each dict from the object `first` on.
+  /// Calls unite_equal_keys for each dict among the objects from `first` on.
   void unite_equal_keys_from(std::uint32_t first) {
     for (std::size_t id = first; id < graph_.nodes_.size(); ++id) {
       Node& node = graph_.nodes_[id];
@@ -894,7 +897,8 @@ class Machine {
       if (node.kind == ObjectKind::call) unite_equal_keys(graph_.calls_[node.index].entries);
     }
   }
-  /// Keeps each key once, at its first place with its last value, as a Python dict does.
+  /// Removes repeated keys of a dict. A key stays at its first place and gets its last value, as in
+  /// a Python dict.
   void unite_equal_keys(Slice& slice) {
     const std::uint32_t num_entries = slice.size / 2;
     if (num_entries < 2 || has_few_names(slice)) return;

@@ -36,11 +36,11 @@ class AllowList {
   std::vector<AllowedGlobal> prefixes_;
 };
 
-/// What to do with a global that the allow-list lacks. Nothing is ever looked up or called. [Note:
-/// Foreign globals]
+/// What to do with a global that is not in the allow-list. Nothing is ever looked up or called.
+/// [Note: Foreign globals]
 struct ForeignGlobals {
   enum class Policy {
-    refuse,  // Error(unsupported), even if nothing uses the global
+    refuse,  // throw Error(unsupported), even if nothing uses the global
     record,  // the global, and every call of it, is an object that `is_foreign`
   };
   Policy policy = Policy::refuse;
@@ -76,10 +76,10 @@ struct PickleLimits {
 /// the end of the batch. Then its objects are dropped, except those that a later opcode fetches
 /// from the memo.
 /// - The reader refuses a pickle that changes an object of an entry after it was taken.
-/// - After the first foreign global nothing more is taken: the graph then holds all further
+/// - After the first foreign global nothing more is taken; the graph then holds all further
 /// entries,
 ///   as it does without a taker.
-/// - Equal keys are not united: the taker sees each entry.
+/// - Repeated keys are not merged: the taker gets each entry.
 class EntryTaker {
  public:
   virtual ~EntryTaker() = default;

@@ -28,7 +28,7 @@ bool is_written_item(std::string_view item);
 /// Returns the name of a file that Tessera's writer makes.
 std::string written_file_name(std::string_view item, int world_size, int rank);
 
-/// The files of all ranks for one item, sorted by rank.
+/// The files of all ranks for one item (a saved object, such as the model), sorted by rank.
 struct Item {
   std::string name;
   std::vector<FileName> files;

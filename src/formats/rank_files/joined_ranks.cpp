@@ -283,8 +283,8 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     pieces_.push_back(std::move(origins));
   }
 
-  /// Throws unless one rank's part fits the whole tensor `whole`, as the first rank describes the
-  /// tensor.
+  /// Throws unless the part of the rank `origin` fits the tensor `whole`, which is as the rank
+  /// `first` describes it.
   void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
     const auto& place = place_of(origin);
     const auto require = [&](bool holds, const std::string& rule, const std::string& expected,
@@ -311,8 +311,8 @@ class JoinedRanks final : public DividedReader, public MeshSource {
             shape_to_string(place->region.sizes) + ", by its placements",
             shape_to_string(own.shape));
     require(!place->rank || *place->rank == rank_of(origin), "rank",
-            "what " + rank_in_words(origin) + " saved, as the file's name says",
-            "what rank " + std::to_string(place->rank.value_or(0)) + " saved");
+            "a part that " + rank_in_words(origin) + " saved, as the file's name says",
+            "a part that rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
   /// Adds a note for each replica whose stored checksum differs from the first replica's.

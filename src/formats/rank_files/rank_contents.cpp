@@ -189,7 +189,8 @@ void RankContents::find_pieces() {
   }
 }
 
-/// Finds the cut with which a DTensor has the same pieces as a tensor.
+/// Finds the cut (dimension, shards and replicas) that gives a DTensor the pieces of tensor
+/// `index`.
 void RankContents::find_cut(std::size_t index) {
   const TensorEntry& tensor = contents_.tensors[index];
   const Shape& shape = tensor.meta.shape;

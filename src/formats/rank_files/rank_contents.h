@@ -16,9 +16,9 @@ namespace tessera::formats::rank_files {
 
 /// What is in each file of each rank. It is known before any byte of a tensor is written:
 ///
-///     model_world_size_<N>_rank_<R>.pt entries `model.…`, without `model.`
-///     optim_world_size_<N>_rank_<R>.pt entries `optim.…` extra_state_world_size_<N>_rank_<R>.pt
-///     entries `extra_state.…`
+///     model_world_size_<N>_rank_<R>.pt         entries `model.…`, without `model.`
+///     optim_world_size_<N>_rank_<R>.pt         entries `optim.…`, without `optim.`
+///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`, without `extra_state.`
 ///     world_size_<N>_rank_<R>.pt               all other entries
 ///
 /// Every rank has the same files. If tied tensors would go into two different files, all entries go
@@ -28,7 +28,7 @@ class RankContents {
  public:
   using PieceId = CheckpointWriter::PieceId;
 
-  /// Requires: `values` is parallel to `contents.values`.
+  /// Requires: `values[i]` belongs to `contents.values[i]`.
   /// Throws: Error(invalid_argument) naming a tensor whose pieces no DTensor can have, or key paths
   /// that contradict each other.
   RankContents(const CheckpointContents& contents, const std::vector<Value>& values,

@@ -152,9 +152,8 @@ std::optional<PartOfWhole> part_of_ranks(const FileSystem& fs, const std::string
     return is_name_like(file, "shard-#-model-#-of-#.safetensors");
   };
   if (!is_shard(name) && !has_offsets) return std::nullopt;
-  PartOfWhole part{
-      .unit = PartOfWhole::Unit::file,
-      .form = "what one rank saved with HuggingFaceStorageWriter, its shards of tensors"};
+  PartOfWhole part{.unit = PartOfWhole::Unit::file,
+                   .form = "the shards that one rank saved with HuggingFaceStorageWriter"};
   if (!is_shard(name)) return part;
   const auto num_files = std::ranges::count_if(fs.list_directory(directory_of(path)), is_shard);
   if (num_files > 1) part.num_parts = static_cast<std::uint64_t>(num_files);
@@ -482,7 +481,7 @@ class SafetensorsReader final : public DividedReader {
       const auto* dict = aliases.get_if<Value::Dict>();
       const auto refuse = [&](const std::string& fqn) {
         throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn}, key,
-                              "an object that maps names to tensors", "something else");
+                              "an object that maps names to tensors", "another kind of value");
       };
       if (dict == nullptr) refuse("");
       for (const auto& [alias, target] : *dict) {
@@ -499,7 +498,7 @@ class SafetensorsReader final : public DividedReader {
                             });
       if (!is_sound) {
         throw Error::expected(ErrorKind::corruption, {.path = path}, key,
-                              "an object that maps names to texts", "something else");
+                              "an object that maps names to texts", "another kind of value");
       }
       for (const auto& [name, content] : *dict) {
         texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());

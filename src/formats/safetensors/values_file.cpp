@@ -79,7 +79,7 @@ class ValuesFileReader {
     }
     // If they differed, a format that stores nested dicts would give the entry another name.
     if (spell(*key_path) != name) {
-      refuse(name, "key_paths", "keys that are the name when joined by dots");
+      refuse(name, "key_paths", "keys that give the name when joined by dots");
     }
     return std::move(*key_path);
   }
@@ -126,7 +126,7 @@ class ValuesFileReader {
   [[noreturn]] void refuse(const std::string& name, std::string_view section,
                            std::string_view expected) const {
     throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, section, expected,
-                          "something else");
+                          "none, or another value");
   }
 
  private:

@@ -27,7 +27,7 @@ std::string_view found_in_words(std::string_view begin) {
     }
   }
   if (begin.starts_with(detail::kZipSignature)) return "another zip archive";
-  return "something else";
+  return "a file of another kind";
 }
 
 std::string begin_of(const FileSystem& fs, const std::string& path) {
@@ -142,7 +142,10 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
     if (error.kind() == ErrorKind::io) throw;
     if (error.kind() == ErrorKind::unsupported) {  // a damaged checkpoint is accepted
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
-                            "a checkpoint to replace", "something else", "it was not changed");
+                            "a checkpoint to replace",
+                            kind == FileKind::directory ? "a directory that is no checkpoint"
+                                                        : "a file that is no checkpoint",
+                            "it was not changed");
     }
   }
   if (kind == FileKind::directory) {

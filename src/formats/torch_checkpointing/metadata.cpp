@@ -57,7 +57,7 @@ class Parser {
   /// Returns the value under a key of a dict.
   Object member(Object dict, std::string_view key) {
     if (!dict.is(ObjectKind::dict))
-      dict.fail_expected("where " + std::string(key) + " is", "a dict");
+      dict.fail_expected("object with the key '" + std::string(key) + "'", "a dict");
     budget_.spend(dict, dict.num_entries(key) + 16);
     const auto found = dict.find(key);
     if (!found) {
@@ -156,8 +156,8 @@ class Parser {
     }
     const auto [found, is_new] = to.tensors.emplace(std::move(name), std::move(tensor));
     if (!is_new) {
-      key.fail(ErrorKind::unsupported,
-               "path of a tensor: expected another name than '" + printable(found->first) + "'");
+      key.fail(ErrorKind::unsupported, "path of a tensor: expected each name once, found '" +
+                                           printable(found->first) + "' for two paths");
     }
   }
 

@@ -20,7 +20,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
   PlacedFile(std::unique_ptr<CheckpointReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places,
              std::vector<KeyPath> key_paths);
-  /// Shows a file of torch.save with other places. Everything else is as in the file.
+  /// Shows a file of torch.save with `places` instead of its own places.
   PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places);
 

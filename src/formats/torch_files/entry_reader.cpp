@@ -248,7 +248,7 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
   tensor.entry.meta.dtype = DType::float32;
   if (!number) {
     if (entry.kind == Entry::Kind::value) {
-      refuse(file, tensor.entry.meta.fqn, "step", "a number", "something else");
+      refuse(file, tensor.entry.meta.fqn, "step", "a number", "another kind of value");
     }
     tensor.entry.meta.shape = file.tensor(entry).shape;
     tensor.entry.meta.dtype = file.tensor(entry).dtype;

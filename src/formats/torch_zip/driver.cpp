@@ -98,7 +98,8 @@ class TorchZipDriver final : public FormatDriver {
     return DestinationKind::file;
   }
 
-  /// Whether the file is a stream, or an archive with a pickle at the path that the reader needs.
+  /// Returns whether the file is a stream, or an archive that has the pickle which the reader
+  /// needs.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     if (torch_zip::begins_as_stream(first_bytes)) return true;
     try {

@@ -12,7 +12,7 @@
 // Which part of a tensor one rank of a device mesh holds, as PyTorch's DTensor cuts it.
 namespace tessera::formats::torch_zip {
 
-/// What one axis of a mesh does to a tensor.
+/// What one axis of a mesh does to a tensor: it replicates the tensor, or cuts a dimension of it.
 struct AxisPlacement {
   enum class Kind { replicate, shard, strided_shard };
 

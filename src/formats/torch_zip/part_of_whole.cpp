@@ -109,7 +109,7 @@ std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path
       {of_tensors, size_of("pipeline_model_parallel_size"), size_of("expert_model_parallel_size")});
   const std::string folder = last_component(directory_of(path));
   if (num_parts == 1 || (!num_parts && !folder.starts_with("mp_rank_"))) return {};
-  return PartOfWhole{.form = "Megatron-LM, one place in tensor, pipeline and expert parallelism",
+  return PartOfWhole{.form = "Megatron-LM, one rank of tensor, pipeline and expert parallelism",
                      .num_parts = num_parts};
 }
 
@@ -179,7 +179,7 @@ std::optional<std::string> form_of_directory(const std::vector<std::string>& nam
   constexpr std::array kForms{
       Form{"zero_pp_rank_#_mp_rank_#_model_states.pt", "DeepSpeed ZeRO, files of each rank"},
       Form{"mp_rank_#_model_states.pt", "DeepSpeed, files of each rank"},
-      Form{"model_optim_rng.pt", "one place of Megatron-LM in model parallelism"},
+      Form{"model_optim_rng.pt", "the file of one model-parallel rank of Megatron-LM"},
   };
   for (const Form& form : kForms) {
     const auto is_such = [&](const std::string& name) { return is_name_like(name, form.pattern); };

@@ -25,7 +25,7 @@ struct ShardPlace {
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
 
-/// The part of a DTensor or a ShardedTensor that one rank holds, as a tensor.
+/// The part of a DTensor or a ShardedTensor that one rank holds: a tensor, and its place.
 struct LocalTensor {
   pickle::Object tensor;
   ShardPlace place;

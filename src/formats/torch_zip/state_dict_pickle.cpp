@@ -29,7 +29,7 @@ struct Entry {
   std::variant<std::size_t, const Value*> content;
 };
 
-/// Returns all entries, ordered as a walk through the nested dicts and lists meets them.
+/// Returns all entries, in the order of a walk through the nested dicts and lists.
 std::vector<Entry> entries_of(const CheckpointContents& contents,
                               const std::vector<Value>& values) {
   std::vector<Entry> entries;

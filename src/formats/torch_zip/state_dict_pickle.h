@@ -27,7 +27,7 @@ using PushTensor = std::function<void(pickle::Pickler&, std::size_t tensor)>;
 /// List positions without an entry are None, as in PyTorch's distributed checkpoint. The dicts at
 /// the paths of `objects` become objects of classes. `push_tensor` writes each tensor; empty:
 /// writes ordinary tensors.
-/// Requires: key paths that form one tree; `values` parallel to `contents.values`.
+/// Requires: the key paths form one tree; `values[i]` belongs to `contents.values[i]`.
 /// Throws: Error(invalid_argument) with `destination` and the name if a key path is too long or
 /// skips too many positions; Error(unsupported) for a value that cannot be pickled.
 std::string pickle_state_dict(const CheckpointContents& contents, const std::vector<Value>& values,

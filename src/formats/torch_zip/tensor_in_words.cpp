@@ -164,7 +164,7 @@ std::string tensor_subclass_in_words(Object call, Object type) {
       return sharded_tensor_in_words(call) + std::string(kAdvice);
     }
   }
-  return "one of class " + name;
+  return "a tensor of class " + name;
 }
 
 }  // namespace tessera::formats::torch_zip

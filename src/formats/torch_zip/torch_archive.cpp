@@ -127,7 +127,7 @@ class Flattener {
       note_simplification(object, Simplification::Kind::dict_class);
       note_attributes(object);
     }
-    // If the whole saved object is an empty dict, it adds nothing, because it has no name.
+    // An empty dict becomes a value, unless it is the whole saved object, which has no name.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     note_plainer(object);  // types in the keys
@@ -449,7 +449,7 @@ class ZipStorages final : public Storages {
   ZipStorages(const ReadableFile& file, ByteRange window) : zip_(file, window) {
     const std::uint64_t nbytes = zip_.nbytes_before();
     if (nbytes == 0) return;
-    // PyTorch refuses such a file too. The bytes before the archive may be another checkpoint.
+    // The bytes before the archive may be another checkpoint. PyTorch refuses such a file too.
     throw Error::expected(
         ErrorKind::corruption,
         {.path = file.path(), .byte_range = ByteRange{window.begin, window.begin + nbytes}},
@@ -539,7 +539,7 @@ std::size_t find_pickle(const zip::ZipReader& zip, const Refuse& refuse) {
   return *pickle_member;
 }
 
-/// Says whether the member `byteorder` says that a big-endian machine wrote the storages.
+/// Returns whether the member `byteorder` states that a big-endian machine wrote the storages.
 bool is_big_endian(const zip::ZipReader& zip, const std::string& prefix, const Refuse& refuse) {
   const auto member = zip.find(prefix + "/byteorder");
   if (!member) return false;

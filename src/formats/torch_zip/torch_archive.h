@@ -146,7 +146,7 @@ class SavedObject {
 /// An archive that torch.save or torch.jit.save wrote. It fills a window of a file, often all of
 /// it.
 ///
-///     <prefix>/data.pkl the pickled object; a tensor is a call with a persistent id
+///     <prefix>/data.pkl     the pickled object; a tensor is a call with a persistent id
 ///     <prefix>/data/<key>   a storage, raw; 64-byte aligned
 ///     <prefix>/byteorder    `little` or `big`
 ///     <prefix>/version, .data/serialization_id, .format_version, .storage_alignment: not needed

@@ -21,8 +21,8 @@ namespace tessera::formats::torch_zip {
 void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key);
 
-/// Writes a tensor into the pickle all of whose elements are the one element of its storage.
-/// `torch.save` pickles the result of `expand` in this way.
+/// Writes into the pickle a tensor whose storage has one element: all elements of the tensor are
+/// that element. `torch.save` pickles the result of `expand` in this way.
 void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                      std::string_view storage_key);
 

@@ -90,7 +90,8 @@ class StreamStorages final : public Storages {
       throw Error::expected(
           ErrorKind::corruption,
           {.path = file_.path(), .byte_range = ByteRange{position, position + left}}, rule,
-          std::to_string(kNumelNbytes) + " + " + std::to_string(id.nbytes) + " bytes",
+          std::to_string(kNumelNbytes) + " bytes for its size and " + std::to_string(id.nbytes) +
+              " bytes of data",
           std::to_string(left), "incomplete download?");
     }
     const std::uint64_t numel = read_numel(position);

@@ -207,9 +207,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     std::size_t place;  // order in the pickle
   };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
-  /// Two names are names of the same tensor if these are equal. The last members tell a rank's part
-  /// of a cut tensor from an ordinary tensor with the same elements (FSDP1's flat vector, and a
-  /// parameter that fills it).
+  /// The elements of a tensor. Two names with equal Elements are names of the same tensor. The last
+  /// members distinguish a rank's part of a sharded tensor from an ordinary tensor with the same
+  /// elements (FSDP1's flat vector, and a parameter that fills it).
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
 
   /// Reads all storages of a stream, which has no checksums.

@@ -40,7 +40,8 @@ void append(std::string& out, Unsigned value) {
   }
 }
 
-/// Appends a 32-bit field, all ones if the value is in a zip64 field instead.
+/// Appends `value` as a 32-bit field. A value that does not fit is written as 0xffffffff; then a
+/// zip64 field holds it.
 void append_or_zip64(std::string& out, std::uint64_t value) {
   append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
 }

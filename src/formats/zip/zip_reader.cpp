@@ -117,7 +117,7 @@ struct ZipReader::Directory {
   std::uint64_t begin = 0;  // in the file
   std::uint64_t nbytes = 0;
   std::uint64_t num_members = 0;
-  std::uint64_t base = 0;  // in the file; offsets in the archive are relative to it
+  std::uint64_t base = 0;  // position in the file from which offsets in the archive count
 };
 
 void ZipReader::fail(ErrorKind kind, std::string_view rule, std::string_view expected,
@@ -186,8 +186,8 @@ ZipReader::Trailer ZipReader::find_trailer() const {
           .directory_begin = u32(bytes, 16)};
 }
 
-// Returns the wider trailer of a zip64 archive; nothing for another archive. A zip64 archive has a
-// locator before its trailer, and the wider trailer before the locator.
+// Returns the zip64 trailer (a trailer with 64-bit numbers); nothing if the archive is not zip64. A
+// zip64 archive has the zip64 trailer, then a locator, then the normal trailer.
 std::optional<ZipReader::Trailer> ZipReader::find_zip64_trailer(std::uint64_t trailer_begin) const {
   if (trailer_begin - window_.begin < kZip64LocatorNbytes) return std::nullopt;
   const std::uint64_t locator_begin = trailer_begin - kZip64LocatorNbytes;
@@ -255,7 +255,7 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
   if (!rest.empty()) {
     fail(ErrorKind::corruption, "directory",
          "only " + std::to_string(directory.num_members) + " members",
-         std::to_string(rest.size()) + " bytes more");
+         std::to_string(rest.size()) + " bytes after them");
   }
   by_name_.reserve(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {

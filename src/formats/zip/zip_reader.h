@@ -45,8 +45,10 @@ struct ZipLimits {
 /// archives that follow each other in a .distcp file. Only uncompressed members can be read; torch
 /// compresses nothing but TorchScript's code.
 ///
-///     [other bytes] { local header 30+n+m | data } ... central directory [zip64 trailer] trailer
-///     22+c
+///     [other bytes]
+///     { local header (30+n+m bytes) | data } for each member
+///     central directory
+///     [zip64 trailer] trailer (22+c bytes)
 ///
 /// The constructor reads and checks the whole central directory: members are within the window and
 /// do not overlap, names are unique, relative and without `..`, nothing is encrypted or split over

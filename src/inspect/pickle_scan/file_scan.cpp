@@ -236,7 +236,7 @@ bool FileScan::scan_compressed(const ReadableFile& file, const std::string& memb
   if (depth > 0) return false;
   for (const auto& [signature, name] : kOtherCompressions) {
     if (head.starts_with(signature)) {
-      not_looked_at(member, "no compression, gzip or zlib", std::string(name));
+      not_looked_at(member, "gzip, zlib or no compression", std::string(name));
       return true;
     }
   }

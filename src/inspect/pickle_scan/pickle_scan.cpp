@@ -21,7 +21,7 @@ class PathScan {
     }
     if (kind != FileKind::regular) {
       throw Error::expected(ErrorKind::not_found, {.path = path}, "path", "a file or folder",
-                            kind ? "something else" : "nothing");
+                            kind ? "a device, pipe or socket" : "nothing");
     }
     scan_file(path);
   }
@@ -65,12 +65,13 @@ class PathScan {
     const std::string target = kind ? fs_.resolve_links(path) : "";
     if (target != resolved) {
       const bool is_scanned = target.starts_with(root_ + "/");
-      if (!is_scanned) not_looked_at(path, "a file or folder", "a link to somewhere else");
+      if (!is_scanned)
+        not_looked_at(path, "a file or folder", "a link to a place outside of the scanned folder");
       return;
     }
     if (*kind == FileKind::directory) return scan_folder(path, resolved, depth + 1);
     if (*kind == FileKind::regular) return scan_file(path);
-    not_looked_at(path, "a file or folder", "something else");
+    not_looked_at(path, "a file or folder", "a device, pipe or socket");
   }
 
   void not_looked_at(const std::string& path, std::string expected, std::string found) {

@@ -53,8 +53,8 @@ std::optional<std::string> pax_record(std::string_view records, std::string_view
   return value;
 }
 
-/// Name and size that special headers before an entry give it, instead of those in the entry's own
-/// header.
+/// The name and size that special headers before an entry state. They replace those in the entry's
+/// own header.
 struct Overrides {
   std::optional<std::string> name{};
   std::optional<std::uint64_t> nbytes{};

@@ -83,7 +83,7 @@ class Lister {
     }
     const bool claims_archive = read_some(file_, 0, 4) == kLocalSignature;
     if (claims_archive && !begins_.contains(0)) {
-      fault({}, 0, "a directory of the archive that begins at byte 0", "none");
+      fault({}, 0, "a list of members of the archive that begins at byte 0", "none");
       listing_.faults.back().is_looked_at = false;
     }
     return std::move(listing_);

@@ -187,7 +187,7 @@ def test_a_checkpoint_of_torchao_itself_is_refused_by_name(tmp_path):
     torch.save(quantized_linear(), tmp_path / "step.pt")
     tensors, texts = flatten_tensor_state_dict(quantized_linear())
     save_file(tensors, tmp_path / "model.safetensors", metadata=texts)
-    for file, tensor, found in [("step.pt", "0.weight", "found one of class torchao.quantization.Int8Tensor"),
+    for file, tensor, found in [("step.pt", "0.weight", "found a tensor of class torchao.quantization.Int8Tensor"),
                                 ("model.safetensors", "0._weight_qdata", "expected a scheme that can be dequantized "
                                  "(docs/combine.md#quantized-weights), found torchao")]:
         refused = run("ckpt-reshard", tmp_path / file, tmp_path / "numbers", "--dequantize", "bfloat16")

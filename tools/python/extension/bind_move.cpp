@@ -136,13 +136,13 @@ void execute_to_store(const MoveRequest& request, const CheckpointReader& reader
 }
 
 /// Throws if the destination must not be written or replaced. A directory that is replaced may
-/// contain files with the names of `extra_files`. While these are not known (null), an existing
-/// directory is not checked.
+/// contain files with the names of `extra_files`. If `extra_files` is null (not known yet), an
+/// existing directory is not checked.
 void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
   const OverwritePolicy overwrite = request.create.overwrite;
-  // The objects that an interrupted move has left there are compared later.
+  // What an interrupted move has left on the object store is checked later.
   const bool resumes =
       request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
   if (resumes && object_store::is_on_store(request.destination)) return;
@@ -408,7 +408,7 @@ void tell_complete(const nb::python_error& error, const std::string& destination
   }
 }
 
-/// Names the server of every path of a move that may be on a store.
+/// Sets the S3 server (`endpoint`) of all paths of a move that may be on an object store.
 void set_endpoints(const std::vector<MergePath>& sources, const std::string& destination,
                    const MoveOptions& options) {
   if (!options.endpoint) return;

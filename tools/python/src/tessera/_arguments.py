@@ -31,7 +31,7 @@ def path_bytes(name: str, path: PathLike) -> bytes:
 
 
 def stored_path_bytes(name: str, path: PathLike, endpoint: str | None) -> bytes:
-    """Returns a path as bytes. If it is on s3://, its bucket is from now on at `endpoint`; None: where it was."""
+    """Returns a path as bytes. Sets the server of an s3:// path's bucket to `endpoint`, also for later calls; None: no change."""
     encoded = path_bytes(name, path)
     if endpoint is not None:
         _core.set_bucket_endpoint(encoded, name_bytes("endpoint", endpoint))

@@ -46,7 +46,7 @@ class Error(Exception):
         self.problems = problems
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For pickle, by which exceptions come from other processes.
+        # Lets pickle carry the error from another process.
         facts = {name: getattr(self, name) for name in ("kind", "path", "tensor", "byte_range", "problems")}
         return _restored, (type(self), self.args[0], facts)
 

@@ -74,7 +74,7 @@ class JobState:
 
     def _too_deep(self, path: Path) -> Error:
         name = self._spell(path[:3])
-        return Error(f"{name}: value: expected dicts and lists nested at most {MAX_DEPTH} deep, found deeper ones, or one that "
+        return Error(f"{name}: value: expected dicts and lists nested at most {MAX_DEPTH} deep, found deeper nesting, or a value that "
                      "contains itself", kind="invalid_argument", tensor=name)
 
     def _visit_dict(self, path: Path, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -89,7 +89,7 @@ class JobState:
             return name
         except (TypeError, UnicodeError, RuntimeError) as error:
             keys = ".".join(repr(key) for key in path)
-            raise Error(f"{keys}: name: expected keys that are numbers, or text that UTF-8 can hold, found others",
+            raise Error(f"{keys}: name: expected keys that are numbers, or text that UTF-8 can hold, found other keys",
                         kind="invalid_argument") from error
 
     def _name(self, path: Path) -> str:

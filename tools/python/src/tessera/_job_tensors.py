@@ -69,7 +69,7 @@ def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     for span in spans:
         device, begin, end, name = span
         if device == last[0] and begin < last[2] and (begin, end) != last[1:3]:
-            raise Error(f"{name}: tensor to load into: expected memory of its own, found a part of that of {last[3]}",
+            raise Error(f"{name}: tensor to load into: expected memory of its own, found memory that it shares with {last[3]}",
                         kind="invalid_argument", tensor=name)
         if device != last[0] or end > last[2]:
             last = span
@@ -91,13 +91,13 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
     import torch
 
     if tensor.is_nested:
-        raise _refuse(name, "a tensor with one shape", "a nested one")
+        raise _refuse(name, "a tensor with one shape", "a nested tensor")
     if tensor.layout is not torch.strided:
-        raise _refuse(name, "a dense tensor", f"one of layout {tensor.layout}")
+        raise _refuse(name, "a dense tensor", f"a tensor of layout {tensor.layout}")
     if tensor.is_quantized:
         raise _refuse(name, "a tensor of numbers", "a quantized tensor")
     if tensor.device.type == "meta":
-        raise _refuse(name, "a tensor with elements", "one on the meta device (call to_empty first)")
+        raise _refuse(name, "a tensor with elements", "a tensor on the meta device (call to_empty first)")
     plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
     if type(tensor) not in plain and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -162,7 +162,7 @@ def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=4096)
 def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
-    """Returns each different box with elements, and the ranks that hold it. `holders`: the rank with each of `boxes`."""
+    """Returns each different box with elements, and the ranks that hold it. `holders[i]` holds `boxes[i]`."""
     shards: dict[Box, list[int]] = {}
     for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:

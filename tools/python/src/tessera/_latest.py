@@ -24,7 +24,7 @@ class LatestValid(NamedTuple):
 
 
 def latest_valid(folder: PathLike, *, checksums: bool = False, endpoint: str | None = None) -> LatestValid:
-    """Returns the newest valid checkpoint in a folder, of any format, and what is newer and was rejected.
+    """Finds the newest valid checkpoint in a folder, of any format. `skipped` of the result lists newer ones that were rejected.
 
     folder: a path, or s3://BUCKET/PREFIX.
 

@@ -90,9 +90,10 @@ class _Load:
 
     def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, endpoint: str | None, strict: bool, allow_cast: bool, only: list[bytes],
               rename: Mapping[str, str] | None) -> tuple[tuple[str, str], bool]:
-        """Plans as if all ranks had the same tensors and names of values. Returns digests of this rank's, and whether they fit.
+        """Plans as if all ranks had the same tensors and names of values. Returns the digests of this rank's tensors and of its names
+        of values, and whether they fit the checkpoint.
 
-        One exchange is enough in the usual case, that all ranks have the same digests.
+        In the usual case, all ranks have the same digests. Then no other exchange is needed.
         """
         self.encoded = stored_path_bytes("path", path, endpoint)
         self.path = os.fsdecode(self.encoded)

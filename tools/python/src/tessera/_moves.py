@@ -167,8 +167,9 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
     inverse: apply the recipe backwards, from its new names to the old ones.
     set: {NAME: NUMBER} gives values to variables of the recipe; {"prefix": TEXT} puts TEXT before all names in its rules.
-    cast: the dtype (torch's, or its name) to which floating-point tensors are converted. Tensors without dimensions keep
-        their dtype; so does optimizer state that has neither a number per element of its parameter nor one per row.
+    cast: the dtype (torch's, or its name) to which floating-point tensors are converted: parameters, buffers, and
+        optimizer state with one number per element or per row of its parameter. Tensors without dimensions keep their
+        dtype.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with numbers that are too large. "refuse"
         raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
         float8_e4m3fn).

@@ -306,7 +306,7 @@ class _Job(SaveSteps):
 
 
     def with_linked(self, report: Saved) -> Saved:
-        """Adds what `run` found in the base."""
+        """Counts apart, in `linked_nbytes`, the bytes that stay in files of the base."""
         linked = self.save.linked_nbytes
         return report._replace(nbytes=report.nbytes - linked, linked_nbytes=linked)
 

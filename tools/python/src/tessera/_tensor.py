@@ -126,7 +126,7 @@ class Tensor:
         if len(gaps) > 1:
             raise IndexError(f"{self.name}: index: expected one `...` at most, found {len(gaps)}")
         if num_given > self.ndim:
-            raise IndexError(f"{self.name}: index: expected at most {self.ndim} for the shape {list(self.shape)}, "
+            raise IndexError(f"{self.name}: index: expected at most {self.ndim} items for the shape {list(self.shape)}, "
                              f"found {num_given}")
         gap = gaps[0] if gaps else len(indices)
         indices[gap:gap + 1] = [slice(None)] * (self.ndim - num_given)
