@@ -125,55 +125,53 @@ void Spool::upload(const FilePointer& file, std::vector<SpooledFile::Work> work)
 /// Begins the upload of a file in parts, or takes over the upload of an interrupted run.
 void Spool::begin_upload(SpooledFile& file) {
   const std::scoped_lock lock(file.begin_mutex);
-  if (!file.upload_id.empty()) return;
+  if (!file.upload.id.empty()) return;
   if (options_.resumes || options_.discards) {
     const std::string key = parse_url(file.url()).path;
     for (const UnfinishedUpload& upload : uploads_.list_unfinished(file.url())) {
       if (upload.key != key) continue;
-      if (!options_.resumes || !file.upload_id.empty()) {
+      if (!options_.resumes || !file.upload.id.empty()) {
         uploads_.abort(file.url(), upload.id);
         continue;
       }
-      file.upload_id = upload.id;
-      for (UploadedPart& part : uploads_.list_parts(file.url(), upload.id)) {
+      ListedParts listed = uploads_.list_parts(file.url(), upload.id);
+      const bool has_crc32 = upload.check == BodyCheck::crc32 || listed.check == BodyCheck::crc32;
+      file.upload = {upload.id, has_crc32 ? BodyCheck::crc32 : BodyCheck::md5};
+      for (UploadedPart& part : listed.parts) {
         file.kept[part.number] = std::move(part);
       }
     }
   }
-  if (file.upload_id.empty()) file.upload_id = uploads_.begin(file.url());
+  if (file.upload.id.empty()) file.upload = uploads_.begin(file.url());
   const std::scoped_lock begun_lock(mutex_);
-  begun_[file.upload_id] = {file.url()};
+  begun_[file.upload.id] = {file.url()};
 }
 
 void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
   begin_upload(file);
   const std::vector<std::byte> bytes = file.read(work.range);
   const int number = work.index + 1;
-  UploadedPart part{.number = number, .nbytes = bytes.size(), .md5 = Md5::of(bytes)};
   const auto kept = file.kept.find(number);
-  if (kept != file.kept.end() && kept->second.nbytes == part.nbytes &&
-      kept->second.etag == '"' + part.md5.hex() + '"') {
-    part.etag = kept->second.etag;
-  } else {
-    part = uploads_.put_part(file.url(), file.upload_id, number, bytes);
-  }
-  file.note_uploaded(work, std::move(part));
+  std::optional<UploadedPart> part;
+  if (kept != file.kept.end()) part = listed_part(kept->second, bytes);
+  if (!part) part = uploads_.put_part(file.url(), file.upload, number, bytes);
+  file.note_uploaded(work, *std::move(part));
   const std::scoped_lock lock(mutex_);
-  begun_[file.upload_id].nbytes += bytes.size();
+  begun_[file.upload.id].nbytes += bytes.size();
 }
 
 /// Completes the upload of a file, so that the object appears.
 void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
   ObjectVersion version;
-  if (file.is_one_part() && file.upload_id.empty()) {
+  if (file.is_one_part() && file.upload.id.empty()) {
     version = uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
   } else {
     for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
-    version = uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
+    version = uploads_.complete(file.url(), file.upload, file.uploaded_parts(), existing);
   }
   const std::scoped_lock lock(mutex_);
-  begun_.erase(file.upload_id);
+  begun_.erase(file.upload.id);
   published_[file.url()] = std::move(version);
 }
 

@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
-#include "object_store/md5.h"
-#include "object_store/s3_uploads.h"
+#include "object_store/upload_parts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::object_store {
@@ -88,7 +87,7 @@ class SpooledFile {
 
   /// Held while the upload in parts is being begun.
   std::mutex begin_mutex;
-  std::string upload_id{};             // empty: not begun
+  MultipartUpload upload{};
   std::map<int, UploadedPart> kept{};  // key: number; parts that an interrupted run has uploaded
 
  private:

@@ -74,19 +74,19 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
     uploads.put(url, read(0), existing);
     return;
   }
-  const std::string id = uploads.begin(url);
+  const MultipartUpload upload = uploads.begin(url);
   try {
     std::vector<UploadedPart> parts(
         static_cast<std::size_t>(ceil_div(file->nbytes(), part_nbytes)));
     parallel_for(static_cast<std::int64_t>(parts.size()), kNumUploads, {}, [&](std::int64_t i) {
       const std::vector<std::byte> bytes = read(static_cast<std::uint64_t>(i) * part_nbytes);
       parts[static_cast<std::size_t>(i)] =
-          uploads.put_part(url, id, static_cast<int>(i) + 1, bytes);
+          uploads.put_part(url, upload, static_cast<int>(i) + 1, bytes);
     });
-    uploads.complete(url, id, parts, existing);
+    uploads.complete(url, upload, parts, existing);
   } catch (...) {
     try {
-      uploads.abort(url, id);
+      uploads.abort(url, upload.id);
     } catch (const Error&) {
       // Ignored: the next save removes what is left.
     }

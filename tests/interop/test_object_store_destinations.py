@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -16,7 +17,7 @@ import time
 
 import pytest
 from ckpt_tools import BIN, FIXTURES, reshard
-from faulty_proxy import Proxy, s3_error
+from faulty_proxy import Proxy, crc32_text, s3_error
 from on_ranks import environments
 from test_object_stores import SECRET, TOKEN, bucket, environment, fail, local_files, moto, proxy, run, signature_of, succeed  # noqa: F401
 
@@ -138,17 +139,100 @@ def test_large_files_are_uploaded_in_parts_that_nobody_sees(proxy, keys, large, 
     assert uploads(keys.client) == []
 
 
-def test_every_body_has_a_checksum_and_every_request_a_signature(proxy, keys, large):  # noqa: F811
-    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/signed ä", "--to", "native")
+@pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
+def test_every_body_has_a_checksum_and_every_request_a_signature(proxy, keys, large, knows_crc32, tmp_path):  # noqa: F811
+    options = ("--to", "native", "--world-size", 2)
+    if not knows_crc32:
+        proxy.refuse = without_crc32
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/signed ä", *options)
+    expect_same(keys("new/signed ä"), "new/signed ä", reshard(large, tmp_path / "local", *options))
     assert {request.method for request in writes(proxy)} == {"PUT", "POST"}
     for request in proxy.requests:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        assert headers["x-amz-security-token"] == TOKEN
-        assert headers["x-amz-content-sha256"] == hashlib.sha256(request.body).hexdigest()
-        assert headers["authorization"].rsplit("Signature=", 1)[1] == signature_of(request, SECRET), request.path
+        assert request.header("x-amz-security-token") == TOKEN
+        assert request.header("x-amz-content-sha256") == hashlib.sha256(request.body).hexdigest()
+        if knows_crc32:
+            assert request.header("authorization").rsplit("Signature=", 1)[1] == signature_of(request, SECRET), request.path
         if request.method == "PUT":
-            assert headers["content-md5"] == base64.b64encode(hashlib.md5(request.body).digest()).decode()
-            assert "content-md5" in headers["authorization"]
+            kind, value = checksums(request)[0]
+            assert kind == ("crc32" if knows_crc32 else "md5")
+            assert value == (crc32_text(request.body) if knows_crc32 else md5_text(request.body))
+            assert {"crc32": "x-amz-checksum-crc32", "md5": "content-md5"}[kind] in request.header("authorization")
+
+
+def md5_text(body):
+    return base64.b64encode(hashlib.md5(body).digest()).decode()
+
+
+def checksums(request):
+    found = [("crc32", request.header("x-amz-checksum-crc32")), ("md5", request.header("content-md5"))]
+    return [(kind, value) for kind, value in found if value]
+
+
+def without_crc32(request):
+    """A server of before 2022: it ignores headers that it does not know."""
+    for name in [name for name in request.headers if name.lower().startswith("x-amz-checksum-")]:
+        del request.headers[name]
+
+
+def test_a_server_that_refuses_headers_of_crcs_gets_md5(proxy, keys, large, tmp_path):  # noqa: F811
+    def refuse(request):
+        if any(name.lower().startswith("x-amz-checksum-") for name in request.headers):
+            refused.append(request)
+            return s3_error(501, "NotImplemented", "Header 'x-amz-checksum-algorithm' with value 'CRC32' not implemented")
+
+    for name, source, options in (("large", large, ("--to", "native")), ("small", SOURCE, ("--to", "native", "--world-size", 2))):
+        refused = []
+        proxy.refuse = refuse
+        succeed(proxy, "ckpt-reshard", source, f"s3://checkpoints/new/{name}", *options, AWS_MAX_ATTEMPTS="1")
+        expect_same(keys(f"new/{name}"), f"new/{name}", reshard(source, tmp_path / name, *options))
+        assert 1 <= len(refused) <= 4
+        assert all(checksums(request)[-1] == ("md5", md5_text(request.body)) for request in proxy.requests if request.method == "PUT"
+                   and request not in refused)
+
+
+def test_a_server_that_does_not_repeat_the_crc_of_a_part_gets_md5_too(proxy, keys, large, tmp_path):  # noqa: F811
+    """Nothing shows that it checks. The CRC is sent all the same, as its upload was begun with CRCs."""
+    def change(request, answer):
+        if request.method == "PUT":
+            answer.headers.pop("x-amz-checksum-crc32", None)
+
+    proxy.change = change
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/silent", "--to", "safetensors")
+    expect_same(keys("new/silent"), "new/silent", reshard(large, tmp_path / "local", "--to", "safetensors"))
+    last = {request.part_number: request for request in proxy.requests if is_part(request)}
+    assert len(last) == 4
+    for request in last.values():
+        assert checksums(request) == [("crc32", crc32_text(request.body)), ("md5", md5_text(request.body))]
+
+
+@pytest.mark.parametrize("what", ["part", "object"])
+@pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
+def test_bytes_that_are_damaged_on_their_way_are_sent_again(proxy, keys, large, what, knows_crc32, tmp_path):  # noqa: F811
+    damaged = []
+
+    def damage(request):
+        is_hit = is_part(request) and request.part_number == 2 if what == "part" else request.method == "PUT" and not is_part(request)
+        if is_hit and not damaged:
+            damaged.append(request.path)
+            request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
+
+    proxy.knows_crc32, proxy.damage = knows_crc32, damage
+    options = ("--to", "native", "--world-size", 1)
+    # Without credentials there is no SHA-256 in the signature.
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/damaged", *options, AWS_NO_SIGN_REQUEST="1")
+    expect_same(keys("new/damaged"), "new/damaged", reshard(large, tmp_path / "local", *options))
+    assert sum(request.path == damaged[0] for request in proxy.requests) == 2
+
+
+def test_bytes_that_are_always_damaged_on_their_way_are_an_error(proxy, keys, large):  # noqa: F811
+    def damage(request):
+        if is_part(request):
+            request.body = request.body[:-1] + bytes([request.body[-1] ^ 128])
+
+    proxy.damage = damage
+    message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/damaged", "--to", "native", AWS_NO_SIGN_REQUEST="1")
+    assert "s3://checkpoints/new/damaged/rank-00000.h5: upload of part" in message and "BadDigest" in message
+    assert keys("new/damaged") == {}
 
 
 def lost(request, answer):
@@ -170,19 +254,22 @@ def late_error(request, answer):
     return answer
 
 
-def damaged_etag(request, answer):
-    if is_part(request) and "partNumber=2" in request.path and not damaged_etag.told:
-        damaged_etag.told = True
-        answer.headers["ETag"] = '"%s"' % ("0" * 32)
+def damaged_checksum(request, answer):
+    """The server got other bytes than were sent, and says so by their checksum."""
+    if is_part(request) and request.part_number == 2 and not damaged_checksum.told:
+        damaged_checksum.told = True
+        answer.headers["x-amz-checksum-crc32" if request.header("x-amz-checksum-crc32") else "ETag"] = '"%s"' % ("0" * 32)
     return answer
 
 
 @pytest.mark.parametrize(
-    ("fault", "options"),
-    [(lost, ("--to", "native", "--world-size", 2)), (lost, ("--to", "safetensors")), (overloaded, ("--to", "native")),
-     (late_error, ("--to", "safetensors")), (damaged_etag, ("--to", "native"))],
+    ("fault", "options", "knows_crc32"),
+    [(lost, ("--to", "native", "--world-size", 2), True), (lost, ("--to", "safetensors"), True), (lost, ("--to", "safetensors"), False),
+     (overloaded, ("--to", "native"), True), (late_error, ("--to", "safetensors"), True),
+     (damaged_checksum, ("--to", "native"), True), (damaged_checksum, ("--to", "native"), False)],
     ids=lambda value: getattr(value, "__name__", ""))
-def test_faults_that_pass_do_not_show(proxy, keys, large, fault, options, tmp_path):  # noqa: F811
+def test_faults_that_pass_do_not_show(proxy, keys, large, fault, options, knows_crc32, tmp_path):  # noqa: F811
+    proxy.knows_crc32 = knows_crc32
     local = reshard(large, tmp_path / "local", *options)
     fault.told = False
     proxy.change = fault
@@ -204,15 +291,30 @@ def test_a_server_that_stays_overloaded_is_an_error_and_shows_nothing(proxy, key
     assert "new/overloaded/index.h5" not in names(keys, "new/overloaded")
 
 
-def test_an_etag_that_stays_wrong_is_an_error(proxy, keys, large):  # noqa: F811
+@pytest.mark.parametrize(("knows_crc32", "name", "wrong", "words"), [
+    (True, "x-amz-checksum-crc32", "AAAAAA==", "CRC-32"), (False, "ETag", '"%s"' % ("0" * 32), "ETag")], ids=["crc32", "md5"])
+def test_a_checksum_that_stays_wrong_is_an_error(proxy, keys, large, knows_crc32, name, wrong, words):  # noqa: F811
     def change(request, answer):
         if is_part(request):
-            answer.headers["ETag"] = '"%s"' % ("0" * 32)
+            answer.headers[name] = wrong
 
-    proxy.change = change
+    proxy.change, proxy.knows_crc32 = change, knows_crc32
     message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/etag", "--to", "native")
-    assert "expected ETag" in message and "found ETag " + "0" * 32 in message
+    assert f"expected {words} " in message and f"found {words} " + wrong.strip('"') in message
     assert keys("new/etag") == {}
+
+
+@pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
+def test_an_object_of_other_parts_is_an_error(proxy, keys, large, knows_crc32):  # noqa: F811
+    """The server has joined other parts than it was asked to join."""
+    def change(request, answer):
+        if is_completion(request):
+            wrong = (rb"<ChecksumCRC32>....", b"<ChecksumCRC32>AAAA") if knows_crc32 else (rb"[0-9a-f]{32}-4", b"0" * 32 + b"-4")
+            answer.body = re.sub(*wrong, answer.body)
+
+    proxy.change, proxy.knows_crc32 = change, knows_crc32
+    message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/joined.safetensors")
+    assert "completion of the upload: expected " + ("CRC-32" if knows_crc32 else "ETag") in message
 
 
 def test_refusals_say_what_to_do(proxy, keys):  # noqa: F811
@@ -367,9 +469,10 @@ def killed(proxy, large, url, *options):  # noqa: F811
     proxy.requests.clear()
 
 
-@pytest.mark.parametrize("options", [("--to", "native"), ("--to", "safetensors")], ids=str)
-def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options, tmp_path):  # noqa: F811
+@pytest.mark.parametrize(("options", "knows_crc32"), [(("--to", "native"), True), (("--to", "safetensors"), True), (("--to", "native"), False)], ids=str)
+def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options, knows_crc32, tmp_path):  # noqa: F811
     url = "s3://checkpoints/new/killed"
+    proxy.knows_crc32 = knows_crc32
     arguments = ("ckpt-reshard", large, url, *options, "--spool", tmp_path)
     killed(proxy, *arguments[1:])
     assert keys("new/killed") == {}
