@@ -49,6 +49,10 @@ class S3Uploads {
   /// Requires: `server` outlives this.
   explicit S3Uploads(S3Server& server) : server_(server) {}
 
+  /// Whether the server surely refuses to replace objects with Existing::refuse. Some servers
+  /// ignore the condition (If-None-Match), or do not know it.
+  bool surely_refuses_existing() const { return server_.is_amazon(); }
+
   /// Writes an object in one request. Returns its version.
   ObjectVersion put(const std::string& url, std::span<const std::byte> bytes, Existing existing);
   /// Begins an upload in parts. The object appears with `complete`.

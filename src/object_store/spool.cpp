@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <tuple>
 
 #include "object_store/files.h"
@@ -46,7 +47,7 @@ Spool::Spool(std::string folder, SpoolOptions options)
       path_(join_path(folder_, last_component(options_.url))),
       parent_url_(options_.url.substr(0, options_.url.size() - last_component(path_).size())),
       uploads_(RemoteFileSystem::of_process().s3(options_.url)),
-      workers_(options_.num_uploads, kMaxWaitingParts) {
+      workers_(kMaxWaitingParts) {
   const int num_unfinished =
       options_.resumes ? 0
                        : find_unfinished(options_.url, options_.discards ? Unfinished::remove
@@ -118,7 +119,7 @@ Spool::FilePointer Spool::spooled(const std::string& path) {
 
 void Spool::upload(const FilePointer& file, std::vector<SpooledFile::Work> work) {
   for (const SpooledFile::Work& part : work) {
-    workers_.run([this, file, part] { upload_part(*file, part); });
+    workers_.run(part.range.nbytes(), [this, file, part] { upload_part(*file, part); });
   }
 }
 
@@ -193,6 +194,31 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
   return files;
 }
 
+/// Makes sure that no other program completes a checkpoint at the destination until the uploads of
+/// this one have ended. [Note: Claim]
+///
+/// A writer begins an upload to the URL of the destination itself, which readers do not see, and
+/// then lists the unfinished uploads there. Of two writers at least the later one sees the upload
+/// of the other, and is refused. The first one ends this upload after its index has appeared; a
+/// writer that comes then sees the index.
+void Spool::claim() {
+  const MultipartUpload mark = uploads_.begin(options_.url);
+  std::set<std::string> own{mark.id};
+  {
+    const std::scoped_lock lock(mutex_);
+    begun_[mark.id] = {options_.url};
+    for (const auto& [id, upload] : begun_) own.insert(id);
+  }
+  const std::string key = parse_url(options_.url).path;
+  for (const UnfinishedUpload& upload : uploads_.list_unfinished(options_.url)) {
+    if (upload.key != key && !upload.key.starts_with(key + "/")) continue;
+    if (own.contains(upload.id)) continue;
+    throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "unfinished uploads",
+                          "those of this run", "another one, of '" + printable(upload.key) + "'",
+                          "another program writes here");
+  }
+}
+
 /// Throws if an object at the destination is new or has changed since the constructor.
 void Spool::require_replaced_unchanged() const {
   const StoredObjects now = list_objects(options_.url);
@@ -256,14 +282,20 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   workers_.wait();
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
-  if (path == path_ && !replaces && !options_.resumes) require_no_objects_of_others();
+  if (path == path_ && !replaces && !options_.resumes) {
+    if (!uploads_.surely_refuses_existing()) claim();
+    require_no_objects_of_others();
+  }
   if (replaces && options_.is_index) {
     // Remove the old index first: from here on there is no checkpoint at the URL, instead of a
     // mixture of old and new files.
     remove_objects(options_.url, *options_.replaced, options_.is_index);
   }
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
-  parallel_for(num_before_last, options_.num_uploads, {},
+  std::uint64_t max_nbytes = 0;
+  for (const FilePointer& file : files) max_nbytes = std::max(max_nbytes, file->nbytes());
+  const std::uint64_t part_nbytes = PartSizes::of_file(max_nbytes, options_.min_part_nbytes);
+  parallel_for(num_before_last, UploadLimits::num_uploads(part_nbytes), {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
   if (replaces) {
     remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {

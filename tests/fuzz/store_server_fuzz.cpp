@@ -27,8 +27,8 @@ using namespace tessera;
 constexpr std::string_view kSeparator = "\n====\n";
 
 /// A proxy for all servers, on this machine. It answers the n-th request with the n-th part of an
-/// input, each `<status>\n{<header>\n}\n<body>`, and all later ones with status 404. An answer whose
-/// headers state no length gets the right length, and the connection can then be used again.
+/// input, each `<status>\n{<header>\n}\n<body>`, and all later ones with status 404. An answer
+/// whose headers state no length gets the right length, and the connection can then be used again.
 class Proxy {
  public:
   Proxy() : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {

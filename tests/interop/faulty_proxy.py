@@ -114,6 +114,7 @@ class Proxy:
     damage: object = None
     knows_crc32: bool = True  # otherwise the server ignores the headers of CRCs
     requests: list = field(default_factory=list)
+    num_connections: int = 0
 
     def __enter__(self):
         proxy = self
@@ -123,6 +124,11 @@ class Proxy:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
+
+            def setup(self):
+                with lock:
+                    proxy.num_connections += 1
+                super().setup()
 
             def do_GET(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
