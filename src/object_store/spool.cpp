@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
+#include <random>
 #include <tuple>
 
 #include "object_store/files.h"
@@ -17,6 +17,14 @@ namespace tessera::object_store {
 namespace {
 
 constexpr std::size_t kMaxWaitingParts = 8;
+constexpr const char* kClaimPrefix = ".tessera-claim-";
+
+std::string random_name() {
+  std::random_device random;
+  std::string name;
+  for (int i = 0; i < 4; ++i) name += std::to_string(random());
+  return name;
+}
 
 }  // namespace
 
@@ -194,27 +202,29 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
   return files;
 }
 
-/// Makes sure that no other program completes a checkpoint at the destination until the uploads of
-/// this one have ended. [Note: Claim]
+/// Makes sure that no other move completes a checkpoint at the destination until the uploads of
+/// this one have ended.
 ///
-/// A writer begins an upload to the URL of the destination itself, which readers do not see, and
-/// then lists the unfinished uploads there. Of two writers at least the later one sees the upload
-/// of the other, and is refused. The first one ends this upload after its index has appeared; a
-/// writer that comes then sees the index.
+/// Each writer begins an upload below the destination, under a name of its own, and then lists the
+/// unfinished uploads there. Readers do not see such uploads. Of two writers at least the later one
+/// sees the upload of the other, and is refused. The first one ends this upload after its index has
+/// appeared; a writer that comes then sees the index.
 void Spool::claim() {
-  const MultipartUpload mark = uploads_.begin(options_.url);
-  std::set<std::string> own{mark.id};
   {
     const std::scoped_lock lock(mutex_);
-    begun_[mark.id] = {options_.url};
-    for (const auto& [id, upload] : begun_) own.insert(id);
+    if (uploads_.surely_refuses_existing() || std::exchange(is_claimed_, true)) return;
   }
-  const std::string key = parse_url(options_.url).path;
-  for (const UnfinishedUpload& upload : uploads_.list_unfinished(options_.url)) {
-    if (upload.key != key && !upload.key.starts_with(key + "/")) continue;
-    if (own.contains(upload.id)) continue;
-    throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "unfinished uploads",
-                          "those of this run", "another one, of '" + printable(upload.key) + "'",
+  const std::string prefix = join_path(options_.url, kClaimPrefix);
+  const std::string url = prefix + random_name();
+  const MultipartUpload upload = uploads_.begin(url);
+  {
+    const std::scoped_lock lock(mutex_);
+    begun_[upload.id] = {url};
+  }
+  for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
+    if (other.key == parse_url(url).path) continue;  // this run's, perhaps begun twice
+    throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
+                          "no other one", "'" + printable(other.key) + "'",
                           "another program writes here");
   }
 }
@@ -282,9 +292,9 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   workers_.wait();
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
-  if (path == path_ && !replaces && !options_.resumes) {
-    if (!uploads_.surely_refuses_existing()) claim();
-    require_no_objects_of_others();
+  if (!options_.replaced && !options_.resumes) {
+    claim();
+    if (path == path_) require_no_objects_of_others();
   }
   if (replaces && options_.is_index) {
     // Remove the old index first: from here on there is no checkpoint at the URL, instead of a

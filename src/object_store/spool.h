@@ -103,8 +103,9 @@ class Spool final : public ForwardingFileSystem {
   mutable std::mutex mutex_;                  // guards all below
   std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
-  StoredObjects published_;                   // objects that have appeared, by URL
-  UploadWorkers workers_;                     // ends first
+  bool is_claimed_ = false;
+  StoredObjects published_;  // objects that have appeared, by URL
+  UploadWorkers workers_;    // ends first
 };
 
 }  // namespace tessera::object_store

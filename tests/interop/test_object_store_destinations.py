@@ -145,7 +145,7 @@ def test_every_body_has_a_checksum_and_every_request_a_signature(proxy, keys, la
         proxy.refuse = without_crc32
     succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/signed ä", *options)
     expect_same(keys("new/signed ä"), "new/signed ä", reshard(large, tmp_path / "local", *options))
-    assert {request.method for request in writes(proxy)} == {"PUT", "POST"}
+    assert {request.method for request in writes(proxy)} == {"PUT", "POST", "DELETE"}
     for request in proxy.requests:
         assert request.header("x-amz-security-token") == TOKEN
         assert request.header("x-amz-content-sha256") == hashlib.sha256(request.body).hexdigest()
@@ -392,37 +392,39 @@ def without_conditions(request):
 
 def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys, tmp_path):  # noqa: F811
     """One writer stops before its first file appears. Another one must not complete a checkpoint meanwhile."""
-    url, others = "s3://checkpoints/new/late", []
+    url, others, options = "s3://checkpoints/new/late", [], ("--to", "native", "--world-size", 1)
 
     def refuse(request):
         without_conditions(request)
         if request.method == "PUT" and not others:
             others.append(None)
-            others[0] = run(proxy, "ckpt-reshard", MODEL, url, "--to", "native")
+            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options)
 
     proxy.refuse = refuse
-    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native")
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
     assert others[0].returncode == 2
     assert f"{url}: uploads: the parts of an interrupted run are kept here" in others[0].stderr
-    expect_same(keys("new/late"), "new/late", reshard(SOURCE, tmp_path / "local", "--to", "native"))
+    expect_same(keys("new/late"), "new/late", reshard(SOURCE, tmp_path / "local", *options))
     succeed(proxy, "ckpt-inspect", "verify", url)
     assert uploads(keys.client) == []
 
 
-@pytest.mark.parametrize("name", ["", "/rank-00001.h5"])
+@pytest.mark.parametrize("name", ["together", "together.safetensors"])
 def test_of_two_writers_that_begin_together_both_see_each_other(proxy, keys, bucket, name):  # noqa: F811
-    """The other's upload begins after this one has looked for uploads at its start."""
+    """The other's claim begins after this one has looked for uploads at its start."""
+    other = f"new/{name}/.tessera-claim-other"
+
     def refuse(request):
         without_conditions(request)
-        if request.method == "POST" and request.path == "/checkpoints/new/together?uploads=":
-            bucket.create_multipart_upload(Bucket="checkpoints", Key="new/together" + name)
+        if request.method == "POST" and f"/checkpoints/new/{name}/.tessera-claim-" in request.path:
+            bucket.create_multipart_upload(Bucket="checkpoints", Key=other)
 
     proxy.refuse = refuse
-    process = run(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/together", "--to", "native")
+    process = run(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/new/{name}", "--to", "native" if name == "together" else "safetensors")
     assert process.returncode == 2, process.stderr
-    assert f"s3://checkpoints/new/together: unfinished uploads: expected those of this run, found another one, of 'new/together{name}'" in process.stderr
+    assert f"s3://checkpoints/new/{name}: claim: expected no other one, found '{other}'" in process.stderr
     assert keys("new/together") == {}
-    assert [upload["Key"] for upload in uploads(bucket)] == ["new/together" + name]
+    assert [upload["Key"] for upload in uploads(bucket)] == [other]
 
 
 @pytest.mark.parametrize("name", ["index.h5", "model.safetensors", "rank-00000.h5"])
