@@ -398,7 +398,7 @@ def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys
         without_conditions(request)
         if request.method == "PUT" and not others:
             others.append(None)
-            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options)
+            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options, TMPDIR=str(tmp_path))  # as on another machine
 
     proxy.refuse = refuse
     succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
