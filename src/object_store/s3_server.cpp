@@ -17,7 +17,7 @@ constexpr std::size_t kMaxPages = 20'000;  // of a list; S3's have up to 1000 en
 constexpr const char* kDefaultRegion = "us-east-1";
 constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
 /// Stands in signatures in place of the SHA-256 of a body. The body is protected by HTTPS and by
-/// its Content-MD5.
+/// its checksum.
 constexpr std::string_view kUnsignedBody = "UNSIGNED-PAYLOAD";
 
 /// Whether a bucket's name can be the first part of a host name (`BUCKET.s3.amazonaws.com`) with a
@@ -105,6 +105,12 @@ std::string S3Server::Answer::error_code() const {
   return parse_s3_error(response.error_body).code;
 }
 
+void S3Server::note_crc32_support(Crc32Support shown) {
+  Crc32Support known = crc32_support_;
+  while (known != Crc32Support::no && !crc32_support_.compare_exchange_weak(known, shown)) {
+  }
+}
+
 S3Server::Answer S3Server::send(const std::string& url, const Call& call) {
   Retries retries(RetryPolicy::of_process());
   for (int num_lessons = 0;;) {
@@ -128,7 +134,9 @@ S3Server::Answer S3Server::send(const std::string& url, const Call& call) {
     const std::string code = answer.error_code();
     // Another request changed the same object, or the body was damaged in transfer. Treated as 503,
     // so that the request is repeated.
-    if (code == "ConditionalRequestConflict" || code == "OperationAborted" || code == "BadDigest") {
+    // MinIO has a code of its own for other checksums than MD5.
+    if (code == "ConditionalRequestConflict" || code == "OperationAborted" || code == "BadDigest" ||
+        code == "XAmzContentChecksumMismatch") {
       response.status = 503;
     }
     if (!retries.wait_after(response)) return answer;

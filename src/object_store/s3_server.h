@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <map>
@@ -45,6 +46,14 @@ class S3Server final : public Server {
     std::string error_code() const;
   };
 
+  /// Whether the server is Amazon's own, and so knows all of S3.
+  bool is_amazon() const { return settings_.endpoint.empty(); }
+  /// Whether the server checks bodies by the header `x-amz-checksum-crc32`.
+  enum class Crc32Support { unknown, yes, no };
+  Crc32Support crc32_support() const { return crc32_support_; }
+  /// Records what an answer shows. An answer that shows no support outweighs all others.
+  void note_crc32_support(Crc32Support shown);
+
   std::optional<std::vector<Entry>> list(const std::string& url) override;
   /// Sends a request, and repeats it after temporary failures. Returns the last answer, whatever
   /// its status.
@@ -70,6 +79,7 @@ class S3Server final : public Server {
   std::string region_of(const std::string& bucket) const;
 
   S3Settings settings_;
+  std::atomic<Crc32Support> crc32_support_ = Crc32Support::unknown;
   mutable std::mutex mutex_;
   std::map<std::string, std::string> regions_;  // key: bucket; regions that servers have named
 };

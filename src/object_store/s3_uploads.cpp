@@ -5,6 +5,8 @@
 #include <functional>
 #include <utility>
 
+#include "base/digest.h"
+#include "object_store/md5.h"
 #include "object_store/url.h"
 #include "object_store/xml_scan.h"
 
@@ -13,36 +15,22 @@ namespace {
 
 using Call = S3Server::Call;
 using Answer = S3Server::Answer;
+using Support = S3Server::Crc32Support;
 
 constexpr std::string_view kPermissionToWrite =
     "to write (s3:PutObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts; s3:DeleteObject "
     "to replace)";
-constexpr int kMaxMismatches = 3;            // wrong ETags before an upload fails
+constexpr std::string_view kCompletion = "completion of the upload";
+constexpr int kMaxMismatches = 3;  // wrong checksums before an upload fails
+constexpr const char* kCrc32Header = "x-amz-checksum-crc32";
 constexpr std::uint64_t kMaxParts = 10'000;  // of an upload, the limit of S3
 constexpr int kMaxPages = 10'000;            // of a list
 // The time in which S3 joins the parts of a large object.
 constexpr std::chrono::seconds kMaxCompletion{600};
 
-std::string without_quotes(std::string etag) {
-  if (etag.size() >= 2 && etag.starts_with('"') && etag.ends_with('"')) {
-    etag = etag.substr(1, etag.size() - 2);
-  }
-  return etag;
-}
-
 /// Returns the version of an object as lists show it. An ETag that is not known stays empty.
 ObjectVersion version_of(std::uint64_t nbytes, const std::string& etag) {
   return {.nbytes = nbytes, .etag = etag.empty() ? etag : '"' + etag + '"'};
-}
-
-bool is_hex(std::string_view text) {
-  return std::ranges::all_of(
-      text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
-}
-
-/// Whether an ETag has the form of an MD5 digest.
-bool looks_like_md5(const std::string& etag) {
-  return etag.size() == 32 && is_hex(etag);
 }
 
 /// Whether the server encrypts objects with a key (SSE-KMS or the like), so that ETags are not MD5
@@ -52,29 +40,9 @@ bool has_other_etags(const HttpResponse& response) {
          !response.header("x-amz-server-side-encryption-customer-algorithm").empty();
 }
 
-/// Returns the ETag that an object of these parts must have. Returns nothing if the ETags of the
-/// parts are not MD5 digests.
-std::optional<std::string> etag_of_parts(const std::vector<UploadedPart>& parts) {
-  std::vector<std::byte> digests;
-  for (const UploadedPart& part : parts) {
-    if (without_quotes(part.etag) != part.md5.hex()) return std::nullopt;
-    const auto bytes = std::as_bytes(std::span(part.md5.bytes));
-    digests.insert(digests.end(), bytes.begin(), bytes.end());
-  }
-  return Md5::of(digests).hex() + "-" + std::to_string(parts.size());
-}
-
-std::string completion_in_xml(const std::vector<UploadedPart>& parts) {
-  std::string xml = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
-  for (const UploadedPart& part : parts) {
-    std::string etag;
-    for (const char c : part.etag) {
-      etag += c == '"' ? "&quot;" : c == '&' ? "&amp;" : c == '<' ? "&lt;" : std::string(1, c);
-    }
-    xml += "<Part><PartNumber>" + std::to_string(part.number) + "</PartNumber><ETag>" + etag +
-           "</ETag></Part>";
-  }
-  return xml + "</CompleteMultipartUpload>";
+/// Whether an answer can mean that the server does not know a header of the request.
+bool may_not_know_header(const Answer& answer) {
+  return answer.response.status == 400 || answer.response.status == 501;
 }
 
 /// Calls `take` with the path and text of each XML element below the root: `Part/ETag`.
@@ -150,83 +118,186 @@ namespace {
                         "an object", "another program wrote it meanwhile, or an earlier run did");
 }
 
-[[noreturn]] void refuse_etag(const std::string& url, std::string_view what,
-                              const std::string& expected, const std::string& found) {
-  throw Error::expected(ErrorKind::io, {.path = url}, what, "ETag " + expected,
-                        "ETag " + printable(found), "the bytes were damaged on their way");
+[[noreturn]] void refuse_checksum(const std::string& url, std::string_view what,
+                                  std::string_view kind, const std::string& expected,
+                                  const std::string& found) {
+  const std::string name(kind);
+  throw Error::expected(ErrorKind::io, {.path = url}, what, name + " " + expected,
+                        name + " " + printable(found), "the bytes were damaged on their way");
 }
+
+/// What a successful answer to an upload says of the bytes.
+enum class Verdict { good, unchecked, damaged };
 
 }  // namespace
 
-ObjectVersion S3Uploads::put(const std::string& url, std::span<const std::byte> bytes,
-                             Existing existing) {
-  const Md5 md5 = Md5::of(bytes);
-  const Call call{.method = "PUT", .headers = {{"content-md5", md5.base64()}}, .body = bytes};
+/// The body of a request, with its checksums.
+class S3Uploads::Body {
+ public:
+  explicit Body(std::span<const std::byte> bytes)
+      : bytes_(bytes), crc32_(tessera::crc32(0, bytes)) {}
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+  std::uint32_t crc32() const { return crc32_; }
+  /// Cost: computed at the first call, 2 seconds for 1 GB.
+  const Md5& md5() {
+    if (!md5_) md5_ = Md5::of(bytes_);
+    return *md5_;
+  }
+  void set_headers(std::map<std::string, std::string>& headers, const Checks& checks) {
+    headers.erase("content-md5");
+    headers.erase(kCrc32Header);
+    if (checks.md5) headers["content-md5"] = md5().base64();
+    if (checks.crc32) headers[kCrc32Header] = crc32_text(crc32_);
+  }
+  Verdict verdict(const HttpResponse& response, const Checks& checks) {
+    const std::string crc = response.header(kCrc32Header);
+    const std::string etag = without_quotes(response.header("etag"));
+    if (checks.crc32 && !crc.empty() && crc != crc32_text(crc32_)) return Verdict::damaged;
+    if (checks.md5 && looks_like_md5(etag) && etag != md5().hex() && !has_other_etags(response)) {
+      return Verdict::damaged;
+    }
+    return crc.empty() && !checks.md5 ? Verdict::unchecked : Verdict::good;
+  }
+  [[noreturn]] void refuse(const std::string& url, std::string_view what,
+                           const HttpResponse& response) {
+    const std::string crc = response.header(kCrc32Header);
+    if (!crc.empty() && crc != crc32_text(crc32_)) {
+      refuse_checksum(url, what, "CRC-32", crc32_text(crc32_), crc);
+    }
+    refuse_checksum(url, what, "ETag", md5().hex(), without_quotes(response.header("etag")));
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::uint32_t crc32_;
+  std::optional<Md5> md5_;
+};
+
+/// Chooses the checksums of a request. `check_of_upload`: of the upload whose part is sent.
+S3Uploads::Checks S3Uploads::checks_for(std::optional<BodyCheck> check_of_upload) const {
+  const Support support = server_.crc32_support();
+  if (!check_of_upload) return {.md5 = support != Support::yes, .crc32 = support != Support::no};
+  const bool has_crc32 = *check_of_upload == BodyCheck::crc32;
+  return {.md5 = !has_crc32 || support == Support::no, .crc32 = has_crc32};
+}
+
+/// Remembers whether the server checks CRCs. A server that does repeats the value in its answer.
+void S3Uploads::note_crc32(const Checks& checks, const Answer& answer) {
+  if (!checks.crc32) return;
+  const bool is_repeated = !answer.response.header(kCrc32Header).empty();
+  server_.note_crc32_support(is_repeated ? Support::yes : Support::no);
+}
+
+/// Sends bytes with checksums. Sends them again if the answer shows that they were damaged, or not
+/// checked. Returns the last answer, whatever its status.
+Answer S3Uploads::send_body(const std::string& url, Call call, Body& body, std::string_view what,
+                            Existing existing, std::optional<BodyCheck> check_of_upload) {
+  call.body = body.bytes();
   for (int num_mismatches = 0;;) {
-    const Answer answer = send_if_free(url, call, existing);
-    if (answer.response.status == 412) {
-      // The object may be the result of an earlier attempt that succeeded although its answer was
-      // lost.
-      if (holds(url, bytes.size(), md5.hex())) return version_of(bytes.size(), md5.hex());
-      refuse_existing(url);
+    const Checks checks = checks_for(check_of_upload);
+    body.set_headers(call.headers, checks);
+    Answer answer = send_if_free(url, call, existing);
+    if (!check_of_upload && checks.crc32 && checks.md5 && may_not_know_header(answer)) {
+      server_.note_crc32_support(Support::no);
+      continue;
     }
-    if (!answer.is_success()) throw failure(url, answer, "upload");
-    const std::string etag = without_quotes(answer.response.header("etag"));
-    if (!looks_like_md5(etag) || etag == md5.hex() || has_other_etags(answer.response)) {
-      return version_of(bytes.size(), etag);
+    if (!answer.is_success()) return answer;
+    note_crc32(checks, answer);
+    const Verdict verdict = body.verdict(answer.response, checks);
+    if (verdict == Verdict::good) return answer;
+    if (verdict == Verdict::damaged && ++num_mismatches == kMaxMismatches) {
+      body.refuse(url, what, answer.response);
     }
-    if (++num_mismatches == kMaxMismatches) refuse_etag(url, "upload", md5.hex(), etag);
     existing = Existing::replace;  // the object that this run has just written
   }
 }
 
-std::string S3Uploads::begin(const std::string& url) {
-  const Answer answer = server_.send(url, {.method = "POST", .query = {{"uploads", ""}}});
+ObjectVersion S3Uploads::put(const std::string& url, std::span<const std::byte> bytes,
+                             Existing existing) {
+  Body body(bytes);
+  const Answer answer = send_body(url, {.method = "PUT"}, body, "upload", existing, std::nullopt);
+  if (answer.response.status == 412) {
+    // The object may be the result of an earlier attempt that succeeded although its answer was
+    // lost.
+    const std::string md5 = body.md5().hex();
+    if (holds(url, bytes.size(), md5)) return version_of(bytes.size(), md5);
+    refuse_existing(url);
+  }
+  if (!answer.is_success()) throw failure(url, answer, "upload");
+  return version_of(bytes.size(), without_quotes(answer.response.header("etag")));
+}
+
+MultipartUpload S3Uploads::begin(const std::string& url) {
+  constexpr const char* kAlgorithmHeader = "x-amz-checksum-algorithm";
+  Call call{.method = "POST", .query = {{"uploads", ""}}};
+  const bool asks_for_crc32 = server_.crc32_support() != Support::no;
+  if (asks_for_crc32) call.headers[kAlgorithmHeader] = "CRC32";
+  Answer answer = server_.send(url, call);
+  if (asks_for_crc32 && may_not_know_header(answer)) {
+    server_.note_crc32_support(Support::no);
+    call.headers.clear();
+    answer = server_.send(url, call);
+  }
   if (!answer.is_success()) throw failure(url, answer, "begin of an upload");
-  std::string id;
+  MultipartUpload upload;
+  if (answer.response.header(kAlgorithmHeader) == "CRC32") {
+    upload.check = BodyCheck::crc32;
+  } else {
+    server_.note_crc32_support(Support::no);
+  }
   read_answer(url, answer.body, [&](std::string_view path, std::string text) {
-    if (path == "UploadId") id = std::move(text);
+    if (path == "UploadId") upload.id = std::move(text);
   });
-  if (id.empty()) {
+  if (upload.id.empty()) {
     throw Error::expected(ErrorKind::io, {.path = url}, "begin of an upload", "an UploadId", "none",
                           "does the server have S3's multipart uploads?");
   }
-  return id;
+  return upload;
 }
 
-UploadedPart S3Uploads::put_part(const std::string& url, const std::string& id, int number,
+UploadedPart S3Uploads::put_part(const std::string& url, const MultipartUpload& upload, int number,
                                  std::span<const std::byte> bytes) {
   const std::string what = "upload of part " + std::to_string(number);
-  UploadedPart part{.number = number, .nbytes = bytes.size(), .md5 = Md5::of(bytes)};
   const Call call{.method = "PUT",
-                  .query = {{"partNumber", std::to_string(number)}, {"uploadId", id}},
-                  .headers = {{"content-md5", part.md5.base64()}},
-                  .body = bytes};
-  for (int num_mismatches = 0;;) {
-    const Answer answer = server_.send(url, call);
-    if (!answer.is_success()) throw failure(url, answer, what);
-    part.etag = answer.response.header("etag");
-    if (part.etag.empty()) {
-      throw Error::expected(ErrorKind::io, {.path = url}, what, "an ETag", "none");
-    }
-    const std::string etag = without_quotes(part.etag);
-    if (!looks_like_md5(etag) || etag == part.md5.hex() || has_other_etags(answer.response)) {
-      return part;
-    }
-    if (++num_mismatches == kMaxMismatches) refuse_etag(url, what, part.md5.hex(), etag);
+                  .query = {{"partNumber", std::to_string(number)}, {"uploadId", upload.id}}};
+  Body body(bytes);
+  const Answer answer = send_body(url, call, body, what, Existing::replace, upload.check);
+  if (!answer.is_success()) throw failure(url, answer, what);
+  UploadedPart part{.number = number,
+                    .nbytes = bytes.size(),
+                    .etag = answer.response.header("etag"),
+                    .crc32 = body.crc32()};
+  if (part.etag.empty()) {
+    throw Error::expected(ErrorKind::io, {.path = url}, what, "an ETag", "none");
+  }
+  part.has_md5_etag =
+      looks_like_md5(without_quotes(part.etag)) && !has_other_etags(answer.response);
+  return part;
+}
+
+/// Throws if the checksum of a completed object is not that of its parts. `crc32`: as the server
+/// stated it; empty if it did not.
+void S3Uploads::require_checksum_of(const std::string& url, const std::vector<UploadedPart>& parts,
+                                    const std::string& etag, const std::string& crc32) {
+  if (!crc32.empty()) {
+    if (is_crc32_of_parts(crc32, parts)) return;
+    refuse_checksum(url, kCompletion, "CRC-32", crc32_of_parts(parts), crc32);
+  }
+  const auto expected = etag_of_parts(parts);
+  if (expected && looks_like_md5_of_parts(etag, parts.size()) && etag != *expected) {
+    refuse_checksum(url, kCompletion, "ETag", *expected, etag);
   }
 }
 
-ObjectVersion S3Uploads::complete(const std::string& url, const std::string& id,
+ObjectVersion S3Uploads::complete(const std::string& url, const MultipartUpload& upload,
                                   const std::vector<UploadedPart>& parts, Existing existing) {
-  constexpr std::string_view kWhat = "completion of the upload";
   std::uint64_t nbytes = 0;
   for (const UploadedPart& part : parts) nbytes += part.nbytes;
-  const std::string xml = completion_in_xml(parts);
-  const auto expected = etag_of_parts(parts);
+  const std::string xml = completion_in_xml(parts, upload.check);
   const Answer answer = send_if_free(url,
                                      {.method = "POST",
-                                      .query = {{"uploadId", id}},
+                                      .query = {{"uploadId", upload.id}},
                                       .headers = {{"content-type", "application/xml"}},
                                       .body = std::as_bytes(std::span(xml)),
                                       .max_stall = kMaxCompletion},
@@ -234,23 +305,23 @@ ObjectVersion S3Uploads::complete(const std::string& url, const std::string& id,
   const int status = answer.response.status;
   if (status == 412 || (status == 404 && answer.error_code() == "NoSuchUpload")) {
     // An earlier attempt may have succeeded although its answer was lost.
+    const auto expected = etag_of_parts(parts);
     if (expected && holds(url, nbytes, *expected)) {
-      abort(url, id);
+      abort(url, upload.id);
       return version_of(nbytes, *expected);
     }
     if (status == 412) refuse_existing(url);
-    throw Error::expected(ErrorKind::io, {.path = url}, kWhat, "the upload that was begun", "none",
-                          "another program aborted it, or a rule of the bucket did");
+    throw Error::expected(ErrorKind::io, {.path = url}, kCompletion, "the upload that was begun",
+                          "none", "another program aborted it, or a rule of the bucket did");
   }
-  if (!answer.is_success()) throw failure(url, answer, kWhat);
+  if (!answer.is_success()) throw failure(url, answer, kCompletion);
   std::string etag;
+  std::string crc32;
   read_answer(url, answer.body, [&](std::string_view path, std::string text) {
     if (path == "ETag") etag = without_quotes(std::move(text));
+    if (path == "ChecksumCRC32" && upload.check == BodyCheck::crc32) crc32 = std::move(text);
   });
-  const std::string suffix = "-" + std::to_string(parts.size());
-  const bool is_of_md5s = etag.size() == 32 + suffix.size() && etag.ends_with(suffix) &&
-                          is_hex(std::string_view(etag).substr(0, 32));
-  if (expected && is_of_md5s && etag != *expected) refuse_etag(url, kWhat, *expected, etag);
+  require_checksum_of(url, parts, etag, crc32);
   return version_of(nbytes, etag);
 }
 
@@ -261,8 +332,18 @@ void S3Uploads::abort(const std::string& url, const std::string& id) {
   }
 }
 
-std::vector<UploadedPart> S3Uploads::list_parts(const std::string& url, const std::string& id) {
-  std::vector<UploadedPart> parts;
+std::optional<UploadedPart> listed_part(const UploadedPart& listed,
+                                        std::span<const std::byte> bytes) {
+  if (listed.nbytes != bytes.size()) return std::nullopt;
+  if (without_quotes(listed.etag) != Md5::of(bytes).hex()) return std::nullopt;
+  UploadedPart part = listed;
+  part.has_md5_etag = true;
+  part.crc32 = crc32(0, bytes);
+  return part;
+}
+
+ListedParts S3Uploads::list_parts(const std::string& url, const std::string& id) {
+  ListedParts listed;
   Server::Query query{{"uploadId", id}};
   int num_pages = 0;
   for (;;) {
@@ -276,12 +357,13 @@ std::vector<UploadedPart> S3Uploads::list_parts(const std::string& url, const st
       if (path == "Part/PartNumber") part.number = part_number_in(url, text);
       if (path == "Part/Size") part.nbytes = number_in(url, text);
       if (path == "Part/ETag") part.etag = std::move(text);
-      if (path == "Part") parts.push_back(std::exchange(part, {}));
+      if (path == "Part") listed.parts.push_back(std::exchange(part, {}));
+      if (path == "ChecksumAlgorithm" && text == "CRC32") listed.check = BodyCheck::crc32;
       if (path == "NextPartNumberMarker") next = std::move(text);
       if (path == "IsTruncated") is_truncated = text == "true";
     });
-    if (!is_truncated || next.empty()) return parts;
-    if (parts.size() > kMaxParts || ++num_pages == kMaxPages) refuse_long_list(url);
+    if (!is_truncated || next.empty()) return listed;
+    if (listed.parts.size() > kMaxParts || ++num_pages == kMaxPages) refuse_long_list(url);
     query = {{"part-number-marker", next}, {"uploadId", id}};
   }
 }
@@ -306,6 +388,7 @@ std::vector<UnfinishedUpload> S3Uploads::list_unfinished(const std::string& url)
       if (path == "EncodingType") is_encoded = text == "url";
       if (path == "Upload/Key") upload.key = std::move(text);
       if (path == "Upload/UploadId") upload.id = std::move(text);
+      if (path == "Upload/ChecksumAlgorithm" && text == "CRC32") upload.check = BodyCheck::crc32;
       if (path == "Upload") uploads.push_back(std::exchange(upload, {}));
       if (path == "NextKeyMarker") next_key = std::move(text);
       if (path == "NextUploadIdMarker") next_id = std::move(text);

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "object_store/md5.h"
 #include "object_store/s3_server.h"
+#include "object_store/upload_parts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::object_store {
@@ -20,43 +20,54 @@ enum class Existing {
   refuse,  // fail, unless the object has the same bytes
 };
 
-/// A part of an unfinished upload. The server stores it, but readers do not see it yet.
-struct UploadedPart {
-  int number = 1;  // from 1
-  std::uint64_t nbytes = 0;
-  std::string etag{};  // with its quotes
-  Md5 md5{};           // of the bytes that were sent
-};
-
 /// An upload in parts that was begun, and was neither completed nor aborted.
 struct UnfinishedUpload {
   std::string key;
   std::string id;
+  BodyCheck check = BodyCheck::md5;  // as far as the list shows it
 };
+
+/// The parts of an unfinished upload, and how its parts are checked.
+struct ListedParts {
+  std::vector<UploadedPart> parts;
+  BodyCheck check = BodyCheck::md5;  // as far as the list shows it
+};
+
+/// Returns a part that the server has listed, as if it had just been uploaded. Returns nothing if
+/// `bytes` are not the bytes of the part, or its ETag does not show this.
+std::optional<UploadedPart> listed_part(const UploadedPart& listed,
+                                        std::span<const std::byte> bytes);
 
 /// Writes objects with the requests of S3, each with a checksum of its body. If an answer is lost,
 /// the request is repeated without harm. Thread-safe. Throws: Error(io) naming the URL if a request
 /// fails for good; Error(already_exists) for an object that must not exist.
+///
+/// The checksum is a CRC-32 if the server shows that it checks this (it repeats the value in its
+/// answer), and an MD5 digest otherwise.
 class S3Uploads {
  public:
   /// Requires: `server` outlives this.
   explicit S3Uploads(S3Server& server) : server_(server) {}
 
+  /// Whether the server surely refuses to replace objects with Existing::refuse. Some servers
+  /// ignore the condition (If-None-Match), or do not know it.
+  bool surely_refuses_existing() const { return server_.is_amazon(); }
+
   /// Writes an object in one request. Returns its version.
   ObjectVersion put(const std::string& url, std::span<const std::byte> bytes, Existing existing);
-  /// Begins an upload in parts and returns its ID. The object appears with `complete`.
-  std::string begin(const std::string& url);
+  /// Begins an upload in parts. The object appears with `complete`.
+  MultipartUpload begin(const std::string& url);
   /// Uploads a part. Replaces an earlier part with the same number.
-  UploadedPart put_part(const std::string& url, const std::string& id, int number,
+  UploadedPart put_part(const std::string& url, const MultipartUpload& upload, int number,
                         std::span<const std::byte> bytes);
-  /// Makes the object appear from its parts. Returns its version. Requires: `parts` is not empty and
-  /// sorted by number.
-  ObjectVersion complete(const std::string& url, const std::string& id,
+  /// Makes the object appear from its parts. Returns its version. Requires: `parts` is not empty
+  /// and sorted by number.
+  ObjectVersion complete(const std::string& url, const MultipartUpload& upload,
                          const std::vector<UploadedPart>& parts, Existing existing);
   /// Removes an unfinished upload and its parts. Does nothing if there is no such upload.
   void abort(const std::string& url, const std::string& id);
-  /// Returns the parts of an unfinished upload, without UploadedPart::md5.
-  std::vector<UploadedPart> list_parts(const std::string& url, const std::string& id);
+  /// Returns the parts of an unfinished upload, without UploadedPart::crc32.
+  ListedParts list_parts(const std::string& url, const std::string& id);
   /// Returns the unfinished uploads whose keys begin with the key of `url`, oldest first. May
   /// return none on servers that cannot search by prefix: MinIO only finds whole keys.
   std::vector<UnfinishedUpload> list_unfinished(const std::string& url);
@@ -64,6 +75,20 @@ class S3Uploads {
   void remove(const std::string& url);
 
  private:
+  class Body;
+  /// Which checksums a request has.
+  struct Checks {
+    bool md5 = true;
+    bool crc32 = false;
+  };
+
+  Checks checks_for(std::optional<BodyCheck> check_of_upload) const;
+  void note_crc32(const Checks& checks, const S3Server::Answer& answer);
+  S3Server::Answer send_body(const std::string& url, S3Server::Call call, Body& body,
+                             std::string_view what, Existing existing,
+                             std::optional<BodyCheck> check_of_upload);
+  static void require_checksum_of(const std::string& url, const std::vector<UploadedPart>& parts,
+                                  const std::string& etag, const std::string& crc32);
   bool holds(const std::string& url, std::uint64_t nbytes, const std::string& etag);
   S3Server::Answer send_if_free(const std::string& url, S3Server::Call call, Existing existing);
   Error failure(const std::string& url, const S3Server::Answer& answer,

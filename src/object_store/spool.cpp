@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <random>
 #include <tuple>
 
 #include "object_store/files.h"
@@ -16,6 +17,14 @@ namespace tessera::object_store {
 namespace {
 
 constexpr std::size_t kMaxWaitingParts = 8;
+constexpr const char* kClaimPrefix = ".tessera-claim-";
+
+std::string random_name() {
+  std::random_device random;
+  std::string name;
+  for (int i = 0; i < 4; ++i) name += std::to_string(random());
+  return name;
+}
 
 }  // namespace
 
@@ -46,7 +55,7 @@ Spool::Spool(std::string folder, SpoolOptions options)
       path_(join_path(folder_, last_component(options_.url))),
       parent_url_(options_.url.substr(0, options_.url.size() - last_component(path_).size())),
       uploads_(RemoteFileSystem::of_process().s3(options_.url)),
-      workers_(options_.num_uploads, kMaxWaitingParts) {
+      workers_(kMaxWaitingParts) {
   const int num_unfinished =
       options_.resumes ? 0
                        : find_unfinished(options_.url, options_.discards ? Unfinished::remove
@@ -118,62 +127,60 @@ Spool::FilePointer Spool::spooled(const std::string& path) {
 
 void Spool::upload(const FilePointer& file, std::vector<SpooledFile::Work> work) {
   for (const SpooledFile::Work& part : work) {
-    workers_.run([this, file, part] { upload_part(*file, part); });
+    workers_.run(part.range.nbytes(), [this, file, part] { upload_part(*file, part); });
   }
 }
 
 /// Begins the upload of a file in parts, or takes over the upload of an interrupted run.
 void Spool::begin_upload(SpooledFile& file) {
   const std::scoped_lock lock(file.begin_mutex);
-  if (!file.upload_id.empty()) return;
+  if (!file.upload.id.empty()) return;
   if (options_.resumes || options_.discards) {
     const std::string key = parse_url(file.url()).path;
     for (const UnfinishedUpload& upload : uploads_.list_unfinished(file.url())) {
       if (upload.key != key) continue;
-      if (!options_.resumes || !file.upload_id.empty()) {
+      if (!options_.resumes || !file.upload.id.empty()) {
         uploads_.abort(file.url(), upload.id);
         continue;
       }
-      file.upload_id = upload.id;
-      for (UploadedPart& part : uploads_.list_parts(file.url(), upload.id)) {
+      ListedParts listed = uploads_.list_parts(file.url(), upload.id);
+      const bool has_crc32 = upload.check == BodyCheck::crc32 || listed.check == BodyCheck::crc32;
+      file.upload = {upload.id, has_crc32 ? BodyCheck::crc32 : BodyCheck::md5};
+      for (UploadedPart& part : listed.parts) {
         file.kept[part.number] = std::move(part);
       }
     }
   }
-  if (file.upload_id.empty()) file.upload_id = uploads_.begin(file.url());
+  if (file.upload.id.empty()) file.upload = uploads_.begin(file.url());
   const std::scoped_lock begun_lock(mutex_);
-  begun_[file.upload_id] = {file.url()};
+  begun_[file.upload.id] = {file.url()};
 }
 
 void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
   begin_upload(file);
   const std::vector<std::byte> bytes = file.read(work.range);
   const int number = work.index + 1;
-  UploadedPart part{.number = number, .nbytes = bytes.size(), .md5 = Md5::of(bytes)};
   const auto kept = file.kept.find(number);
-  if (kept != file.kept.end() && kept->second.nbytes == part.nbytes &&
-      kept->second.etag == '"' + part.md5.hex() + '"') {
-    part.etag = kept->second.etag;
-  } else {
-    part = uploads_.put_part(file.url(), file.upload_id, number, bytes);
-  }
-  file.note_uploaded(work, std::move(part));
+  std::optional<UploadedPart> part;
+  if (kept != file.kept.end()) part = listed_part(kept->second, bytes);
+  if (!part) part = uploads_.put_part(file.url(), file.upload, number, bytes);
+  file.note_uploaded(work, *std::move(part));
   const std::scoped_lock lock(mutex_);
-  begun_[file.upload_id].nbytes += bytes.size();
+  begun_[file.upload.id].nbytes += bytes.size();
 }
 
 /// Completes the upload of a file, so that the object appears.
 void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
   ObjectVersion version;
-  if (file.is_one_part() && file.upload_id.empty()) {
+  if (file.is_one_part() && file.upload.id.empty()) {
     version = uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
   } else {
     for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
-    version = uploads_.complete(file.url(), file.upload_id, file.uploaded_parts(), existing);
+    version = uploads_.complete(file.url(), file.upload, file.uploaded_parts(), existing);
   }
   const std::scoped_lock lock(mutex_);
-  begun_.erase(file.upload_id);
+  begun_.erase(file.upload.id);
   published_[file.url()] = std::move(version);
 }
 
@@ -193,6 +200,33 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
     return std::tuple(is_index, file->nbytes(), file->path());
   });
   return files;
+}
+
+/// Makes sure that no other move completes a checkpoint at the destination until the uploads of
+/// this one have ended.
+///
+/// Each writer begins an upload below the destination, under a name of its own, and then lists the
+/// unfinished uploads there. Readers do not see such uploads. Of two writers at least the later one
+/// sees the upload of the other, and is refused. The first one ends this upload after its index has
+/// appeared; a writer that comes then sees the index.
+void Spool::claim() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (uploads_.surely_refuses_existing() || std::exchange(is_claimed_, true)) return;
+  }
+  const std::string prefix = join_path(options_.url, kClaimPrefix);
+  const std::string url = prefix + random_name();
+  const MultipartUpload upload = uploads_.begin(url);
+  {
+    const std::scoped_lock lock(mutex_);
+    begun_[upload.id] = {url};
+  }
+  for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
+    if (other.key == parse_url(url).path) continue;  // this run's, perhaps begun twice
+    throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
+                          "no other one", "'" + printable(other.key) + "'",
+                          "another program writes here");
+  }
 }
 
 /// Throws if an object at the destination is new or has changed since the constructor.
@@ -258,14 +292,20 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   workers_.wait();
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
-  if (path == path_ && !replaces && !options_.resumes) require_no_objects_of_others();
+  if (!options_.replaced && !options_.resumes) {
+    claim();
+    if (path == path_) require_no_objects_of_others();
+  }
   if (replaces && options_.is_index) {
     // Remove the old index first: from here on there is no checkpoint at the URL, instead of a
     // mixture of old and new files.
     remove_objects(options_.url, *options_.replaced, options_.is_index);
   }
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
-  parallel_for(num_before_last, options_.num_uploads, {},
+  std::uint64_t max_nbytes = 0;
+  for (const FilePointer& file : files) max_nbytes = std::max(max_nbytes, file->nbytes());
+  const std::uint64_t part_nbytes = PartSizes::of_file(max_nbytes, options_.min_part_nbytes);
+  parallel_for(num_before_last, UploadLimits::num_uploads(part_nbytes), {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
   if (replaces) {
     remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {

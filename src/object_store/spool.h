@@ -34,7 +34,6 @@ struct SpoolOptions {
   bool resumes = false;   // takes over parts that an interrupted run has uploaded; removes others
   bool discards = false;  // removes these parts instead
   std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
-  int num_uploads = 4;  // at the same time; each has one part in memory
 };
 
 /// What the server keeps of an upload that was interrupted.
@@ -91,6 +90,7 @@ class Spool final : public ForwardingFileSystem {
   void publish(const std::string& staging_path, const std::string& path);
   void publish_file(SpooledFile& file);
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
+  void claim();
   void require_replaced_unchanged() const;
   void require_no_objects_of_others() const;
   std::string name_of(const SpooledFile& file) const;
@@ -103,8 +103,9 @@ class Spool final : public ForwardingFileSystem {
   mutable std::mutex mutex_;                  // guards all below
   std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
-  StoredObjects published_;                   // objects that have appeared, by URL
-  UploadWorkers workers_;                     // ends first
+  bool is_claimed_ = false;
+  StoredObjects published_;  // objects that have appeared, by URL
+  UploadWorkers workers_;    // ends first
 };
 
 }  // namespace tessera::object_store

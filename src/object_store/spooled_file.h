@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
-#include "object_store/md5.h"
-#include "object_store/s3_uploads.h"
+#include "object_store/upload_parts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::object_store {
@@ -21,10 +20,12 @@ namespace tessera::object_store {
 /// S3 accepts at most 10,000 parts of 5 MiB to 5 GiB each; only the last part may be smaller. R2
 /// requires that all parts except the last have the same size.
 struct PartSizes {
-  static constexpr std::uint64_t kMinNbytes = std::uint64_t{16} << 20;
+  static constexpr std::uint64_t kMinNbytes = std::uint64_t{8} << 20;
+  /// For a file whose size is not known when its upload begins, so that it can grow to 156 GiB.
+  static constexpr std::uint64_t kMinNbytesOfGrowing = std::uint64_t{16} << 20;
   static constexpr std::uint64_t kMaxParts = 10'000;
 
-  /// Returns the size of the parts of a file: 16 MiB, or more MiB for a file of over 156 GiB.
+  /// Returns the size of the parts of a file: 8 MiB, or more MiB for a file of over 78 GiB.
   static std::uint64_t of_file(std::uint64_t nbytes, std::uint64_t min_nbytes = kMinNbytes);
 };
 
@@ -88,7 +89,7 @@ class SpooledFile {
 
   /// Held while the upload in parts is being begun.
   std::mutex begin_mutex;
-  std::string upload_id{};             // empty: not begun
+  MultipartUpload upload{};
   std::map<int, UploadedPart> kept{};  // key: number; parts that an interrupted run has uploaded
 
  private:

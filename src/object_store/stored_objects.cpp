@@ -9,6 +9,7 @@
 #include "base/checked_math.h"
 #include "object_store/remote_file_system.h"
 #include "object_store/spooled_file.h"
+#include "object_store/upload_workers.h"
 #include "object_store/url.h"
 #include "tessera/base/parallel.h"
 
@@ -16,7 +17,6 @@ namespace tessera::object_store {
 namespace {
 
 constexpr int kMaxFolders = 8;  // within each other
-constexpr int kNumUploads = 4;  // at the same time
 
 S3Server& server_of(const std::string& url) {
   return RemoteFileSystem::of_process().s3(url);
@@ -74,19 +74,21 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
     uploads.put(url, read(0), existing);
     return;
   }
-  const std::string id = uploads.begin(url);
+  const MultipartUpload upload = uploads.begin(url);
   try {
     std::vector<UploadedPart> parts(
         static_cast<std::size_t>(ceil_div(file->nbytes(), part_nbytes)));
-    parallel_for(static_cast<std::int64_t>(parts.size()), kNumUploads, {}, [&](std::int64_t i) {
-      const std::vector<std::byte> bytes = read(static_cast<std::uint64_t>(i) * part_nbytes);
-      parts[static_cast<std::size_t>(i)] =
-          uploads.put_part(url, id, static_cast<int>(i) + 1, bytes);
-    });
-    uploads.complete(url, id, parts, existing);
+    parallel_for(static_cast<std::int64_t>(parts.size()), UploadLimits::num_uploads(part_nbytes),
+                 {}, [&](std::int64_t i) {
+                   const std::vector<std::byte> bytes =
+                       read(static_cast<std::uint64_t>(i) * part_nbytes);
+                   parts[static_cast<std::size_t>(i)] =
+                       uploads.put_part(url, upload, static_cast<int>(i) + 1, bytes);
+                 });
+    uploads.complete(url, upload, parts, existing);
   } catch (...) {
     try {
-      uploads.abort(url, id);
+      uploads.abort(url, upload.id);
     } catch (const Error&) {
       // Ignored: the next save removes what is left.
     }

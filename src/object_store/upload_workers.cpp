@@ -14,12 +14,12 @@ UploadWorkers::~UploadWorkers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void UploadWorkers::run(std::function<void()> task) {
+void UploadWorkers::run(std::uint64_t nbytes, std::function<void()> task) {
   std::unique_lock lock(mutex_);
   has_ended_.wait(lock, [&] { return failure_ || tasks_.size() < max_waiting_; });
   if (failure_) std::rethrow_exception(failure_);
-  tasks_.push_back(std::move(task));
-  if (threads_.size() < static_cast<std::size_t>(num_threads_)) {
+  tasks_.push_back({nbytes, std::move(task)});
+  if (threads_.size() < static_cast<std::size_t>(UploadLimits::kMaxUploads)) {
     threads_.emplace_back([this] { work(); });
   }
   has_task_.notify_one();
@@ -38,26 +38,37 @@ void UploadWorkers::stop() noexcept {
   failure_ = nullptr;
 }
 
+/// Whether the next task fits beside the running ones.
+bool UploadWorkers::may_begin_next() const {
+  if (tasks_.empty()) return false;
+  return num_running_ < UploadLimits::kMinUploads ||
+         nbytes_running_ + tasks_.front().nbytes <= UploadLimits::kMaxNbytes;
+}
+
 void UploadWorkers::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    has_task_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
+    has_task_.wait(lock, [&] { return is_ending_ || may_begin_next(); });
     if (is_ending_) return;
-    const std::function<void()> task = std::move(tasks_.front());
+    const Task task = std::move(tasks_.front());
     tasks_.pop_front();
     ++num_running_;
+    nbytes_running_ += task.nbytes;
+    if (may_begin_next()) has_task_.notify_one();
     lock.unlock();
     std::exception_ptr failure;
     try {
-      task();
+      task.run();
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     --num_running_;
+    nbytes_running_ -= task.nbytes;
     if (failure && !failure_) failure_ = std::move(failure);
     if (failure_) tasks_.clear();
     has_ended_.notify_all();
+    has_task_.notify_one();
   }
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -11,37 +13,55 @@
 
 namespace tessera::object_store {
 
-/// Threads that upload parts. Their number limits the memory of uploads, because each holds one
-/// part. Thread-safe.
+/// How many parts are uploaded at the same time. Each is in memory meanwhile.
+struct UploadLimits {
+  static constexpr int kMaxUploads = 8;
+  static constexpr int kMinUploads = 4;                                 // of parts of any size
+  static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;  // of more than kMinUploads
+
+  /// Returns how many parts of this size are uploaded at the same time.
+  static int num_uploads(std::uint64_t part_nbytes) {
+    const auto fitting =
+        static_cast<std::int64_t>(kMaxNbytes / std::max<std::uint64_t>(part_nbytes, 1));
+    return static_cast<int>(std::clamp<std::int64_t>(fitting, kMinUploads, kMaxUploads));
+  }
+};
+
+/// Threads that upload parts, within UploadLimits. Thread-safe.
 class UploadWorkers {
  public:
   /// `max_waiting`: the number of waiting tasks from which on `run` blocks.
-  UploadWorkers(int num_threads, std::size_t max_waiting)
-      : num_threads_(num_threads), max_waiting_(max_waiting) {}
+  explicit UploadWorkers(std::size_t max_waiting) : max_waiting_(max_waiting) {}
   /// Drops the tasks that have not begun, and waits for the running tasks.
   ~UploadWorkers();
   UploadWorkers(const UploadWorkers&) = delete;
   UploadWorkers& operator=(const UploadWorkers&) = delete;
 
-  /// Runs `task` on a worker, later. Throws: the exception of an earlier task; after that, no
-  /// further task runs.
-  void run(std::function<void()> task);
+  /// Runs `task` on a worker, later. `nbytes`: of the part that it holds in memory. Throws: the
+  /// exception of an earlier task; after that, no further task runs.
+  void run(std::uint64_t nbytes, std::function<void()> task);
   /// Waits until all tasks have ended. Throws: the exception of a task.
   void wait();
   /// Drops the tasks that have not begun, waits for the running tasks, and forgets failures.
   void stop() noexcept;
 
  private:
-  void work();
+  struct Task {
+    std::uint64_t nbytes = 0;
+    std::function<void()> run;
+  };
 
-  const int num_threads_;
+  void work();
+  bool may_begin_next() const;
+
   const std::size_t max_waiting_;
   std::mutex mutex_;
   std::condition_variable has_task_;
   std::condition_variable has_ended_;  // a task
-  std::deque<std::function<void()>> tasks_;
+  std::deque<Task> tasks_;
   std::vector<std::thread> threads_;
-  std::size_t num_running_ = 0;
+  int num_running_ = 0;
+  std::uint64_t nbytes_running_ = 0;
   std::exception_ptr failure_;
   bool is_ending_ = false;
 };

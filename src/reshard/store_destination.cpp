@@ -68,6 +68,8 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
                                    .discards = options.kept_work == KeptWork::discard};
   if (formats::writer_of(options.format).writes_bytes_once()) {
     spool.release = object_store::SpooledFile::Release::after_upload;
+  } else {  // HDF5 makes files grow
+    spool.min_part_nbytes = object_store::PartSizes::kMinNbytesOfGrowing;
   }
   auto there = object_store::list_objects(url);
   if (options.overwrite == OverwritePolicy::replace && !there.empty()) {

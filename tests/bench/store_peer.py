@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 READ_NBYTES, READ_CONNECTIONS = 8 << 20, 16
-PART_NBYTES, WRITE_CONNECTIONS = 16 << 20, 4
+PART_NBYTES, WRITE_CONNECTIONS = 8 << 20, 8
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", headers: dict | None = None) -> bytes:

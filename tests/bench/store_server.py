@@ -1,7 +1,7 @@
 """An S3 server in memory, with a latency and a line of limited speed, so that a move can be measured against the line.
 
-It answers what ckpt-reshard asks: lists, ranges, objects and uploads in parts. It checks neither signatures nor checksums, and its
-ETags are no MD5, so that it needs little processor time.
+It answers what ckpt-reshard asks: lists, ranges, objects and uploads in parts. It checks neither signatures nor checksums, but repeats
+CRC-32s as a server does that checks them. Its ETags are no MD5. So it needs little processor time.
 """
 
 import argparse
@@ -94,6 +94,11 @@ def handler(store: Store, line: Line, latency_s: float) -> type:
                 line.take(len(part))
                 self.wfile.write(part)
 
+        def repeated(self) -> dict:
+            """Returns the headers by which a server shows that it knows CRC-32s."""
+            names = ("x-amz-checksum-algorithm", "x-amz-checksum-crc32")
+            return {name: self.headers[name] for name in names if name in self.headers}
+
         def do_GET(self):
             time.sleep(latency_s)
             path, query = self.parts()
@@ -119,10 +124,10 @@ def handler(store: Store, line: Line, latency_s: float) -> type:
             content = self.body()
             if "uploadId" in query:
                 store.uploads[query["uploadId"]][int(query["partNumber"])] = content
-                return self.answer(200, ETag=f'"p{query["partNumber"]}"')
+                return self.answer(200, ETag=f'"p{query["partNumber"]}"', **self.repeated())
             if self.headers.get("If-None-Match") == "*" and path in store.objects:
                 return self.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-            return self.answer(200, ETag=store.put(path, content))
+            return self.answer(200, ETag=store.put(path, content), **self.repeated())
 
         def do_POST(self):
             time.sleep(latency_s)
@@ -131,7 +136,7 @@ def handler(store: Store, line: Line, latency_s: float) -> type:
             if "uploads" in query:
                 upload = f"u{next(store.numbers)}"
                 store.uploads[upload] = {}
-                return self.answer(200, f"<R><UploadId>{upload}</UploadId></R>".encode())
+                return self.answer(200, f"<R><UploadId>{upload}</UploadId></R>".encode(), **self.repeated())
             parts = store.uploads.pop(query["uploadId"])
             etag = store.put(path, b"".join(content for _, content in sorted(parts.items())))
             return self.answer(200, f"<R><ETag>{escape(etag)}</ETag></R>".encode())

@@ -57,7 +57,7 @@ def measure(tools: Path, folder: Path, local: Path, port: str, nbytes: int, roun
                                                        "s3://bucket/model.safetensors"]),
     ], rounds=rounds)
     results += compare("move to a store", [
-        Contender("plain Python, 4 connections, parts of 16 MiB", plain("write", "/bucket/plain")),
+        Contender("plain Python, 8 connections, parts of 8 MiB", plain("write", "/bucket/plain")),
         Contender("safetensors to safetensors", move(local, "s3://bucket/new.safetensors", "--overwrite")),
         Contender("safetensors to native for 8 ranks", move(local, "s3://bucket/native", "--overwrite", *to_native)),
     ], rounds=rounds)

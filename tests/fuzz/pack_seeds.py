@@ -55,18 +55,20 @@ UPLOADS = ("<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><Encoding
 RANGE = '206\nContent-Range: bytes 0-4/5\nETag: "e"\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\n\nabcde'
 STORE_TEXTS = (f"l{BUCKET_PAGE}", f"e{S3_ERROR}", "p[default]\naws_access_key_id = A # c\n[profile x]\nregion=r\n s3 =\n  a = b\n",
                "us3://bucket/a%20b?c+d", "uhttps://user:word@host:1/a?b")
-STORE_ANSWERS = {  # of the servers, one after the other
-    "l": (f"200\n\n{BUCKET_PAGE}", f"200\n\n{BUCKET_PAGE.replace('true', 'false')}"),
-    "r": (RANGE, RANGE, RANGE),
-    "f": (f"200\n\n{UPLOADS}", f"200\n\n{UPLOADS.replace('true', 'false')}"),
-    "p": (f"301\nx-amz-bucket-region: eu-central-1\n\n{S3_ERROR}", '200\nETag: "e"\n\n'),
-    "u": ("200\n\n<R><UploadId>u</UploadId></R>", '200\nETag: "6d0bb00954ceb7fbee436bb55a8397a9"\n\n', f"200\n\n{PARTS}",
-          '200\n\n<R><ETag>"a-1"</ETag></R>'),
-    "h": ('200\n\n{"sha": "c0"}', '200\nLink: <http://hub.test/api/next>; rel="next"\n\n[{"type": "file", "path": "a", "size": 5}, '
-          '{"type": "directory", "path": "b"}]', "200\n\n[]"),
-    "g": ('200\n\n{"sha": "c0"}', f"302\nLocation: http://other.test/x\n\n", RANGE, RANGE, RANGE),
-    "w": ("200\nContent-Length: 5\nETag: e\n\nabcde", RANGE, RANGE),
-}
+STORE_ANSWERS = [  # what is asked, and the answers of the servers, one after the other
+    ("l", f"200\n\n{BUCKET_PAGE}", f"200\n\n{BUCKET_PAGE.replace('true', 'false')}"),
+    ("r", RANGE, RANGE, RANGE),
+    ("f", f"200\n\n{UPLOADS}", f"200\n\n{UPLOADS.replace('true', 'false')}"),
+    ("p", f"301\nx-amz-bucket-region: eu-central-1\n\n{S3_ERROR}", '200\nETag: "e"\n\n'),
+    ("u", "200\n\n<R><UploadId>u</UploadId></R>", '200\nETag: "6d0bb00954ceb7fbee436bb55a8397a9"\n\n', f"200\n\n{PARTS}",
+     '200\n\n<R><ETag>"a-1"</ETag></R>'),
+    ("u", "200\nx-amz-checksum-algorithm: CRC32\n\n<R><UploadId>u</UploadId></R>", '200\nETag: "e"\nx-amz-checksum-crc32: mYjGyg==\n\n',
+     "200\n\n<R><ChecksumAlgorithm>CRC32</ChecksumAlgorithm></R>", "200\n\n<R><ETag>e</ETag><ChecksumCRC32>6DtgbA==-1</ChecksumCRC32></R>"),
+    ("h", '200\n\n{"sha": "c0"}', '200\nLink: <http://hub.test/api/next>; rel="next"\n\n[{"type": "file", "path": "a", "size": 5}, '
+     '{"type": "directory", "path": "b"}]', "200\n\n[]"),
+    ("g", '200\n\n{"sha": "c0"}', f"302\nLocation: http://other.test/x\n\n", RANGE, RANGE, RANGE),
+    ("w", "200\nContent-Length: 5\nETag: e\n\nabcde", RANGE, RANGE),
+]
 
 
 def packed_bytes(parts: list[bytes]) -> bytes:
@@ -193,7 +195,7 @@ def seeds(fixtures: Path):
         yield "manifest", content
     for text in STORE_TEXTS:
         yield "store_texts", text.encode()
-    for choice, answers in STORE_ANSWERS.items():
+    for choice, *answers in STORE_ANSWERS:
         yield "store_server", (choice + "\n====\n".join(answers)).encode()
     for target, texts in TEXTS.items():
         yield from ((target, text.encode()) for text in texts)

@@ -27,7 +27,8 @@ using namespace tessera;
 constexpr std::string_view kSeparator = "\n====\n";
 
 /// A proxy for all servers, on this machine. It answers the n-th request with the n-th part of an
-/// input, each `<status>\n{<header>\n}\n<body>`, and all later ones with status 404.
+/// input, each `<status>\n{<header>\n}\n<body>`, and all later ones with status 404. An answer
+/// whose headers state no length gets the right length, and the connection can then be used again.
 class Proxy {
  public:
   Proxy() : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -65,21 +66,33 @@ class Proxy {
     for (;;) {
       const int connection = ::accept(listener_, nullptr, nullptr);
       if (connection < 0) continue;
-      read_request(connection);
-      const std::string answer = next_answer();
-      static_cast<void>(::send(connection, answer.data(), answer.size(), MSG_NOSIGNAL));
+      // Close a connection that is not used again, so that the next one is accepted soon.
+      const timeval patience{.tv_sec = 0, .tv_usec = 100'000};
+      ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+      bool is_open = true;
+      while (is_open && read_request(connection)) {
+        const Answer answer = next_answer();
+        static_cast<void>(::send(connection, answer.text.data(), answer.text.size(), MSG_NOSIGNAL));
+        is_open = answer.keeps_connection;
+      }
       ::shutdown(connection, SHUT_WR);
       ::close(connection);
     }
   }
 
-  static void read_request(int connection) {
+  struct Answer {
+    std::string text;
+    bool keeps_connection = false;
+  };
+
+  /// Returns whether a whole request has come.
+  static bool read_request(int connection) {
     std::string text;
     std::size_t wanted = std::string::npos;
     while (text.size() < wanted) {
       char buffer[4096];
       const ssize_t nbytes = ::recv(connection, buffer, sizeof buffer, 0);
-      if (nbytes <= 0) return;
+      if (nbytes <= 0) return false;
       text.append(buffer, static_cast<std::size_t>(nbytes));
       const std::size_t head = text.find("\r\n\r\n");
       if (head == std::string::npos || wanted != std::string::npos) continue;
@@ -87,9 +100,10 @@ class Proxy {
       const bool has_body = length < head;
       wanted = head + 4 + (has_body ? std::strtoul(text.c_str() + length + 16, nullptr, 10) : 0);
     }
+    return true;
   }
 
-  std::string next_answer() {
+  Answer next_answer() {
     const std::scoped_lock lock(mutex_);
     std::string parts = "404\n\n";
     if (!answers_.empty()) {
@@ -99,23 +113,12 @@ class Proxy {
     const std::size_t head_end = std::min(parts.find("\n\n"), parts.size());
     const std::string body = parts.substr(std::min(head_end + 2, parts.size()));
     const std::string head = parts.substr(0, head_end);
-    std::string answer = "HTTP/1.1 " + head + "\n";
-    if (head.find("ength") == std::string::npos) {
-      answer += "Content-Length: " + std::to_string(body.size()) + "\n";
+    const std::string line = "HTTP/1.1 " + head + "\n";
+    if (head.find("ength") != std::string::npos) {
+      return {.text = line + "Connection: close\n\n" + body};
     }
-    return without_indents(answer + "Connection: close\n\n" + body);
-  }
-
-  /// Removes the blanks at the start of lines. libcurl 7.88 reads freed memory if the first header
-  /// of an answer starts with a blank, as a continued header does, and its handle was used before
-  /// (curl/curl#11101 and #11620; later versions mend it). Tessera cannot see such a line first.
-  static std::string without_indents(const std::string& text) {
-    std::string kept;
-    for (const char c : text) {
-      const bool is_blank = c == ' ' || c == '\t';
-      if (!is_blank || kept.empty() || kept.back() != '\n') kept += c;
-    }
-    return kept;
+    return {.text = line + "Content-Length: " + std::to_string(body.size()) + "\n\n" + body,
+            .keeps_connection = true};
   }
 
   int listener_;
@@ -157,12 +160,12 @@ void read(object_store::Server& server, const std::string& url) {
 void upload(object_store::S3Server& server, const std::string& url) {
   object_store::S3Uploads uploads(server);
   const std::vector<std::byte> bytes(100);
-  const std::string id = uploads.begin(url);
-  std::vector<object_store::UploadedPart> parts{uploads.put_part(url, id, 1, bytes)};
-  for (const object_store::UploadedPart& part : uploads.list_parts(url, id)) {
+  const object_store::MultipartUpload begun = uploads.begin(url);
+  std::vector<object_store::UploadedPart> parts{uploads.put_part(url, begun, 1, bytes)};
+  for (const object_store::UploadedPart& part : uploads.list_parts(url, begun.id).parts) {
     if (part.number < 1 || part.number > 10'000) std::abort();
   }
-  uploads.complete(url, id, parts, object_store::Existing::refuse);
+  uploads.complete(url, begun, parts, object_store::Existing::refuse);
 }
 
 void use(char choice) {

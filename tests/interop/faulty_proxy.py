@@ -1,8 +1,12 @@
 """A proxy in front of an HTTP server that counts requests, delays answers and fails on demand."""
 
+import base64
+import hashlib
 import http.client
+import re
 import threading
 import time
+import zlib
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -25,6 +29,19 @@ class Request:
     def range(self):
         return self.headers.get("Range", "")
 
+    def header(self, name):
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), None)
+
+    @property
+    def upload_id(self):
+        found = re.search(r"uploadId=([^&]*)", self.path)
+        return found and found[1]
+
+    @property
+    def part_number(self):
+        found = re.search(r"partNumber=(\d+)", self.path)
+        return found and int(found[1])
+
 
 @dataclass
 class Answer:
@@ -35,23 +52,83 @@ class Answer:
     cut_after: int | None = None  # bytes of the body after which the connection is cut
 
 
+def crc32_text(body):
+    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+
+
+class Checksums:
+    """Checks the bodies of uploads by MD5 and by CRC-32 as AWS does. moto takes any value."""
+
+    def __init__(self):
+        self.crcs = {}  # of the uploads that have CRCs, by their IDs: the CRC of each part
+
+    def refuse(self, request):
+        """Returns AWS's answer to a wrong or missing checksum; None if all is well."""
+        if request.method == "POST" and request.upload_id in self.crcs:
+            told = re.findall(rb"<PartNumber>(\d+)</PartNumber>.*?<ChecksumCRC32>(.*?)</ChecksumCRC32>", request.body)
+            parts = self.crcs[request.upload_id]
+            if request.body.count(b"<Part>") != len(told) or any(parts.get(int(number)) != crc.decode() for number, crc in told):
+                return s3_error(400, "InvalidPart", "the checksums of the parts are missing or wrong")
+        if request.method != "PUT":
+            return None
+        md5, crc = request.header("Content-MD5"), request.header("x-amz-checksum-crc32")
+        if md5 and md5 != base64.b64encode(hashlib.md5(request.body).digest()).decode():
+            return s3_error(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
+        if crc and crc != crc32_text(request.body):
+            return s3_error(400, "BadDigest", "The CRC32 you specified did not match the calculated checksum.")
+        if request.upload_id and bool(crc) != (request.upload_id in self.crcs):
+            return s3_error(400, "InvalidRequest", "Checksum Type mismatch occurred")
+        return None
+
+    def note(self, request, answer):
+        """Remembers the checksum of a part, and adds checksums to answers."""
+        if answer.status >= 300:
+            return
+        if request.method == "POST" and request.path.endswith("?uploads=") and request.header("x-amz-checksum-algorithm") == "CRC32":
+            self.crcs[re.search(rb"<UploadId>(.*?)</UploadId>", answer.body)[1].decode()] = {}
+            answer.headers["x-amz-checksum-algorithm"] = "CRC32"
+        elif request.method == "PUT" and (crc := request.header("x-amz-checksum-crc32")):
+            answer.headers["x-amz-checksum-crc32"] = crc
+            if request.upload_id:
+                self.crcs[request.upload_id][request.part_number] = crc
+        elif request.method == "POST" and request.upload_id in self.crcs:
+            parts = self.crcs[request.upload_id]
+            told = [int(number) for number in re.findall(rb"<PartNumber>(\d+)", request.body)]
+            text = crc32_text(b"".join(base64.b64decode(parts[number]) for number in told)) + f"-{len(told)}"
+            end = b"</CompleteMultipartUploadResult>"
+            answer.body = answer.body.replace(end, f"<ChecksumCRC32>{text}</ChecksumCRC32>".encode() + end)
+
+
 @dataclass
 class Proxy:
-    """`change(request, answer)` returns the answer to send; `refuse(request)` one without asking the server."""
+    """A server between the tools and the upstream server. It checks checksums for real.
+
+    `change(request, answer)` returns the answer to send; `refuse(request)` one without asking the server.
+    `damage(request)` may change its body before checksums are checked.
+    """
 
     upstream: tuple  # (host, port)
     latency_s: float = 0.0
     change: object = None
     refuse: object = None
+    damage: object = None
+    knows_crc32: bool = True  # otherwise the server ignores the headers of CRCs
     requests: list = field(default_factory=list)
+    num_connections: int = 0
 
     def __enter__(self):
         proxy = self
         lock = threading.Lock()
+        checksums = Checksums()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
+
+            def setup(self):
+                with lock:
+                    proxy.num_connections += 1
+                super().setup()
 
             def do_GET(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -62,10 +139,22 @@ class Proxy:
                     time.sleep(proxy.latency_s)
                 answer = proxy.refuse(request) if proxy.refuse else None
                 if answer is None:
-                    answer = proxy.ask(request)
+                    answer = self.ask(request)
                     if proxy.change:
                         answer = proxy.change(request, answer) or answer
                 self.send(answer)
+
+            def ask(self, request):
+                if not proxy.knows_crc32:
+                    for name in [name for name in request.headers if name.lower().startswith("x-amz-checksum-")]:
+                        del request.headers[name]
+                if proxy.damage:
+                    proxy.damage(request)
+                answer = checksums.refuse(request)
+                if answer is None:
+                    answer = proxy.ask(request)
+                    checksums.note(request, answer)
+                return answer
 
             do_PUT = do_POST = do_DELETE = do_GET
 

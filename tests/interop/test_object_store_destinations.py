@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -16,14 +17,13 @@ import time
 
 import pytest
 from ckpt_tools import BIN, FIXTURES, reshard
-from faulty_proxy import Proxy, s3_error
+from faulty_proxy import Proxy, crc32_text, s3_error
 from on_ranks import environments
 from test_object_stores import SECRET, TOKEN, bucket, environment, fail, local_files, moto, proxy, run, signature_of, succeed  # noqa: F401
 
 SOURCE = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
 MODEL = FIXTURES / "safetensors" / "valid" / "sharded"
 MIB = 1 << 20
-PART = 16 * MIB
 # Options, and whether the destination is one file.
 FORMATS = {
     "native": (("--to", "native", "--world-size", 3), False),
@@ -65,7 +65,7 @@ def uploads(bucket):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """A safetensors file of 56 MiB: two tensors of four parts each, and small ones."""
+    """A safetensors file of 56 MiB: two tensors of several parts each, and a small one."""
     path = tmp_path_factory.mktemp("large") / "model.safetensors"
     sizes = {"a.weight": 40 * MIB, "b.weight": 16 * MIB + 4096, "c.bias": 64}
     header, begin = {}, 0
@@ -131,24 +131,107 @@ def test_large_files_are_uploaded_in_parts_that_nobody_sees(proxy, keys, large, 
     for request, visible in seen:
         if is_part(request):
             assert visible == []
-    last, visible = seen[-1]
+    last, visible = seen[-2] if seen[-1][0].method == "DELETE" else seen[-1]  # then the claim ends
     final = sorted(keys(key))
     index = [name for name in final if name.endswith(("index.h5", ".metadata", ".index.json"))] or final
     assert last.path.startswith("/checkpoints/" + index[0]) and visible == [name for name in final if name != index[0]]
     assert uploads(keys.client) == []
 
 
-def test_every_body_has_a_checksum_and_every_request_a_signature(proxy, keys, large):  # noqa: F811
-    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/signed ä", "--to", "native")
-    assert {request.method for request in writes(proxy)} == {"PUT", "POST"}
+@pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
+def test_every_body_has_a_checksum_and_every_request_a_signature(proxy, keys, large, knows_crc32, tmp_path):  # noqa: F811
+    options = ("--to", "native", "--world-size", 2)
+    if not knows_crc32:
+        proxy.refuse = without_crc32
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/signed ä", *options)
+    expect_same(keys("new/signed ä"), "new/signed ä", reshard(large, tmp_path / "local", *options))
+    assert {request.method for request in writes(proxy)} == {"PUT", "POST", "DELETE"}
     for request in proxy.requests:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        assert headers["x-amz-security-token"] == TOKEN
-        assert headers["x-amz-content-sha256"] == hashlib.sha256(request.body).hexdigest()
-        assert headers["authorization"].rsplit("Signature=", 1)[1] == signature_of(request, SECRET), request.path
+        assert request.header("x-amz-security-token") == TOKEN
+        assert request.header("x-amz-content-sha256") == hashlib.sha256(request.body).hexdigest()
+        if knows_crc32:
+            assert request.header("authorization").rsplit("Signature=", 1)[1] == signature_of(request, SECRET), request.path
         if request.method == "PUT":
-            assert headers["content-md5"] == base64.b64encode(hashlib.md5(request.body).digest()).decode()
-            assert "content-md5" in headers["authorization"]
+            kind, value = checksums(request)[0]
+            assert kind == ("crc32" if knows_crc32 else "md5")
+            assert value == (crc32_text(request.body) if knows_crc32 else md5_text(request.body))
+            assert {"crc32": "x-amz-checksum-crc32", "md5": "content-md5"}[kind] in request.header("authorization")
+
+
+def md5_text(body):
+    return base64.b64encode(hashlib.md5(body).digest()).decode()
+
+
+def checksums(request):
+    found = [("crc32", request.header("x-amz-checksum-crc32")), ("md5", request.header("content-md5"))]
+    return [(kind, value) for kind, value in found if value]
+
+
+def without_crc32(request):
+    """A server of before 2022: it ignores headers that it does not know."""
+    for name in [name for name in request.headers if name.lower().startswith("x-amz-checksum-")]:
+        del request.headers[name]
+
+
+def test_a_server_that_refuses_headers_of_crcs_gets_md5(proxy, keys, large, tmp_path):  # noqa: F811
+    def refuse(request):
+        if any(name.lower().startswith("x-amz-checksum-") for name in request.headers):
+            refused.append(request)
+            return s3_error(501, "NotImplemented", "Header 'x-amz-checksum-algorithm' with value 'CRC32' not implemented")
+
+    for name, source, options in (("large", large, ("--to", "native")), ("small", SOURCE, ("--to", "native", "--world-size", 2))):
+        refused = []
+        proxy.refuse = refuse
+        succeed(proxy, "ckpt-reshard", source, f"s3://checkpoints/new/{name}", *options, AWS_MAX_ATTEMPTS="1")
+        expect_same(keys(f"new/{name}"), f"new/{name}", reshard(source, tmp_path / name, *options))
+        assert 1 <= len(refused) <= 4
+        assert all(checksums(request)[-1] == ("md5", md5_text(request.body)) for request in proxy.requests if request.method == "PUT"
+                   and request not in refused)
+
+
+def test_a_server_that_does_not_repeat_the_crc_of_a_part_gets_md5_too(proxy, keys, large, tmp_path):  # noqa: F811
+    """Nothing shows that it checks. The CRC is sent all the same, as its upload was begun with CRCs."""
+    def change(request, answer):
+        if request.method == "PUT":
+            answer.headers.pop("x-amz-checksum-crc32", None)
+
+    proxy.change = change
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/silent", "--to", "safetensors")
+    expect_same(keys("new/silent"), "new/silent", reshard(large, tmp_path / "local", "--to", "safetensors"))
+    last = {request.part_number: request for request in proxy.requests if is_part(request)}
+    assert len(last) == 8
+    for request in last.values():
+        assert checksums(request) == [("crc32", crc32_text(request.body)), ("md5", md5_text(request.body))]
+
+
+@pytest.mark.parametrize("what", ["part", "object"])
+@pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
+def test_bytes_that_are_damaged_on_their_way_are_sent_again(proxy, keys, large, what, knows_crc32, tmp_path):  # noqa: F811
+    damaged = []
+
+    def damage(request):
+        is_hit = is_part(request) and request.part_number == 2 if what == "part" else request.method == "PUT" and not is_part(request)
+        if is_hit and not damaged:
+            damaged.append(request.path)
+            request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
+
+    proxy.knows_crc32, proxy.damage = knows_crc32, damage
+    options = ("--to", "native", "--world-size", 1)
+    # Without credentials there is no SHA-256 in the signature.
+    succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/damaged", *options, AWS_NO_SIGN_REQUEST="1")
+    expect_same(keys("new/damaged"), "new/damaged", reshard(large, tmp_path / "local", *options))
+    assert sum(request.path == damaged[0] for request in proxy.requests) == 2
+
+
+def test_bytes_that_are_always_damaged_on_their_way_are_an_error(proxy, keys, large):  # noqa: F811
+    def damage(request):
+        if is_part(request):
+            request.body = request.body[:-1] + bytes([request.body[-1] ^ 128])
+
+    proxy.damage = damage
+    message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/damaged", "--to", "native", AWS_NO_SIGN_REQUEST="1")
+    assert "s3://checkpoints/new/damaged/rank-00000.h5: upload of part" in message and "BadDigest" in message
+    assert keys("new/damaged") == {}
 
 
 def lost(request, answer):
@@ -170,19 +253,22 @@ def late_error(request, answer):
     return answer
 
 
-def damaged_etag(request, answer):
-    if is_part(request) and "partNumber=2" in request.path and not damaged_etag.told:
-        damaged_etag.told = True
-        answer.headers["ETag"] = '"%s"' % ("0" * 32)
+def damaged_checksum(request, answer):
+    """The server got other bytes than were sent, and says so by their checksum."""
+    if is_part(request) and request.part_number == 2 and not damaged_checksum.told:
+        damaged_checksum.told = True
+        answer.headers["x-amz-checksum-crc32" if request.header("x-amz-checksum-crc32") else "ETag"] = '"%s"' % ("0" * 32)
     return answer
 
 
 @pytest.mark.parametrize(
-    ("fault", "options"),
-    [(lost, ("--to", "native", "--world-size", 2)), (lost, ("--to", "safetensors")), (overloaded, ("--to", "native")),
-     (late_error, ("--to", "safetensors")), (damaged_etag, ("--to", "native"))],
+    ("fault", "options", "knows_crc32"),
+    [(lost, ("--to", "native", "--world-size", 2), True), (lost, ("--to", "safetensors"), True), (lost, ("--to", "safetensors"), False),
+     (overloaded, ("--to", "native"), True), (late_error, ("--to", "safetensors"), True),
+     (damaged_checksum, ("--to", "native"), True), (damaged_checksum, ("--to", "native"), False)],
     ids=lambda value: getattr(value, "__name__", ""))
-def test_faults_that_pass_do_not_show(proxy, keys, large, fault, options, tmp_path):  # noqa: F811
+def test_faults_that_pass_do_not_show(proxy, keys, large, fault, options, knows_crc32, tmp_path):  # noqa: F811
+    proxy.knows_crc32 = knows_crc32
     local = reshard(large, tmp_path / "local", *options)
     fault.told = False
     proxy.change = fault
@@ -204,15 +290,30 @@ def test_a_server_that_stays_overloaded_is_an_error_and_shows_nothing(proxy, key
     assert "new/overloaded/index.h5" not in names(keys, "new/overloaded")
 
 
-def test_an_etag_that_stays_wrong_is_an_error(proxy, keys, large):  # noqa: F811
+@pytest.mark.parametrize(("knows_crc32", "name", "wrong", "words"), [
+    (True, "x-amz-checksum-crc32", "AAAAAA==", "CRC-32"), (False, "ETag", '"%s"' % ("0" * 32), "ETag")], ids=["crc32", "md5"])
+def test_a_checksum_that_stays_wrong_is_an_error(proxy, keys, large, knows_crc32, name, wrong, words):  # noqa: F811
     def change(request, answer):
         if is_part(request):
-            answer.headers["ETag"] = '"%s"' % ("0" * 32)
+            answer.headers[name] = wrong
 
-    proxy.change = change
+    proxy.change, proxy.knows_crc32 = change, knows_crc32
     message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/etag", "--to", "native")
-    assert "expected ETag" in message and "found ETag " + "0" * 32 in message
+    assert f"expected {words} " in message and f"found {words} " + wrong.strip('"') in message
     assert keys("new/etag") == {}
+
+
+@pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
+def test_an_object_of_other_parts_is_an_error(proxy, keys, large, knows_crc32):  # noqa: F811
+    """The server has joined other parts than it was asked to join."""
+    def change(request, answer):
+        if is_completion(request):
+            wrong = (rb"<ChecksumCRC32>....", b"<ChecksumCRC32>AAAA") if knows_crc32 else (rb"[0-9a-f]{32}-", b"0" * 32 + b"-")
+            answer.body = re.sub(*wrong, answer.body)
+
+    proxy.change, proxy.knows_crc32 = change, knows_crc32
+    message = fail(proxy, "ckpt-reshard", large, "s3://checkpoints/new/joined.safetensors")
+    assert "completion of the upload: expected " + ("CRC-32" if knows_crc32 else "ETag") in message
 
 
 def test_refusals_say_what_to_do(proxy, keys):  # noqa: F811
@@ -283,12 +384,54 @@ def test_a_checkpoint_that_changes_meanwhile_is_not_replaced(proxy, keys, bucket
     assert "new/changed/index.h5" in names(keys, "new/changed")
 
 
+def without_conditions(request):
+    """A server that ignores conditions of writes."""
+    for header in [header for header in request.headers if header.lower() == "if-none-match"]:
+        del request.headers[header]
+
+
+def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys, tmp_path):  # noqa: F811
+    """One writer stops before its first file appears. Another one must not complete a checkpoint meanwhile."""
+    url, others, options = "s3://checkpoints/new/late", [], ("--to", "native", "--world-size", 1)
+
+    def refuse(request):
+        without_conditions(request)
+        if request.method == "PUT" and not others:
+            others.append(None)
+            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options, TMPDIR=str(tmp_path))  # as on another machine
+
+    proxy.refuse = refuse
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
+    assert others[0].returncode == 2
+    assert f"{url}: uploads: the parts of an interrupted run are kept here" in others[0].stderr
+    expect_same(keys("new/late"), "new/late", reshard(SOURCE, tmp_path / "local", *options))
+    succeed(proxy, "ckpt-inspect", "verify", url)
+    assert uploads(keys.client) == []
+
+
+@pytest.mark.parametrize("name", ["together", "together.safetensors"])
+def test_of_two_writers_that_begin_together_both_see_each_other(proxy, keys, bucket, name):  # noqa: F811
+    """The other's claim begins after this one has looked for uploads at its start."""
+    other = f"new/{name}/.tessera-claim-other"
+
+    def refuse(request):
+        without_conditions(request)
+        if request.method == "POST" and f"/checkpoints/new/{name}/.tessera-claim-" in request.path:
+            bucket.create_multipart_upload(Bucket="checkpoints", Key=other)
+
+    proxy.refuse = refuse
+    process = run(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/new/{name}", "--to", "native" if name == "together" else "safetensors")
+    assert process.returncode == 2, process.stderr
+    assert f"s3://checkpoints/new/{name}: claim: expected no other one, found '{other}'" in process.stderr
+    assert keys("new/together") == {}
+    assert [upload["Key"] for upload in uploads(bucket)] == [other]
+
+
 @pytest.mark.parametrize("name", ["index.h5", "model.safetensors", "rank-00000.h5"])
 def test_a_checkpoint_that_another_machine_writes_meanwhile_is_not_mixed(proxy, keys, bucket, large, name):  # noqa: F811
     """The server knows no conditions. The other machine's object appears after the list at the start."""
     def refuse(request):
-        for header in [header for header in request.headers if header.lower() == "if-none-match"]:
-            del request.headers[header]
+        without_conditions(request)
         if is_completion(request) and name != "rank-00000.h5":
             bucket.put_object(Bucket="checkpoints", Key="new/mixed/" + name, Body=b"of another machine")
 
@@ -367,9 +510,10 @@ def killed(proxy, large, url, *options):  # noqa: F811
     proxy.requests.clear()
 
 
-@pytest.mark.parametrize("options", [("--to", "native"), ("--to", "safetensors")], ids=str)
-def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options, tmp_path):  # noqa: F811
+@pytest.mark.parametrize(("options", "knows_crc32"), [(("--to", "native"), True), (("--to", "safetensors"), True), (("--to", "native"), False)], ids=str)
+def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options, knows_crc32, tmp_path):  # noqa: F811
     url = "s3://checkpoints/new/killed"
+    proxy.knows_crc32 = knows_crc32
     arguments = ("ckpt-reshard", large, url, *options, "--spool", tmp_path)
     killed(proxy, *arguments[1:])
     assert keys("new/killed") == {}
@@ -380,7 +524,8 @@ def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options,
     proxy.requests.clear()
     succeed(proxy, *arguments, "--resume")
     sent = {request.path.split("partNumber=")[1].split("&")[0] for request in proxy.requests if is_part(request)}
-    assert len(sent) < 4 and "1" in sent, sent  # the first part is always sent last
+    num_parts = 4 if "native" in options else 8
+    assert len(sent) < num_parts and "1" in sent, sent  # the first part is always sent last
     expect_same(keys("new/killed"), "new/killed", reshard(large, tmp_path / "local", *options))
     assert uploads(keys.client) == []
     assert not list(tmp_path.glob("tessera-spool-*"))

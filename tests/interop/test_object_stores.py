@@ -172,6 +172,15 @@ def test_to_list_takes_two_data_requests(proxy, name):
     assert len(proxy.requests) <= 4, [r.path for r in proxy.requests]
 
 
+def test_requests_that_follow_each_other_share_a_connection(proxy, bucket):
+    for i in range(50):
+        bucket.put_object(Bucket="checkpoints", Key=f"shared/note-{i}.txt", Body=b"x")
+    upload(bucket, CHECKPOINTS["dcp"], "shared")
+    succeed(proxy, "ckpt-inspect", "ls", "s3://checkpoints/shared")
+    assert len(proxy.requests) >= 4
+    assert proxy.num_connections == 1
+
+
 def test_folders_of_more_than_one_page(proxy, bucket):
     for i in range(50):
         bucket.put_object(Bucket="checkpoints", Key=f"many/note-{i}.txt", Body=b"x")

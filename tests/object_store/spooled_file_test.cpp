@@ -50,9 +50,9 @@ class SpooledFileTest : public testing::Test {
 
 TEST(PartSizesTest, AtMostTenThousandPartsOfWholeMebibytes) {
   constexpr std::uint64_t kMib = std::uint64_t{1} << 20;
-  EXPECT_EQ(PartSizes::of_file(0), 16 * kMib);
-  EXPECT_EQ(PartSizes::of_file(160'000 * kMib), 16 * kMib);
-  EXPECT_EQ(PartSizes::of_file(160'000 * kMib + 1), 17 * kMib);
+  EXPECT_EQ(PartSizes::of_file(0), 8 * kMib);
+  EXPECT_EQ(PartSizes::of_file(80'000 * kMib), 8 * kMib);
+  EXPECT_EQ(PartSizes::of_file(80'000 * kMib + 1), 9 * kMib);
   for (const std::uint64_t nbytes : {std::uint64_t{5} << 40, (std::uint64_t{3} << 40) + 12345}) {
     const std::uint64_t part = PartSizes::of_file(nbytes);
     EXPECT_EQ(part % kMib, 0U);
