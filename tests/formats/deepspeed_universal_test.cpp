@@ -649,7 +649,7 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
       {"empty", "fp32.pt", [&] { stdfs::resize_file(path(kZero + "/up.weight/fp32.pt"), 0); }},
       {"latest", "latest_universal: latest: expected the name of a folder beside it, found '..'",
        [&] { put("latest_universal", ".."); }},
-      {"tensor parallel", "mp_rank_01_model_states.pt: parallelism",
+      {"tensor parallel", "mp_rank_01_model_states.pt",
        [&] { put(kFolder + "/mp_rank_01_model_states.pt", ""); }},
       {"link", "fp32.pt: link: expected a target inside the checkpoint",
        [&] {

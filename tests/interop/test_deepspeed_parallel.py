@@ -144,3 +144,28 @@ def test_the_sizes_of_parts_may_be_uneven(step_of):
     first, second = (torch.cat([each.chunk(2)[tensor] for each in plain.split((8, 2, 2))]) for tensor in (0, 1))
     expected = [first[:3], second[:5], first[3:4], second[5:6], first[4:6]]
     assert torch.equal(whole, torch.cat(expected))
+
+
+def test_frozen_parameters_of_a_universal_checkpoint_are_joined(step_of):
+    """Shows F2. Its folder of a frozen parameter has the first tensor rank's part only; the modules have all parts."""
+    step = step_of("universal_autotp").parent / "global_step2_universal"
+    for tensor, file in enumerate(MODELS):
+        edit(step / file, lambda state: state["module"].update({"frozen.o_proj.weight": torch.full((3, 2), float(tensor))}))
+        edit(step / file, lambda state: state["universal_checkpoint_info"].update(parameter_with_row_parallelism_patterns=[".*o_proj"]))
+    (step / "zero" / "frozen.o_proj.weight").mkdir()
+    torch.save({"param": torch.zeros(3, 2)}, step / "zero" / "frozen.o_proj.weight" / "fp32.pt")
+    moved = torch.load(reshard(step, step.parent / "moved.pt", "--to", "torch"), weights_only=True)["model"]
+    assert torch.equal(moved["frozen.o_proj.weight"], torch.tensor([[0.0, 0, 1, 1]] * 3))
+
+
+def test_a_universal_checkpoint_needs_no_rules_but_for_frozen_parts(step_of):
+    """Shows F2, E3. Its trained parameters are whole."""
+    step = step_of("universal_autotp").parent / "global_step2_universal"
+    for file in MODELS:
+        edit(step / file, lambda state: state.pop("universal_checkpoint_info"))
+    assert_same_state(listing(step), expectation(VALID / "universal_autotp"))
+    for tensor, file in enumerate(MODELS):
+        edit(step / file, lambda state: state["module"].update({"frozen": torch.full((3, 2), float(tensor))}))
+    process = run("ckpt-reshard", step, step.parent / "moved", "--to", "native")
+    words = ("model.frozen", "tensor parallelism: expected 'universal_checkpoint_info', which says how each parameter is cut, found none")
+    assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr

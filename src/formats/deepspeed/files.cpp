@@ -219,6 +219,23 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
   return files;
 }
 
+std::vector<std::string> find_model_ranks(const std::vector<std::string>& names,
+                                          const std::string& directory) {
+  std::vector<std::string> models;
+  for (const std::string& name : names) {
+    if (!is_file_name(name) || name == kModelStatesOfStage3) continue;  // mp_rank_00 again
+    if (!other_parallelism(name).empty()) require_zero_alone(name, directory);
+    if (!is_name_like(name, kModelOfAll)) {
+      throw Error::expected(ErrorKind::unsupported, {.path = join_path(directory, name)},
+                            "parallelism", "a universal checkpoint of ZeRO stage 1 or 2",
+                            "a file of stage 3 with tensor parallelism");
+    }
+    place(models, number_after(name, kModelParallelRank), name, directory);
+  }
+  require_all(models, "model states", directory);
+  return models;
+}
+
 /// Checks the name of the folder in the archive. torch.save gives it the name of the file.
 void require_own_name(const File& file) {
   const std::string saved_as = file.reader().saved_name() + ".pt";

@@ -57,6 +57,10 @@ FileNames find_files(const std::vector<std::string>& names, const std::string& d
 /// naming a missing rank; Error(unsupported) naming a file of expert parallelism.
 ParallelFiles find_parallel_files(const std::vector<std::string>& names,
                                   const std::string& directory);
+/// Returns the model states of a universal checkpoint that was made of several model ranks, by
+/// model rank. Throws: as `find_parallel_files`.
+std::vector<std::string> find_model_ranks(const std::vector<std::string>& names,
+                                          const std::string& directory);
 
 /// Throws Error(corruption) if the file is a copy of another rank's file.
 void require_own_name(const File& file);

@@ -65,13 +65,15 @@ std::optional<std::int64_t> sum_of(const Shape& numbers) {
 
 }  // namespace
 
+Error TensorCuts::no_rules(const File& model, const std::string& name) {
+  return Error::expected(
+      ErrorKind::unsupported, {.path = model.reader().path(), .fqn = name}, "tensor parallelism",
+      "'" + kInfo + "', which says how each parameter is cut", "none",
+      "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
+}
+
 TensorCuts::TensorCuts(const File& model) : model_(model) {
-  if (model.below({kInfo}).empty()) {
-    throw Error::expected(
-        ErrorKind::unsupported, {.path = model.reader().path()}, "tensor parallelism",
-        "'" + kInfo + "', which says how each parameter is cut", "none",
-        "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
-  }
+  if (model.below({kInfo}).empty()) throw no_rules(model, {});
   if (const auto version = model.value_at({kInfo, "universal_checkpoint_version"})) {
     if (const auto* const number = version->get_if<double>()) version_ = *number;
   }

@@ -9,6 +9,7 @@
 
 #include "base/python_regex.h"
 #include "formats/deepspeed/files.h"
+#include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/value.h"
 #include "tessera/layout/region.h"
@@ -46,6 +47,9 @@ class TensorCuts {
   /// `model`: model states of one rank; must outlive this. Throws: Error(unsupported) if they do
   /// not have the rules, or patterns that are not read.
   explicit TensorCuts(const File& model);
+
+  /// Returns the error for files that do not have the rules. `name`: the parameter, or empty.
+  static Error no_rules(const File& model, const std::string& name);
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
