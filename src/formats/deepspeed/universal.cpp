@@ -37,6 +37,8 @@ std::vector<std::string> model_files(std::vector<std::string> names, const std::
 struct Added {
   std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing: not Tessera's
   std::set<std::string> neutral{};
+  std::vector<KeyPath> empty_dicts{};
+  std::vector<KeyPath> empty_lists{};
 
   bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
   /// Returns the neutral names that begin with `prefix`, without it.
@@ -58,6 +60,22 @@ std::vector<std::string> texts_in(const Value& value) {
   return texts;
 }
 
+/// Returns the key paths that a member lists.
+std::vector<KeyPath> read_key_paths(const File& optimizer, std::string_view member) {
+  std::vector<KeyPath> paths;
+  const auto value = optimizer.value_at({std::string(kTessera), std::string(member)});
+  const auto* const items = value ? value->get_if<Value::List>() : nullptr;
+  for (const Value& item : items == nullptr ? Value::List() : *items) {
+    auto path = key_path_from_value(item);
+    if (!path || path->empty()) {
+      refuse(optimizer, {}, std::string(kTessera) + "." + std::string(member), "key paths",
+             value_to_string(item));
+    }
+    paths.push_back(std::move(*path));
+  }
+  return paths;
+}
+
 Added read_added(const File& optimizer) {
   Added added;
   const std::string member(kTessera);
@@ -69,6 +87,8 @@ Added read_added(const File& optimizer) {
   if (const auto neutral = optimizer.value_at({member, std::string(kNeutral)})) {
     for (std::string& name : texts_in(*neutral)) added.neutral.insert(std::move(name));
   }
+  added.empty_dicts = read_key_paths(optimizer, kEmptyDicts);
+  added.empty_lists = read_key_paths(optimizer, kEmptyLists);
   return added;
 }
 
@@ -90,6 +110,8 @@ class UniversalReader final : public ModelRanksReader {
     for (const Parameter& parameter : parameters_) add_parameter(parameter);
     require_no_others();
     add_groups_and_members();
+    for (const KeyPath& keys : added_.empty_dicts) add_value(keys, Value(Value::Dict()));
+    for (const KeyPath& keys : added_.empty_lists) add_value(keys, Value(Value::List()));
     if (has_model_ranks) {
       add_modules();
     } else {
