@@ -36,7 +36,8 @@ std::unique_ptr<CheckpointReader> open(const std::string& path) {
 TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
   for (const char* const name :
        {"pipeline", "pipeline_bf16", "pipeline_without_zero", "tensor", "tensor_pipeline", "autotp",
-        "universal_tensor_pipeline", "universal_autotp"}) {
+        "autotp_zero3", "universal_tensor_pipeline", "universal_autotp",
+        "universal_autotp_zero3"}) {
     SCOPED_TRACE(name);
     const auto reader = open(kValid + name);
     EXPECT_EQ(reader->format(), Format("deepspeed"));
@@ -88,6 +89,21 @@ TEST(DeepSpeedParallelTest, RefusesAUniversalCheckpointWithoutTheFilesOfAllModel
     stdfs::remove(directory / ("global_step2_universal/" + removed + "_model_states.pt"));
     EXPECT_THAT([&] { open(directory / "global_step2_universal"); },
                 ThrowsError(ErrorKind::corruption, words));
+  }
+}
+
+// Shows F2, E3. In ZeRO stage 3 each rank has model states.
+TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
+  for (const auto& [removed, words] : std::map<std::string, std::string>{
+           {"zero_pp_rank_1_mp_rank_01_model_states.pt", "1 of mp_rank 1"},
+           {"zero_pp_rank_0_mp_rank_01_model_states.pt", "none of rank 0"},
+           {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 of mp_rank 1"}}) {
+    SCOPED_TRACE(removed);
+    const test::TemporaryDirectory directory;
+    stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
+                stdfs::copy_options::recursive);
+    stdfs::remove(directory / removed);
+    EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::corruption, words));
   }
 }
 

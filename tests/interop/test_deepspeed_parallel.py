@@ -169,3 +169,12 @@ def test_a_universal_checkpoint_needs_no_rules_but_for_frozen_parts(step_of):
     process = run("ckpt-reshard", step, step.parent / "moved", "--to", "native")
     words = ("model.frozen", "tensor parallelism: expected 'universal_checkpoint_info', which says how each parameter is cut, found none")
     assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr
+
+
+def test_a_frozen_part_of_stage_3_with_another_size_is_refused(step_of):
+    """Shows F2, E3. Each data rank has an equal part of what its tensor rank has."""
+    step = step_of("autotp_zero3")
+    file = "zero_pp_rank_1_mp_rank_01_model_states.pt"
+    edit(step / file, lambda state: state["frozen_param_fragments"].update({"model.layers.0.self_attn.o_proj.weight": torch.zeros(3)}))
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and f"{file}: model.layers.0.self_attn.o_proj.weight: parts of ranks: expected a vector of 16" in process.stderr

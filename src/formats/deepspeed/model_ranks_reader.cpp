@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/checked_math.h"
 #include "base/size_text.h"
+#include "formats/deepspeed/partition.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/region.h"
 
@@ -77,13 +79,25 @@ std::size_t ModelRanksReader::tensor_size(const File& model, std::size_t num_mod
                         "not copied from all hosts?");
 }
 
-void ModelRanksReader::set_model_ranks(std::vector<const File*> models, std::size_t num_tensor,
-                                       std::size_t num_data) {
+std::vector<std::vector<const File*>> ModelRanksReader::open_models(
+    const std::vector<std::vector<std::string>>& names) {
+  std::vector<std::vector<const File*>> models;
+  for (const std::vector<std::string>& of_rank : names) {
+    std::vector<const File*>& files = models.emplace_back();
+    for (const std::string& name : of_rank) files.push_back(&open_file(name));
+  }
+  return models;
+}
+
+void ModelRanksReader::set_model_ranks(std::vector<std::vector<const File*>> models,
+                                       std::size_t num_tensor, std::size_t num_data) {
   num_tensor_ = num_tensor;
   num_data_ = num_data;
   std::vector<const File*> by_rank(models.size() * num_data);
   for (std::size_t i = 0; i < models.size(); ++i) {
-    by_rank[rank_of(i / num_tensor, 0, i % num_tensor)] = models[i];
+    for (std::size_t data = 0; data < models[i].size(); ++data) {
+      by_rank[rank_of(i / num_tensor, data, i % num_tensor)] = models[i][data];
+    }
   }
   model_ranks_ = std::move(models);
   set_model_states(std::move(by_rank));
@@ -91,7 +105,7 @@ void ModelRanksReader::set_model_ranks(std::vector<const File*> models, std::siz
 
 std::set<std::string> ModelRanksReader::buffers_of(std::size_t stage) const {
   std::set<std::string> names;
-  const auto value = model_ranks_[stage * num_tensor_]->value_at({"buffer_names"});
+  const auto value = model_of(stage, 0).value_at({"buffer_names"});
   const auto* const list = value ? value->get_if<Value::List>() : nullptr;
   for (const Value& item : list == nullptr ? Value::List() : *list) {
     if (const auto* const name = item.get_if<std::string>()) names.insert(*name);
@@ -120,18 +134,91 @@ void ModelRanksReader::add_pieces(Tensor& tensor, const Joint& joint, std::size_
 }
 
 void ModelRanksReader::add_modules() {
+  std::vector<std::string> without_elements;
   for (std::size_t i = 0; i < model_ranks_.size(); ++i) {
+    const File& file = *model_ranks_[i].front();
     const std::size_t tensor = i % num_tensor_;
     const std::size_t rank = rank_of(i / num_tensor_, 0, tensor);
-    for (const Entry* const entry : model_ranks_[i]->below({"module"})) {
+    const std::set<std::string> buffers = buffers_of(i / num_tensor_);
+    for (const Entry* const entry : file.below({"module"})) {
       const bool is_plain = entry->path.size() == 2 && entry->kind == Entry::Kind::tensor;
       if (!is_plain) continue;  // one of the members of model states
-      add_of_module({model_ranks_[i], entry, rank, tensor, text_keys({"model", entry->path[1]})});
+      const std::string& name = entry->path[1];
+      if (is_partitioned() && file.tensor(*entry).numel() == 0 && !buffers.contains(name)) {
+        const bool is_known = is_trained(name) || file.find({"frozen_param_shapes", name}) ||
+                              file.find({"shared_params", name});
+        if (!is_known && i == 0) without_elements.push_back(name);
+        continue;
+      }
+      add_of_module({&file, entry, rank, tensor, text_keys({"model", name})});
     }
   }
+  if (is_partitioned()) add_frozen_of_stage_3();
   for (const auto& [name, parts] : rest_) add_rest(parts);
   add_ties_of_parameters();
   note_rounded(rounded_.size());
+  note_without_elements(without_elements);
+}
+
+/// Adds the frozen parameters of stage 3, of which each data rank has an equal part of what its
+/// tensor rank has.
+void ModelRanksReader::add_frozen_of_stage_3() {
+  for (const Entry* const entry : model_of(0, 0).below({"frozen_param_shapes"})) {
+    if (entry->path.size() == 2) add_frozen_fragments(entry->path[1]);
+  }
+}
+
+void ModelRanksReader::add_frozen_fragments(const std::string& name) {
+  std::vector<Shape> shapes;
+  for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
+    const auto sizes = model_of(0, tensor).value_at({"frozen_param_shapes", name});
+    const auto shape = sizes ? shape_in(*sizes) : std::nullopt;
+    if (!shape || !checked_numel(*shape)) {
+      refuse(model_of(0, tensor), name, "frozen_param_shapes", "a shape",
+             sizes ? value_to_string(*sizes) : "none");
+    }
+    shapes.push_back(*shape);
+  }
+  if (!cuts_) {
+    add_refused(text_keys({"model", name}), TensorCuts::no_rules(model_of(0, 0), "model." + name));
+    return;
+  }
+  const Joint joint = cuts_->join(name, shapes);
+  Tensor whole = named(text_keys({"model", name}));
+  whole.entry.meta.shape = joint.whole;
+  std::vector<Run> first_rank;
+  for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
+    const std::vector<VectorPart> parts = fragments_of(name, tensor, numel_of(shapes[tensor]));
+    add_pieces(whole, joint, tensor, parts);
+    std::vector<Run> runs;
+    for (const VectorPart& part : parts) runs.push_back({part.file, part.tensor, 0, part.numel});
+    if (tensor == 0) first_rank = runs;
+    if (tensor > 0 && joint.kind != Joint::Kind::cut) replicas_.add({name, first_rank, runs});
+  }
+  add(std::move(whole));
+}
+
+std::vector<VectorPart> ModelRanksReader::fragments_of(const std::string& name, std::size_t tensor,
+                                                       std::int64_t numel) const {
+  const std::vector<const File*>& files = model_ranks_[tensor];
+  const auto ranks = static_cast<std::int64_t>(files.size());
+  const std::int64_t expected = numel / ranks + (numel % ranks != 0 ? 1 : 0);
+  std::vector<VectorPart> parts;
+  std::int64_t end = 0;
+  for (std::size_t data = 0; data < files.size(); ++data) {
+    const Entry* const part = files[data]->find({"frozen_param_fragments", name});
+    const bool is_vector = part != nullptr && part->kind == Entry::Kind::tensor &&
+                           files[data]->tensor(*part).numel() == expected;
+    if (!is_vector) {
+      refuse(*files[data], name, "parts of ranks",
+             "a vector of " + std::to_string(expected) + " elements",
+             part == nullptr ? "none" : "something else");
+    }
+    const std::int64_t taken = std::min(expected, numel - end);
+    if (taken > 0) parts.push_back({files[data], part->index, 0, taken, rank_of(0, data, tensor)});
+    end += std::max<std::int64_t>(taken, 0);
+  }
+  return parts;
 }
 
 void ModelRanksReader::add_of_module(ModulePart part) {
@@ -157,7 +244,7 @@ void ModelRanksReader::add_rest(const std::vector<ModulePart>& parts) {
     };
     const bool are_parts = std::ranges::any_of(parts, is_other);
     if (are_parts && !cuts_) {
-      add_refused(first.path, TensorCuts::no_rules(*model_ranks_.front(), "model." + name));
+      add_refused(first.path, TensorCuts::no_rules(model_of(0, 0), "model." + name));
       return;
     }
     if (are_parts || (cuts_ && cuts_->has_rule(name))) {
@@ -176,7 +263,7 @@ void ModelRanksReader::add_rest(const std::vector<ModulePart>& parts) {
 /// Whether a name that is not trained is a parameter.
 bool ModelRanksReader::is_parameter(const std::string& name) const {
   for (std::size_t stage = 0; stage < num_stages(); ++stage) {
-    if (model_ranks_[stage * num_tensor_]->find({"buffer_names"}) == nullptr) return false;
+    if (model_of(stage, 0).find({"buffer_names"}) == nullptr) return false;
     if (buffers_of(stage).contains(name)) return false;
   }
   return true;
@@ -221,9 +308,10 @@ void ModelRanksReader::add_replica(const std::string& name, const ModulePart& fi
 
 void ModelRanksReader::add_ties_of_parameters() {
   std::set<std::string> known;
-  for (const File* const file : model_ranks_) {
-    for (const Entry* const entry : file->below({"shared_params"})) {
-      const auto target = file->value_of(*entry);
+  for (const std::vector<const File*>& of_rank : model_ranks_) {
+    const File& file = *of_rank.front();
+    for (const Entry* const entry : file.below({"shared_params"})) {
+      const auto target = file.value_of(*entry);
       const auto* const name = target ? target->get_if<std::string>() : nullptr;
       if (entry->path.size() != 2 || name == nullptr || !is_trained(*name)) continue;
       if (known.insert(entry->path[1]).second) add_alias(entry->path[1], *name);

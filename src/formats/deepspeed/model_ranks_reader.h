@@ -44,11 +44,15 @@ class ModelRanksReader : public ModelStatesReader {
   /// Throws Error(corruption) if the number of model ranks cannot be right.
   std::size_t tensor_size(const File& model, std::size_t num_model_ranks,
                           std::size_t otherwise) const;
-  /// Takes the opened files of model states, by model rank, and how the tensor ranks cut
-  /// parameters, if the files say it. `num_tensor` must divide the number of files.
-  void set_model_ranks(std::vector<const File*> models, std::size_t num_tensor,
+  /// Opens the files of model states, which are by model rank as in `ParallelFiles`.
+  std::vector<std::vector<const File*>> open_models(
+      const std::vector<std::vector<std::string>>& names);
+  /// Takes the opened files. Requires: `num_tensor` divides their number; each model rank has one
+  /// file or `num_data` files.
+  void set_model_ranks(std::vector<std::vector<const File*>> models, std::size_t num_tensor,
                        std::size_t num_data);
-  void read_cuts() { cuts_.emplace(*model_ranks_.front()); }
+  /// Reads how the tensor ranks cut parameters.
+  void read_cuts() { cuts_.emplace(*model_ranks_.front().front()); }
 
   std::size_t rank_of(std::size_t stage, std::size_t data, std::size_t tensor) const {
     return (stage * num_data_ + data) * num_tensor_ + tensor;
@@ -80,6 +84,13 @@ class ModelRanksReader : public ModelStatesReader {
   virtual bool is_rounded_copy(const std::string& name, const ModulePart& copy) = 0;
 
   bool is_parameter(const std::string& name) const;
+  const File& model_of(std::size_t stage, std::size_t tensor) const {
+    return *model_ranks_[stage * num_tensor_ + tensor].front();
+  }
+  void add_frozen_of_stage_3();
+  void add_frozen_fragments(const std::string& name);
+  std::vector<VectorPart> fragments_of(const std::string& name, std::size_t tensor,
+                                       std::int64_t numel) const;
   void add_rest(const std::vector<ModulePart>& parts);
   void add_frozen(const std::string& name, const std::vector<ModulePart>& parts);
   void add_replica(const std::string& name, const ModulePart& first, const ModulePart& again);
@@ -87,7 +98,7 @@ class ModelRanksReader : public ModelStatesReader {
 
   std::size_t num_tensor_ = 1;
   std::size_t num_data_ = 1;
-  std::vector<const File*> model_ranks_;
+  std::vector<std::vector<const File*>> model_ranks_;  // each by data rank in ZeRO stage 3
   std::optional<TensorCuts> cuts_;
   std::map<std::string, std::vector<ModulePart>> rest_;
   std::set<std::string> rounded_;

@@ -27,7 +27,8 @@ const std::string kTied = "tied_modules.";
 
 /// The files of one model rank.
 struct ModelRank {
-  const File* model = nullptr;
+  std::vector<const File*> models;     // one, or in stage 3 by data rank
+  const File* model = nullptr;         // the first one
   std::vector<const File*> optimizer;  // by data rank
   Partition partition;
 };
@@ -106,16 +107,22 @@ class ParallelReader final : public ModelRanksReader {
   }
 
   void open_files(const ParallelFiles& files) {
-    const File& first = open_file(files.model.front());
+    std::vector<std::vector<const File*>> models = open_models(files.model);
     std::size_t otherwise = files.layers.empty() ? files.model.size() : 1;
     for (const LayerFile& layer : files.layers) otherwise = std::max(otherwise, layer.tensor + 1);
-    const std::size_t num_tensor = tensor_size(first, files.model.size(), otherwise);
+    const std::size_t num_tensor =
+        tensor_size(*models.front().front(), files.model.size(), otherwise);
     const std::size_t num_data = files.optimizer.front().size();
     ranks_.resize(files.model.size());
-    std::vector<const File*> models;
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      ranks_[i].model = i == 0 ? &first : &open_file(files.model[i]);
-      models.push_back(ranks_[i].model);
+      ranks_[i].models = models[i];
+      ranks_[i].model = models[i].front();
+      if (models[i].size() != 1 && models[i].size() != num_data) {
+        throw Error::expected(
+            ErrorKind::corruption, {.path = folder()}, "files of ranks",
+            "model states of " + std::to_string(num_data) + " ranks, as of the optimizer",
+            std::to_string(models[i].size()) + " of mp_rank " + std::to_string(i));
+      }
       if (files.optimizer[i].size() != num_data) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
@@ -140,13 +147,13 @@ class ParallelReader final : public ModelRanksReader {
   void require_one_save_of_all() const {
     const ModelRank& first = ranks_.front();
     const int stage = stage_of(*first.optimizer.front());
-    if (stage == 3) {
+    if (stage == 3 && (num_stages() > 1 || !layers_.empty())) {
       throw Error::expected(ErrorKind::unsupported,
                             {.path = first.optimizer.front()->reader().path()}, "parallelism",
-                            "ZeRO stage 1 or 2 with tensor or pipeline parallelism", "stage 3");
+                            "ZeRO stage 1 or 2 with pipeline parallelism", "stage 3");
     }
     for (const ModelRank& rank : ranks_) {
-      require_one_save(folder(), {rank.model}, rank.optimizer, stage, ranks_.size());
+      require_one_save(folder(), rank.models, rank.optimizer, stage, ranks_.size());
       require_one_save(*first.model, *first.optimizer.front(), *rank.model, *rank.optimizer.front(),
                        stage);
     }

@@ -135,9 +135,10 @@ class UniversalReader final : public ModelRanksReader {
 
   /// Opens the model states of all model ranks, and takes each parameter of the first stage that
   /// has it.
-  void open_model_ranks(const std::vector<std::string>& names) {
+  void open_model_ranks(const std::vector<std::vector<std::string>>& names) {
+    const std::vector<std::vector<const File*>> of_data_ranks = open_models(names);
     std::vector<const File*> models;
-    for (const std::string& name : names) models.push_back(&open_file(name));
+    for (const std::vector<const File*>& files : of_data_ranks) models.push_back(files.front());
     std::vector<std::vector<Parameter>> of_ranks;
     for (const File* const file : models) of_ranks.push_back(read_parameters(*file));
     const auto has_other_names = [&](const std::vector<Parameter>& parameters) {
@@ -156,7 +157,9 @@ class UniversalReader final : public ModelRanksReader {
     const auto num_data = models.front()->number_at({"dp_world_size"}).value_or(1);
     const bool is_usual = num_data > 0 && num_data <= kMaxNumData;
     const bool has_rules = !models.front()->below({kUniversalCheckpointInfo}).empty();
-    set_model_ranks(models, num_tensor, is_usual ? static_cast<std::size_t>(num_data) : 1);
+    std::size_t data_ranks = of_data_ranks.front().size();
+    if (data_ranks == 1 && is_usual) data_ranks = static_cast<std::size_t>(num_data);
+    set_model_ranks(of_data_ranks, num_tensor, data_ranks);
     if (num_tensor > 1 && has_rules) read_cuts();
     std::set<std::string> known;
     for (std::size_t i = 0; i < models.size(); i += num_tensor) {
