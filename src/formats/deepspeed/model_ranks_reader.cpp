@@ -6,6 +6,7 @@
 #include "base/checked_math.h"
 #include "base/size_text.h"
 #include "formats/deepspeed/partition.h"
+#include "formats/deepspeed/universal_members.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/region.h"
 
@@ -101,6 +102,14 @@ void ModelRanksReader::set_model_ranks(std::vector<std::vector<const File*>> mod
   }
   model_ranks_ = std::move(models);
   set_model_states(std::move(by_rank));
+}
+
+void ModelRanksReader::read_cuts(const FileSystem& fs) {
+  cuts_.emplace(fs, folder(), model_of(0, 0));
+  if (!cuts_->rules().replaces_member()) return;
+  note("tensor parallelism", "rules in one place",
+       "'" + std::string(kUniversalCheckpointInfo) + "' in the model states and in " +
+           std::string(kRulesFile) + "; the file's are used");
 }
 
 std::set<std::string> ModelRanksReader::buffers_of(std::size_t stage) const {
@@ -319,12 +328,19 @@ void ModelRanksReader::add_ties_of_parameters() {
   }
 }
 
-void ModelRanksReader::note_frozen_without_rule() {
-  if (without_rule_.empty()) return;
-  note("tensor parallelism", "for each frozen parameter, a rule that says how ranks cut it",
-       counted(without_rule_.size(), "name") +
-           " without a rule, but equal on all tensor ranks, such as '" +
-           printable(without_rule_.front()) + "'; read as the whole parameter");
+void ModelRanksReader::note_rules() {
+  if (!without_rule_.empty()) {
+    note("tensor parallelism", "for each frozen parameter, a rule that says how ranks cut it",
+         counted(without_rule_.size(), "name") +
+             " without a rule, but equal on all tensor ranks, such as '" +
+             printable(without_rule_.front()) + "'; read as the whole parameter");
+  }
+  if (!cuts_ || !cuts_->rules().are_of_user()) return;
+  const std::vector<std::string> unused = cuts_->unused_patterns();
+  if (unused.empty()) return;
+  note("tensor parallelism", "patterns that match a parameter",
+       counted(unused.size(), "pattern") + " in " + std::string(kRulesFile) +
+           " that match none, such as '" + printable(unused.front()) + "'");
 }
 
 }  // namespace tessera::formats::deepspeed

@@ -52,7 +52,7 @@ class ModelRanksReader : public ModelStatesReader {
   void set_model_ranks(std::vector<std::vector<const File*>> models, std::size_t num_tensor,
                        std::size_t num_data);
   /// Reads how the tensor ranks cut parameters.
-  void read_cuts() { cuts_.emplace(*model_ranks_.front().front()); }
+  void read_cuts(const FileSystem& fs);
 
   std::size_t rank_of(std::size_t stage, std::size_t data, std::size_t tensor) const {
     return (stage * num_data_ + data) * num_tensor_ + tensor;
@@ -72,7 +72,7 @@ class ModelRanksReader : public ModelStatesReader {
   void add_modules();
   /// Remembers an entry of a module or of a layer's file.
   void add_of_module(ModulePart part);
-  void note_frozen_without_rule();
+  void note_rules();
   Copies& replicas() { return replicas_; }
   const Copies& replicas() const { return replicas_; }
 

@@ -58,7 +58,7 @@ class ParallelReader final : public ModelRanksReader {
     open_files(files);
     require_one_save_of_all();
     read_partitions();
-    if (num_tensor() > 1) read_cuts();
+    if (num_tensor() > 1) read_cuts(fs);
     set_world_size(ranks_.size() * num_data());
     gather_parameters();
     require_layers();
@@ -68,7 +68,7 @@ class ParallelReader final : public ModelRanksReader {
     add_modules();
     add_members();
     note_padding();
-    note_frozen_without_rule();
+    note_rules();
     finish();
     for (Copies* const copies : {&copies_, &replicas()}) {
       for (Finding& finding : copies->compare(this->path())) note(std::move(finding));

@@ -125,7 +125,7 @@ class UniversalReader final : public ModelRanksReader {
     add_members_of_model_states(left_out);
     note_members_left();
     note_layers_left();
-    note_frozen_without_rule();
+    note_rules();
     note_other_values_of_stage3();
     finish();
   }
@@ -156,11 +156,11 @@ class UniversalReader final : public ModelRanksReader {
     }
     const auto num_data = models.front()->number_at({"dp_world_size"}).value_or(1);
     const bool is_usual = num_data > 0 && num_data <= kMaxNumData;
-    const bool has_rules = !models.front()->below({kUniversalCheckpointInfo}).empty();
+    const bool has_rules = !CutRules(fs_, folder(), *models.front()).empty();
     std::size_t data_ranks = of_data_ranks.front().size();
     if (data_ranks == 1 && is_usual) data_ranks = static_cast<std::size_t>(num_data);
     set_model_ranks(of_data_ranks, num_tensor, data_ranks);
-    if (num_tensor > 1 && has_rules) read_cuts();
+    if (num_tensor > 1 && has_rules) read_cuts(fs_);
     std::set<std::string> known;
     for (std::size_t i = 0; i < models.size(); i += num_tensor) {
       for (std::size_t p = 0; p < of_ranks[i].size(); ++p) {

@@ -13,6 +13,8 @@ inline constexpr std::string_view kModelStatesOfStage3 =
 /// The folder that Tessera's writer makes, beside `latest_universal`. `#`: a number.
 inline constexpr std::string_view kUniversalFolder = "global_step#_universal";
 inline constexpr std::string_view kLatestUniversal = "latest_universal";
+/// The file with the user's rules for tensor parallelism, in the folder of a step.
+inline constexpr std::string_view kRulesFile = "universal_checkpoint_info.json";
 inline constexpr std::string_view kZero = "zero";
 inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in `zero`
 inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
