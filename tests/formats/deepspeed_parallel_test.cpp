@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "formats/deepspeed.h"
@@ -33,8 +34,10 @@ std::unique_ptr<CheckpointReader> open(const std::string& path) {
 
 // Shows F2.
 TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
-  for (const char* const name : {"pipeline", "pipeline_bf16", "pipeline_without_zero", "tensor",
-                                 "tensor_pipeline", "autotp"}) {
+  for (const char* const name :
+       {"pipeline", "pipeline_bf16", "pipeline_without_zero", "tensor", "tensor_pipeline", "autotp",
+        "autotp_zero3", "universal_tensor_pipeline", "universal_autotp",
+        "universal_autotp_zero3"}) {
     SCOPED_TRACE(name);
     const auto reader = open(kValid + name);
     EXPECT_EQ(reader->format(), Format("deepspeed"));
@@ -65,6 +68,43 @@ TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
               ElementsAre(HasSubstr("padding: 1 name with more rows"),
                           HasSubstr("2 names without a rule, but equal on all tensor ranks"),
                           HasSubstr("such as 'model.1.seen'")));
+}
+
+// Shows F2, E13. ds_to_universal.py copies no files of layers, which have the buffers.
+TEST(DeepSpeedParallelTest, SaysWhatAUniversalCheckpointOfAPipelineLacks) {
+  EXPECT_THAT(notes_of(*open(kValid + "universal_tensor_pipeline")),
+              ElementsAre(HasSubstr("4 buffers and all frozen parameters are missing")));
+  EXPECT_THAT(notes_of(*open(kValid + "universal_autotp")),
+              ElementsAre(HasSubstr("12 names also in 'module'")));
+}
+
+// Shows F2, E3.
+TEST(DeepSpeedParallelTest, RefusesAUniversalCheckpointWithoutTheFilesOfAllModelRanks) {
+  const std::string name = "universal_tensor_pipeline";
+  for (const auto& [removed, words] : std::map<std::string, std::string>{
+           {"mp_rank_03", "2 stages of 2 tensor ranks"}, {"mp_rank_01", "none of rank 1"}}) {
+    SCOPED_TRACE(removed);
+    const test::TemporaryDirectory directory;
+    stdfs::copy(kValid + name, directory.path(), stdfs::copy_options::recursive);
+    stdfs::remove(directory / ("global_step2_universal/" + removed + "_model_states.pt"));
+    EXPECT_THAT([&] { open(directory / "global_step2_universal"); },
+                ThrowsError(ErrorKind::corruption, words));
+  }
+}
+
+// Shows F2, E3. In ZeRO stage 3 each rank has model states.
+TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
+  for (const auto& [removed, words] : std::map<std::string, std::string>{
+           {"zero_pp_rank_1_mp_rank_01_model_states.pt", "1 of mp_rank 1"},
+           {"zero_pp_rank_0_mp_rank_01_model_states.pt", "none of rank 0"},
+           {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 of mp_rank 1"}}) {
+    SCOPED_TRACE(removed);
+    const test::TemporaryDirectory directory;
+    stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
+                stdfs::copy_options::recursive);
+    stdfs::remove(directory / removed);
+    EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::corruption, words));
+  }
 }
 
 // Shows F2. Groups list the parameters of all stages, and a shared module once.

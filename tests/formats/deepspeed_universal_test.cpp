@@ -243,6 +243,24 @@ TEST_F(UniversalTest, ThereAreAsManyGroupsAsParameters) {
   EXPECT_TRUE(entries.contains("optimizer_state_dict.state.0.step"));
 }
 
+// Shows F2, E13. SGD without momentum has state without items.
+TEST_F(UniversalTest, DictsWithoutItemsComeBack) {
+  MemoryCheckpoint source = bare_weights();
+  add_value(source, {"optim", "state"}, Value::Dict{});
+  add_value(source, {"optim", "param_groups", 0, "lr"}, 0.5);
+  add_value(source, {"optim", "param_groups", 0, "options"}, Value::Dict{});
+  add_value(source, {"optim", "param_groups", 0, "params"}, Value::List{"up.weight"});
+  add_value(source, {"deepspeed", "ds_config", "amp"}, Value::Dict{});
+  write(source);
+  EXPECT_EQ(told(*open()), told(source));
+  clear();
+  MemoryCheckpoint without = bare_weights();
+  add_value(without, {"optim", "state", "up.weight"}, Value::Dict{});
+  add_value(without, {"optim", "param_groups"}, Value::List{});
+  write(without);
+  EXPECT_EQ(told(*open()), told(without));
+}
+
 // Shows F2. The module as rank 0 of ZeRO 1 saves it, and without tensors as ZeRO 3 does.
 TEST_F(UniversalTest, BothFilesOfModelStatesHaveTheValues) {
   write(trained());
@@ -648,7 +666,7 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
       {"empty", "fp32.pt", [&] { stdfs::resize_file(path(kZero + "/up.weight/fp32.pt"), 0); }},
       {"latest", "latest_universal: latest: expected the name of a folder beside it, found '..'",
        [&] { put("latest_universal", ".."); }},
-      {"tensor parallel", "mp_rank_01_model_states.pt: parallelism",
+      {"tensor parallel", "mp_rank_01_model_states.pt",
        [&] { put(kFolder + "/mp_rank_01_model_states.pt", ""); }},
       {"link", "fp32.pt: link: expected a target inside the checkpoint",
        [&] {

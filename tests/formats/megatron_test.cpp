@@ -39,6 +39,7 @@ const std::string kValid = kFolder + "valid/";
 constexpr const char* kIteration = "/iter_0000003";
 constexpr const char* kFixtures[] = {"tp2",
                                      "tp2_pp2",
+                                     "tp2_fp16",
                                      "pp2_vpp2_bf16",
                                      "tp2_pp2_distributed_bf16",
                                      "dp2_distributed",

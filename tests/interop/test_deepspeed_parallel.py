@@ -145,3 +145,100 @@ def test_the_sizes_of_parts_may_be_uneven(step_of):
     first, second = (torch.cat([each.chunk(2)[tensor] for each in plain.split((8, 2, 2))]) for tensor in (0, 1))
     expected = [first[:3], second[:5], first[3:4], second[5:6], first[4:6]]
     assert torch.equal(whole, torch.cat(expected))
+
+
+def test_frozen_parameters_of_a_universal_checkpoint_are_joined(step_of):
+    """Shows F2. Its folder of a frozen parameter has the first tensor rank's part only; the modules have all parts."""
+    step = step_of("universal_autotp").parent / "global_step2_universal"
+    for tensor, file in enumerate(MODELS):
+        edit(step / file, lambda state: state["module"].update({"frozen.o_proj.weight": torch.full((3, 2), float(tensor))}))
+        edit(step / file, lambda state: state["universal_checkpoint_info"].update(parameter_with_row_parallelism_patterns=[".*o_proj"]))
+    (step / "zero" / "frozen.o_proj.weight").mkdir()
+    torch.save({"param": torch.zeros(3, 2)}, step / "zero" / "frozen.o_proj.weight" / "fp32.pt")
+    moved = torch.load(reshard(step, step.parent / "moved.pt", "--to", "torch"), weights_only=True)["model"]
+    assert torch.equal(moved["frozen.o_proj.weight"], torch.tensor([[0.0, 0, 1, 1]] * 3))
+
+
+def test_a_universal_checkpoint_needs_no_rules_but_for_frozen_parts(step_of):
+    """Shows F2, E3. Its trained parameters are whole."""
+    step = step_of("universal_autotp").parent / "global_step2_universal"
+    for file in MODELS:
+        edit(step / file, lambda state: state.pop("universal_checkpoint_info"))
+    assert_same_state(listing(step), expectation(VALID / "universal_autotp"))
+    for tensor, file in enumerate(MODELS):
+        edit(step / file, lambda state: state["module"].update({"frozen": torch.full((3, 2), float(tensor))}))
+    process = run("ckpt-reshard", step, step.parent / "moved", "--to", "native")
+    words = ("model.frozen", "tensor parallelism: expected 'universal_checkpoint_info', which says how each parameter is cut, found none")
+    assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr
+
+
+def test_a_frozen_part_of_stage_3_with_another_size_is_refused(step_of):
+    """Shows F2, E3. Each data rank has an equal part of what its tensor rank has."""
+    step = step_of("autotp_zero3")
+    file = "zero_pp_rank_1_mp_rank_01_model_states.pt"
+    edit(step / file, lambda state: state["frozen_param_fragments"].update({"model.layers.0.self_attn.o_proj.weight": torch.zeros(3)}))
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and f"{file}: model.layers.0.self_attn.o_proj.weight: parts of ranks: expected a vector of 16" in process.stderr
+
+
+RULES = {
+    "original_vocab_size": 7,
+    "vocabulary_parameter_patterns": [r"tied_modules\.embed\.weight"],
+    "tp_replicated_parameter_patterns": [r"\d+\.norm\.(weight|bias)$", r"\d+.down_bias", r"4\.(weight|bias)"],
+    "parameter_to_average_patterns": [r"[0-9]+\.scale"],
+    "parameter_with_row_parallelism_patterns": [r"\d+.down$"],
+    "parameter_with_2_sub_params_cat_dim_0": [r".*gate_up"],
+    "parameter_with_sub_params": [{"patterns": [r"\d+\.qkv\.weight"], "shape": [[8, 2, 2], -1], "partition_dim": 0}],
+}
+
+
+@pytest.fixture
+def without_rules(step_of):
+    """The step of a run of which no file says how tensors are cut, and the file in which the user can say it."""
+    step = step_of("tensor_pipeline")
+    for file in step.glob("mp_rank_*_model_states.pt"):
+        edit(file, lambda state: state.pop("universal_checkpoint_info"))
+    return step, step / "universal_checkpoint_info.json"
+
+
+def test_rules_of_the_user_join_the_parts(without_rules, tmp_path):
+    """Shows F2. The rules are in a file beside the model states, under DeepSpeed's names; the file is not copied."""
+    step, file = without_rules
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and "write these rules into universal_checkpoint_info.json beside this file" in process.stderr
+    file.write_text(json.dumps(RULES))
+    assert_same_state(listing(step), expectation(VALID / "tensor_pipeline"))
+    moved = reshard(step, tmp_path / "dcp", "--to", "dcp", "--world-size", "2")
+    assert_same_state(listing(moved), expectation(VALID / "tensor_pipeline"))
+    assert not (moved / file.name).exists()
+
+
+@pytest.mark.parametrize("text, words", [
+    ('{"tp_replicated_patterns": []}', "expected a rule of DeepSpeed, such as 'tp_replicated_parameter_patterns', found 'tp_replicated_patterns'"),
+    ("[]", "expected a JSON object with rules, found list"),
+    ("{", "universal_checkpoint_info.json"),
+    ('{"tp_replicated_parameter_patterns": [1]}', "tp_replicated_parameter_patterns: expected patterns of names, found 1"),
+    ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}', "parameter_with_sub_params: expected a shape and a dimension of it"),
+], ids=["member", "list", "text", "pattern", "dimension"])
+def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
+    """Shows F2, E3."""
+    step, file = without_rules
+    file.write_text(text)
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and str(file) in process.stderr and words in process.stderr, process.stderr
+
+
+def test_a_pattern_of_the_user_that_matches_nothing_is_noted(without_rules):
+    """Shows F2, E13. It may be mistyped, and then another rule joins the parameter."""
+    step, file = without_rules
+    file.write_text(json.dumps(RULES | {"parameter_to_average_patterns": [r"[0-9]+\.scale", "6.scale"]}))
+    stderr = run("ckpt-inspect", "ls", step).stderr
+    assert "1 pattern in universal_checkpoint_info.json that match none, such as '6.scale'" in stderr, stderr
+
+
+def test_rules_of_the_user_come_before_the_files_own(step_of):
+    """Shows F2, E13."""
+    step = step_of("tensor")
+    (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES | {"tp_replicated_parameter_patterns": []}))
+    assert "in the model states and in universal_checkpoint_info.json; the file's are used" in run("ckpt-inspect", "ls", step).stderr
+    assert rows(step)["model.1.norm.weight"][1] == [12]

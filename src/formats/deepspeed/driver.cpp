@@ -29,6 +29,7 @@ bool is_of_opened(const FileSystem& fs, const std::string& directory, const std:
   const auto next = opened.lower_bound(within);
   if (opened.contains(path) || (next != opened.end() && next->starts_with(within))) return true;
   if (name == "latest" || name == deepspeed::kLatestUniversal) return true;
+  if (name == deepspeed::kRulesFile) return true;
   if (name == deepspeed::kModelStatesOfStage3) {  // the model states again
     return opened.contains(join_path(directory, std::string(deepspeed::kModelStates)));
   }
@@ -98,8 +99,8 @@ class DeepSpeedDriver final : public FormatDriver {
     }
     for (const std::string& name : names) {
       const bool is_beside_steps = name == "latest" || name == deepspeed::kLatestUniversal ||
-                                   name == deepspeed::kZero || is_step_or_script(name) ||
-                                   may_own_folder(name);
+                                   name == deepspeed::kZero || name == deepspeed::kRulesFile ||
+                                   is_step_or_script(name) || may_own_folder(name);
       if (is_beside_steps || deepspeed::is_file_name(name)) own.push_back(name);
     }
     return own;

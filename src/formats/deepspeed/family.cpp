@@ -9,7 +9,8 @@ const torch_files::Family& family() {
       .format = deepspeed_driver().format(),
       .records = {"deepspeed.utils.tensor_fragment.fragment_address",
                   "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-                  "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"},
+                  "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+                  "deepspeed.checkpoint.universal_checkpoint.SubparamShape"},
       .check = require_own_name};
   return kFamily;
 }

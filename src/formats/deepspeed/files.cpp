@@ -86,6 +86,36 @@ void require_all(const std::vector<std::string>& files, const std::string& what,
                         "not copied from its host?");
 }
 
+/// Puts a file of model states at the place of its model rank and, in stage 3, of its data rank.
+void place_model(std::vector<std::vector<std::string>>& files, const std::string& name,
+                 const std::string& directory) {
+  const std::size_t rank = number_after(name, kModelParallelRank);
+  const bool is_of_all = is_name_like(name, kModelOfAll);
+  std::vector<std::string> of_none;
+  if (rank < kMaxRanks && files.size() <= rank) files.resize(rank + 1);
+  // `place` refuses a rank that is too large
+  const std::size_t data = is_of_all ? 0 : number_after(name, kRank);
+  place(rank < kMaxRanks ? files[rank] : of_none, rank < kMaxRanks ? data : rank, name, directory);
+}
+
+/// Throws if a rank lacks its file of model states, or if model ranks have other numbers of them.
+void require_all_models(const std::vector<std::vector<std::string>>& files,
+                        const std::string& directory) {
+  for (std::size_t rank = 0; rank < files.size(); ++rank) {
+    if (files[rank].empty()) {
+      throw Error::expected(ErrorKind::corruption, {.path = directory}, "files of ranks",
+                            "model states of ranks 0 to " + std::to_string(files.size() - 1),
+                            "none of rank " + std::to_string(rank), "not copied from its host?");
+    }
+    require_all(files[rank], "model states of mp_rank " + std::to_string(rank), directory);
+    if (files[rank].size() == files.front().size()) continue;
+    throw Error::expected(
+        ErrorKind::corruption, {.path = directory}, "files of ranks",
+        "model states of " + std::to_string(files.front().size()) + " ranks, as of mp_rank 0",
+        std::to_string(files[rank].size()) + " of mp_rank " + std::to_string(rank));
+  }
+}
+
 /// Throws if the file is of tensor, pipeline or expert parallelism. The reader that calls this
 /// reads files of ZeRO alone.
 void require_zero_alone(const std::string& name, const std::string& directory) {
@@ -183,20 +213,15 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
       continue;
     }
     if (!other.empty()) require_zero_alone(name, directory);
-    const std::size_t rank = number_after(name, kModelParallelRank);
-    if (is_name_like(name, kModelOfAll)) {
-      place(files.model, rank, name, directory);
+    if (!is_optimizer(name)) {
+      place_model(files.model, name, directory);
       continue;
     }
-    if (!is_optimizer(name)) {
-      throw Error::expected(ErrorKind::unsupported, {.path = join_path(directory, name)},
-                            "parallelism", "ZeRO stage 0, 1 or 2 with tensor parallelism",
-                            "a file of stage 3");
-    }
+    const std::size_t rank = number_after(name, kModelParallelRank);
     if (rank < kMaxRanks && files.optimizer.size() <= rank) files.optimizer.resize(rank + 1);
     if (rank < kMaxRanks) place(files.optimizer[rank], number_after(name, kRank), name, directory);
   }
-  require_all(files.model, "model states", directory);
+  require_all_models(files.model, directory);
   if (files.optimizer.size() < files.model.size()) files.optimizer.resize(files.model.size());
   for (std::size_t rank = 0; rank < files.optimizer.size(); ++rank) {
     const std::string of_rank = " of mp_rank " + std::to_string(rank);
@@ -218,6 +243,20 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
         "'" + printable(again->name) + "' and '" + printable(std::next(again)->name) + "'");
   }
   return files;
+}
+
+std::vector<std::vector<std::string>> find_model_ranks(const std::vector<std::string>& names,
+                                                       const std::string& directory) {
+  const bool has_first = std::ranges::find(names, kModelStates) != names.end();
+  std::vector<std::vector<std::string>> models;
+  for (const std::string& name : names) {
+    const bool is_again = has_first && name == kModelStatesOfStage3;
+    if (!is_file_name(name) || is_again) continue;
+    if (!other_parallelism(name).empty()) require_zero_alone(name, directory);
+    place_model(models, name, directory);
+  }
+  require_all_models(models, directory);
+  return models;
 }
 
 /// Checks that the file still has the name under which it was saved: torch.save records that name

@@ -30,7 +30,8 @@ struct LayerFile {
 /// rank `m % tensor size` of stage `m / tensor size`. ZeRO cuts the parameters of each part among
 /// data ranks.
 struct ParallelFiles {
-  std::vector<std::string> model;                   // by model rank
+  /// By model rank: one file, or in ZeRO stage 3 one for each data rank.
+  std::vector<std::vector<std::string>> model;
   std::vector<std::vector<std::string>> optimizer;  // by model rank, then by data rank
   std::vector<LayerFile> layers;                    // sorted; empty without a pipeline
 };
@@ -58,6 +59,10 @@ FileNames find_files(const std::vector<std::string>& names, const std::string& d
 /// naming a missing rank; Error(unsupported) naming a file of expert parallelism.
 ParallelFiles find_parallel_files(const std::vector<std::string>& names,
                                   const std::string& directory);
+/// Returns the model states of a universal checkpoint that was made of several model ranks, as
+/// `ParallelFiles` has them. Throws: as `find_parallel_files`.
+std::vector<std::vector<std::string>> find_model_ranks(const std::vector<std::string>& names,
+                                                       const std::string& directory);
 
 /// Throws Error(corruption) if the file is a copy of another rank's file.
 void require_own_name(const File& file);

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "base/size_text.h"
+#include "formats/deepspeed/cut_rules.h"
 #include "formats/deepspeed/partition.h"
-#include "formats/deepspeed/tensor_cuts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {

@@ -75,15 +75,15 @@ class ModelStatesReader : public EntryReader {
     note(std::move(finding.rule), std::move(finding.expected), std::move(finding.found));
   }
   void note_rounded(std::size_t num_rounded);
-
- private:
+  void note_without_elements(const std::vector<std::string>& names);
   /// Returns whether the parameters in the module have no elements, as in stage 3.
   bool is_partitioned() const;
+
+ private:
   void add_ties(std::set<std::string>& known);
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::set<std::string>& known);
   void add_parts_of_frozen(const std::string& name, Tensor& tensor);
-  void note_without_elements(const std::vector<std::string>& names);
   void note_different_buffers(const std::set<std::string>& buffers);
   bool is_same_tensor(const File& other, const Path& path) const;
 

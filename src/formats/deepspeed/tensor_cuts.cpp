@@ -6,6 +6,7 @@
 
 #include "base/checked_math.h"
 #include "formats/deepspeed/partition.h"
+#include "formats/deepspeed/universal_members.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -21,12 +22,6 @@ const std::string kSubParams = "parameter_with_sub_params";
 const std::string kWidths = "sub_param_shard_widths";
 constexpr double kVersionWithWidths = 0.4;
 constexpr std::int64_t kAffineMapVersion = 1;
-
-const PythonRegex* matching(const std::vector<PythonRegex>& patterns, const std::string& name) {
-  const auto found = std::ranges::find_if(
-      patterns, [&](const PythonRegex& pattern) { return pattern.matches(name); });
-  return found == patterns.end() ? nullptr : &*found;
-}
 
 Path extended(Path path, const Path& keys) {
   path.insert(path.end(), keys.begin(), keys.end());
@@ -65,40 +60,44 @@ std::optional<std::int64_t> sum_of(const Shape& numbers) {
 
 }  // namespace
 
-TensorCuts::TensorCuts(const File& model) : model_(model) {
-  if (model.below({kInfo}).empty()) {
-    throw Error::expected(
-        ErrorKind::unsupported, {.path = model.reader().path()}, "tensor parallelism",
-        "'" + kInfo + "', which says how each parameter is cut", "none",
-        "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
-  }
-  if (const auto version = model.value_at({kInfo, "universal_checkpoint_version"})) {
+Error TensorCuts::no_rules(const File& model, const std::string& name) {
+  return Error::expected(
+      ErrorKind::unsupported, {.path = model.reader().path(), .fqn = name}, "tensor parallelism",
+      "'" + kInfo + "', which says how each parameter is cut", "none",
+      "DeepSpeed's AutoTP and Megatron-DeepSpeed save it; else write these rules into " +
+          std::string(kRulesFile) + " beside this file");
+}
+
+TensorCuts::TensorCuts(const FileSystem& fs, const std::string& folder, const File& model)
+    : rules_(fs, folder, model) {
+  if (rules_.empty()) throw no_rules(model, {});
+  if (const auto version = rules_.value_at({"universal_checkpoint_version"})) {
     if (const auto* const number = version->get_if<double>()) version_ = *number;
   }
-  const auto affine = model.number_at({kInfo, "affine_map", "version"});
+  const auto affine = rules_.number_at({"affine_map", "version"});
   if (affine && *affine > kAffineMapVersion) {
     refuse({}, "affine_map.version", std::to_string(kAffineMapVersion), std::to_string(*affine));
   }
-  vocabulary_size_ = model.number_at({kInfo, "original_vocab_size"});
+  vocabulary_size_ = rules_.number_at({"original_vocab_size"});
   replicated_ = patterns_of("tp_replicated_parameter_patterns");
   averaged_ = patterns_of("parameter_to_average_patterns");
   halves_ = patterns_of("parameter_with_2_sub_params_cat_dim_0");
   row_parallel_ = patterns_of("parameter_with_row_parallelism_patterns");
   vocabulary_ = patterns_of("vocabulary_parameter_patterns");
   read_sub_params();
-  read_keys({kInfo, "affine_map", "params"}, affine_maps_);
-  read_keys({kInfo, "autotp_unsupported_parameter_patterns"}, unsupported_);
+  read_keys({"affine_map", "params"}, affine_maps_);
+  read_keys({"autotp_unsupported_parameter_patterns"}, unsupported_);
 }
 
 void TensorCuts::refuse(const std::string& name, const std::string& rule,
                         const std::string& expected, const std::string& found) const {
-  throw Error::expected(ErrorKind::unsupported, {.path = model_.reader().path(), .fqn = name},
+  throw Error::expected(ErrorKind::unsupported, {.path = rules_.path(), .fqn = name},
                         kInfo + ": " + rule, expected, found);
 }
 
 std::vector<std::string> TensorCuts::texts_of(Path path) const {
   std::vector<std::string> texts;
-  const auto value = model_.value_at(path);
+  const auto value = rules_.value_at(path);
   if (!value) return texts;
   const auto items = items_of(*value);
   for (const Value& item : items ? *items : Value::List{*value}) {
@@ -110,7 +109,8 @@ std::vector<std::string> TensorCuts::texts_of(Path path) const {
 }
 
 PythonRegex TensorCuts::pattern_of(const std::string& text) {
-  PythonRegex pattern(text, model_.reader().path(), kPatternRule);
+  PythonRegex pattern(text, rules_.path(), kPatternRule);
+  all_patterns_.insert(text);
   constexpr std::size_t kMaxNumSteps = 2'000'000;  // 100 MB
   num_steps_ += pattern.num_steps();
   if (num_steps_ > kMaxNumSteps) {
@@ -122,7 +122,7 @@ PythonRegex TensorCuts::pattern_of(const std::string& text) {
 
 TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) {
   Patterns patterns;
-  for (const std::string& text : texts_of({kInfo, member})) {
+  for (const std::string& text : texts_of({member})) {
     patterns.push_back(pattern_of(text));
   }
   return patterns;
@@ -130,23 +130,15 @@ TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) {
 
 /// Reads the keys of a dict, which are patterns.
 void TensorCuts::read_keys(const Path& path, Patterns& patterns) {
-  std::set<std::string> keys;
-  for (const Entry* const entry : model_.below(path)) {
-    if (keys.insert(entry->path[path.size()]).second) {
-      patterns.push_back(pattern_of(entry->path[path.size()]));
-    }
-  }
+  for (const std::string& key : rules_.keys_at(path)) patterns.push_back(pattern_of(key));
 }
 
 void TensorCuts::read_sub_params() {
-  std::set<std::string> numbers;
-  for (const Entry* const entry : model_.below({kInfo, kSubParams})) {
-    const std::string& number = entry->path[2];
-    if (!numbers.insert(number).second) continue;
-    const Path path{kInfo, kSubParams, number};
-    const auto shape = model_.value_at(extended(path, {"shape"}));
+  for (const std::string& number : rules_.keys_at({kSubParams})) {
+    const Path path{kSubParams, number};
+    const auto shape = rules_.value_at(extended(path, {"shape"}));
     const auto items = shape ? items_of(*shape) : std::nullopt;
-    const auto dimension = model_.number_at(extended(path, {"partition_dim"}));
+    const auto dimension = rules_.number_at(extended(path, {"partition_dim"}));
     if (!items || !dimension || *dimension < 0 ||
         *dimension >= static_cast<std::int64_t>(items->size())) {
       refuse({}, kSubParams, "a shape, and as partition_dim one of its dimensions",
@@ -156,6 +148,22 @@ void TensorCuts::read_sub_params() {
       sub_params_.push_back({pattern_of(text), *items, static_cast<std::size_t>(*dimension)});
     }
   }
+}
+
+const PythonRegex* TensorCuts::matching(const Patterns& patterns, const std::string& name) const {
+  const auto found = std::ranges::find_if(
+      patterns, [&](const PythonRegex& pattern) { return pattern.matches(name); });
+  if (found == patterns.end()) return nullptr;
+  matched_.insert(found->text());
+  return &*found;
+}
+
+std::vector<std::string> TensorCuts::unused_patterns() const {
+  std::vector<std::string> unused;
+  for (const std::string& pattern : all_patterns_) {
+    if (!matched_.contains(pattern)) unused.push_back(pattern);
+  }
+  return unused;
 }
 
 bool TensorCuts::has_rule(const std::string& name) const {
@@ -171,8 +179,7 @@ bool TensorCuts::has_rule(const std::string& name) const {
 
 Joint TensorCuts::join(const std::string& name, const std::vector<Shape>& parts) const {
   if (const PythonRegex* const pattern = matching(unsupported_, name)) {
-    const auto reason =
-        model_.value_at({kInfo, "autotp_unsupported_parameter_patterns", pattern->text()});
+    const auto reason = rules_.value_at({"autotp_unsupported_parameter_patterns", pattern->text()});
     refuse(name, "autotp_unsupported_parameter_patterns", "parts that can be joined",
            reason ? value_to_string(*reason) : "a parameter that cannot");
   }
@@ -218,7 +225,10 @@ Joint TensorCuts::joined_by_rule(const std::string& name, const std::vector<Shap
   }
   const auto rule = std::ranges::find_if(
       sub_params_, [&](const SubParams& each) { return each.pattern.matches(name); });
-  if (rule != sub_params_.end()) return joined_sub_params(name, *rule, parts);
+  if (rule != sub_params_.end()) {
+    matched_.insert(rule->pattern.text());
+    return joined_sub_params(name, *rule, parts);
+  }
   const std::size_t dimension = matching(row_parallel_, name) != nullptr ? 1 : 0;
   return joined_by_widths(name, parts, dimension, widths_along(dimension, false));
 }
@@ -267,7 +277,7 @@ TensorCuts::Widths TensorCuts::widths_of(const std::string& name, const SubParam
   auto sizes = whole_numbers(spec);
   const auto ranks = static_cast<std::int64_t>(parts.size());
   if (version_ >= kVersionWithWidths) {
-    const auto value = model_.value_at({kInfo, kWidths, rule.pattern.text()});
+    const auto value = rules_.value_at({kWidths, rule.pattern.text()});
     const auto lists = value ? items_of(*value) : std::nullopt;
     Widths widths;
     for (const Value& list : lists ? *lists : Value::List()) {
@@ -344,7 +354,7 @@ Joint TensorCuts::joined_sub_params(const std::string& name, const SubParams& ru
 }
 
 Shape TensorCuts::shape_at(const std::string& name, const Path& path) const {
-  const auto value = model_.value_at(path);
+  const auto value = rules_.value_at(path);
   const auto shape = value ? whole_numbers(*value) : std::nullopt;
   if (!shape || !checked_numel(*shape)) {
     refuse(name, "affine_map", path.back(), value ? value_to_string(*value) : "none");
@@ -356,7 +366,7 @@ Shape TensorCuts::shape_at(const std::string& name, const Path& path) const {
 /// (the whole parameter) or "dest" (a rank's part).
 Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::string& side,
                        const Shape& sizes, const Shape& shape) const {
-  const auto value = model_.value_at(extended(piece, {side}));
+  const auto value = rules_.value_at(extended(piece, {side}));
   const auto items = value ? items_of(*value) : std::nullopt;
   const auto strides = items && items->size() == 2 ? whole_numbers((*items)[1]) : std::nullopt;
   const auto* const first = strides ? (*items)[0].get_if<std::int64_t>() : nullptr;
@@ -381,7 +391,7 @@ Box TensorCuts::box_at(const std::string& name, const Path& piece, const std::st
 
 Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& pattern,
                                 const std::vector<Shape>& parts) const {
-  const Path path{kInfo, "affine_map", "params", pattern.text()};
+  const Path path{"affine_map", "params", pattern.text()};
   Joint joint{.whole = shape_at(name, extended(path, {"logical_shape"})),
               .blocks = std::vector<std::vector<Block>>(parts.size())};
   std::set<Box> known;
@@ -395,8 +405,8 @@ Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& patt
     std::int64_t numel = 0;
     for (std::size_t i = 0;; ++i) {
       const Path piece = extended(of_rank, {"pieces", std::to_string(i)});
-      if (model_.below(piece).empty()) break;
-      const auto scale = model_.value_at(extended(piece, {"scale"}));
+      if (!rules_.value_at(extended(piece, {"shape"}))) break;
+      const auto scale = rules_.value_at(extended(piece, {"scale"}));
       if (scale && *scale != Value(1.0)) {
         refuse(name, "affine_map", "pieces with the scale 1.0", value_to_string(*scale));
       }

@@ -3,20 +3,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/python_regex.h"
+#include "formats/deepspeed/cut_rules.h"
 #include "formats/deepspeed/files.h"
+#include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/value.h"
 #include "tessera/layout/region.h"
 
 namespace tessera::formats::deepspeed {
-
-/// The member of model states that says how tensor parallelism cut the parameters.
-inline constexpr const char* kUniversalCheckpointInfo = "universal_checkpoint_info";
 
 /// Elements of a whole tensor that one tensor rank has: where they are in the whole tensor, and
 /// where in the rank's part. Both boxes have the same sizes.
@@ -45,12 +45,18 @@ struct Joint {
 /// deepspeed/checkpoint/ds_to_universal.py and checkpoint/affine.py, 0.19.
 class TensorCuts {
  public:
-  /// `model`: model states of one rank; must outlive this. Throws: Error(unsupported) if they have
-  /// no rules, or patterns that Tessera cannot read.
-  explicit TensorCuts(const File& model);
+  /// `model`: model states of one rank in the folder; must outlive this. Throws: what CutRules
+  /// throws; Error(unsupported) if there are no rules, or patterns that are not read.
+  TensorCuts(const FileSystem& fs, const std::string& folder, const File& model);
+
+  const CutRules& rules() const { return rules_; }
+  /// Returns the error for files that do not have the rules. `name`: the parameter, or empty.
+  static Error no_rules(const File& model, const std::string& name);
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
+  /// Returns the patterns that match no name of all that were joined or asked for.
+  std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.
   /// Throws: Error(unsupported) with the name if the parts cannot be joined so.
@@ -69,6 +75,8 @@ class TensorCuts {
     std::size_t dimension = 0;
   };
 
+  const tessera::detail::PythonRegex* matching(const Patterns& patterns,
+                                               const std::string& name) const;
   std::vector<std::string> texts_of(std::vector<std::string> path) const;
   tessera::detail::PythonRegex pattern_of(const std::string& text);
   Patterns patterns_of(const std::string& member);
@@ -91,7 +99,7 @@ class TensorCuts {
                          const Widths& widths) const;
   void cut_padding(Joint& joint) const;
 
-  const File& model_;
+  CutRules rules_;
   double version_ = 0.0;
   std::size_t num_steps_ = 0;  // of all patterns
   Patterns replicated_;
@@ -103,6 +111,8 @@ class TensorCuts {
   Patterns affine_maps_;
   Patterns unsupported_;
   std::optional<std::int64_t> vocabulary_size_;
+  std::set<std::string> all_patterns_;
+  mutable std::set<std::string> matched_;  // patterns, while opening
 };
 
 }  // namespace tessera::formats::deepspeed

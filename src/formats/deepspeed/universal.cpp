@@ -8,7 +8,7 @@
 
 #include "base/size_text.h"
 #include "formats/deepspeed/files.h"
-#include "formats/deepspeed/model_states_reader.h"
+#include "formats/deepspeed/model_ranks_reader.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal_members.h"
 #include "tessera/base/error.h"
@@ -37,6 +37,8 @@ std::vector<std::string> model_files(std::vector<std::string> names, const std::
 struct Added {
   std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing if Tessera wrote none
   std::set<std::string> neutral{};
+  std::vector<KeyPath> empty_dicts{};
+  std::vector<KeyPath> empty_lists{};
 
   bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
   /// Returns the neutral names that begin with `prefix`, without it.
@@ -58,6 +60,22 @@ std::vector<std::string> texts_in(const Value& value) {
   return texts;
 }
 
+/// Returns the key paths that a member lists.
+std::vector<KeyPath> read_key_paths(const File& optimizer, std::string_view member) {
+  std::vector<KeyPath> paths;
+  const auto value = optimizer.value_at({std::string(kTessera), std::string(member)});
+  const auto* const items = value ? value->get_if<Value::List>() : nullptr;
+  for (const Value& item : items == nullptr ? Value::List() : *items) {
+    auto path = key_path_from_value(item);
+    if (!path || path->empty()) {
+      refuse(optimizer, {}, std::string(kTessera) + "." + std::string(member), "key paths",
+             value_to_string(item));
+    }
+    paths.push_back(std::move(*path));
+  }
+  return paths;
+}
+
 Added read_added(const File& optimizer) {
   Added added;
   const std::string member(kTessera);
@@ -69,32 +87,149 @@ Added read_added(const File& optimizer) {
   if (const auto neutral = optimizer.value_at({member, std::string(kNeutral)})) {
     for (std::string& name : texts_in(*neutral)) added.neutral.insert(std::move(name));
   }
+  added.empty_dicts = read_key_paths(optimizer, kEmptyDicts);
+  added.empty_lists = read_key_paths(optimizer, kEmptyLists);
   return added;
 }
 
-class UniversalReader final : public ModelStatesReader {
+class UniversalReader final : public ModelRanksReader {
  public:
   UniversalReader(const FileSystem& fs, std::string path, std::string folder,
                   const std::vector<std::string>& as_dict)
-      : ModelStatesReader(fs, std::move(path), std::move(folder), as_dict), fs_(fs) {
-    open_model_states(model_files(fs.list_directory(this->folder()), this->folder()));
-    parameters_ = read_parameters(model());
+      : ModelRanksReader(fs, std::move(path), std::move(folder), as_dict), fs_(fs) {
+    const std::vector<std::string> names = fs.list_directory(this->folder());
+    const bool has_model_ranks = are_of_several_model_ranks(names);
+    if (has_model_ranks) {
+      open_model_ranks(find_model_ranks(names, this->folder()));
+    } else {
+      open_model_states(model_files(names, this->folder()));
+      parameters_ = read_parameters(model());
+    }
     optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
     added_ = read_added(*optimizer_);
     for (const Parameter& parameter : parameters_) add_parameter(parameter);
     require_no_others();
     add_groups_and_members();
-    add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
-      const auto dtype = dtypes_.find(name);  // has no second names of tied parameters
-      return dtype != dtypes_.end() && dtype->second != copy;
-    });
-    add_members_of_model_states(added_.neutral_below(kOfModelStates));
+    for (const KeyPath& keys : added_.empty_dicts) add_value(keys, Value(Value::Dict()));
+    for (const KeyPath& keys : added_.empty_lists) add_value(keys, Value(Value::List()));
+    if (has_model_ranks) {
+      add_modules();
+    } else {
+      add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
+        const auto dtype = dtypes_.find(name);  // has no second names of tied parameters
+        return dtype != dtypes_.end() && dtype->second != copy;
+      });
+    }
+    std::set<std::string> left_out = added_.neutral_below(kOfModelStates);
+    if (cuts()) left_out.insert(kUniversalCheckpointInfo);
+    add_members_of_model_states(left_out);
     note_members_left();
+    note_layers_left();
+    note_rules();
     note_other_values_of_stage3();
     finish();
   }
 
  private:
+  // --- several model ranks
+
+  /// Opens the model states of all model ranks, and takes each parameter of the first stage that
+  /// has it.
+  void open_model_ranks(const std::vector<std::vector<std::string>>& names) {
+    const std::vector<std::vector<const File*>> of_data_ranks = open_models(names);
+    std::vector<const File*> models;
+    for (const std::vector<const File*>& files : of_data_ranks) models.push_back(files.front());
+    std::vector<std::vector<Parameter>> of_ranks;
+    for (const File* const file : models) of_ranks.push_back(read_parameters(*file));
+    const auto has_other_names = [&](const std::vector<Parameter>& parameters) {
+      return !std::ranges::equal(parameters, of_ranks.front(), {}, &Parameter::fqn,
+                                 &Parameter::fqn);
+    };
+    const auto other_stage = std::ranges::find_if(of_ranks, has_other_names);
+    const std::size_t num_tensor = tensor_size(
+        *models.front(), models.size(), static_cast<std::size_t>(other_stage - of_ranks.begin()));
+    const auto count = static_cast<std::int64_t>(models.size());
+    const std::int64_t recorded = models.front()->number_at({"mp_world_size"}).value_or(count);
+    if (recorded != count) {
+      refuse(*models.front(), {}, "mp_world_size", std::to_string(count) + ", the number of files",
+             std::to_string(recorded));
+    }
+    const auto num_data = models.front()->number_at({"dp_world_size"}).value_or(1);
+    const bool is_usual = num_data > 0 && num_data <= kMaxNumData;
+    const bool has_rules = !CutRules(fs_, folder(), *models.front()).empty();
+    std::size_t data_ranks = of_data_ranks.front().size();
+    if (data_ranks == 1 && is_usual) data_ranks = static_cast<std::size_t>(num_data);
+    set_model_ranks(of_data_ranks, num_tensor, data_ranks);
+    if (num_tensor > 1 && has_rules) read_cuts(fs_);
+    std::set<std::string> known;
+    for (std::size_t i = 0; i < models.size(); i += num_tensor) {
+      for (std::size_t p = 0; p < of_ranks[i].size(); ++p) {
+        std::vector<Shape> parts;
+        for (std::size_t rank = i; rank < i + num_tensor; ++rank) {
+          require_same_name(*models[rank], of_ranks[rank], p, of_ranks[i][p].fqn);
+          parts.push_back(of_ranks[rank][p].shape);
+        }
+        if (!known.insert(of_ranks[i][p].fqn).second) continue;  // of an earlier stage, too
+        parameters_.push_back(of_ranks[i][p]);
+        parameters_.back().shape = whole_shape(of_ranks[i][p].fqn, parts);
+      }
+    }
+  }
+
+  static void require_same_name(const File& file, const std::vector<Parameter>& parameters,
+                                std::size_t p, const std::string& expected) {
+    const std::string found = p < parameters.size() ? parameters[p].fqn : "none";
+    if (found == expected) return;
+    refuse(file, found, "param_shapes", expected + ", as in the first tensor rank's file", found);
+  }
+
+  /// Returns the shape of a parameter, of which the tensor ranks have `parts`: what the rules say.
+  /// Without a rule that joins these parts, the file of the whole tensor has the shape.
+  Shape whole_shape(const std::string& name, const std::vector<Shape>& parts) const {
+    if (parts.size() == 1) return parts.front();
+    if (cuts()) {
+      try {
+        return cuts()->join(name, parts).whole;
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::unsupported) throw;
+      }
+    }
+    const std::string path =
+        join_path(std::string(kZero), name + "/" + std::string(kWeights) + std::string(kSuffix));
+    if (!is_plain_name(name) || !fs_.kind_of(join_path(folder(), path))) return parts.front();
+    require_contained(fs_, folder(), path);
+    const File file = look_at(path);
+    const Entry* const entry = tensor_of(file);
+    return entry == nullptr ? parts.front() : file.tensor(*entry).shape;
+  }
+
+  /// Returns the tensor in a parameter's file; null if there is none.
+  static const Entry* tensor_of(const File& file) {
+    const Entry* entry = file.find({"param"});
+    if (entry == nullptr && file.entries().size() == 1) entry = &file.entries().front();
+    return entry != nullptr && entry->kind == Entry::Kind::tensor ? entry : nullptr;
+  }
+
+  bool is_trained(const std::string& name) const override { return dtypes_.contains(name); }
+  bool is_rounded_copy(const std::string& name, const ModulePart& copy) override {
+    return copy.file->tensor(*copy.entry).dtype != dtypes_.at(name);
+  }
+
+  /// Notes that the layers of a pipeline have more than the trained parameters, which are all that
+  /// ds_to_universal.py takes of them.
+  void note_layers_left() {
+    if (models().size() == 1 || num_stages() == 1 || !model().below({"module"}).empty()) return;
+    std::size_t num_buffers = 0;
+    for (std::size_t stage = 0; stage < num_stages(); ++stage) {
+      num_buffers += buffers_of(stage).size();
+    }
+    note("layers", "the buffers and frozen parameters of a pipeline, which are in layer_*.pt",
+         "no such files (ds_to_universal.py does not copy them); " +
+             counted(num_buffers, "buffer") + " and all frozen parameters are missing");
+  }
+
+  // --- files
+
   /// Opens the file at `path` in the folder. A link is followed only within the folder.
   const File& open_member(const std::string& path) {
     if (fs_.kind_of(join_path(folder(), path))) require_contained(fs_, folder(), path);
@@ -147,11 +282,10 @@ class UniversalReader final : public ModelStatesReader {
                small_file);
       return;
     }
-    const Entry* entry = file.find({"param"});
-    if (entry == nullptr && file.entries().size() == 1) entry = &file.entries().front();
+    const Entry* const entry = tensor_of(file);
     note_members_of(file, entry);
     const std::int64_t numel = numel_of(parameter.shape);
-    const bool is_tensor = entry != nullptr && entry->kind == Entry::Kind::tensor;
+    const bool is_tensor = entry != nullptr;
     if (!is_tensor || file.tensor(*entry).numel() != numel) {
       refuse(file, parameter.fqn, "files of parameters",
              "a tensor of " + std::to_string(numel) + " elements, for " +
@@ -222,9 +356,12 @@ class UniversalReader final : public ModelStatesReader {
   void require_no_others() const {
     const std::string zero = join_path(folder(), std::string(kZero));
     for (const std::string& name : fs_.list_directory(zero)) {
+      const auto has_name = [&](const File* file) {
+        return file != nullptr && (file->find({"module", name}) != nullptr ||
+                                   file->find({"shared_params", name}) != nullptr);
+      };
       const bool is_known = name.ends_with(kSuffix) || dtypes_.contains(name) ||
-                            model().find({"module", name}) != nullptr ||
-                            model().find({"shared_params", name}) != nullptr;
+                            std::ranges::any_of(models(), has_name);
       if (is_known) continue;
       throw Error::expected(ErrorKind::unsupported, {.path = join_path(zero, name)},
                             "files of parameters", "the name of a parameter in " + model().name(),
@@ -261,8 +398,10 @@ class UniversalReader final : public ModelStatesReader {
     return names;
   }
 
+  static constexpr std::int64_t kMaxNumData = 65536;
+
   const FileSystem& fs_;
-  std::vector<Parameter> parameters_;
+  std::vector<Parameter> parameters_;    // each with the shape of the whole tensor
   std::map<std::string, DType> dtypes_;  // of the weights, by name
   std::vector<std::string> members_left_;
   const File* optimizer_ = nullptr;

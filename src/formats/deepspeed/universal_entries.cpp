@@ -78,6 +78,18 @@ bool has_dict(const Value& value) {
   return list != nullptr && std::ranges::any_of(*list, has_dict);
 }
 
+bool is_empty(const Value& value) {
+  const auto* const dict = value.get_if<Value::Dict>();
+  const auto* const list = value.get_if<Value::List>();
+  return (dict != nullptr && dict->empty()) || (list != nullptr && list->empty());
+}
+
+/// Whether DeepSpeed's files have a place for a value at this path of the optimizer or of
+/// DeepSpeed: they have none for the state of a parameter without any.
+bool has_place(const KeyPath& path) {
+  return path.size() > (is_text(path[0], kOptim) ? 3 : 1);
+}
+
 class Sorter {
  public:
   Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
@@ -178,8 +190,12 @@ class Sorter {
   /// Adds a value. If it is a dict of the optimizer or of DeepSpeed, adds its items one by one.
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
+    if (is_known && is_empty(value) && !has_place(path)) {
+      sorted_.empty.push_back({name, path, value});
+      return;
+    }
     const auto* const dict = is_known ? value.get_if<Value::Dict>() : nullptr;
-    if (dict != nullptr) {
+    if (dict != nullptr && !dict->empty()) {
       for (const auto& [key, item] : *dict) {
         KeyPath inner = path;
         inner.push_back(dict_key(key).value_or(Key(value_to_string(key))));
@@ -196,8 +212,6 @@ class Sorter {
       }
       return;
     }
-    const auto* const empty = value.get_if<Value::List>();
-    if (is_known && path.size() <= 2 && empty != nullptr && empty->empty()) return;  // no groups
     add(name, path, value);
   }
 

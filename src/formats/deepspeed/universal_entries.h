@@ -38,6 +38,7 @@ struct UniversalEntries {
   std::vector<ParamGroup> groups;                  // of the optimizer
   std::vector<Leaf> optimizer_members;             // `deepspeed.optimizer_state_dict.…`
   std::vector<Leaf> model_members;                 // `deepspeed.…`, and what the user saved
+  std::vector<Leaf> empty;  // dicts and lists of the optimizer and of DeepSpeed that have no items
 };
 
 /// Sorts the entries by their key paths: `model.<fqn>`, `optim.state.<fqn>.<kind>`,

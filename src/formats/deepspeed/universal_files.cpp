@@ -432,7 +432,19 @@ class UniversalFiles::Builder {
     if (!has_state_) neutral_.emplace_back(kNeutralState);
     Value::List neutral(neutral_.begin(), neutral_.end());
     archive.add_value(keys({kTessera, kNeutral}), std::move(neutral));
+    add_empty(archive);
     add_archive(path, archive);
+  }
+
+  /// Adds the key paths of dicts and lists without items.
+  void add_empty(Archive& archive) const {
+    Value::List dicts;
+    Value::List lists;
+    for (const Leaf& leaf : entries_.empty) {
+      (leaf.value()->is<Value::Dict>() ? dicts : lists).push_back(key_path_to_value(leaf.path));
+    }
+    if (!dicts.empty()) archive.add_value(keys({kTessera, kEmptyDicts}), std::move(dicts));
+    if (!lists.empty()) archive.add_value(keys({kTessera, kEmptyLists}), std::move(lists));
   }
 
   /// Adds the groups, then empty groups until there are as many as parameters. DeepSpeed loads only

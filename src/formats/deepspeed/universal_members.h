@@ -13,6 +13,8 @@ inline constexpr std::string_view kModelStatesOfStage3 =
 /// The folder that Tessera's writer makes, beside `latest_universal`. `#`: a number.
 inline constexpr std::string_view kUniversalFolder = "global_step#_universal";
 inline constexpr std::string_view kLatestUniversal = "latest_universal";
+/// The file with the user's rules for tensor parallelism, in the folder of a step.
+inline constexpr std::string_view kRulesFile = "universal_checkpoint_info.json";
 inline constexpr std::string_view kZero = "zero";
 inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in `zero`
 inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
@@ -23,10 +25,14 @@ inline constexpr std::string_view kWeights = "fp32";                       // th
 // reader can leave it out again. DeepSpeed ignores this member:
 //
 //     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source
-//      "neutral": ["state", "model_states.global_steps", …]}
+//      "neutral": ["state", "model_states.global_steps", …],
+//      "empty_dicts": [["optim", "state"], …], "empty_lists": …}  key paths of what the source has
+//                                          without items (SGD's state), which has no other place
 inline constexpr std::string_view kTessera = "tessera";
 inline constexpr std::string_view kGroups = "groups";
 inline constexpr std::string_view kNeutral = "neutral";
+inline constexpr std::string_view kEmptyDicts = "empty_dicts";
+inline constexpr std::string_view kEmptyLists = "empty_lists";
 inline constexpr std::string_view kNeutralState = "state";
 inline constexpr std::string_view kOfModelStates = "model_states.";
 inline constexpr std::string_view kOfOptimizerState = "optimizer_state.";

@@ -1,0 +1,80 @@
+"""The extra state of layers as TransformerEngine writes it: its bytes arrive unchanged.
+
+TransformerEngine has no package for CPUs, so the tests write what `get_extra_state` of its modules returns
+(transformer_engine/pytorch/module/base.py): until version 1 an io.BytesIO with what torch.save wrote, later a uint8 tensor
+with a pickle, without elements if the layer does not compute in fp8.
+"""
+
+import io
+import pickle
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ckpt_tools import FIXTURES, reshard, run
+
+STATE = {"scale_fwd": torch.tensor([1.0, 2.0, 4.0]), "amax_history_fwd": torch.zeros(4, 3), "extra_fp8_variables": {"num_gemms": 1}}
+
+
+def bytes_io(number):
+    file = io.BytesIO()
+    torch.save(STATE | {"number": number}, file)
+    return file
+
+
+def uint8_tensor(number):
+    return torch.frombuffer(bytearray(pickle.dumps(STATE | {"number": number})), dtype=torch.uint8)
+
+
+FORMS = {"bytes_io": bytes_io, "uint8_tensor": uint8_tensor, "empty": lambda _: torch.empty(0, dtype=torch.uint8)}
+FC1 = "decoder.layers.0.mlp.linear_fc1._extra_state"
+
+
+def raw(extra_state):
+    if isinstance(extra_state, torch.Tensor):
+        return bytes(extra_state.tolist())
+    return extra_state if isinstance(extra_state, bytes) else extra_state.getvalue()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_folders_of_ranks_keep_its_bytes(form, tmp_path):
+    """Shows F3, A4. Each tensor rank has its own."""
+    run_folder = shutil.copytree(FIXTURES / "megatron" / "valid" / "tp2", tmp_path / "run", copy_function=shutil.copyfile)
+    saved = []
+    for rank, file in enumerate(sorted(run_folder.glob("*/mp_rank_*/*.pt"))):
+        state = torch.load(file, weights_only=False)
+        saved.append(FORMS[form](rank))
+        state["model"][FC1] = saved[-1]
+        torch.save(state, file)
+    moved = torch.load(reshard(run_folder, tmp_path / "moved.pt", "--to", "torch", "--only", "!args"), weights_only=True)
+    assert raw(moved["model"][FC1]) == raw(saved[0])
+    if form != "empty":  # equal on both ranks
+        assert raw(moved["per_rank"]["1"]["model"][FC1]) == raw(saved[1]) != raw(saved[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("way", ["native", "dcp"])
+def test_torch_dist_keeps_its_bytes(way, form, tmp_path):
+    """Shows F1, A4. Megatron saves each extra state as an object of its own, under a name with its position."""
+    names = [f"decoder.layers.mlp.linear_fc1._extra_state/shard_{layer}_2" for layer in range(2)]
+    saved = {name: FORMS[form](number) for number, name in enumerate(names)}
+    dcp.save(saved | {"decoder.layers.mlp.linear_fc1.weight": torch.ones(2, 3)}, checkpoint_id=tmp_path / "source", no_dist=True)
+    source = reshard(tmp_path / "source", tmp_path / "moved", "--to", way)
+    if way == "native":
+        source = reshard(source, tmp_path / "again", "--to", "dcp")
+    found = {name: torch.empty_like(each) if isinstance(each, torch.Tensor) else b"" for name, each in saved.items()}
+    dcp.load(found, checkpoint_id=source, no_dist=True)
+    for name, each in saved.items():
+        assert raw(found[name]) == raw(each), name
+
+
+def test_no_code_of_it_runs(tmp_path):
+    """Shows E5. A pickle inside the bytes is never opened."""
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "written"), "w"))
+
+    torch.save({"fc1._extra_state": torch.frombuffer(bytearray(pickle.dumps(Payload())), dtype=torch.uint8)}, tmp_path / "source.pt")
+    reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "native")
+    assert run("ckpt-inspect", "ls", tmp_path / "moved").returncode == 0 and not (tmp_path / "written").exists()
