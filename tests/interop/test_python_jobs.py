@@ -112,6 +112,14 @@ def test_namedtuples_and_frozensets_of_the_state_dict_stay_such(tmp_path):
     assert into["seen"] == {1, 2} and isinstance(into["seen"], frozenset)
 
 
+def test_elements_that_a_cast_makes_zero_are_counted(tmp_path):
+    tessera.save({"a": torch.tensor([1e-3, 1e-9, -1e-12, 0.0]), "b": torch.tensor([1e-9])}, tmp_path / "state")
+    into = {"a": torch.ones(4, dtype=torch.float16), "b": torch.ones(1)}
+    loaded = tessera.load(into, tmp_path / "state", allow_cast=True)
+    assert loaded.underflows == {"a": 2} and into["a"].tolist()[1:] == [0, 0, 0] and into["b"] > 0
+    assert tessera.load({"a": torch.ones(4), "b": torch.ones(1)}, tmp_path / "state").underflows == {}
+
+
 def test_values_in_a_mapping_proxy_are_loaded(tmp_path):
     tessera.save({"x": {"a": 3, "w": torch.ones(2)}}, tmp_path / "state")
     weight = torch.zeros(2)

@@ -32,6 +32,7 @@ class Loaded(NamedTuple):
     nbytes: int  # of tensors, read by this rank
     missing: list[str]  # names that the checkpoint lacks; they kept their values (strict=False)
     unexpected: list[str]  # names that the state dict lacks; they were not read (strict=False)
+    underflows: dict[str, int]  # by tensor: how many elements of this rank a cast made zero (allow_cast=True)
 
 
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
@@ -181,7 +182,7 @@ class _Load:
             own = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for _, tensor in local[name]]
             tied += [(first, name, tensor, copy) for (_, tensor), copy in zip(local[name], own, strict=True)]
             addresses[name] = [copy.data_ptr() for copy in own]
-        self.load.read(addresses, memory, threads, progress)
+        self.underflows = self.load.read(addresses, memory, threads, progress)
         with torch.no_grad():
             for to, copy in copies:
                 to.copy_(copy)
@@ -211,7 +212,8 @@ class _Load:
             found.load_state_dict(self.state.at(path))
 
     def report(self) -> Loaded:
-        return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected)
+        return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected,
+                      self.underflows)
 
 
 def _untied(described: Description) -> Description:
