@@ -29,6 +29,10 @@ Characters range(char first, char last) {
   return characters;
 }
 
+// The bytes of characters outside of ASCII, and those bytes but the first of each character.
+const Characters kBeyondAscii = range('\x80', '\xff');
+const Characters kContinuation = range('\x80', '\xbf');
+
 /// Parses an expression. Every part becomes steps that can stand anywhere, as jumps are relative.
 class Parser {
  public:
@@ -111,12 +115,34 @@ class Parser {
       case '{':
         refuse();
       default:
-        return character(range(c, c));
+        return literal(c);
     }
   }
 
-  static Steps character(const Characters& characters) {
+  static Steps byte(const Characters& characters) {
     return {{.kind = Step::Kind::character, .characters = characters}};
+  }
+
+  /// Returns the steps for a character of the expression: one, or several outside of ASCII.
+  Steps literal(char first) {
+    Steps steps = byte(range(first, first));
+    if ((range(first, first) & kBeyondAscii).none()) return steps;
+    while (next_ < text_.size() && (range(text_[next_], text_[next_]) & kContinuation).any()) {
+      append(steps, byte(range(text_[next_], text_[next_])));
+      ++next_;
+    }
+    return steps;
+  }
+
+  /// Returns the steps for one character of a class. A class has all characters outside of ASCII,
+  /// or none of them.
+  Steps character(const Characters& characters) {
+    if ((characters & kBeyondAscii).none()) return byte(characters);
+    Steps steps = byte(characters & ~kContinuation);
+    append(steps, {{.kind = Step::Kind::split, .other = 3}});
+    append(steps, byte(kContinuation));
+    append(steps, {{.kind = Step::Kind::jump, .next = -2}});
+    return steps;
   }
 
   /// The characters that a backslash and the next character stand for.
@@ -166,6 +192,7 @@ class Parser {
           refuse();
       }
       characters |= range(c, last);
+      if ((range(c, last) & kBeyondAscii).any()) refuse();
     }
     return is_negated ? ~characters : characters;
   }

@@ -28,8 +28,13 @@ TEST(PythonRegexTest, MatchesAsPythonDoes) {
   EXPECT_TRUE(matches(R"((?:a|bc)*d)", "abcbcad"));
   EXPECT_TRUE(matches(R"(a?b{0,}c{2}\-[]x-]$)", "cc-]"));
   EXPECT_TRUE(matches("", "anything"));
-  for (const char* const pattern : {"(", ")", "a)", "*a", "[a", "(?!a)", "(?P<n>a)", R"(\bx)",
-                                    R"(\1)", "a{2", "a{3,1}", "[b-a]", "\\", "a{9999}{9999}"}) {
+  EXPECT_TRUE(matches("é*é?b", "b"));
+  EXPECT_TRUE(matches("aé{2}$", "aéé"));
+  EXPECT_FALSE(matches(".{2}", "é"));
+  EXPECT_TRUE(matches(R"([^a]\w.\D$)", "é€éé"));
+  for (const char* const pattern :
+       {"(", ")", "a)", "*a", "[a", "(?!a)", "(?P<n>a)", R"(\bx)", "[aé]", "[^é]", R"(\1)", "a{2",
+        "a{3,1}", "[b-a]", "\\", "a{9999}{9999}"}) {
     EXPECT_THAT([&] { PythonRegex(pattern, "file", "pattern"); },
                 ThrowsError(ErrorKind::unsupported, "file: pattern: expected a regular"))
         << pattern;
