@@ -47,8 +47,14 @@ class Parser {
 
  private:
   [[noreturn]] void refuse() const {
-    throw Error::expected(ErrorKind::unsupported, {.path = path_}, rule_,
-                          "a regular expression without back references and assertions such as (?=",
+    refuse("a regular expression without back references and assertions such as (?=");
+  }
+  [[noreturn]] void refuse_long() const {
+    refuse("a regular expression of at most " + std::to_string(kMaxNumSteps) +
+           " steps, with repetitions such as {100} written out");
+  }
+  [[noreturn]] void refuse(std::string_view expected) const {
+    throw Error::expected(ErrorKind::unsupported, {.path = path_}, rule_, expected,
                           "'" + printable(text_, 100) + "'");
   }
 
@@ -63,12 +69,15 @@ class Parser {
   }
 
   void append(Steps& steps, const Steps& more) const {
-    if (steps.size() + more.size() > kMaxNumSteps) refuse();
+    if (steps.size() + more.size() > kMaxNumSteps) refuse_long();
     steps.insert(steps.end(), more.begin(), more.end());
   }
 
   Steps alternatives() {
-    if (++depth_ > kMaxDepth) refuse();
+    if (++depth_ > kMaxDepth) {
+      refuse("a regular expression of at most " + std::to_string(kMaxDepth) +
+             " groups inside each other");
+    }
     Steps steps = sequence();
     while (take('|')) {
       const Steps other = sequence();
@@ -237,7 +246,8 @@ class Parser {
     std::size_t number = 0;
     const char* const begin = text_.data() + next_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), number);
-    if (error != std::errc{} || number > kMaxNumSteps) refuse();
+    if (error == std::errc::result_out_of_range || number > kMaxNumSteps) refuse_long();
+    if (error != std::errc{}) refuse();
     next_ += static_cast<std::size_t>(end - begin);
     return number;
   }

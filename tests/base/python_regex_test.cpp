@@ -41,6 +41,18 @@ TEST(PythonRegexTest, MatchesAsPythonDoes) {
   }
 }
 
+// Shows E3.
+TEST(PythonRegexTest, AnErrorSaysWhichLimitIsExceeded) {
+  const auto refused = [](const std::string& pattern, const std::string& words) {
+    EXPECT_THAT([&] { PythonRegex(pattern, "file", "pattern"); },
+                ThrowsError(ErrorKind::unsupported, words));
+  };
+  refused("(?:a{100}){100}", "at most 4096 steps");
+  refused("a{99999999999999999999}", "at most 4096 steps");
+  refused(std::string(60, '(') + std::string(60, ')'), "at most 50 groups inside each other");
+  refused("(a", "without back references");
+}
+
 // Shows F2, E3. A search that tries all ways one by one would not end.
 TEST(PythonRegexTest, AnExpressionWithManyWaysToMatchIsQuick) {
   const std::string name(4000, 'a');
