@@ -1,8 +1,10 @@
 #include "ckpt-inspect/part_document.h"
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
+#include "base/digest.h"
 #include "base/json.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line.h"
@@ -51,6 +53,15 @@ void write_files_of_part(JsonOutput& json, const reshard::FileStates& files) {
     json.begin_object().member("name", name).member("state", state).end_object();
   }
   json.end_array();
+}
+
+std::string digest_of_files(const reshard::FileStates& files) {
+  Xxh3Wide hash;
+  for (const auto& [name, state] : files) {
+    const std::string line = name + '\0' + state + '\n';
+    hash.update(std::as_bytes(std::span(line)));
+  }
+  return hash.hex_digest();
 }
 
 void require_files(const Value& document, const std::string& path,

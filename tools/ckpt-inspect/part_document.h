@@ -23,6 +23,10 @@ reshard::FileStates files_of_part(const formats::CheckpointReader& reader);
 /// are read: then a change meanwhile is noticed, too.
 void write_files_of_part(JsonOutput& json, const reshard::FileStates& files);
 
+/// Returns the digest of the names and states, 32 hex digits. For documents that have no room for a
+/// list of files.
+std::string digest_of_files(const reshard::FileStates& files);
+
 /// Checks that the part at `path` was made of these files in these states, so that all parts of a
 /// join are parts of one checkpoint, and of the one at hand. Throws: Error(corruption) if the part
 /// does not say it; Error(mismatch) naming a data file that has changed.
