@@ -119,52 +119,6 @@ def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_p
     assert len(expected) > len(found) > 30 and found.items() < expected.items()
 
 
-@pytest.mark.parametrize("members, words", [
-    ({"tp_replicated_parameter_patterns": {"norm": 1}}, "tp_replicated_parameter_patterns: expected patterns of names, found other entries"),
-    ({"parameter_with_sub_params": [{"shape": ((8, 2, 2), -1), "partition_dim": 0}]},
-     "parameter_with_sub_params: expected patterns of names, found none"),
-    ({"parameter_with_sub_params": ["qkv"]}, "parameter_with_sub_params: expected a list of dicts, found ['qkv']"),
-    ({"affine_map": ["qkv"]}, "affine_map: expected a dict, found ['qkv']"),
-    ({"affine_map": {"version": "1"}}, "affine_map.version: expected 1, found '1'"),
-    ({"autotp_unsupported_parameter_patterns": ["qkv"]},
-     "autotp_unsupported_parameter_patterns: expected a dict of patterns, found ['qkv']"),
-    ({"universal_checkpoint_version": 0.5}, "universal_checkpoint_version: expected a number up to 0.4, found 0.5"),
-    ({"universal_checkpoint_version": "0.4"}, "universal_checkpoint_version: expected a number up to 0.4, found '0.4'"),
-])
-def test_rules_of_another_form_are_refused(members, words, step_of):
-    """Shows E3. A rule that cannot be read would be a parameter that is joined in another way."""
-    process = run("ckpt-inspect", "ls", with_rules(step_of("tensor"), **members))
-    assert process.returncode == 3 and words in process.stderr, process.stderr
-
-
-def test_unknown_rules_are_noted(step_of, tmp_path):
-    """Shows E13. A newer DeepSpeed could cut by them."""
-    step = with_rules(step_of("tensor"), parameter_with_other_cuts=[".*"])
-    added = set(notes_of_move(step, tmp_path / "other.pt")) - set(notes_of_move(VALID / "tensor", tmp_path / "plain.pt"))
-    assert added == {"universal_checkpoint_info: 1 other member, such as 'parameter_with_other_cuts'; not applied"}
-
-
-def test_other_rules_on_another_rank_are_noted(step_of, tmp_path):
-    """Shows E13."""
-    step = step_of("tensor")
-    edit(step / MODELS[1], lambda state: state["universal_checkpoint_info"].update(original_vocab_size=5))
-    assert ("universal_checkpoint_info: others in mp_rank_01_model_states.pt; those of mp_rank_00_model_states.pt are applied"
-            in notes_of_move(step, tmp_path / "moved.pt"))
-
-
-def test_equal_parts_without_a_rule_are_noted(step_of, tmp_path):
-    """Shows E13. A replicated parameter that no rule names would be twice as large."""
-    step = with_rules(step_of("tensor"), tp_replicated_parameter_patterns=[r"\d+.down_bias", r"4\.(weight|bias)"])
-    assert ("tensor parallelism: 4 names without a rule, such as '1.norm.weight'; the parts are joined along dimension 0"
-            in notes_of_move(step, tmp_path / "moved.pt"))
-
-
-def test_a_vocabulary_with_too_few_rows_is_noted(step_of, tmp_path):
-    """Shows E13."""
-    step = with_rules(step_of("tensor"), original_vocab_size=100)
-    assert "padding: 1 name with fewer rows, such as 'tied_modules.embed.weight' with 8 rows" in notes_of_move(step, tmp_path / "moved.pt")
-
-
 @pytest.mark.parametrize("change, words", [
     (lambda piece: piece.update(scale=2.0), "expected parts that are not scaled, found 2.0"),
     (lambda piece: piece.update(source=[0, [4, 2]]), "expected pieces that are boxes of [8, 8], found [0, [4, 2]]"),

@@ -123,10 +123,7 @@ class ParallelReader final : public ModelStatesReader {
     open_files(files);
     require_one_save_of_all();
     read_partitions();
-    if (num_tensor_ > 1) {
-      cuts_.emplace(*ranks_.front().model);
-      note_rules();
-    }
+    if (num_tensor_ > 1) cuts_.emplace(*ranks_.front().model);
     set_world_size(ranks_.size() * num_data_);
     gather_parameters();
     require_layers();
@@ -136,7 +133,6 @@ class ParallelReader final : public ModelStatesReader {
     add_ties_of_parameters();
     add_members();
     note_padding();
-    note_equal_parts();
     note_frozen_without_rule();
     finish();
     for (Copies* const copies : {&copies_, &replicas_}) {
@@ -342,26 +338,11 @@ class ParallelReader final : public ModelStatesReader {
       return path;
     });
     add_state(whole);
-    if (whole.joint->vocabulary_size) vocabularies_.push_back(&whole);
-    if (whole.joint->kind == Joint::Kind::cut && cuts_ && !cuts_->has_rule(whole.fqn) &&
-        are_parts_equal(whole)) {
-      equal_parts_.push_back(whole.fqn);
-    }
+    num_padding_rows_ += std::size_t{whole.joint->num_padding_rows > 0};
     if (whole.joint->kind != Joint::Kind::replicated) return;
     for (std::size_t tensor = 1; tensor < num_tensor_; ++tensor) {
       replicas_.add({whole.fqn, weights_of(whole, 0), weights_of(whole, tensor)});
     }
-  }
-
-  /// Whether all tensor ranks have the same numbers, as far as the beginnings show.
-  bool are_parts_equal(const Whole& whole) const {
-    const std::vector<Run> first = weights_of(whole, 0);
-    if (first.empty()) return false;
-    for (std::size_t tensor = 1; tensor < num_tensor_; ++tensor) {
-      if (whole.parts[tensor]->shape != whole.parts[0]->shape) return false;
-      if (!are_equal({whole.fqn, first, weights_of(whole, tensor)}, kNumelThatTells)) return false;
-    }
-    return true;
   }
 
   Joint joint_of(const Whole& whole) const {
@@ -720,61 +701,10 @@ class ParallelReader final : public ModelStatesReader {
              printable(without_rule_.front()) + "'; read as the whole parameter");
   }
 
-  /// Notes rules that are not applied: members that are not known, and other rules on other ranks.
-  void note_rules() {
-    const std::vector<std::string> unknown = cuts_->unknown_members();
-    if (!unknown.empty()) {
-      note(kUniversalCheckpointInfo, "known members",
-           counted(unknown.size(), "other member") + ", such as '" + printable(unknown.front()) +
-               "'; not applied");
-    }
-    const auto rules = rules_of(*ranks_.front().model);
-    for (const ModelRank& rank : ranks_) {
-      if (rules_of(*rank.model) == rules) continue;
-      note(kUniversalCheckpointInfo, "the same rules in all model states",
-           "others in " + printable(rank.model->name()) + "; those of " +
-               printable(ranks_.front().model->name()) + " are applied");
-      return;
-    }
-  }
-
-  static std::vector<std::pair<Path, std::optional<Value>>> rules_of(const File& model) {
-    std::vector<std::pair<Path, std::optional<Value>>> rules;
-    for (const Entry* const entry : model.below({kUniversalCheckpointInfo})) {
-      rules.emplace_back(entry->path, model.value_of(*entry));
-    }
-    std::ranges::sort(rules, {}, [](const auto& rule) -> const Path& { return rule.first; });
-    return rules;
-  }
-
   void note_padding() {
-    std::vector<std::string> padded;
-    std::vector<std::string> short_of_rows;
-    for (const Whole* const whole : vocabularies_) {
-      const Joint& joint = *whole->joint;
-      const std::int64_t num_rows = joint.whole[0] + joint.num_padding_rows;
-      const std::string in_words = "'" + printable(whole->fqn) + "' with " +
-                                   counted(static_cast<std::uint64_t>(num_rows), "row");
-      if (joint.num_padding_rows > 0) padded.push_back(in_words);
-      if (num_rows < *joint.vocabulary_size) short_of_rows.push_back(in_words);
-    }
-    if (padded.empty() && short_of_rows.empty()) return;
-    const auto size = static_cast<std::uint64_t>(*vocabularies_.front()->joint->vocabulary_size);
-    const std::string expected = counted(size, "row") + " in each vocabulary (original_vocab_size)";
-    const auto add = [&](const std::vector<std::string>& names, const std::string& what) {
-      if (names.empty()) return;
-      note("padding", expected,
-           counted(names.size(), "name") + what + ", such as " + names.front());
-    };
-    add(padded, " with more rows (padding, left out)");
-    add(short_of_rows, " with fewer rows");
-  }
-
-  void note_equal_parts() {
-    if (equal_parts_.empty()) return;
-    note("tensor parallelism", "a rule for each parameter that is equal on all tensor ranks",
-         counted(equal_parts_.size(), "name") + " without a rule, such as '" +
-             printable(equal_parts_.front()) + "'; the parts are joined along dimension 0");
+    if (num_padding_rows_ == 0) return;
+    note("padding", "only rows of the vocabulary",
+         counted(num_padding_rows_, "name") + " with more rows (padding, left out)");
   }
 
   static constexpr std::int64_t kNumelThatTells = 8192;
@@ -791,8 +721,7 @@ class ParallelReader final : public ModelStatesReader {
   std::vector<std::string> without_rule_;  // frozen parameters, equal on all tensor ranks
   /// By name of the tensor: the parts of each tensor rank, of which the mean is read.
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
-  std::vector<const Whole*> vocabularies_;
-  std::vector<std::string> equal_parts_;  // trained, cut by no rule, equal on all tensor ranks
+  std::size_t num_padding_rows_ = 0;
   Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
                  "the master weights are read"};
   Copies replicas_{"replicas", "equal copies of a parameter on all ranks that have it",

@@ -20,24 +20,7 @@ const std::string kInfo = kUniversalCheckpointInfo;
 const std::string kSubParams = "parameter_with_sub_params";
 const std::string kWidths = "sub_param_shard_widths";
 constexpr double kVersionWithWidths = 0.4;
-constexpr double kNewestVersion = 0.4;
 constexpr std::int64_t kAffineMapVersion = 1;
-
-// The members that are read, and those that say nothing about the cuts.
-constexpr std::array<std::string_view, 14> kMembers{"universal_checkpoint_version",
-                                                    "original_vocab_size",
-                                                    "padded_vocab_size",
-                                                    "vocabulary_parameter_patterns",
-                                                    "pipeline_replicated_parameter_patterns",
-                                                    "tp_replicated_parameter_patterns",
-                                                    "parameter_to_average_patterns",
-                                                    "parameter_with_2_sub_params_cat_dim_0",
-                                                    "parameter_with_row_parallelism_patterns",
-                                                    "parameter_with_sub_params",
-                                                    "sub_param_shard_widths",
-                                                    "affine_map",
-                                                    "autotp_unsupported_parameter_patterns",
-                                                    "ds_autotp_universal_checkpoint_meta"};
 
 const PythonRegex* matching(const std::vector<PythonRegex>& patterns, const std::string& name) {
   const auto found = std::ranges::find_if(
@@ -89,12 +72,12 @@ TensorCuts::TensorCuts(const File& model) : model_(model) {
         "'" + kInfo + "', which says how each parameter is cut", "none",
         "the trainer has to save it: DeepSpeed's AutoTP and Megatron-DeepSpeed do");
   }
-  read_version();
-  if (const auto affine = model.value_at({kInfo, "affine_map", "version"})) {
-    const auto* const number = affine->get_if<std::int64_t>();
-    if (number == nullptr || *number > kAffineMapVersion) {
-      refuse({}, "affine_map.version", std::to_string(kAffineMapVersion), value_to_string(*affine));
-    }
+  if (const auto version = model.value_at({kInfo, "universal_checkpoint_version"})) {
+    if (const auto* const number = version->get_if<double>()) version_ = *number;
+  }
+  const auto affine = model.number_at({kInfo, "affine_map", "version"});
+  if (affine && *affine > kAffineMapVersion) {
+    refuse({}, "affine_map.version", std::to_string(kAffineMapVersion), std::to_string(*affine));
   }
   vocabulary_size_ = model.number_at({kInfo, "original_vocab_size"});
   replicated_ = patterns_of("tp_replicated_parameter_patterns");
@@ -103,43 +86,8 @@ TensorCuts::TensorCuts(const File& model) : model_(model) {
   row_parallel_ = patterns_of("parameter_with_row_parallelism_patterns");
   vocabulary_ = patterns_of("vocabulary_parameter_patterns");
   read_sub_params();
-  require_entries({kInfo, "affine_map"}, "a dict");
   read_keys({kInfo, "affine_map", "params"}, affine_maps_);
   read_keys({kInfo, "autotp_unsupported_parameter_patterns"}, unsupported_);
-  require_entries({kInfo, kWidths}, "a dict of patterns");
-}
-
-void TensorCuts::read_version() {
-  const std::string member = "universal_checkpoint_version";
-  const auto value = model_.value_at({kInfo, member});
-  if (!value) return;
-  const auto* const whole = value->get_if<std::int64_t>();
-  const auto* const real = value->get_if<double>();
-  if (whole != nullptr) version_ = static_cast<double>(*whole);
-  if (real != nullptr) version_ = *real;
-  if ((whole == nullptr && real == nullptr) || !(version_ <= kNewestVersion)) {
-    refuse({}, member, "a number up to 0.4", value_to_string(*value));
-  }
-}
-
-std::vector<std::string> TensorCuts::unknown_members() const {
-  std::set<std::string> unknown;
-  for (const Entry* const entry : model_.below({kInfo})) {
-    if (std::ranges::find(kMembers, entry->path[1]) == kMembers.end()) {
-      unknown.insert(entry->path[1]);
-    }
-  }
-  return {unknown.begin(), unknown.end()};
-}
-
-/// Refuses a member that has a value where entries are expected. Empty ones and None have no rules.
-void TensorCuts::require_entries(const Path& path, const std::string& expected) const {
-  const auto value = model_.value_at(path);
-  if (!value || value->is<Value::None>()) return;
-  const auto* const dict = value->get_if<Value::Dict>();
-  const auto items = items_of(*value);
-  if ((dict != nullptr && dict->empty()) || (items && items->empty())) return;
-  refuse({}, path.back(), expected, value_to_string(*value));
 }
 
 void TensorCuts::refuse(const std::string& name, const std::string& rule,
@@ -151,10 +99,7 @@ void TensorCuts::refuse(const std::string& name, const std::string& rule,
 std::vector<std::string> TensorCuts::texts_of(Path path) const {
   std::vector<std::string> texts;
   const auto value = model_.value_at(path);
-  if (!value) {
-    if (!model_.below(path).empty()) refuse({}, path.back(), "patterns of names", "other entries");
-    return texts;
-  }
+  if (!value) return texts;
   const auto items = items_of(*value);
   for (const Value& item : items ? *items : Value::List{*value}) {
     const auto* const text = item.get_if<std::string>();
@@ -185,7 +130,6 @@ TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) {
 
 /// Reads the keys of a dict, which are patterns.
 void TensorCuts::read_keys(const Path& path, Patterns& patterns) {
-  require_entries(path, "a dict of patterns");
   std::set<std::string> keys;
   for (const Entry* const entry : model_.below(path)) {
     if (keys.insert(entry->path[path.size()]).second) {
@@ -195,7 +139,6 @@ void TensorCuts::read_keys(const Path& path, Patterns& patterns) {
 }
 
 void TensorCuts::read_sub_params() {
-  require_entries({kInfo, kSubParams}, "a list of dicts");
   std::set<std::string> numbers;
   for (const Entry* const entry : model_.below({kInfo, kSubParams})) {
     const std::string& number = entry->path[2];
@@ -209,9 +152,7 @@ void TensorCuts::read_sub_params() {
       refuse({}, kSubParams, "a shape and a dimension of it",
              shape ? value_to_string(*shape) : "none");
     }
-    const auto patterns = texts_of(extended(path, {"patterns"}));
-    if (patterns.empty()) refuse({}, kSubParams, "patterns of names", "none");
-    for (const std::string& text : patterns) {
+    for (const std::string& text : texts_of(extended(path, {"patterns"}))) {
       sub_params_.push_back({pattern_of(text), *items, static_cast<std::size_t>(*dimension)});
     }
   }
@@ -476,9 +417,7 @@ Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& patt
 
 /// Removes the padding rows, which follow the rows of the vocabulary, from the blocks.
 void TensorCuts::cut_padding(Joint& joint) const {
-  if (joint.whole.empty()) return;
-  joint.vocabulary_size = *vocabulary_size_;
-  if (joint.whole[0] <= *vocabulary_size_) return;
+  if (joint.whole.empty() || joint.whole[0] <= *vocabulary_size_) return;
   joint.num_padding_rows = joint.whole[0] - *vocabulary_size_;
   joint.whole[0] = *vocabulary_size_;
   for (std::vector<Block>& blocks : joint.blocks) {

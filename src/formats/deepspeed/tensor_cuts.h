@@ -35,9 +35,8 @@ struct Joint {
   Shape whole{};
   /// The shapes in which blocks have boxes, with as many elements as the ranks' parts.
   std::vector<Shape> parts{};
-  std::vector<std::vector<Block>> blocks{};       // by tensor rank
-  std::int64_t num_padding_rows = 0;              // of a vocabulary; no block has them
-  std::optional<std::int64_t> vocabulary_size{};  // rows that a vocabulary should have
+  std::vector<std::vector<Block>> blocks{};  // by tensor rank
+  std::int64_t num_padding_rows = 0;         // of a vocabulary; no block has them
 };
 
 /// The rules of `universal_checkpoint_info`. Source: merge_tp_slices in
@@ -50,8 +49,6 @@ class TensorCuts {
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
-  /// Returns the members of the rules that are not known, so are not applied.
-  std::vector<std::string> unknown_members() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.
   /// Throws: Error(unsupported) with the name if the parts cannot be joined so.
@@ -71,9 +68,7 @@ class TensorCuts {
   std::vector<std::string> texts_of(std::vector<std::string> path) const;
   tessera::detail::PythonRegex pattern_of(const std::string& text);
   Patterns patterns_of(const std::string& member);
-  void read_version();
   void read_sub_params();
-  void require_entries(const std::vector<std::string>& path, const std::string& expected) const;
   void read_keys(const std::vector<std::string>& path, Patterns& patterns);
   [[noreturn]] void refuse(const std::string& name, const std::string& rule,
                            const std::string& expected, const std::string& found) const;
