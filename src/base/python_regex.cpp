@@ -29,6 +29,10 @@ Characters range(char first, char last) {
   return characters;
 }
 
+// The bytes of characters outside of ASCII, and those bytes but the first of each character.
+const Characters kBeyondAscii = range('\x80', '\xff');
+const Characters kContinuation = range('\x80', '\xbf');
+
 /// Parses an expression. Every part becomes steps that can stand anywhere, as jumps are relative.
 class Parser {
  public:
@@ -43,8 +47,14 @@ class Parser {
 
  private:
   [[noreturn]] void refuse() const {
-    throw Error::expected(ErrorKind::unsupported, {.path = path_}, rule_,
-                          "a regular expression without back references and assertions such as (?=",
+    refuse("a regular expression without back references and assertions such as (?=");
+  }
+  [[noreturn]] void refuse_long() const {
+    refuse("a regular expression of at most " + std::to_string(kMaxNumSteps) +
+           " steps, with repetitions such as {100} written out");
+  }
+  [[noreturn]] void refuse(std::string_view expected) const {
+    throw Error::expected(ErrorKind::unsupported, {.path = path_}, rule_, expected,
                           "'" + printable(text_, 100) + "'");
   }
 
@@ -59,12 +69,15 @@ class Parser {
   }
 
   void append(Steps& steps, const Steps& more) const {
-    if (steps.size() + more.size() > kMaxNumSteps) refuse();
+    if (steps.size() + more.size() > kMaxNumSteps) refuse_long();
     steps.insert(steps.end(), more.begin(), more.end());
   }
 
   Steps alternatives() {
-    if (++depth_ > kMaxDepth) refuse();
+    if (++depth_ > kMaxDepth) {
+      refuse("a regular expression of at most " + std::to_string(kMaxDepth) +
+             " groups inside each other");
+    }
     Steps steps = sequence();
     while (take('|')) {
       const Steps other = sequence();
@@ -111,12 +124,34 @@ class Parser {
       case '{':
         refuse();
       default:
-        return character(range(c, c));
+        return literal(c);
     }
   }
 
-  static Steps character(const Characters& characters) {
+  static Steps byte(const Characters& characters) {
     return {{.kind = Step::Kind::character, .characters = characters}};
+  }
+
+  /// Returns the steps for a character of the expression: one, or several outside of ASCII.
+  Steps literal(char first) {
+    Steps steps = byte(range(first, first));
+    if ((range(first, first) & kBeyondAscii).none()) return steps;
+    while (next_ < text_.size() && (range(text_[next_], text_[next_]) & kContinuation).any()) {
+      append(steps, byte(range(text_[next_], text_[next_])));
+      ++next_;
+    }
+    return steps;
+  }
+
+  /// Returns the steps for one character of a class. A class has all characters outside of ASCII,
+  /// or none of them.
+  Steps character(const Characters& characters) {
+    if ((characters & kBeyondAscii).none()) return byte(characters);
+    Steps steps = byte(characters & ~kContinuation);
+    append(steps, {{.kind = Step::Kind::split, .other = 3}});
+    append(steps, byte(kContinuation));
+    append(steps, {{.kind = Step::Kind::jump, .next = -2}});
+    return steps;
   }
 
   /// The characters that a backslash and the next character stand for.
@@ -166,6 +201,7 @@ class Parser {
           refuse();
       }
       characters |= range(c, last);
+      if ((range(c, last) & kBeyondAscii).any()) refuse();
     }
     return is_negated ? ~characters : characters;
   }
@@ -210,7 +246,8 @@ class Parser {
     std::size_t number = 0;
     const char* const begin = text_.data() + next_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), number);
-    if (error != std::errc{} || number > kMaxNumSteps) refuse();
+    if (error == std::errc::result_out_of_range || number > kMaxNumSteps) refuse_long();
+    if (error != std::errc{}) refuse();
     next_ += static_cast<std::size_t>(end - begin);
     return number;
   }

@@ -10,8 +10,9 @@
 namespace tessera::detail {
 
 /// A regular expression of Python. Knows the parts that names of parameters need: characters, `.`,
-/// classes such as `[0-9]` and `\d`, groups, `|`, `*`, `+`, `?`, `{m,n}`, `^` and `$`. Compares
-/// bytes. Immutable. A match takes at most (length of the expression) * (length of the name) steps,
+/// classes such as `[0-9]` and `\d`, groups, `|`, `*`, `+`, `?`, `{m,n}`, `^` and `$`. Reads
+/// UTF-8. Every character outside of ASCII counts as a letter, and cannot stand in brackets.
+/// Immutable. A match takes at most (length of the expression) * (length of the name) steps,
 /// so an expression out of a file is safe. std::regex tries all ways one by one, which may never
 /// end.
 class PythonRegex {

@@ -88,8 +88,15 @@ std::string to_text(const Manifest::Part& part) {
   return std::to_string(part.index) + "/" + std::to_string(part.num_parts);
 }
 
-// Parses `1/3`; returns nothing for another text.
+// Parses `1/3`, or `1/3 FILES`; returns nothing for another text.
 std::optional<Manifest::Part> parse_part(std::string_view text) {
+  const std::size_t space = text.find(' ');
+  std::string_view files;
+  if (space != std::string_view::npos) {
+    files = text.substr(space + 1);
+    if (!is_digest(files)) return std::nullopt;
+    text = text.substr(0, space);
+  }
   const std::size_t slash = text.find('/');
   if (slash == std::string_view::npos) return std::nullopt;
   const auto number_in = [](std::string_view digits) {
@@ -97,7 +104,8 @@ std::optional<Manifest::Part> parse_part(std::string_view text) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
     return error == std::errc() && end == digits.data() + digits.size() ? number : -1;
   };
-  const Manifest::Part part{number_in(text.substr(0, slash)), number_in(text.substr(slash + 1))};
+  Manifest::Part part{number_in(text.substr(0, slash)), number_in(text.substr(slash + 1)),
+                      std::string(files)};
   if (part.index < 0 || part.index >= part.num_parts) return std::nullopt;
   return part;
 }
@@ -138,6 +146,10 @@ class ManifestParser {
     if (const Value* whole = document.find("whole")) whole_ = string_of(whole, "whole");
     if (const Value* part = document.find(kPartMember)) {
       set_part(string_of(part->find("part"), kPartMember), kPartMember);
+      if (const Value* files = part->find("files")) {
+        manifest_.part->files = string_of(files, kPartMember);
+        require_digest(manifest_.part->files, kPartMember);
+      }
       whole_ = string_of(part->find("digest"), kPartMember);
     }
     if (const Value* files = document.find("extra_files")) {
@@ -290,7 +302,9 @@ std::string Manifest::to_text() const {
   }
   text += lines_of(entries);
   if (part) {
-    ((text += kPartLabel) += inspect::to_text(*part)) += ": ";
+    (text += kPartLabel) += inspect::to_text(*part);
+    if (!part->files.empty()) (text += ' ') += part->files;
+    text += ": ";
   } else {
     text += kWholeLabel;
   }

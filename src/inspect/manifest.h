@@ -25,8 +25,8 @@ namespace tessera::inspect {
 /// of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`. If
 /// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
 /// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
-/// same if only extra files change. A part of a manifest ends with `part I/N: DIGEST` instead of
-/// `whole: DIGEST`. So a part cannot be mistaken for a whole manifest.
+/// same if only extra files change. A part of a manifest ends with `part I/N FILES: DIGEST` instead
+/// of `whole: DIGEST`. So a part cannot be mistaken for a whole manifest. FILES is Part::files.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {
@@ -38,6 +38,9 @@ struct Manifest {
   struct Part {
     int index;
     int num_parts;
+    /// A digest of the names and states of the data files that the part was made of. Equal for all
+    /// parts of a checkpoint that does not change. Empty: not known.
+    std::string files{};
     friend bool operator==(const Part&, const Part&) = default;
   };
   std::vector<Entry> entries{};  // sorted by name (byte order), no name twice
@@ -63,9 +66,9 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
                               const Selection& selection);
 
 /// Reads a manifest as text, or the JSON of `ckpt-inspect hash --json`. Lines may be in any order
-/// and end with LF or CRLF. The line `whole:` (or `part I/N:`) is required, and its digest must
-/// match the entries. Otherwise a truncated manifest could look complete. Throws: Error(corruption)
-/// naming `path` and the line.
+/// and end with LF or CRLF. The line `whole:` (or `part I/N FILES:`) is required, and its digest
+/// must match the entries. Otherwise a truncated manifest could look complete. Throws:
+/// Error(corruption) naming `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
 /// Throws as parse_manifest does if a text that begins with `begin` cannot be a manifest. So a

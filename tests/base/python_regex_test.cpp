@@ -28,12 +28,29 @@ TEST(PythonRegexTest, MatchesAsPythonDoes) {
   EXPECT_TRUE(matches(R"((?:a|bc)*d)", "abcbcad"));
   EXPECT_TRUE(matches(R"(a?b{0,}c{2}\-[]x-]$)", "cc-]"));
   EXPECT_TRUE(matches("", "anything"));
-  for (const char* const pattern : {"(", ")", "a)", "*a", "[a", "(?!a)", "(?P<n>a)", R"(\bx)",
-                                    R"(\1)", "a{2", "a{3,1}", "[b-a]", "\\", "a{9999}{9999}"}) {
+  EXPECT_TRUE(matches("é*é?b", "b"));
+  EXPECT_TRUE(matches("aé{2}$", "aéé"));
+  EXPECT_FALSE(matches(".{2}", "é"));
+  EXPECT_TRUE(matches(R"([^a]\w.\D$)", "é€éé"));
+  for (const char* const pattern :
+       {"(", ")", "a)", "*a", "[a", "(?!a)", "(?P<n>a)", R"(\bx)", "[aé]", "[^é]", R"(\1)", "a{2",
+        "a{3,1}", "[b-a]", "\\", "a{9999}{9999}"}) {
     EXPECT_THAT([&] { PythonRegex(pattern, "file", "pattern"); },
                 ThrowsError(ErrorKind::unsupported, "file: pattern: expected a regular"))
         << pattern;
   }
+}
+
+// Shows E3.
+TEST(PythonRegexTest, AnErrorSaysWhichLimitIsExceeded) {
+  const auto refused = [](const std::string& pattern, const std::string& words) {
+    EXPECT_THAT([&] { PythonRegex(pattern, "file", "pattern"); },
+                ThrowsError(ErrorKind::unsupported, words));
+  };
+  refused("(?:a{100}){100}", "at most 4096 steps");
+  refused("a{99999999999999999999}", "at most 4096 steps");
+  refused(std::string(60, '(') + std::string(60, ')'), "at most 50 groups inside each other");
+  refused("(a", "without back references");
 }
 
 // Shows F2, E3. A search that tries all ways one by one would not end.

@@ -211,6 +211,42 @@ TEST(PickleEntriesTest, ALaterChangeOfATakenEntryIsRefused) {
   EXPECT_EQ(read(within, nullptr).root().global_name("root"), "Root");
 }
 
+TEST(PickleEntriesTest, ATakenEntryCannotChangeAfterTheOutermostObject) {
+  std::size_t taken = 0;
+  std::size_t root = 0;
+  const auto pickle_with = [&](const std::size_t& changed) {
+    Pickler p(4);
+    p.global("m", "Root");
+    p.empty_tuple();
+    p.new_object();
+    root = p.memoize();
+    p.empty_dict();
+    p.mark();
+    p.interned("items");
+    p.empty_dict();
+    p.mark();
+    p.text("a");
+    p.global("m", "Item");
+    p.empty_tuple();
+    p.new_object();
+    taken = p.memoize();
+    p.empty_dict();
+    p.build();
+    p.set_items_from_mark();
+    end_object(p);
+    p.get(changed);
+    p.empty_dict();
+    p.build();
+    std::string pickle = std::move(p).finish();
+    pickle.insert(pickle.size() - 1, "0");  // POP, before STOP
+    return pickle;
+  };
+  Recorder recorder;
+  EXPECT_THAT([&] { read(pickle_with(taken), &recorder); },
+              ThrowsError(ErrorKind::corruption, "change of an object"));
+  EXPECT_EQ(read(pickle_with(root), &recorder).root().global_name("root"), "Root");
+}
+
 TEST(PickleEntriesTest, AnEntryCannotBePutIntoAnOlderObject) {
   std::size_t list = 0;
   Pickler p(4);

@@ -55,7 +55,11 @@ TEST(ManifestTest, APartIsReadBackAsAPart) {
   EXPECT_EQ(parse_manifest(text, "m"), manifest);
   EXPECT_NE(parse_manifest(whole, "m"), manifest);
   EXPECT_THAT(text, ::testing::HasSubstr("\npart 1/3: " + manifest.whole_digest() + "\n"));
-  for (const char* const part : {"part 3/3", "part -1/3", "part 1", "part 1/3x"}) {
+  manifest.part->files = manifest.whole_digest();
+  const std::string of_files = manifest.to_text();
+  EXPECT_THAT(of_files, ::testing::HasSubstr("\npart 1/3 " + manifest.whole_digest() + ": "));
+  EXPECT_EQ(parse_manifest(of_files, "m"), manifest);
+  for (const char* const part : {"part 3/3", "part -1/3", "part 1", "part 1/3x", "part 1/3 x"}) {
     std::string other = text;
     other.replace(other.find("part 1/3"), 8, part);
     EXPECT_THAT([&] { parse_manifest(other, "m"); }, ThrowsError(ErrorKind::corruption, "part I/N"))

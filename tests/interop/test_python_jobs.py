@@ -5,10 +5,14 @@ import copy
 import itertools
 import math
 import os
+import random
+import re
 import signal
 import sys
 import threading
+import types
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,6 +31,7 @@ except ImportError:  # before torch 2.6
 
 from on_ranks import run_function
 from python_package import tessera
+from tessera._shared_memory import require_apart
 
 SUFFIX = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
 
@@ -107,6 +112,44 @@ def test_namedtuples_and_frozensets_of_the_state_dict_stay_such(tmp_path):
     assert into["seen"] == {1, 2} and isinstance(into["seen"], frozenset)
 
 
+def test_elements_that_a_cast_makes_zero_are_counted(tmp_path):
+    tessera.save({"a": torch.tensor([1e-3, 1e-9, -1e-12, 0.0]), "b": torch.tensor([1e-9])}, tmp_path / "state")
+    into = {"a": torch.ones(4, dtype=torch.float16), "b": torch.ones(1)}
+    loaded = tessera.load(into, tmp_path / "state", allow_cast=True)
+    assert loaded.underflows == {"a": 2} and into["a"].tolist()[1:] == [0, 0, 0] and into["b"] > 0
+    assert tessera.load({"a": torch.ones(4), "b": torch.ones(1)}, tmp_path / "state").underflows == {}
+
+
+def test_values_in_a_mapping_proxy_are_loaded(tmp_path):
+    tessera.save({"x": {"a": 3, "w": torch.ones(2)}}, tmp_path / "state")
+    weight = torch.zeros(2)
+    into = {"x": types.MappingProxyType({"a": 5, "w": weight})}
+    tessera.load(into, tmp_path / "state")
+    assert isinstance(into["x"], types.MappingProxyType) and into["x"]["a"] == 3
+    assert into["x"]["w"] is weight and weight.tolist() == [1, 1]
+    with pytest.raises(TypeError, match="state_dict: expected a dict that can be changed, found mappingproxy"):
+        tessera.load(types.MappingProxyType(into), tmp_path / "state")
+
+
+def test_an_array_in_the_state_dict_is_named(tmp_path):
+    tessera.save({"a": torch.ones(4)}, tmp_path / "state")
+    with pytest.raises(tessera.Error, match="a: missing: expected a value of that name"):
+        tessera.load({"a": np.zeros(4)}, tmp_path / "state")
+
+
+def test_a_backward_after_a_load_does_not_use_the_new_elements(tmp_path):
+    tessera.save({"w": torch.arange(4.0)}, tmp_path / "state")
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * weight).sum()
+    tessera.load({"w": weight}, tmp_path / "state")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        weight = torch.ones(4)
+    tessera.load({"w": weight}, tmp_path / "state")
+    assert weight.tolist() == [0, 1, 2, 3]
+
+
 def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
     class Listing:
         def state_dict(self):
@@ -125,6 +168,16 @@ def test_a_tensor_whose_elements_share_memory_is_not_loaded_into(tmp_path):
     with pytest.raises(tessera.Error, match="b: tensor to load into: .* found an expanded tensor"):
         tessera.load(into, tmp_path / "state")
     assert into["a"].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 2)])
+def test_a_tensor_whose_elements_share_memory_at_other_strides_is_not_loaded_into(strides, tmp_path):
+    tessera.save({"a": torch.arange(12.0).reshape(3, 4)}, tmp_path / "state")
+    into = torch.zeros(20).as_strided((3, 4), strides)
+    with pytest.raises(tessera.Error, match=f"a: tensor to load into: .* found a tensor with strides {re.escape(str(list(strides)))}"):
+        tessera.load({"a": into}, tmp_path / "state")
+    assert into.sum() == 0
+    tessera.load({"a": torch.zeros(20).as_strided((3, 4), (5, 1))}, tmp_path / "state")
 
 
 def save_two_kinds(root):
@@ -313,6 +366,52 @@ def test_tensors_that_partly_share_memory_are_not_loaded(tmp_path):
     assert memory.tolist() == [1, 2] * 4
     tessera.load({"a": memory[:4], "b": memory[4:]}, tmp_path / "s")
     assert memory.tolist() == [1] * 4 + [2] * 4
+
+
+def test_views_that_cross_are_not_loaded(tmp_path):
+    tessera.save({"a": torch.ones(4), "b": torch.ones(4) * 2}, tmp_path / "s")
+    memory = torch.zeros(4, 4)
+    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found memory that it shares with a"):
+        tessera.load({"a": memory.diagonal(), "b": memory[1]}, tmp_path / "s")
+    assert memory.sum() == 0
+    tessera.load({"a": memory[:, 0], "b": memory[:, 2]}, tmp_path / "s")
+    assert memory.sum(0).tolist() == [4, 0, 8, 0]
+
+
+def test_shared_elements_are_found_as_by_looking_at_each_element():
+    rng = random.Random(5)
+    num_apart = 0
+    for _ in range(3000):
+        memory = torch.arange(64, dtype=torch.uint8)
+        views = []
+        while len(views) < 2:
+            dtype = rng.choice([torch.uint8, torch.int16, torch.int32])
+            of_dtype = memory.view(dtype)
+            sizes = [rng.randint(1, 4) for _ in range(rng.randint(0, 3))]
+            strides = [rng.choice([1, 2, 3, 4, 8, 16]) for _ in sizes]
+            room = of_dtype.numel() - 1 - sum(stride * (size - 1) for size, stride in zip(sizes, strides))
+            if room >= 0:
+                views.append(of_dtype.as_strided(sizes, strides, rng.randint(0, room)))
+        found = [set(), set()]
+        is_apart = True
+        for own, view in zip(found, views):
+            for index in itertools.product(*map(range, view.shape)):
+                begin = view[index].data_ptr() - memory.data_ptr()
+                is_apart &= begin not in own
+                own.update(range(begin, begin + view.element_size()))
+            is_apart &= len(own) == view.numel() * view.element_size()
+        is_contiguous = all(len(own) == max(own) + 1 - min(own) for own in found)
+        first, other = (sorted((stride * view.element_size(), size) for size, stride in zip(view.shape, view.stride()) if size > 1)
+                        + [view.element_size()] for view in views)
+        are_same = found[0] == found[1] and (is_contiguous or first == other)
+        expected = is_apart and (are_same or not found[0] & found[1])
+        try:
+            require_apart([("a", views[0]), ("b", views[1])])
+            assert expected, views
+            num_apart += 1
+        except tessera.Error:
+            assert not expected, views
+    assert 300 < num_apart < 2700
 
 
 def test_values_fill_empty_containers(tmp_path):

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/size_text.h"
+#include "ckpt-inspect/part_document.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
 #include "cli/part_option.h"
@@ -11,6 +12,7 @@
 #include "inspect/manifest_parts.h"
 #include "inspect/selection_part.h"
 #include "object_store/files.h"
+#include "tessera/base/error.h"
 
 namespace tessera::cli {
 namespace {
@@ -64,6 +66,7 @@ void print_json(const formats::CheckpointReader& reader, const Manifest& manifes
   if (manifest.part) {
     json.key("part_of_manifest").begin_object();
     json.member("part", in_words(*manifest.part)).member("digest", manifest.whole_digest());
+    json.member("files", manifest.part->files);
     json.end_object();
   } else {
     json.member("whole", manifest.whole_digest());
@@ -131,13 +134,14 @@ Manifest compute(const HashOptions& options, const formats::CheckpointReader& re
     selection =
         inspect::part_of_selection(reader.contents(), selection, part.index, part.num_parts);
   }
+  const std::string files = options.part.empty() ? "" : digest_of_files(files_of_part(reader));
   Manifest manifest;
   {
     Work work(terminal, "hash", inspect::manifest_nbytes(reader.contents(), selection),
               options.work);
     manifest = inspect::compute_manifest(reader, selection, work.scan_options());
   }
-  if (!options.part.empty()) manifest.part = {part.index, part.num_parts};
+  if (!options.part.empty()) manifest.part = {part.index, part.num_parts, files};
   if (options.source.patterns.empty() && part.index == 0) {
     manifest.files = inspect::digest_files(object_store::files(), options.source.path,
                                            find_extra_files(reader, options.source).names());
@@ -150,7 +154,17 @@ Manifest join(const HashOptions& options, const formats::CheckpointReader& reade
               const inspect::Selection& selection) {
   std::vector<inspect::PartOfManifest> parts;
   for (const std::string& path : options.joined_paths) parts.push_back({path, read_manifest(path)});
-  return inspect::join_manifests(parts, reader.contents(), selection);
+  Manifest joined = inspect::join_manifests(parts, reader.contents(), selection);
+  const std::string files = digest_of_files(files_of_part(reader));
+  for (const auto& [path, manifest] : parts) {
+    if (!manifest.part || manifest.part->files == files) continue;
+    throw Error::expected(
+        ErrorKind::mismatch, {.path = path}, "files",
+        "the data files that are there, with the digest " + files,
+        manifest.part->files.empty() ? "no digest of files" : manifest.part->files,
+        "changed since the part was made, or a part of another checkpoint?");
+  }
+  return joined;
 }
 
 }  // namespace

@@ -2,7 +2,10 @@
 
 #include <string>
 
+#include "cli/json_output.h"
 #include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::cli {
 
@@ -11,6 +14,24 @@ namespace tessera::cli {
 /// Throws: Error(corruption) naming the file; Error(io).
 Value read_part_document(const std::string& path, const std::string& subject,
                          const std::string& verb);
+
+/// Returns the states of a checkpoint's data files by their names in the checkpoint. Throws:
+/// Error(io).
+reshard::FileStates files_of_part(const formats::CheckpointReader& reader);
+
+/// Writes the member `files`, which `require_files` compares. Take the states before the elements
+/// are read: then a change meanwhile is noticed, too.
+void write_files_of_part(JsonOutput& json, const reshard::FileStates& files);
+
+/// Returns the digest of the names and states, 32 hex digits. For documents that have no room for a
+/// list of files.
+std::string digest_of_files(const reshard::FileStates& files);
+
+/// Checks that the part at `path` was made of these files in these states, so that all parts of a
+/// join are parts of one checkpoint, and of the one at hand. Throws: Error(corruption) if the part
+/// does not say it; Error(mismatch) naming a data file that has changed.
+void require_files(const Value& document, const std::string& path,
+                   const reshard::FileStates& expected);
 
 /// Throws: UsageError if `--part` is not with `--json`.
 void require_json_of_part(bool json, const std::string& help_command);

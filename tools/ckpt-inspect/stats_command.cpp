@@ -130,7 +130,10 @@ std::vector<Statistics> join(const StatsOptions& options, const formats::Checkpo
   for (const std::string& path : options.joined_paths) {
     parts.push_back({path, read_part_document(path, "part of statistics", "stats")});
   }
-  return inspect::join_statistics(parts, reader.contents(), selection);
+  std::vector<Statistics> joined = inspect::join_statistics(parts, reader.contents(), selection);
+  const reshard::FileStates files = files_of_part(reader);
+  for (const auto& [path, document] : parts) require_files(document, path, files);
+  return joined;
 }
 
 // Prints the statistics of one part of the tensors as JSON, which --join reads.
@@ -139,6 +142,7 @@ void print_part(const StatsOptions& options, const formats::CheckpointReader& re
   const PartOfWork part = parse_part("--part", options.part, kHelpCommand);
   const inspect::Selection mine =
       inspect::part_of_selection(reader.contents(), selection, part.index, part.num_parts);
+  const reshard::FileStates files = files_of_part(reader);
   const std::vector<Statistics> statistics = compute(options, reader, mine, terminal);
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
@@ -151,6 +155,7 @@ void print_part(const StatsOptions& options, const formats::CheckpointReader& re
     json.raw(value_to_json(Value(std::move(entry))));
   }
   json.end_array();
+  write_files_of_part(json, files);
   json.finish();
 }
 

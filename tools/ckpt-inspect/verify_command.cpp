@@ -70,6 +70,7 @@ void print_text(const formats::CheckpointReader& reader, const inspect::VerifyRe
 ExitCode run_part(const VerifyCommandOptions& options, inspect::VerifyOptions verify_options,
                   const formats::CheckpointReader& reader, Terminal& terminal) {
   const auto [index, num_parts] = parse_part("--part", options.part, kHelpCommand);
+  const reshard::FileStates files = files_of_part(reader);
   inspect::PartOfVerify part;
   {
     Work work(terminal, "verify",
@@ -90,6 +91,7 @@ ExitCode run_part(const VerifyCommandOptions& options, inspect::VerifyOptions ve
     for (const Value& item : *list) json.raw(value_to_json(item));
     json.end_array();
   }
+  write_files_of_part(json, files);
   json.finish();
   return part.has_errors() ? ExitCode::findings : ExitCode::done;
 }
@@ -101,7 +103,10 @@ inspect::VerifyReport join(const VerifyCommandOptions& options,
   for (const std::string& path : options.joined_paths) {
     documents.push_back({path, read_part_document(path, "part of a verify", "verify")});
   }
-  return inspect::join_verify_documents(documents, reader, numbers);
+  inspect::VerifyReport report = inspect::join_verify_documents(documents, reader, numbers);
+  const reshard::FileStates files = files_of_part(reader);
+  for (const auto& [path, document] : documents) require_files(document, path, files);
+  return report;
 }
 
 void check_options(const VerifyCommandOptions& options) {

@@ -759,6 +759,7 @@ class Machine {
       return false;
     }
     taken_dict_ = dict;
+    if (outermost_[0] == kNoObject) outermost_ = {stack_[0], stack_[1]};
     return true;
   }
   void begin_batch() {
@@ -811,8 +812,7 @@ class Machine {
   /// batch only objects of that batch may change: then no object outside of it can refer to them.
   void require_open(std::uint32_t target) const {
     if (target >= (batch_ ? tail_.first_node() : taken_end_)) return;
-    const auto outermost = std::span(stack_).first(std::min<std::size_t>(stack_.size(), 2));
-    const bool is_outermost = std::ranges::find(outermost, target) != outermost.end();
+    const bool is_outermost = std::ranges::find(outermost_, target) != outermost_.end();
     if (!batch_ && (is_outermost || target == taken_dict_)) return;
     fail(ErrorKind::corruption,
          "change of an object: expected an object of the entry that is being read, found " +
@@ -953,6 +953,8 @@ class Machine {
   EntryTaker* taker_;                                            // null: the graph gets all entries
   std::optional<Batch> batch_;
   std::uint32_t taken_dict_ = kNoObject;  // whose entries were taken last
+  // The object that has the dict as an attribute, and the dict of its attributes
+  std::array<std::uint32_t, 2> outermost_{kNoObject, kNoObject};
   std::uint32_t taken_end_ = 0;           // objects before it belong to entries that were taken
   detail::GraphTail tail_{{graph_.nodes_, graph_.links_, graph_.globals_, graph_.calls_}};
   std::vector<std::uint64_t> kept_slots_;  // that the batch filled

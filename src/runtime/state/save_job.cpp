@@ -1,5 +1,7 @@
 #include "runtime/state/save_job.h"
 
+#include <c10/util/Exception.h>
+
 #include <optional>
 #include <string>
 
@@ -35,6 +37,7 @@ void SaveJob::run(Rendezvous& rendezvous) {
     if (rank == 0) save.finish();
     return std::string();
   });
+  for (const std::string& line : save.left_checkpoints()) TORCH_WARN(line);
 }
 
 }  // namespace tessera::state

@@ -436,7 +436,18 @@ OpenedCheckpoint TrainState::Impl::Load::opened() const {
 
 void TrainState::Impl::Load::read() {
   LiveWriter writer(plan_.destination, local_shards_);
-  reshard::execute(plan_, *reader_, writer, {.memory_nbytes = options_.memory_nbytes});
+  const auto note = [&](const reshard::TensorUnderflow& underflow) {
+    const TensorMeta& meta = plan_.destination.tensors[underflow.tensor_index].meta;
+    plan_.notes.push_back(
+        {.severity = formats::Finding::Severity::note,
+         .rule = "cast",
+         .where = {.path = path_, .fqn = meta.fqn},
+         .expected = "numbers that " + std::string(dtype_name(meta.dtype)) + " can hold",
+         .found =
+             std::to_string(underflow.num_elements) + " elements of this rank that became zero"});
+  };
+  reshard::execute(plan_, *reader_, writer,
+                   {.memory_nbytes = options_.memory_nbytes, .underflowed = note});
 }
 
 void TrainState::Impl::Load::take_over() {

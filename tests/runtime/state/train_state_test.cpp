@@ -19,6 +19,7 @@ using test::error_of;
 using test::OptimizerKind;
 using test::Trainer;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr Configuration::Kind kSharded = Configuration::Kind::fully_sharded;
 const Configuration kFullOn2{kSharded, FULL_SHARD, 1, 2};
@@ -490,12 +491,45 @@ TEST(TrainStateTest, ReplacingTakesCheckpointsAlone) {
               HasSubstr("keep_last"));
 }
 
+struct Heard final : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { text += warning.msg(); }
+  std::string text;
+};
+
+// Shows E13.
+TEST(TrainStateTest, AnOlderCheckpointThatStaysIsAWarning) {
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  TrainState state(model);
+  save(state, directory.path() + "/step-1");
+  std::ofstream(directory.path() + "/step-1/notes.txt") << "mine";
+  save(state, directory.path() + "/step-2", {.keep_last = 1});
+  EXPECT_THAT(heard.text, HasSubstr("step-1: older checkpoint: not removed, as 'notes.txt' in it"));
+  EXPECT_TRUE(std::filesystem::exists(directory.path() + "/step-1/notes.txt"));
+}
+
+// Shows E13.
+TEST(TrainStateTest, ElementsThatACastMakesZeroAreNoted) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  torch::nn::init::constant_(model->weight, 1e-9);
+  TrainState state(model);
+  save(state, directory.path() + "/a");
+  torch::nn::Linear half(2, 2);
+  half->to(torch::kFloat16);
+  TrainState other(half);
+  EXPECT_THAT(summary_to_string(load(other, directory.path() + "/a", {.allow_cast = true})),
+              HasSubstr("model.weight: cast: expected numbers that float16 can hold, found 4 "
+                        "elements of this rank that became zero"));
+  EXPECT_THAT(summary_to_string(load(state, directory.path() + "/a", {.allow_cast = true})),
+              Not(HasSubstr("became zero")));
+}
+
 // Shows E13.
 TEST(TrainStateTest, AFailureThatNobodyAskedForIsAWarning) {
-  struct Heard final : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { text += warning.msg(); }
-    std::string text;
-  } heard;
+  Heard heard;
   const c10::WarningUtils::WarningHandlerGuard guard(&heard);
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);

@@ -376,8 +376,10 @@ class Load {
     return names;
   }
 
-  void read(const Addresses& addresses, std::uint64_t memory, int num_threads,
-            nb::handle progress) const {
+  /// Reads the tensors. Returns, by name, how many elements a cast made zero on this rank.
+  nb::dict read(const Addresses& addresses, std::uint64_t memory, int num_threads,
+                nb::handle progress) const {
+    std::vector<reshard::TensorUnderflow> underflows;
     const auto writer =
         reshard::memory_writer(plan_.destination, data_of<std::byte>(plan_.destination, addresses));
     run_watched(progress, [&](Watch& watch) {
@@ -386,8 +388,14 @@ class Load {
                        {.memory_nbytes = memory,
                         .num_threads = num_threads,
                         .stop = watch.token(),
-                        .progress = watch.sink()});
+                        .progress = watch.sink(),
+                        .underflowed = [&](const auto& each) { underflows.push_back(each); }});
     });
+    nb::dict by_name;
+    for (const auto& [tensor_index, num_elements] : underflows) {
+      by_name[text_to_python(plan_.destination.tensors[tensor_index].meta.fqn)] = num_elements;
+    }
+    return by_name;
   }
 
  private:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Union
 
 from . import _core
@@ -183,6 +184,11 @@ def _is_position(key: Any) -> bool:
 
 def put_back(given: Any, loaded: Any) -> Any:
     """Writes loaded values into the caller's own dicts and lists. Returns the object to use instead of `given`."""
+    if isinstance(given, Mapping) and not isinstance(given, MutableMapping) and isinstance(loaded, dict):
+        new = {key: put_back(given[key], value) if key in given else value for key, value in loaded.items()}
+        if new.keys() == given.keys() and all(value is given[key] for key, value in new.items()):
+            return given
+        return types.MappingProxyType(new) if isinstance(given, types.MappingProxyType) else new
     if isinstance(given, Mapping) and isinstance(loaded, dict):
         for key, value in loaded.items():
             new = put_back(given[key], value) if key in given else value

@@ -53,28 +53,6 @@ def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
-def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raises Error if two contiguous tensors partly share memory, because loading one would change a part of the other.
-    Also raises Error if elements of one tensor share memory, as in a tensor that `expand` made.
-
-    Does not check tensors with gaps, such as columns of a matrix: their memory may overlap without a shared element.
-    """
-    for name, tensor in tensors:
-        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise Error(f"{name}: tensor to load into: expected memory of its own for each element, found an expanded tensor "
-                        "(call clone first)", kind="invalid_argument", tensor=name)
-    spans = sorted((str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
-                   for name, tensor in tensors if tensor.numel() and tensor.is_contiguous())
-    last = ("", 0, 0, "")  # the span so far with the largest end
-    for span in spans:
-        device, begin, end, name = span
-        if device == last[0] and begin < last[2] and (begin, end) != last[1:3]:
-            raise Error(f"{name}: tensor to load into: expected memory of its own, found memory that it shares with {last[3]}",
-                        kind="invalid_argument", tensor=name)
-        if device != last[0] or end > last[2]:
-            last = span
-
-
 def _dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

@@ -10,10 +10,11 @@ from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, stored_path_bytes
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_at, put_back
-from ._job_tensors import in_host_memory, is_in_host_memory, require_apart
+from ._job_tensors import in_host_memory, is_in_host_memory
 from ._progress import Progress, progress_function
 from ._ranks import Ranks
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
+from ._shared_memory import require_apart
 from ._symbol import with_constants
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Loaded(NamedTuple):
     nbytes: int  # of tensors, read by this rank
     missing: list[str]  # names that the checkpoint lacks; they kept their values (strict=False)
     unexpected: list[str]  # names that the state dict lacks; they were not read (strict=False)
+    underflows: dict[str, int]  # by tensor: how many elements of this rank a cast made zero (allow_cast=True)
 
 
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
@@ -99,6 +101,8 @@ class _Load:
         self.path = os.fsdecode(self.encoded)
         self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
         self.state = JobState(state_dict, self.ranks)
+        if self.state.values and not isinstance(state_dict, MutableMapping):
+            raise TypeError(f"state_dict: expected a dict that can be changed, found {type(state_dict).__name__}")
         require_apart(self.state.local_tensors())
         try:
             self._plan(_untied(describe_job(self.state)), set(self.state.values))
@@ -142,7 +146,8 @@ class _Load:
         per_rank = self.state.per_rank.get(name)
         if per_rank is not None:
             return per_rank.is_left(None, self.ranks.size)
-        return self.state.values[name] in ({}, [], ())
+        value = self.state.values[name]
+        return isinstance(value, (dict, list, tuple)) and not value
 
     def _values_of_ranks(self, problems: list[Problem]) -> dict[str, Any]:
         """Returns this rank's value of each PerRank that gets one. Adds a problem for each that the policy does not allow."""
@@ -179,7 +184,7 @@ class _Load:
             own = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for _, tensor in local[name]]
             tied += [(first, name, tensor, copy) for (_, tensor), copy in zip(local[name], own, strict=True)]
             addresses[name] = [copy.data_ptr() for copy in own]
-        self.load.read(addresses, memory, threads, progress)
+        self.underflows = self.load.read(addresses, memory, threads, progress)
         with torch.no_grad():
             for to, copy in copies:
                 to.copy_(copy)
@@ -194,6 +199,7 @@ class _Load:
         import torch
 
         if is_in_host_memory(tensor):
+            torch.autograd.graph.increment_version(tensor)  # a backward that needs the old elements raises an error
             return tensor.data_ptr()
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         copies.append((tensor, copy))
@@ -208,7 +214,8 @@ class _Load:
             found.load_state_dict(self.state.at(path))
 
     def report(self) -> Loaded:
-        return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected)
+        return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected,
+                      self.underflows)
 
 
 def _untied(described: Description) -> Description:
