@@ -18,8 +18,8 @@ namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
 
-/// Returns whether row_wise_per_shard state has one block of rows for each column shard of its
-/// table. If not, reports a problem.
+/// Returns whether `tensor`, 1-d state of kind row_wise_per_shard, has the length rows of `table` *
+/// number of column shards: one number per row for each column shard. If not, reports a problem.
 bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                const formats::TensorEntry& table,
                                std::span<const std::int64_t> widths, PlanReport& report);
