@@ -127,7 +127,7 @@ class LoadPlanner {
                            std::ranges::any_of(source_.tensors, [&](const TensorEntry& tensor) {
                              return fits(tensor.meta.fqn);
                            });
-      if (!is_used) refuse("renames", "the start of a name in the checkpoint", rename.from);
+      if (!is_used) refuse("renames", "a rule that fits a name in the checkpoint", rename.from);
     }
   }
 

@@ -23,8 +23,8 @@ bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report) {
   if (lossy == Relaxation::allow) {
     report.note(
-        "merged", fqn, "one row-wise accumulator",
-        std::to_string(num_shards) + ", one for each column shard; merged by a weighted mean");
+        "merged", fqn, "one number per row",
+        std::to_string(num_shards) + ", one for each column shard (their weighted mean is taken)");
     return true;
   }
   report.problem(kColumnShardRule, fqn, "the same column shards at the destination",

@@ -66,7 +66,7 @@ struct VectorPart {
   std::size_t rank;
 };
 
-/// Cuts a box into boxes, each of whose elements are consecutive in a tensor of `shape`.
+/// Splits a box into boxes, so that the elements of each are contiguous in a tensor of `shape`.
 std::vector<Box> contiguous_boxes(const Box& box, const Shape& shape) {
   if (as_flat_range(box, shape)) return {box};
   std::size_t dimension = 0;
@@ -234,9 +234,10 @@ class ParallelReader final : public ModelStatesReader {
     const ModelRank& first = ranks_.front();
     const int stage = stage_of(*first.optimizer.front());
     if (stage == 3) {
-      throw Error::expected(ErrorKind::unsupported,
-                            {.path = first.optimizer.front()->reader().path()}, "parallelism",
-                            "ZeRO stage 1 or 2 with tensor or pipeline parallelism", "stage 3");
+      throw Error::expected(
+          ErrorKind::unsupported, {.path = first.optimizer.front()->reader().path()}, "parallelism",
+          "ZeRO stage 1 or 2, as the model is cut by tensor or pipeline parallelism",
+          "stage 3, which Tessera reads only without such parallelism");
     }
     for (const ModelRank& rank : ranks_) {
       require_one_save(folder(), {rank.model}, rank.optimizer, stage, ranks_.size());

@@ -458,7 +458,8 @@ class SafetensorsReader final : public DividedReader {
             std::string(dtype_name(named.entry.meta.dtype)) + " of " +
                 std::to_string(shape.size()) + " dimensions as in '" +
                 printable(files_[named.locations[0].file].name) + "'",
-            std::string(dtype_name(tensor.meta.dtype)) + " of " + std::to_string(reach.size()));
+            std::string(dtype_name(tensor.meta.dtype)) + " of " + std::to_string(reach.size()),
+            "are these files of different checkpoints?");
       }
       for (std::size_t d = 0; d < shape.size(); ++d) shape[d] = std::max(shape[d], reach[d]);
     }

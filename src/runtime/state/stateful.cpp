@@ -22,7 +22,7 @@ Value to_value(const at::Tensor& generator_state) {
 
 at::Tensor to_tensor(const Value& value) {
   const auto* const bytes = value.get_if<Value::Bytes>();
-  if (bytes == nullptr) refuse("the state of a generator, as bytes", value);
+  if (bytes == nullptr) refuse("bytes, the state of a torch::Generator", value);
   at::Tensor state = torch::empty({static_cast<std::int64_t>(bytes->data.size())}, at::kByte);
   std::memcpy(state.data_ptr(), bytes->data.data(), bytes->data.size());
   return state;
