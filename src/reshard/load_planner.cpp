@@ -106,7 +106,8 @@ class LoadPlanner {
     const bool is_selected = options_.only.selects(name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;
-    report_.problem("rename", it->first, "one entry of that name", "two");
+    report_.problem("rename", it->first, "one entry of that name",
+                    "two (change the rules that give them one name)");
   }
 
   /// Refuses patterns and prefixes that match no name, because they are probably typing errors.
@@ -198,7 +199,7 @@ class LoadPlanner {
     if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;
     if (is_row_wise(wanted.kind) && is_row_wise(role.kind)) return true;
     report_.problem("kind of state", wanted.meta.fqn, std::string(state_kind_name(wanted.kind)),
-                    std::string(state_kind_name(role.kind)));
+                    std::string(state_kind_name(role.kind)) + " (from another optimizer?)");
     return false;
   }
 

@@ -265,7 +265,7 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
       return name.starts_with(rename.from) && selection.contains(name);
     };
     if (std::ranges::any_of(names, fits)) continue;
-    refuse_options("rename", "the start of a name that is moved",
+    refuse_options("rename", "a rule that fits a name that is moved",
                    "'" + printable(rename.from) + "'");
   }
 }
