@@ -230,9 +230,9 @@ class LoadPlanner {
   }
 
   /// Plans row-wise state that a table has once for each of its column shards. The state is copied
-  /// if the job has the same column shards. It is merged if the job has one accumulator. Reports a
-  /// problem and returns false if the shapes do not fit, if the column shards differ, or if a merge
-  /// is needed but not allowed.
+  /// if the job has the same column shards. It is merged if the job has one number per row. Reports
+  /// a problem and returns false if the shapes do not fit, if the column shards differ, or if a
+  /// merge is needed but not allowed.
   bool plan_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
                           const TensorEntry& table, TensorCopy& copy) {
     const auto widths = column_widths(regions_of(table), table.meta.shape);

@@ -73,7 +73,7 @@ std::vector<std::int64_t> RowWiseMergePlanner::column_widths_at_destination(
   return column_widths(regions, source_.tensors[table_index].meta.shape);
 }
 
-/// Returns whether, at the destination, state has one block of rows for each column shard of its
+/// Returns whether, at the destination, state has one number per row for each column shard of its
 /// table.
 bool RowWiseMergePlanner::is_kept_per_column_shard(const MovedTensor& moved,
                                                    const StateRole& role) const {

@@ -30,9 +30,9 @@ bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report);
 
 /// Decides how many times the destination of a move has a table's row-wise state: once for each
-/// column shard, or only once. If the columns do not change, the state does not change. If several
-/// accumulators become fewer, they are merged, which is lossy. If one becomes several, it is
-/// copied.
+/// column shard, or only once. If the columns do not change, the state does not change. Otherwise,
+/// if the source has several states, they are merged into one, which is lossy; if the destination
+/// has several, each is a copy of that one.
 ///
 /// Keeps views of its arguments, which must outlive it.
 class RowWiseMergePlanner {
