@@ -20,7 +20,7 @@ using formats::CountedNote;
 using formats::Finding;
 using Stage = FindingOfPart::Stage;
 
-constexpr std::string_view kLikelyCause = "is it a part of a verify?";
+constexpr std::string_view kLikelyCause = "is this what verify prints for one part?";
 constexpr std::string_view kParts = "parts of a verify";
 
 // By the values of Remedy::Action.

@@ -78,7 +78,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_pending = false;  // the parameter has a gradient that is not averaged yet
     bool is_moved = false;    // its gradient moved into its bucket in this backward
     bool is_late = false;     // a gradient came after the bucket was sent
-    // Its part of the bucket became its `.grad` after the last `make_room`.
+    // The parameter's part of the bucket became its `.grad` after the last `make_room`.
     bool has_slot = false;
     Tensor unused{};  // its old gradient, if this backward did not use the parameter
     Tensor late{};    // its late gradient
