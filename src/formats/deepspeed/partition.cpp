@@ -253,8 +253,7 @@ void cut_equally(Partition& partition, const File& file, std::size_t rank, std::
       throw refusal(
           file, parameter.fqn, "fp32 weights",
           std::to_string(part) + " elements of this parameter in vector " + std::to_string(vector),
-          "only " + std::to_string(left) +
-              " further elements (a file of another save, or cut short?)");
+          "only " + std::to_string(left) + " further elements");
     }
     parameter.vector = std::to_string(vector);
     const std::int64_t first = std::min(part * static_cast<std::int64_t>(rank), numel);
@@ -336,7 +335,7 @@ std::vector<Parameter> read_parameters(const File& model) {
     const auto shape = value && entry->path.size() == 3 ? shape_in(*value) : std::nullopt;
     if (!group || !shape) {
       throw refusal(model, entry->path.back(), "param_shapes", "a dict of shapes by name",
-                    "another kind of value (written by another version of DeepSpeed?)");
+                    "another kind of value");
     }
     parameters.push_back({*group, {entry->path[2], *shape, std::to_string(*group)}});
   }
