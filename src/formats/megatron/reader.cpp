@@ -184,7 +184,7 @@ class MegatronReader final : public EntryReader {
       if (first_of.at(*rank) != files_[i]) {
         refuse(*files_[i], "args.rank", "folder of a rank", "a rank's file in one folder only",
                "the file of rank " + std::to_string(*rank) + ", which is also in " +
-                   first_of.at(*rank)->name() + " (copied into the wrong folder?)");
+                   first_of.at(*rank)->name());
       }
     }
   }
