@@ -70,7 +70,7 @@ Stateful cpu_rng() {
   rng.branch = [](const Value& saved, int rank) {
     at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
     generator.set_state(to_tensor(saved));
-    // So that ranks with neighbouring numbers get very different seeds.
+    // An odd multiplier: ranks with neighbouring numbers get very different seeds.
     constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15;
     const std::uint64_t drawn = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
     generator.set_current_seed(drawn ^ (kOdd * static_cast<std::uint64_t>(rank + 1)));
