@@ -234,10 +234,9 @@ class ParallelReader final : public ModelStatesReader {
     const ModelRank& first = ranks_.front();
     const int stage = stage_of(*first.optimizer.front());
     if (stage == 3) {
-      throw Error::expected(
-          ErrorKind::unsupported, {.path = first.optimizer.front()->reader().path()}, "parallelism",
-          "ZeRO stage 1 or 2, as the model is cut by tensor or pipeline parallelism",
-          "stage 3, which Tessera reads only without such parallelism");
+      throw Error::expected(ErrorKind::unsupported,
+                            {.path = first.optimizer.front()->reader().path()}, "parallelism",
+                            "ZeRO stage 1 or 2 with tensor or pipeline parallelism", "stage 3");
     }
     for (const ModelRank& rank : ranks_) {
       require_one_save(folder(), {rank.model}, rank.optimizer, stage, ranks_.size());
