@@ -40,7 +40,8 @@ bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
   return are_equal;
 }
 
-/// Makes a combination from sources that are open.
+/// Builds the combined checkpoint (a weighted sum, merged adapters) from readers that the caller
+/// has opened.
 class Combination {
  public:
   Combination(std::vector<WeightedReader> sources, std::vector<LoraAdapter> adapters,

@@ -69,7 +69,7 @@ void check_renames(const formats::CheckpointContents& contents,
         std::ranges::any_of(contents.values, fits, &formats::ValueEntry::name)) {
       continue;
     }
-    throw Error::expected(ErrorKind::invalid_argument, {}, "rename", "a prefix of a name in A",
+    throw Error::expected(ErrorKind::invalid_argument, {}, "rename", "a rule that fits a name in A",
                           "'" + printable(rename.from) + "'");
   }
 }

@@ -120,7 +120,7 @@ class Entry {
 
   [[noreturn]] void refuse(const char* key, std::string_view expected) const {
     throw Error::expected(ErrorKind::corruption, {.path = path_}, key, expected,
-                          "none, or another value", "is it a part of statistics?");
+                          "none, or another value", "is this what stats prints for one part?");
   }
 
   const std::string& path_;
@@ -131,8 +131,8 @@ const Value::List& entries_of(const PartOfStatistics& part) {
   const Value* const list = part.document.find("stats");
   const auto* const entries = list == nullptr ? nullptr : list->get_if<Value::List>();
   if (entries == nullptr) {
-    throw Error::expected(ErrorKind::corruption, {.path = part.path}, "stats", "a list", "none",
-                          "is it a part of statistics?");
+    throw Error::expected(ErrorKind::corruption, {.path = part.path}, "stats", "a list", "no list",
+                          "is this what stats prints for one part?");
   }
   return *entries;
 }

@@ -205,7 +205,8 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
     throw Error(ErrorKind::invalid_argument, {path, {}, {}}, what);
   }
   if (selection.empty()) {
-    throw Error(ErrorKind::invalid_argument, {path, {}, {}}, "the patterns select no names");
+    throw Error(ErrorKind::invalid_argument, {path, {}, {}},
+                "the patterns together select no names (does a !pattern remove them all?)");
   }
   return selection;
 }

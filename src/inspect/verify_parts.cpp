@@ -20,7 +20,7 @@ using formats::CountedNote;
 using formats::Finding;
 using Stage = FindingOfPart::Stage;
 
-constexpr std::string_view kLikelyCause = "is it a part of a verify?";
+constexpr std::string_view kLikelyCause = "is this what verify prints for one part?";
 constexpr std::string_view kParts = "parts of a verify";
 
 // By the values of Remedy::Action.
@@ -232,7 +232,8 @@ void require_all(const std::vector<PartOfVerify>& parts,
       throw Error::expected(ErrorKind::mismatch, {.path = path}, std::string(kParts),
                             "part of a check in " + std::to_string(num_parts) + " parts, as in " +
                                 printable(documents.front().path),
-                            "part of a check in " + std::to_string(parts[i].num_parts));
+                            "part of a check in " + std::to_string(parts[i].num_parts) + " parts",
+                            "give the parts of one check");
     }
     const auto [other, is_new] = path_of.emplace(parts[i].index, path);
     if (!is_new) {

@@ -49,10 +49,11 @@ Strategy parse_strategy(std::string_view text, int world_size) {
   }
   const std::string_view sizes = text.substr(colon + 1);
   const std::size_t cross = sizes.find('x');
-  if (cross == std::string_view::npos) throw refuse("hybrid:AxB with two numbers");
+  if (cross == std::string_view::npos) throw refuse(std::string(name) + ":AxB with two numbers");
   const auto num_replicas = parse_count(sizes.substr(0, cross));
   const auto num_shards = parse_count(sizes.substr(cross + 1));
-  if (!num_replicas || !num_shards) throw refuse("hybrid:AxB with two numbers of 1 or more");
+  if (!num_replicas || !num_shards)
+    throw refuse(std::string(name) + ":AxB with two numbers of 1 or more");
   const auto product = checked_mul(*num_replicas, *num_shards);
   if (!product || *product > kMaxWorldSize || (world_size != 0 && *product != world_size)) {
     throw refuse(world_size == 0

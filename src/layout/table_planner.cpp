@@ -168,7 +168,7 @@ std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerO
                         sum_text(static_cast<double>(reserved) + batch) + " or more, of which " +
                             exact_size(reserved) +
                             " are reserved and the rest is for the batch of the rank",
-                        exact_size(memory));
+                        exact_size(memory), "use a smaller batch?");
 }
 
 /// Explains why tables do not fit: gives the most obvious reason that holds.

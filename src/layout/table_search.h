@@ -43,7 +43,9 @@ class Assignment {
   /// and their memory. Nothing if too few ranks can.
   std::optional<Choice> find_ranks(std::size_t table, std::size_t candidate, double limit_seconds,
                                    LoadOrder order) const;
+  /// Puts a table on ranks.
   void put(std::size_t table, Choice choice);
+  /// Removes a table from its ranks.
   void take(std::size_t table);
 
   const std::optional<Choice>& choice(std::size_t table) const { return choices_[table]; }

@@ -181,7 +181,7 @@ std::int64_t Variables::value_of(const std::string& name, const std::string& whe
     throw Error::expected(ErrorKind::mismatch, {.path = path_}, "variable " + name, expected,
                           config_.is<Value::None>() ? "no config.json beside the source"
                                                     : "none in " + printable(config_path_),
-                          "give it as " + name + "=N");
+                          "give " + name + "=N as a variable of the recipe");
   }
   open_.erase(name);
   return known_[name] = *value;

@@ -324,9 +324,9 @@ void require_kind(const RecipeJson& json, const NameTemplate& name, const Captur
   }
 }
 
-/// Gives captures that are spelled without a kind, such as `{p}`, the kind that the rule gives
-/// elsewhere (`{p:gate|up}`). If only one side has a capture with words, replaces each name on that
-/// side by one name for each word.
+/// Completes captures that are written without a kind, such as `{p}`: they get the kind that the
+/// other side of the rule writes, such as `{p:gate|up}`. If only one side has a capture with words,
+/// replaces each name on that side by several names, one for each word.
 void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
                       const std::vector<NameTemplate>& other) {
   for (const std::string& capture : captures_of(side)) {

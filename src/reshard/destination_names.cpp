@@ -57,10 +57,11 @@ void check_names_are_unique(const CheckpointContents& destination, const PlanOpt
   for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
   for (const auto& [name, count] : num_uses) {
     if (name.empty() && !options.renames.empty()) {
-      report.problem("rename", "", "a name", "an empty one");
+      report.problem("rename", "", "rules that leave a part of each name", "an empty new name");
     }
     if (count == 1) continue;
-    report.problem("rename", std::string(name), "one entry of that name", std::to_string(count));
+    report.problem("rename", std::string(name), "one entry of that name",
+                   std::to_string(count) + " (do rules give several entries one name?)");
   }
 }
 

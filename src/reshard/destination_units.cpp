@@ -31,11 +31,11 @@ bool fits_source(const FlatUnit& unit, const CheckpointContents& source, const P
       fits = false;
     } else if (tensor->meta.shape != parameter.shape) {
       report.problem("units", parameter.fqn, "shape " + shape_to_string(tensor->meta.shape),
-                     shape_to_string(parameter.shape));
+                     shape_to_string(parameter.shape) + " in the units");
       fits = false;
     } else if (!options.units.empty() && tensor->meta.dtype != unit.dtype) {
       report.problem("units", parameter.fqn, "dtype " + std::string(dtype_name(tensor->meta.dtype)),
-                     std::string(dtype_name(unit.dtype)));
+                     std::string(dtype_name(unit.dtype)) + " in the units");
       fits = false;
     }
   }

@@ -175,8 +175,8 @@ class Sorter {
     });
   }
 
-  /// Adds a note about names for which the sources have different files, and of which the user's
-  /// preference chose the first or the last.
+  /// Adds a note about names for which the sources have different files. The user's preference
+  /// chose the first or the last of these files.
   void note_preferred() {
     if (preferred_.empty()) return;
     const bool is_last = options_.preference == MergePreference::last;

@@ -190,7 +190,8 @@ RenamedPath renamed_path(const KeyPath& path, const std::string& name,
 
 void enter_dicts(const std::vector<RenamedPath*>& paths) {
   ContainerTree tree;
-  // Paths with a key that a rename has made, each with the length of the name up to that key.
+  // Paths with a key that a rename has made. The number is the length of the dotted name up to and
+  // including that key; the paths are sorted by it.
   std::vector<std::pair<std::size_t, RenamedPath*>> made;
   for (RenamedPath* const renamed : paths) {
     if (!renamed->made) {

@@ -106,7 +106,8 @@ class LoadPlanner {
     const bool is_selected = options_.only.selects(name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;
-    report_.problem("rename", it->first, "one entry of that name", "two");
+    report_.problem("rename", it->first, "one entry of that name",
+                    "two (change the rules that give them one name)");
   }
 
   /// Refuses patterns and prefixes that match no name, because they are probably typing errors.
@@ -127,7 +128,7 @@ class LoadPlanner {
                            std::ranges::any_of(source_.tensors, [&](const TensorEntry& tensor) {
                              return fits(tensor.meta.fqn);
                            });
-      if (!is_used) refuse("renames", "the start of a name in the checkpoint", rename.from);
+      if (!is_used) refuse("renames", "a rule that fits a name in the checkpoint", rename.from);
     }
   }
 
@@ -198,7 +199,7 @@ class LoadPlanner {
     if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;
     if (is_row_wise(wanted.kind) && is_row_wise(role.kind)) return true;
     report_.problem("kind of state", wanted.meta.fqn, std::string(state_kind_name(wanted.kind)),
-                    std::string(state_kind_name(role.kind)));
+                    std::string(state_kind_name(role.kind)) + " (from another optimizer?)");
     return false;
   }
 
@@ -229,9 +230,9 @@ class LoadPlanner {
   }
 
   /// Plans row-wise state that a table has once for each of its column shards. The state is copied
-  /// if the job has the same column shards. It is merged if the job has one accumulator. Reports a
-  /// problem and returns false if the shapes do not fit, if the column shards differ, or if a merge
-  /// is needed but not allowed.
+  /// if the job has the same column shards. It is merged if the job has one number per row. Reports
+  /// a problem and returns false if the shapes do not fit, if the column shards differ, or if a
+  /// merge is needed but not allowed.
   bool plan_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
                           const TensorEntry& table, TensorCopy& copy) {
     const auto widths = column_widths(regions_of(table), table.meta.shape);

@@ -90,8 +90,8 @@ class NameLister {
   std::vector<RenamedPath> value_paths_;
 };
 
-/// Returns what a name `per_rank.<rank>.<name>` is of, if it follows the renames of `<name>`: no
-/// rename begins with `per_rank` itself.
+/// Splits a name `per_rank.<rank>.<name>`, so that renames apply to `<name>`. Returns nothing for
+/// any other name, and if a rename fits the whole name.
 std::optional<formats::OwnEntry> NameLister::own_entry_of(const std::string& source_name) const {
   for (const Rename& rename : options_.renames) {
     if (!rename.from.empty() && source_name.starts_with(rename.from)) return std::nullopt;
@@ -265,7 +265,7 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
       return name.starts_with(rename.from) && selection.contains(name);
     };
     if (std::ranges::any_of(names, fits)) continue;
-    refuse_options("rename", "the start of a name that is moved",
+    refuse_options("rename", "a rule that fits a name that is moved",
                    "'" + printable(rename.from) + "'");
   }
 }

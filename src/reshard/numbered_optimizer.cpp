@@ -264,8 +264,8 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                         "none with numbers");
 }
 
-/// Removes the optimizers of whose `param_groups` nothing is selected by `only`. If `only` selects
-/// no `param_groups` at all, keeps all optimizers.
+/// Removes each optimizer of which `only` selects no entry of `param_groups`. If `only` selects no
+/// `param_groups` at all, keeps all optimizers.
 void select(const CheckpointReader& reader, const NameSelection& only,
             std::vector<NumberedOptimizer>& optimizers) {
   std::vector<NumberedOptimizer> selected;

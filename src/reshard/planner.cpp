@@ -44,8 +44,8 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
   const std::string others =
       names.size() == 1 ? "" : " (and " + std::to_string(names.size() - 1) + " more)";
   report.note("ranks", names.front(),
-              "a destination with the rank in this name, and with the entry that it replaces there",
-              "at least one of them missing, so all ranks get the entry under this name" + others);
+              "a destination with this rank, and with the entry that the rank gets instead",
+              "no such rank or no such entry, so all ranks get the entry under this name" + others);
 }
 
 /// Adds a note about flat units that the destination does not record, though some of their

@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::size_t kMaxListed = 100;  // problems that an error lists
 
-/// Removes older checkpoints. Returns a line for each that stays because of what else is in it. If
-/// that fails, the error says that the new one is complete.
+/// Removes older checkpoints. Returns a line for each that stays, because its folder has other
+/// files too. If the removal fails, the error says that the new checkpoint is complete.
 std::vector<std::string> remove_older(FileSystem& fs, const std::string& path, int num_kept) {
   std::vector<std::string> left;
   try {

@@ -9,7 +9,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// Computes one row-wise accumulator from the accumulators of several column shards.
+// Computes one row-wise state (a number per row) from the states of several column shards.
 // row_wise_merge_plan.h decides when rows are merged.
 namespace tessera::reshard {
 

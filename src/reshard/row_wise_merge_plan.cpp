@@ -23,8 +23,8 @@ bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report) {
   if (lossy == Relaxation::allow) {
     report.note(
-        "merged", fqn, "one row-wise accumulator",
-        std::to_string(num_shards) + ", one for each column shard; merged by a weighted mean");
+        "merged", fqn, "one number per row",
+        std::to_string(num_shards) + ", one for each column shard (their weighted mean is taken)");
     return true;
   }
   report.problem(kColumnShardRule, fqn, "the same column shards at the destination",
@@ -73,7 +73,7 @@ std::vector<std::int64_t> RowWiseMergePlanner::column_widths_at_destination(
   return column_widths(regions, source_.tensors[table_index].meta.shape);
 }
 
-/// Returns whether, at the destination, state has one block of rows for each column shard of its
+/// Returns whether, at the destination, state has one number per row for each column shard of its
 /// table.
 bool RowWiseMergePlanner::is_kept_per_column_shard(const MovedTensor& moved,
                                                    const StateRole& role) const {

@@ -18,8 +18,8 @@ namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
 
-/// Returns whether row_wise_per_shard state has one block of rows for each column shard of its
-/// table. If not, reports a problem.
+/// Returns whether `tensor`, 1-d state of kind row_wise_per_shard, has the length rows of `table` *
+/// number of column shards: one number per row for each column shard. If not, reports a problem.
 bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                const formats::TensorEntry& table,
                                std::span<const std::int64_t> widths, PlanReport& report);
@@ -30,9 +30,9 @@ bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report);
 
 /// Decides how many times the destination of a move has a table's row-wise state: once for each
-/// column shard, or only once. If the columns do not change, the state does not change. If several
-/// accumulators become fewer, they are merged, which is lossy. If one becomes several, it is
-/// copied.
+/// column shard, or only once. If the columns do not change, the state does not change. Otherwise,
+/// if the source has several states, they are merged into one, which is lossy; if the destination
+/// has several, each is a copy of that one.
 ///
 /// Keeps views of its arguments, which must outlive it.
 class RowWiseMergePlanner {

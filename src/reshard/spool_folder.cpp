@@ -37,7 +37,8 @@ std::string make_spool_folder(const std::string& parent, const std::string& url)
   if (::mkdir(folder.c_str(), 0700) == 0) return folder;
   if (errno == ENOENT || errno == ENOTDIR) {
     throw Error::expected(ErrorKind::io, {.path = directory_of(folder)}, "spool",
-                          "an existing folder to write into", "none");
+                          "an existing folder to write into", "none",
+                          "create it, or choose another folder");
   }
   if (errno != EEXIST) tessera::detail::throw_system_error(errno, folder, "create");
   struct stat status {};

@@ -89,7 +89,8 @@ void StoreSave::finish(const std::string& directory) {
     if (found != there.end() && found->second.nbytes == nbytes) continue;
     throw Error::expected(ErrorKind::io, {.path = join_path(url_, name)}, "upload of a rank",
                           std::to_string(nbytes) + " bytes",
-                          found == there.end() ? "none" : found->second.in_words());
+                          found == there.end() ? "none" : found->second.in_words(),
+                          "does another program write to this URL?");
   }
   object_store::remove_objects(url_, replaced_, [&](const std::string& name) {
     return !name.empty() && std::ranges::find(names, name) == names.end();

@@ -121,7 +121,8 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   if (!can_cast(entry.meta.dtype, *options_.cast)) {
     report_.problem("cast", entry.meta.fqn,
                     "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
-                    std::string(dtype_name(entry.meta.dtype)));
+                    std::string(dtype_name(entry.meta.dtype)) +
+                        " (leave this tensor out, or move without a cast)");
     return false;
   }
   entry.meta.dtype = *options_.cast;

@@ -210,8 +210,7 @@ constexpr Refusal kRefusals[] = {
      "elements"},
     {"zero3_vector_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "
-     "expected a part of 2 elements in vector 0, found a vector with only "
-     "1 elements left"},
+     "expected 2 elements of this parameter in vector 0, found only 1 further elements"},
     {"zero3_frozen_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_model_states.pt: model.1.weight: parts of ranks: expected a "
      "vector of 2 "

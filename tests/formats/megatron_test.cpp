@@ -165,9 +165,10 @@ TEST_F(MegatronFolderTest, RefusesTheFileOfOneRankInTwoFolders) {
   stdfs::copy_file(within("mp_rank_00_000/model_optim_rng.pt"),
                    within("mp_rank_00_001/model_optim_rng.pt"),
                    stdfs::copy_options::overwrite_existing);
-  EXPECT_THAT(message(),
-              HasSubstr("expected a file of another rank, found the file of rank 0, as in "
-                        "mp_rank_00_000/model_optim_rng.pt"));
+  EXPECT_THAT(
+      message(),
+      HasSubstr("expected a rank's file in one folder only, found the file of rank 0, which "
+                "is also in mp_rank_00_000/model_optim_rng.pt"));
 }
 
 // Converters write all files as rank 0.

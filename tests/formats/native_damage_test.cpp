@@ -293,7 +293,7 @@ TEST(NativeDamageTest, WhatIsNoIndexIsRefusedByWhatItIs) {
   fs["index.h5"] = index.substr(4096);
   refuses(ErrorKind::unsupported, "found another HDF5 file");
   fs["index.h5"] = std::string(100, 'x');
-  refuses(ErrorKind::unsupported, "found a file with other first bytes");
+  refuses(ErrorKind::unsupported, "found a file of another kind");
   fs.remove("index.h5");
   refuses(ErrorKind::corruption, "`ckpt-reshard rebuild-index` rebuilds it from the rank files");
   fs.remove("rank-00000.h5");

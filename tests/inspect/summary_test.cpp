@@ -122,7 +122,8 @@ TEST(SelectionTest, PatternsThatLeaveNothingAreAMistake) {
       [&] {
         select(checkpoint.contents(), NameSelection({"model", "!model.weight"}), "step-7");
       },
-      test::ThrowsError(ErrorKind::invalid_argument, "step-7: the patterns select no names"));
+      test::ThrowsError(ErrorKind::invalid_argument,
+                        "step-7: the patterns together select no names"));
   EXPECT_TRUE(select(MemoryCheckpoint().contents(), NameSelection(), "empty").empty());
 }
 

@@ -740,7 +740,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"optimizer_names": "x"}, tessera.Error, "optimizer_names: expected as-stored, canonical or torchrec, found 'x'"),
         ({"strategy": "rows"}, tessera.Error, "rows"),
         ({"only": "no.such"}, tessera.Error, "^names to move: expected a pattern that matches a name, found 'no.such'"),
-        ({"rename": {"no.": ""}}, tessera.Error, "^rename: expected the start of a name that is moved, found 'no.'"),
+        ({"rename": {"no.": ""}}, tessera.Error, "^rename: expected a rule that fits a name that is moved, found 'no.'"),
         ({"to": "torch", "ranks": 2}, tessera.Error, "^format torch: expected no option that cuts tensors"),
         ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units, .* \(give them with units=FILE\)"),
         ({"plan": tmp_path / "plan.json"}, tessera.Error, "plan.json"),

@@ -222,7 +222,7 @@ TEST(PlannerTest, UnitsThatAreGivenHaveTheShapesAndDtypesOfTheSource) {
       problems_of(make_flat_unit("up", DType::bfloat16, {{"model.up.bias", {10}}}));
   ASSERT_THAT(of_other_dtype, SizeIs(1));
   EXPECT_EQ(finding_to_string(of_other_dtype[0]),
-            "src: model.up.bias: units: expected dtype float32, found bfloat16");
+            "src: model.up.bias: units: expected dtype float32, found bfloat16 in the units");
   const auto of_other_shape =
       problems_of(make_flat_unit("up", DType::float32, {{"model.up.bias", {11}}}));
   ASSERT_THAT(of_other_shape, SizeIs(1));

@@ -154,7 +154,8 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
   }
   const auto is_selected = [&](const std::string& name) { return names.selects(name); };
   if (names.selects_everything() || std::ranges::any_of(all, is_selected)) return;
-  throw Error(ErrorKind::invalid_argument, {}, "the patterns select no names in A or B");
+  throw Error(ErrorKind::invalid_argument, {},
+              "the patterns together select no names in A or B (does a !pattern remove them all?)");
 }
 
 std::vector<std::string> ExtraFiles::names() const {

@@ -206,7 +206,7 @@ struct MissingData {
 
 /// Returns a finding as an error: `<where>: <rule>: expected <x>, found <y> (<remedy>)`.
 Error finding_to_error(const Finding& finding);
-/// Returns the finding as one line, with the remedy in C++ terms.
+/// Returns the finding as one line. The remedy is written for C++ callers: `CreateOptions::...`.
 std::string finding_to_string(const Finding& finding);
 
 /// Receives the findings one by one.

@@ -72,7 +72,8 @@ struct FormatTraits {
   bool holds_key_types = true;    // false: every key of a dict becomes text
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
-  /// The annotation that writers of the format always add: `format=pt`. It is not a user's text.
+  /// The annotation that each writer of the format adds: `format=pt`. A move does not report it
+  /// lost.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only

@@ -65,9 +65,9 @@ std::vector<Box> boxes_of(const Region& region, std::span<const std::int64_t> sh
 std::optional<Box> intersect(const Box& a, const Box& b);
 
 /// The runs of elements that are contiguous in each of two regions of one tensor. A copy between
-/// the regions copies run by run. [Note: Runs] Both regions number their elements in row-major
-/// order, so the runs increase in both. A binary search finds any window of the destination.
-/// Immutable after construction; safe to share between threads.
+/// the regions copies run by run. Both regions number their elements in row-major order, so the
+/// starts of the runs increase in both: a binary search finds the runs of a part of the
+/// destination. Immutable after construction; safe to share between threads.
 class CopyRuns {
  public:
   /// Elements that are contiguous in both regions.

@@ -54,7 +54,7 @@ struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
   std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all files; the largest are skipped
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
-  /// Whose file is carried if several sources of a merge have a file of the same name.
+  /// The source whose file is copied if several sources of a merge have a file of one name.
   formats::MergePreference preference = formats::MergePreference::none;
   /// Whether `config.json` loses its description of codes, because the weights became numbers.
   bool removes_quantization = false;

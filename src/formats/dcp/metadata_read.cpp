@@ -243,7 +243,7 @@ class Parser final : public pickle::EntryTaker {
   static void require_same_dict(Object dict, const std::optional<std::uint32_t>& taken,
                                 std::string_view rule) {
     if (taken && *taken != dict.id()) {
-      dict.fail_expected(rule, "the dict that the pickle filled first");
+      dict.fail_expected(rule, "one dict, set only once, as DCP writes it");
     }
   }
 

@@ -252,8 +252,8 @@ void cut_equally(Partition& partition, const File& file, std::size_t rank, std::
     if (part > left) {
       throw refusal(
           file, parameter.fqn, "fp32 weights",
-          "a part of " + std::to_string(part) + " elements in vector " + std::to_string(vector),
-          "a vector with only " + std::to_string(left) + " elements left");
+          std::to_string(part) + " elements of this parameter in vector " + std::to_string(vector),
+          "only " + std::to_string(left) + " further elements");
     }
     parameter.vector = std::to_string(vector);
     const std::int64_t first = std::min(part * static_cast<std::int64_t>(rank), numel);

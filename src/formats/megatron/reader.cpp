@@ -182,9 +182,9 @@ class MegatronReader final : public EntryReader {
                "the file of rank " + std::to_string(*rank));
       }
       if (first_of.at(*rank) != files_[i]) {
-        refuse(
-            *files_[i], "args.rank", "folder of a rank", "a file of another rank",
-            "the file of rank " + std::to_string(*rank) + ", as in " + first_of.at(*rank)->name());
+        refuse(*files_[i], "args.rank", "folder of a rank", "a rank's file in one folder only",
+               "the file of rank " + std::to_string(*rank) + ", which is also in " +
+                   first_of.at(*rank)->name());
       }
     }
   }

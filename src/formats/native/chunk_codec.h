@@ -26,9 +26,11 @@ class ChunkEncoder {
   ChunkEncoder(const ChunkEncoder&) = delete;
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
 
-  /// Encodes one chunk. If `zstd_level` is empty, chooses what suits the chunk: Huffman codes for
-  /// each plane of bytes, or, if that is smaller, also matches. The result is valid until the next
-  /// call. Equal bytes give equal results, whatever was encoded before.
+  /// Encodes one chunk. If `zstd_level` is empty, compresses each plane of bytes with Huffman codes
+  /// only. If that at least halves the chunk, also tries a zstd level that searches for
+  /// repetitions, and keeps the smaller result. If compression saves too little, returns the chunk
+  /// as it is. The result is valid until the next call. Equal bytes give equal results, whatever
+  /// was encoded before.
   EncodedChunk encode(std::span<const std::byte> elements, std::uint64_t itemsize,
                       std::uint64_t chunk_nbytes, std::optional<int> zstd_level);
 

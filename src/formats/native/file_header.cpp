@@ -40,7 +40,8 @@ void check_magic(std::span<const std::byte> there, const std::string& path) {
   }
   if (there.size() < kMagic.size()) fail_truncated(there.size(), path);
   throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
-                        "a file of a native checkpoint", "a file with other first bytes");
+                        "a file of a native checkpoint",
+                        "a file of another kind (its first bytes are not Tessera's)");
 }
 
 void check_version_and_checksum(std::uint32_t version,

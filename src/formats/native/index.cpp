@@ -196,7 +196,7 @@ NonStringKey get_non_string_key(ByteReader& in) {
   }
   const auto* other = key ? std::get_if<NonStringKey>(&*key) : nullptr;
   if (other == nullptr || other->json != json) {
-    in.fail("key path", "the JSON of a dict key that is not a string", "'" + printable(json) + "'");
+    in.fail("dict key", "the JSON of a key that is not text", "'" + printable(json) + "'");
   }
   return *other;
 }
@@ -212,7 +212,7 @@ KeyPath get_key_path(ByteReader& in) {
     } else if (tag == kNonStringKeyTag) {
       key = get_non_string_key(in);
     } else {
-      in.fail("key path", "0, 1 or 2", std::to_string(tag));
+      in.fail("kind of a key", "0 (text), 1 (position) or 2 (other)", std::to_string(tag));
     }
   }
   return key_path;

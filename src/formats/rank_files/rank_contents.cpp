@@ -103,7 +103,7 @@ bool RankContents::has_tie_across_files() const {
   return false;
 }
 
-/// Finds the items, such as `model`, that are an outermost dict with other entries inside.
+/// Fills `dicts_` with the written items, such as `model`, that are an outermost dict with entries.
 void RankContents::find_dicts() {
   const auto look_at = [&](const KeyPath& path) {
     if (path.size() < 2 || !std::holds_alternative<std::string>(path.front())) return;

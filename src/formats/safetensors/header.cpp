@@ -310,7 +310,7 @@ void check_cover(const std::vector<HeaderTensor>& tensors, ByteRange data_range,
   if (covered_end != data_range.end) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
                           std::to_string(covered_end) + " bytes, the end of the last tensor",
-                          std::to_string(data_range.end) + " bytes");
+                          std::to_string(data_range.end) + " bytes", "appended to?");
   }
 }
 

@@ -247,7 +247,8 @@ class SafetensorsReader final : public DividedReader {
       if (contents_.find_tensor(tensor) == nullptr) {
         throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
                               "weight_map", "the tensor in '" + printable(file) + "'",
-                              "no tensor of this name there");
+                              "no tensor of this name there",
+                              "is the index or the file from another save?");
       }
     }
     finish_aliases();
@@ -298,7 +299,8 @@ class SafetensorsReader final : public DividedReader {
                              .fqn = meta.fqn,
                              .byte_range = ByteRange{begin, begin + out.size()}};
       throw Error::expected(ErrorKind::corruption, where, "file size",
-                            "the size that it had when it was opened", "a shorter file");
+                            "the size that it had when it was opened", "a shorter file",
+                            "does another program write it?");
     }
   }
 
@@ -458,7 +460,8 @@ class SafetensorsReader final : public DividedReader {
             std::string(dtype_name(named.entry.meta.dtype)) + " of " +
                 std::to_string(shape.size()) + " dimensions as in '" +
                 printable(files_[named.locations[0].file].name) + "'",
-            std::string(dtype_name(tensor.meta.dtype)) + " of " + std::to_string(reach.size()));
+            std::string(dtype_name(tensor.meta.dtype)) + " of " + std::to_string(reach.size()),
+            "are these files of different checkpoints?");
       }
       for (std::size_t d = 0; d < shape.size(); ++d) shape[d] = std::max(shape[d], reach[d]);
     }
@@ -696,7 +699,7 @@ class SafetensorsReader final : public DividedReader {
     if (values_.empty()) return;
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
                           detail::kStructureKey,
-                          "no values here, because values have their own file",
+                          "no values in the header, because values have their own file",
                           "a value of this name");
   }
 
@@ -716,7 +719,7 @@ class SafetensorsReader final : public DividedReader {
                            .rule = "structure",
                            .where = {.path = path},
                            .expected = "the values that belong to the tensors",
-                           .found = "no such file"});
+                           .found = "no such file (was it not copied with the tensors?)"});
       return;
     }
     detail::require_in_checkpoint(fs_, set.directory, last_component(path));

@@ -232,7 +232,8 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
         find_tensor(contents, name) != nullptr || find_alias(contents, name) != nullptr;
     if (is_taken || !sorted_values.emplace(name, item).second) {
       throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, "values",
-                            "an unused name", "a name that is in use");
+                            "a name that no other entry has", "the name of another entry",
+                            "was the file edited?");
     }
   });
   for (auto& [name, value] : sorted_values) {

@@ -284,7 +284,8 @@ class FileLayout {
     if (header.size() > detail::kMaxHeaderNbytes) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "header",
                             "at most " + std::to_string(detail::kMaxHeaderNbytes) + " bytes",
-                            std::to_string(header.size()) + " bytes", "choose smaller shards");
+                            std::to_string(header.size()) + " bytes",
+                            "write more files, each with fewer tensors");
     }
 
     for (std::size_t k = 0; k < tensors.size(); ++k) {

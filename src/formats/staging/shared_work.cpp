@@ -282,7 +282,7 @@ void SharedWork::refuse_while_compared() const {
     if (!name.starts_with(kComparisonPrefix) || !name.ends_with(".lock")) continue;
     if (try_lock(path_in(name))) continue;
     throw Error::expected(ErrorKind::already_exists, {.path = path_in(name)}, "shared work",
-                          "no worker that compares with the base", "one");
+                          "no worker that compares with the base", "one", "wait until it ends");
   }
 }
 

@@ -100,7 +100,8 @@ std::set<std::string> extra_names_of_work(const FileSystem& fs, const std::strin
       read_journal_head(fs, StagedDestination::journal_path_of(staging_path)).identity);
 }
 
-/// Opens the object at `path` without following a link; nothing if it is missing or a link.
+/// Opens the file or folder at `path` without following a link. Returns an invalid descriptor if
+/// that fails: nothing is there, a link is there, the caller has no permission.
 FileDescriptor open_object(const std::string& path) {
   return FileDescriptor(retry_on_interrupt(
       [&] { return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); }));

@@ -24,8 +24,8 @@ class PlacedFile final : public torch_zip::TorchFileReader {
   PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
              std::vector<std::optional<torch_zip::ShardPlace>> places);
 
-  /// Shows a file of torch.save that holds an empty dict, which has no entry, as a file with one
-  /// value: the empty dict.
+  /// Returns a reader of a torch.save file whose object is `{}`. The reader has one value, the
+  /// empty dict. (Without this value, the file would have no entries.)
   static std::unique_ptr<PlacedFile> of_empty_dict(
       std::unique_ptr<torch_zip::TorchFileReader> base);
 

@@ -156,7 +156,8 @@ class SavedObject {
 class TorchArchive final : public SavedObject {
  public:
   /// Throws: Error(corruption); Error(unsupported); Error(io). `file` must outlive it.
-  /// Objects of the classes in `as_dict` are dicts of their attributes (OpenOptions::as_dict).
+  /// `window`: the range of the file that the archive fills. Objects of the classes in `as_dict`
+  /// are read as dicts of their attributes (OpenOptions::as_dict).
   TorchArchive(const ReadableFile& file, ByteRange window,
                std::span<const std::string> as_dict = {});
 

@@ -131,7 +131,8 @@ Mesh init_from_env(const MeshOptions& options) {
     throw Error(ErrorKind::io, {},
                 "rank " + std::to_string(found->rank) + ": cannot connect to " +
                     found->master_address + ":" + std::to_string(found->master_port) + ": " +
-                    error.what_without_backtrace());
+                    error.what_without_backtrace() +
+                    " (does rank 0 run, and can this host reach it?)");
   }
 }
 

@@ -19,7 +19,7 @@ struct Assignment {
   FlatRange rows;             // range of the table's rows
   FlatRange columns;          // range of the table's columns
   bool has_all_rows = false;  // `rows` are all rows of the table
-  /// The outputs that look it up, as indices into TableSet::outputs.
+  /// The outputs that look up the table, as indices into TableSet::outputs.
   std::vector<std::size_t> outputs;
 };
 

@@ -222,7 +222,7 @@ void Lookup::step_replica(std::size_t looked, TableBackward& backward,
 void Lookup::step_replica_on_device(std::size_t looked, TableBackward& backward,
                                     const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];
-  // An additional last column counts the ranks that touch a row.
+  // An additional last column counts the ranks that have looked up a row in this batch.
   Tensor sums = torch::zeros({table.weight.size(0), table.weight.size(1) + 1},
                              table.weight.options().dtype(at::kFloat).requires_grad(false));
   sums.narrow(1, 0, table.weight.size(1)).copy_(backward.dense_gradient(static_cast<int>(looked)));

@@ -527,7 +527,7 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 
 Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
   // Meets before `start` sends anything. Otherwise, if `meet` throws, a message would be left over,
-  // and a later receive would take it for its own.
+  // and a later receive would take this message for its own.
   const registry::MeetingPoint::Passes passes = meeting_point_->meet();
   return looked_up(start(batch), passes);
 }

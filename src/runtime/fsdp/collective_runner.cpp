@@ -160,7 +160,7 @@ void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
                             : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
           " failed in " +
           (key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward") +
-          "; all ranks drop it (see the error of the failed rank)");
+          "; all ranks give it up (see the error of the failed rank)");
 }
 
 std::vector<int> CollectiveRunner::end_phase(bool has_failed) {

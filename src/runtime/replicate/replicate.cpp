@@ -49,8 +49,8 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
 /// parameter's bucket. A full bucket is sent (all-reduced); all ranks send buckets in the same
 /// order. After the average, `.grad`s are views into the buckets. A gradient that is ready after
 /// its bucket was sent (recomputation, a parameter used twice) is late: the bucket is sent again
-/// with the late gradients only. The last bucket is sent at the end of the backward and says which
-/// buckets have late gradients.
+/// with the late gradients only. The last bucket is sent at the end of the backward. Its flags tell
+/// all ranks which buckets have late gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
   /// `group`: all ranks; used by this Reducer only.
@@ -78,7 +78,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_pending = false;  // the parameter has a gradient that is not averaged yet
     bool is_moved = false;    // its gradient moved into its bucket in this backward
     bool is_late = false;     // a gradient came after the bucket was sent
-    // Its part of the bucket became its `.grad` after the last `make_room`.
+    // The parameter's part of the bucket became its `.grad` after the last `make_room`.
     bool has_slot = false;
     Tensor unused{};  // its old gradient, if this backward did not use the parameter
     Tensor late{};    // its late gradient
@@ -503,7 +503,7 @@ void Reducer::receive_all() {
                   "another rank of " + group_->name() +
                       " failed in the backward of the replicated module with " +
                       parameters_.back().fqn +
-                      "; all ranks drop its gradients (see the error of the failed rank)");
+                      "; all ranks discard its gradients (see the error of the failed rank)");
     }
     for (std::size_t i = 0; i < buckets_.size(); ++i) show(buckets_[i], flags[i]);
     // Index of the first flag for a bucket.

@@ -24,8 +24,9 @@ inline constexpr LoadSides kStateDictOfOptimizer{"the state dict", "the optimize
 /// Reports an entry that has no destination.
 void add_unexpected(const StateDict::Item& item, LoadReport& report);
 
-/// Returns a problem or note as a line: `<name>: unexpected: the checkpoint has a tensor of this
-/// name, but the model does not`. Findings of other rules get the line of `finding_to_string`.
+/// Returns the line of a problem or note. With the rule `unexpected` (Finding::rule): `<name>:
+/// unexpected: the checkpoint has a tensor of this name, but the model does not`. With any other
+/// rule: the line of `finding_to_string`.
 std::string line_of(const formats::Finding& finding, const LoadSides& sides);
 
 /// Throws Error(mismatch) with one line per problem, followed by the hints; does nothing if there

@@ -22,7 +22,7 @@ Value to_value(const at::Tensor& generator_state) {
 
 at::Tensor to_tensor(const Value& value) {
   const auto* const bytes = value.get_if<Value::Bytes>();
-  if (bytes == nullptr) refuse("the state of a generator, as bytes", value);
+  if (bytes == nullptr) refuse("bytes, the state of a torch::Generator", value);
   at::Tensor state = torch::empty({static_cast<std::int64_t>(bytes->data.size())}, at::kByte);
   std::memcpy(state.data_ptr(), bytes->data.data(), bytes->data.size());
   return state;
@@ -70,7 +70,7 @@ Stateful cpu_rng() {
   rng.branch = [](const Value& saved, int rank) {
     at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
     generator.set_state(to_tensor(saved));
-    // So that ranks with neighbouring numbers get very different seeds.
+    // An odd multiplier: ranks with neighbouring numbers get very different seeds.
     constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15;
     const std::uint64_t drawn = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
     generator.set_current_seed(drawn ^ (kOdd * static_cast<std::uint64_t>(rank + 1)));

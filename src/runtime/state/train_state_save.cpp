@@ -72,7 +72,8 @@ struct TrainState::Impl::SaveMessage {
     if (digest != other.digest) {
       throw Error::expected(ErrorKind::mismatch, {}, "state to save",
                             "names, shapes and layout of rank " + std::to_string(rank),
-                            "different ones on rank " + std::to_string(its_rank));
+                            "different ones on rank " + std::to_string(its_rank),
+                            "do the ranks have different models or optimizers?");
     }
   }
 };

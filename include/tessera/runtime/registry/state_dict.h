@@ -86,7 +86,7 @@ class StateDict {
   auto begin() { return items_.begin(); }
   auto end() { return items_.end(); }
 
-  /// The flat parameters that hold the tensors, with this dict's keys as names.
+  /// Describes the flat parameters that hold the tensors. Parameter names are keys of this dict.
   std::vector<FlatUnit> units;
 
  private:

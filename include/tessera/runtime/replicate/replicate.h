@@ -14,7 +14,7 @@ struct ReplicateOptions {
   /// Gradients are averaged over all ranks of this mesh. Default: this process alone.
   dist::Mesh mesh{};
   /// The approximate size of a gradient bucket. Buckets are sent in the order in which a backward
-  /// usually computes gradients. Units: bytes.
+  /// usually computes gradients.
   std::int64_t bucket_nbytes = std::int64_t{25} << 20;
   /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks.
   enum class ModuleStates { sync, as_they_are } module_states = ModuleStates::sync;
