@@ -1,5 +1,8 @@
-"""Moves one checkpoint with eight workers under mpirun, kills two of them, resumes, and compares with one process."""
+"""Moves one checkpoint with eight workers under mpirun, kills two of them, resumes, and compares with one process.
+Then eight workers read the same checkpoint from an S3 server on this machine.
+"""
 
+import contextlib
 import filecmp
 import json
 import os
@@ -8,6 +11,8 @@ import signal
 import struct
 import subprocess
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from build import build
@@ -15,10 +20,20 @@ from console import Stop, heading, run, say
 from debian_packages import install_packages
 from demo import show_command
 from places import ROOT
+from python_environment import python_environment
 
 WORK = ROOT / "build" / "demo-scale"
 WORKERS, KILLED = 8, (2, 5)
 NUM_TENSORS, ROWS, COLUMNS = 48, 2048, 2048  # bfloat16: 384 MiB
+
+SERVER = """
+import time
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+time.sleep(3600)
+"""
 
 
 def write_model(path: Path) -> None:
@@ -34,7 +49,7 @@ def write_model(path: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Lets mpirun start more processes than there are cores, as root too."""
+    """Lets mpirun start more processes than there are cores, also as root."""
     return os.environ | {"PATH": os.pathsep.join([str(ROOT / "build/bin"), os.environ.get("PATH", "")]),
                          "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -75,9 +90,33 @@ def show_and_run(command: list[str], expected: int = 0) -> None:
         raise Stop(f"{command[0]} ended with exit code {exit_code}")
 
 
-def demo_scale() -> int:
+def require_same_files(expected: Path, found: Path) -> None:
+    files = sorted(file.name for file in expected.iterdir())
+    _, different, missing = filecmp.cmpfiles(expected, found, files, shallow=False)
+    if different or missing or files != sorted(file.name for file in found.iterdir()):
+        raise Stop(f"expected the bytes of one process, found differences in {different + missing}")
+    say(f"{len(files)} files, equal byte for byte to those of one process")
+    say()
+
+
+@contextlib.contextmanager
+def s3_server(python: Path) -> Iterator[None]:
+    """Runs an S3 server with an empty bucket `demo`, and lets the tools find it."""
+    server = subprocess.Popen([python / "bin/python", "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        endpoint = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/demo", method="PUT")).close()
+        os.environ |= {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_NO_SIGN_REQUEST": "1"}
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def demo_scale(*, torch_version: str | None) -> int:
     """Returns 0 if eight workers write the bytes of one process."""
-    install_packages({"build", "test"})
+    install_packages({"build", "test", "python"})
+    python = python_environment(torch_version)
     build("dev", targets=("ckpt-reshard", "ckpt-inspect"))
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
@@ -99,10 +138,13 @@ def demo_scale() -> int:
 
     heading("The same command with --resume")
     show_and_run([*command, "--resume"])
-    files = sorted(file.name for file in alone.iterdir())
-    _, different, missing = filecmp.cmpfiles(alone, many, files, shallow=False)
-    if different or missing or files != sorted(file.name for file in many.iterdir()):
-        raise Stop(f"expected the bytes of one process, found differences in {different + missing}")
-    say(f"{len(files)} files, equal byte for byte to those of one process")
+    require_same_files(alone, many)
+
+    with s3_server(python):
+        heading(f"{WORKERS} workers read the model from an S3 server")
+        stored, fetched = "s3://demo/model.safetensors", WORK / "fetched"
+        show_and_run(["ckpt-reshard", str(model), stored])
+        show_and_run(under_mpirun(stored, str(fetched), *words, "--threads", "1", "--workers", "auto"))
+        require_same_files(alone, fetched)
     shutil.rmtree(WORK)
     return 0
