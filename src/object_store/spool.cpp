@@ -216,7 +216,13 @@ void Spool::claim() {
   }
   const std::string prefix = join_path(options_.url, kClaimPrefix);
   const std::string url = prefix + random_name();
-  const MultipartUpload upload = uploads_.begin(url);
+  MultipartUpload upload;
+  try {
+    upload = uploads_.begin(url);
+  } catch (const Error&) {
+    return;  // e.g. a server without uploads in parts; if it fails altogether, the next request
+             // throws
+  }
   {
     const std::scoped_lock lock(mutex_);
     begun_[upload.id] = {url};
