@@ -220,8 +220,7 @@ void Spool::claim() {
   try {
     upload = uploads_.begin(url);
   } catch (const Error&) {
-    return;  // e.g. a server without uploads in parts; if it fails altogether, the next request
-             // throws
+    return;  // A server may have no uploads in parts. If it has failed, the next request throws.
   }
   {
     const std::scoped_lock lock(mutex_);
