@@ -216,7 +216,12 @@ void Spool::claim() {
   }
   const std::string prefix = join_path(options_.url, kClaimPrefix);
   const std::string url = prefix + random_name();
-  const MultipartUpload upload = uploads_.begin(url);
+  MultipartUpload upload;
+  try {
+    upload = uploads_.begin(url);
+  } catch (const Error&) {
+    return;  // A server may have no uploads in parts. If it has failed, the next request throws.
+  }
   {
     const std::scoped_lock lock(mutex_);
     begun_[upload.id] = {url};
