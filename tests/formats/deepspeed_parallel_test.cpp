@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -36,8 +37,8 @@ std::unique_ptr<CheckpointReader> open(const std::string& path) {
 TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
   for (const char* const name :
        {"pipeline", "pipeline_bf16", "pipeline_without_zero", "tensor", "tensor_pipeline", "autotp",
-        "autotp_zero3", "universal_tensor_pipeline", "universal_autotp",
-        "universal_autotp_zero3"}) {
+        "pipeline_fp32_without_zero", "autotp_zero3", "universal_tensor_pipeline",
+        "universal_autotp", "universal_autotp_zero3"}) {
     SCOPED_TRACE(name);
     const auto reader = open(kValid + name);
     EXPECT_EQ(reader->format(), Format("deepspeed"));
@@ -105,6 +106,37 @@ TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
     stdfs::remove(directory / removed);
     EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::corruption, words));
   }
+}
+
+// Shows F2, E3. Without ZeRO no file names the parameters of the optimizer.
+TEST(DeepSpeedParallelTest, ReadsNoOptimizerWithoutNames) {
+  const auto reader = open(kValid + "pipeline_fp32_without_zero");
+  const auto& values = reader->contents().values;
+  const auto optimizer = std::ranges::find(values, "optim", &ValueEntry::name);
+  ASSERT_NE(optimizer, values.end());
+  EXPECT_THAT([&] { reader->read_value(static_cast<std::size_t>(optimizer - values.begin())); },
+              ThrowsError(ErrorKind::unsupported, "names of the parameters"));
+}
+
+// Shows F2, E3.
+TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
+  for (const auto& [removed, words] :
+       std::map<std::string, std::string>{{"mp_rank_01_model_states.pt", "2 stages of 1 tensor"},
+                                          {"mp_rank_00_model_states.pt", "none of rank 0"},
+                                          {"layer_03-model_states.pt", "one of layer 3"}}) {
+    SCOPED_TRACE(removed);
+    const test::TemporaryDirectory directory;
+    stdfs::copy(kValid + "pipeline_fp32_without_zero/global_step2", directory.path());
+    stdfs::remove(directory / removed);
+    EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::corruption, words));
+  }
+  const test::TemporaryDirectory directory;
+  stdfs::copy(kValid + "pipeline/global_step2", directory.path());
+  for (const char* const rank : {"0_mp_rank_00", "0_mp_rank_01", "1_mp_rank_00", "1_mp_rank_01"}) {
+    stdfs::remove(directory / ("zero_pp_rank_" + std::string(rank) + "_optim_states.pt"));
+  }
+  EXPECT_THAT([&] { open(directory.path()); },
+              ThrowsError(ErrorKind::corruption, "optimizer states of ZeRO"));
 }
 
 // Shows F2. Groups list the parameters of all stages, and a shared module once.

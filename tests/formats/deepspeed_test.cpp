@@ -276,18 +276,18 @@ TEST_F(DeepSpeedFolderTest, WithoutZeroTheFileOfTheModelIsTheCheckpoint) {
               ThrowsError(ErrorKind::unsupported, "give the path of mp_rank_00_model_states.pt"));
 }
 
-// Shows F2. One file of such a run is not the whole model, so the message does not advise to open
-// it.
-TEST_F(DeepSpeedFolderTest, APipelineWithoutZeroIsRefusedAsPipeline) {
+// Shows F2. The model states are those of ZeRO, so its files are missing. One file of a pipeline is
+// not the whole model, so the message does not advise to open it.
+TEST_F(DeepSpeedFolderTest, APipelineWhoseOptimizerStatesAreMissingIsRefused) {
   for (const int rank : {0, 1}) {
     stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +
                                 "_mp_rank_00_optim_states.pt"));
   }
   write("global_step2/layer_00-model_states.pt", "x");
   EXPECT_THAT([&] { open(directory_.path()); },
-              ThrowsError(ErrorKind::unsupported,
-                          "layer_00-model_states.pt: parallelism: expected only files of ZeRO, "
-                          "found a file of pipeline parallelism"));
+              ThrowsError(ErrorKind::corruption,
+                          "mp_rank_00_model_states.pt: files of ranks: expected optimizer states "
+                          "of ZeRO, *_optim_states.pt, found none"));
 }
 
 // Shows F2.

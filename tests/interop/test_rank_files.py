@@ -77,6 +77,23 @@ def test_a_flat_vector_is_no_second_name_of_a_parameter(tmp_path):
     assert found["model._flat_param"] == [108] and found["model.0.weight"] == [54]  # FSDP1 pads 103 elements
 
 
+def test_a_flat_vector_beside_its_parameters_is_refused_by_name(tmp_path):
+    """Shows F1, E3. use_orig_params=True saves each parameter twice: each rank's part of it, and the flat vector."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_function(save_flat_vectors, 2, saved)
+    process = run("ckpt-reshard", saved, tmp_path / "moved", "--to", "dcp")
+    assert process.returncode == 3 and "model._flat_param: flat vector: expected a layout that names its parameters" in process.stderr
+    (tmp_path / "layout.json").write_text(json.dumps({"schema": 1, "units": [{
+        "key": "model._flat_param", "dtype": "float32", "numel_padded": 108,
+        "params": [{"fqn": "model.0.weight", "shape": [10, 6], "offset": 0}, {"fqn": "model.0.bias", "shape": [10], "offset": 60},
+                   {"fqn": "model.1.weight", "shape": [3, 10], "offset": 72}, {"fqn": "model.1.bias", "shape": [3], "offset": 104}]}]}))
+    process = run("ckpt-reshard", saved, tmp_path / "moved", "--to", "dcp", "--flat-layout", tmp_path / "layout.json")
+    words = ("model.0.", "found two (does the checkpoint have both the parameter and its flat vector?)")
+    assert process.returncode == 3 and all(word in process.stderr for word in words), process.stderr
+    assert not (tmp_path / "moved").exists()
+
+
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp1_sharded_tensor"])
 def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
     """Shows F1. Under the name of its parameter, and with its shape, as DCP and FSDP2 want it."""

@@ -68,8 +68,9 @@ class DeepSpeedDriver final : public FormatDriver {
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
-    const bool is_one =
-        deepspeed::are_of_zero(directory.names) || deepspeed::are_universal(directory.names);
+    const bool is_one = deepspeed::are_of_zero(directory.names) ||
+                        deepspeed::are_universal(directory.names) ||
+                        deepspeed::are_without_zero(directory.names);
     if (is_one || directory.has(deepspeed::kLatestUniversal)) return {Match::by_name};
     const bool is_of_run =
         directory.has("latest") && std::ranges::any_of(directory.names, is_step_or_script);
@@ -118,7 +119,8 @@ class DeepSpeedDriver final : public FormatDriver {
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
     if (!deepspeed::is_file_name(last_component(path))) return false;
     const std::vector<std::string> names = fs.list_directory(directory_of(path));
-    return deepspeed::are_of_zero(names) || deepspeed::are_universal(names);
+    return deepspeed::are_of_zero(names) || deepspeed::are_universal(names) ||
+           deepspeed::are_without_zero(names);
   }
 };
 

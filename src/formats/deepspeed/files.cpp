@@ -126,6 +126,40 @@ void require_zero_alone(const std::string& name, const std::string& directory) {
                         "only files of ZeRO", "a file of " + std::string(other) + " parallelism");
 }
 
+/// Returns the files without a check of the optimizer states.
+ParallelFiles sorted_files(const std::vector<std::string>& names, const std::string& directory) {
+  ParallelFiles files;
+  for (const std::string& name : names) {
+    if (!is_file_name(name)) continue;
+    const std::string_view other = other_parallelism(name);
+    if (other == kPipeline) {
+      const bool is_cut = is_name_like(name, kOtherParallelism.front().pattern);
+      const std::size_t tensor = is_cut ? number_after(name, kTensorRank) : 0;
+      files.layers.push_back({number_after(name, kLayer), tensor, name});
+      continue;
+    }
+    if (!other.empty()) require_zero_alone(name, directory);
+    if (!is_optimizer(name)) {
+      place_model(files.model, name, directory);
+      continue;
+    }
+    const std::size_t rank = number_after(name, kModelParallelRank);
+    if (rank < kMaxRanks && files.optimizer.size() <= rank) files.optimizer.resize(rank + 1);
+    if (rank < kMaxRanks) place(files.optimizer[rank], number_after(name, kRank), name, directory);
+  }
+  require_all_models(files.model, directory);
+  const auto place_of = [](const LayerFile& file) { return std::pair(file.layer, file.tensor); };
+  std::ranges::sort(files.layers, {}, place_of);
+  const auto again = std::ranges::adjacent_find(files.layers, {}, place_of);
+  if (again != files.layers.end()) {
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = directory}, "files of layers",
+        "one file of layer " + std::to_string(again->layer),
+        "'" + printable(again->name) + "' and '" + printable(std::next(again)->name) + "'");
+  }
+  return files;
+}
+
 }  // namespace
 
 bool is_file_name(std::string_view name) {
@@ -202,26 +236,7 @@ bool are_of_several_model_ranks(const std::vector<std::string>& names) {
 
 ParallelFiles find_parallel_files(const std::vector<std::string>& names,
                                   const std::string& directory) {
-  ParallelFiles files;
-  for (const std::string& name : names) {
-    if (!is_file_name(name)) continue;
-    const std::string_view other = other_parallelism(name);
-    if (other == kPipeline) {
-      const bool is_cut = is_name_like(name, kOtherParallelism.front().pattern);
-      const std::size_t tensor = is_cut ? number_after(name, kTensorRank) : 0;
-      files.layers.push_back({number_after(name, kLayer), tensor, name});
-      continue;
-    }
-    if (!other.empty()) require_zero_alone(name, directory);
-    if (!is_optimizer(name)) {
-      place_model(files.model, name, directory);
-      continue;
-    }
-    const std::size_t rank = number_after(name, kModelParallelRank);
-    if (rank < kMaxRanks && files.optimizer.size() <= rank) files.optimizer.resize(rank + 1);
-    if (rank < kMaxRanks) place(files.optimizer[rank], number_after(name, kRank), name, directory);
-  }
-  require_all_models(files.model, directory);
+  ParallelFiles files = sorted_files(names, directory);
   if (files.optimizer.size() < files.model.size()) files.optimizer.resize(files.model.size());
   for (std::size_t rank = 0; rank < files.optimizer.size(); ++rank) {
     const std::string of_rank = " of mp_rank " + std::to_string(rank);
@@ -233,16 +248,21 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
     }
     require_all(files.optimizer[rank], "optimizer states" + of_rank, directory);
   }
-  const auto place_of = [](const LayerFile& file) { return std::pair(file.layer, file.tensor); };
-  std::ranges::sort(files.layers, {}, place_of);
-  const auto again = std::ranges::adjacent_find(files.layers, {}, place_of);
-  if (again != files.layers.end()) {
-    throw Error::expected(
-        ErrorKind::unsupported, {.path = directory}, "files of layers",
-        "one file of layer " + std::to_string(again->layer),
-        "'" + printable(again->name) + "' and '" + printable(std::next(again)->name) + "'");
-  }
   return files;
+}
+
+bool are_without_zero(const std::vector<std::string>& names) {
+  const auto is_model = [](const std::string& name) { return is_name_like(name, kModelOfAll); };
+  const auto is_of_stage_3 = [](const std::string& name) {
+    return is_name_like(name, kModelOfRank);
+  };
+  return are_of_several_model_ranks(names) && !are_of_zero(names) && !are_universal(names) &&
+         std::ranges::any_of(names, is_model) && std::ranges::none_of(names, is_of_stage_3);
+}
+
+ParallelFiles find_files_without_zero(const std::vector<std::string>& names,
+                                      const std::string& directory) {
+  return sorted_files(names, directory);
 }
 
 std::vector<std::vector<std::string>> find_model_ranks(const std::vector<std::string>& names,

@@ -59,6 +59,13 @@ FileNames find_files(const std::vector<std::string>& names, const std::string& d
 /// naming a missing rank; Error(unsupported) naming a file of expert parallelism.
 ParallelFiles find_parallel_files(const std::vector<std::string>& names,
                                   const std::string& directory);
+/// Whether the names are those of a checkpoint with tensor or pipeline parallelism, but without
+/// ZeRO.
+bool are_without_zero(const std::vector<std::string>& names);
+/// Returns the files of such a checkpoint, which has no optimizer states of ranks. Throws: as
+/// `find_parallel_files`.
+ParallelFiles find_files_without_zero(const std::vector<std::string>& names,
+                                      const std::string& directory);
 /// Returns the model states of a universal checkpoint that was made of several model ranks, as
 /// `ParallelFiles` has them. Throws: as `find_parallel_files`.
 std::vector<std::vector<std::string>> find_model_ranks(const std::vector<std::string>& names,

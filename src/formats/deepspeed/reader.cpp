@@ -16,6 +16,7 @@
 #include "formats/deepspeed/parallel.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
+#include "formats/deepspeed/without_zero.h"
 #include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 
@@ -47,7 +48,8 @@ std::string folder_named_by(const FileSystem& fs, const std::string& path,
 }
 
 bool is_checkpoint(const std::vector<std::string>& names) {
-  return deepspeed::are_of_zero(names) || deepspeed::are_universal(names);
+  return deepspeed::are_of_zero(names) || deepspeed::are_universal(names) ||
+         deepspeed::are_without_zero(names);
 }
 
 /// Returns the folder of the checkpoint: `path`, or the folder that the file `latest` in it names.
@@ -234,6 +236,9 @@ std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::stri
   const std::vector<std::string> names = fs.list_directory(folder);
   if (deepspeed::are_universal(names)) {
     return deepspeed::open_universal(fs, std::move(path), std::move(folder), as_dict);
+  }
+  if (deepspeed::are_without_zero(names)) {
+    return deepspeed::open_without_zero(fs, std::move(path), std::move(folder), as_dict);
   }
   if (deepspeed::are_of_several_model_ranks(names)) {
     return deepspeed::open_parallel(fs, std::move(path), std::move(folder), as_dict);
