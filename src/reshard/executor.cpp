@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <ranges>
 #include <set>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "formats/gatherer.h"
 #include "formats/name_pattern.h"
 #include "formats/staging/shared_work.h"
+#include "formats/stored_chunks.h"
 #include "reshard/cast_losses.h"
 #include "reshard/execute_blocks.h"
 #include "reshard/in_memory_writer.h"
@@ -71,6 +73,8 @@ class Execution {
         source_(source),
         writer_(writer),
         memory_(dynamic_cast<InMemoryWriter*>(&writer)),
+        chunk_source_(dynamic_cast<const formats::ChunkSource*>(&source)),
+        chunk_sink_(dynamic_cast<formats::ChunkSink*>(&writer)),
         options_(options) {
     const std::vector<PieceId> order = writer.write_order();
     pieces_.reserve(order.size());
@@ -197,13 +201,14 @@ class Execution {
       pool_.give_back(std::move(workspace));
       return;
     }
-    const std::span<std::byte> bytes = room_for(id, window, *workspace);
+    std::span<std::byte> bytes = room_for(id, window, *workspace);
     if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
       if (counts_kept_blocks(id)) {
         losses_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
       }
-    } else {
+    } else if (!move_chunk(id, window, *workspace)) {
+      bytes = room_for(id, window, *workspace);
       const CastLosses losses = fetch(id, window, *workspace, bytes);
       losses_.add(id.tensor_index, block, losses);
       if (losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse) {
@@ -213,6 +218,28 @@ class Execution {
     }
     if (options_.progress) options_.progress(bytes.size());
     pool_.give_back(std::move(workspace));
+  }
+
+  /// Moves a block as the source stores it, if the source has its elements as one chunk and the
+  /// writer takes it. Otherwise returns false. See [Note: Stored chunks].
+  bool move_chunk(PieceId id, FlatRange window, Workspace& workspace) {
+    const bool are_chunks_moved = chunk_source_ != nullptr && chunk_sink_ != nullptr &&
+                                  is_copied(id) && chunk_sink_->takes_chunks(id);
+    if (!are_chunks_moved) return false;
+    const TensorCopy& copy = plan_.copies[id.tensor_index];
+    const TensorEntry& tensor = source_.contents().tensors[copy.source_tensor];
+    for (const std::uint32_t piece : copy.source_pieces[id.piece_index]) {
+      std::optional<FlatRange> range;  // of the source piece, if it has the whole block in one run
+      const CopyRuns runs(tensor.meta.shape, tensor.pieces[piece].region, source_region_of(id));
+      runs.for_each_in(window, [&](const CopyRuns::Run& run) {
+        if (run.numel == window.numel()) range = {run.source_begin, run.source_begin + run.numel};
+      });
+      if (!range) continue;
+      const auto chunk = chunk_source_->read_chunk(copy.source_tensor, piece, *range,
+                                                   writer_.block_numel(id), workspace.block);
+      return chunk && chunk_sink_->write_chunk(id, window.begin, *chunk);
+    }
+    return false;
   }
 
   /// Returns the elements of a piece that are in a block.
@@ -298,7 +325,9 @@ class Execution {
   const Plan& plan_;
   const TensorSource& source_;
   CheckpointWriter& writer_;
-  InMemoryWriter* const memory_;  // the writer, if its pieces lie in memory
+  InMemoryWriter* const memory_;                    // the writer, if its pieces lie in memory
+  const formats::ChunkSource* const chunk_source_;  // the source, if it gives chunks; else null
+  formats::ChunkSink* const chunk_sink_;            // the writer, if it takes chunks; else null
   const ExecuteOptions& options_;
   std::vector<PieceBlocks> pieces_;
   std::int64_t num_blocks_ = 0;

@@ -61,7 +61,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
 }
 
 /// Writes the files of the selected ranks into a directory. A derived class defines `commit`.
-class RankFilesWriter : public ShareWriter {
+class RankFilesWriter : public ShareWriter, public ChunkSink {
   struct RankSlot {
     std::mutex mutex;  // guards the pointer
     std::unique_ptr<RankFileWriter> file;
@@ -122,6 +122,17 @@ class RankFilesWriter : public ShareWriter {
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     rank_file(piece_of(piece).rank).write_block(number_of(piece), begin, bytes);
+  }
+
+  // With a level, the user asks for chunks of this level. The level of a stored chunk is not known.
+  bool takes_chunks(PieceId piece) const override {
+    return !options_.zstd_level &&
+           may_compress(nbytes_of(piece_of(piece).region,
+                                  index_.contents.tensors[piece.tensor_index].meta.dtype),
+                        options_);
+  }
+  bool write_chunk(PieceId piece, std::int64_t begin, const StoredChunk& chunk) override {
+    return rank_file(piece_of(piece).rank).write_chunk(number_of(piece), begin, chunk);
   }
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
