@@ -22,6 +22,7 @@
 #include "reshard/resume_identity.h"
 #include "reshard/row_wise_merge.h"
 #include "tessera/base/parallel.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {
 namespace {
@@ -84,7 +85,9 @@ class Execution {
                     region_of(id));
       const std::int64_t numel = numel_of(region_of(id));
       const std::int64_t block_numel = writer.block_numel(id);
-      pieces_.push_back({id, block_numel, num_blocks_});
+      TESSERA_CHECK(id.tensor_index <= UINT32_MAX && id.piece_index <= UINT32_MAX);
+      pieces_.push_back({static_cast<std::uint32_t>(id.tensor_index),
+                         static_cast<std::uint32_t>(id.piece_index), num_blocks_});
       num_blocks_ += ceil_div(numel, block_numel);
       thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
     }
@@ -133,10 +136,13 @@ class Execution {
   /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
 
+  /// A piece and the number of its first block. Small, because there is one for each piece.
   struct PieceBlocks {
-    PieceId id;
-    std::int64_t block_numel;
+    std::uint32_t tensor_index;
+    std::uint32_t piece_index;
     std::int64_t first_block;
+
+    PieceId id() const { return {tensor_index, piece_index}; }
   };
 
   const TensorEntry& destination_of(PieceId id) const {
@@ -190,7 +196,7 @@ class Execution {
 
   void move_block(std::int64_t block) {
     const PieceBlocks& piece = piece_with(block);
-    const PieceId id = piece.id;
+    const PieceId id = piece.id();
     const FlatRange window = window_of(piece, block);
 
     auto workspace = pool_.take();
@@ -244,8 +250,9 @@ class Execution {
 
   /// Returns the elements of a piece that are in a block.
   FlatRange window_of(const PieceBlocks& piece, std::int64_t block) const {
-    const std::int64_t begin = (block - piece.first_block) * piece.block_numel;
-    return {begin, std::min(begin + piece.block_numel, numel_of(region_of(piece.id)))};
+    const std::int64_t block_numel = writer_.block_numel(piece.id());
+    const std::int64_t begin = (block - piece.first_block) * block_numel;
+    return {begin, std::min(begin + block_numel, numel_of(region_of(piece.id())))};
   }
 
   std::span<std::byte> room_for(PieceId id, FlatRange window, Workspace& workspace) const {
@@ -277,8 +284,8 @@ class Execution {
       if (block >= losses_.first_block_too_large()) continue;
       const PieceBlocks& piece = piece_with(block);
       const FlatRange window = window_of(piece, block);
-      losses_.add(piece.id.tensor_index, block,
-                  fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+      losses_.add(piece.tensor_index, block,
+                  fetch(piece.id(), window, *workspace, room_for(piece.id(), window, *workspace)));
     }
   }
 
@@ -288,12 +295,13 @@ class Execution {
     const auto workspace = pool_.take();
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const PieceBlocks& piece = pieces_[i];
-      if (piece.id.tensor_index != tensor_index) continue;
+      if (piece.tensor_index != tensor_index) continue;
       const std::int64_t end = i + 1 < pieces_.size() ? pieces_[i + 1].first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         const FlatRange window = window_of(piece, block);
-        losses.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+        losses.merge(
+            fetch(piece.id(), window, *workspace, room_for(piece.id(), window, *workspace)));
       }
     }
     const std::size_t source_tensor = plan_.copies[tensor_index].source_tensor;
@@ -430,7 +438,9 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
                                              formats::CreateOptions create) {
   std::vector<Value> values = prepare_move(plan, reader, create);
   return with_remedy_for_values(plan, reader, [&] {
-    return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
+    return formats::writer_of(create.format)
+        .start(fs, destination, formats::SharedContents::of(plan.destination), std::move(values),
+               create);
   });
 }
 

@@ -106,7 +106,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
 /// Fills `pieces_`, with the number of each piece's tensor in the file's index. This index lists
 /// the tensors of the file's pieces, and the tensors that have no piece on any rank.
 void RankFileWriter::list_pieces() {
-  const std::vector<TensorEntry>& tensors = contents_.whole.contents.tensors;
+  const std::vector<TensorEntry>& tensors = contents_.whole.contents->tensors;
   pieces_.reserve(contents_.pieces.size());
   std::size_t num_tensors = 0;
   std::size_t next = 0;  // tensor
@@ -122,7 +122,7 @@ void RankFileWriter::list_pieces() {
 }
 
 const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
-  return contents_.whole.contents.tensors[piece.id.tensor_index];
+  return contents_.whole.contents->tensors[piece.id.tensor_index];
 }
 
 const Region& RankFileWriter::region_of(const PieceState& piece) const {

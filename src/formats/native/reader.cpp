@@ -55,7 +55,7 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
-    const TensorEntry& tensor = index_.contents.tensors.at(tensor_index);
+    const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
     const Piece& piece = tensor.pieces.at(piece_index);
     const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
     TESSERA_CHECK(range.begin >= 0 && range.begin <= range.end &&
@@ -83,7 +83,7 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
   std::optional<StoredChunk> read_chunk(std::size_t tensor_index, std::size_t piece_index,
                                         FlatRange range, std::int64_t chunk_numel,
                                         tessera::detail::ByteBuffer& room) const override {
-    const TensorEntry& tensor = index_.contents.tensors.at(tensor_index);
+    const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
     const Piece& piece = tensor.pieces.at(piece_index);
     const StoredPiece& stored = index_.storage[tensor_index][piece_index];
     if (stored.encoding != Encoding::zstd) return std::nullopt;
@@ -115,7 +115,7 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
   }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
-    const Piece& piece = index_.contents.tensors.at(tensor_index).pieces.at(piece_index);
+    const Piece& piece = index_.contents->tensors.at(tensor_index).pieces.at(piece_index);
     const StoredPiece& stored = index_.storage[tensor_index][piece_index];
     PieceStorage storage;
     storage.file = file_name_of(index_, piece.rank, stored);
@@ -129,7 +129,7 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
 
   std::vector<std::string> data_files() const override {
     std::vector<std::string> paths;
-    for (int rank = 0; rank < index_.contents.world_size; ++rank) {
+    for (int rank = 0; rank < index_.contents->world_size; ++rank) {
       paths.push_back(join_path(path_, rank_file_name(rank)));
     }
     for (const LinkedFile& file : index_.linked_files) {
@@ -143,8 +143,8 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
     for (const std::string& path : data_files()) is_lost.push_back(!fs_.kind_of(path));
     MissingData missing;
     if (std::ranges::find(is_lost, true) == is_lost.end()) return missing;
-    for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
-      const std::vector<Piece>& pieces = index_.contents.tensors[t].pieces;
+    for (std::size_t t = 0; t < index_.contents->tensors.size(); ++t) {
+      const std::vector<Piece>& pieces = index_.contents->tensors[t].pieces;
       for (std::size_t p = 0; p < pieces.size(); ++p) {
         const StoredPiece& stored = index_.storage[t][p];
         const std::size_t file = stored.file == 0 ? static_cast<std::size_t>(pieces[p].rank)
