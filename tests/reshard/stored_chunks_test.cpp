@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 
@@ -179,6 +180,35 @@ TEST(StoredChunksTest, OtherOptionsDecodeEveryChunk) {
   EXPECT_EQ(move_counted(folder / "1", folder / "large", {}, large), (Counts{0, 2}));
   EXPECT_EQ(move_counted(folder / "1", folder / "plain", {}, plain), (Counts{0, 4}));
   EXPECT_EQ(move_counted(folder / "1", folder / "cast", {.cast = DType::float32}), (Counts{0, 8}));
+}
+
+TEST(StoredChunksTest, AnInterruptedMoveOfChunksIsResumed) {
+  const TemporaryDirectory folder;
+  compress(one_tensor(32 * kRowsOfChunk), folder / "1", 1);
+  const auto reader = formats::open_native(FileSystem::posix(), folder / "1");
+  const Plan plan = plan_reshard(reader->contents(), folder / "1",
+                                 {.format = formats::Format::native, .world_size = 2});
+  formats::CreateOptions create{.format = formats::Format::native, .native = zstd_options()};
+  create.journal = formats::JournalOptions{};
+  {
+    const auto writer = start_move(plan, *reader, FileSystem::posix(), folder / "2", create);
+    std::stop_source stop;
+    std::atomic<int> num_moved = 0;
+    const auto progress = [&](std::uint64_t) {
+      if (++num_moved == 10) stop.request_stop();
+    };
+    EXPECT_THROW(execute(plan, *reader, *writer,
+                         {.num_threads = 2, .stop = stop.get_token(), .progress = progress}),
+                 Error);
+    EXPECT_TRUE(writer->keep_work());
+  }
+  create.journal->kept_work = formats::KeptWork::resume;
+  std::atomic<std::uint64_t> resumed_nbytes = 0;
+  finish_move(plan, *reader, *start_move(plan, *reader, FileSystem::posix(), folder / "2", create),
+              {.resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
+  EXPECT_GE(resumed_nbytes, std::uint64_t{10 * 65536});
+  compress(one_tensor(32 * kRowsOfChunk), folder / "encoded", 2);
+  EXPECT_EQ(files_of(folder / "2"), files_of(folder / "encoded"));
 }
 
 TEST(StoredChunksTest, ADamagedChunkIsRefusedWithItsPlace) {
