@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <ranges>
 #include <set>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "formats/gatherer.h"
 #include "formats/name_pattern.h"
 #include "formats/staging/shared_work.h"
+#include "formats/stored_chunks.h"
 #include "reshard/cast_losses.h"
 #include "reshard/execute_blocks.h"
 #include "reshard/in_memory_writer.h"
@@ -20,6 +22,7 @@
 #include "reshard/resume_identity.h"
 #include "reshard/row_wise_merge.h"
 #include "tessera/base/parallel.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {
 namespace {
@@ -71,6 +74,8 @@ class Execution {
         source_(source),
         writer_(writer),
         memory_(dynamic_cast<InMemoryWriter*>(&writer)),
+        chunk_source_(dynamic_cast<const formats::ChunkSource*>(&source)),
+        chunk_sink_(dynamic_cast<formats::ChunkSink*>(&writer)),
         options_(options) {
     const std::vector<PieceId> order = writer.write_order();
     pieces_.reserve(order.size());
@@ -80,7 +85,9 @@ class Execution {
                     region_of(id));
       const std::int64_t numel = numel_of(region_of(id));
       const std::int64_t block_numel = writer.block_numel(id);
-      pieces_.push_back({id, block_numel, num_blocks_});
+      TESSERA_CHECK(id.tensor_index <= UINT32_MAX && id.piece_index <= UINT32_MAX);
+      pieces_.push_back({static_cast<std::uint32_t>(id.tensor_index),
+                         static_cast<std::uint32_t>(id.piece_index), num_blocks_});
       num_blocks_ += ceil_div(numel, block_numel);
       thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
     }
@@ -129,10 +136,13 @@ class Execution {
   /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
 
+  /// A piece and the number of its first block. Small, because there is one for each piece.
   struct PieceBlocks {
-    PieceId id;
-    std::int64_t block_numel;
+    std::uint32_t tensor_index;
+    std::uint32_t piece_index;
     std::int64_t first_block;
+
+    PieceId id() const { return {tensor_index, piece_index}; }
   };
 
   const TensorEntry& destination_of(PieceId id) const {
@@ -186,7 +196,7 @@ class Execution {
 
   void move_block(std::int64_t block) {
     const PieceBlocks& piece = piece_with(block);
-    const PieceId id = piece.id;
+    const PieceId id = piece.id();
     const FlatRange window = window_of(piece, block);
 
     auto workspace = pool_.take();
@@ -197,13 +207,14 @@ class Execution {
       pool_.give_back(std::move(workspace));
       return;
     }
-    const std::span<std::byte> bytes = room_for(id, window, *workspace);
+    std::span<std::byte> bytes = room_for(id, window, *workspace);
     if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
       if (counts_kept_blocks(id)) {
         losses_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
       }
-    } else {
+    } else if (!move_chunk(id, window, *workspace)) {
+      bytes = room_for(id, window, *workspace);
       const CastLosses losses = fetch(id, window, *workspace, bytes);
       losses_.add(id.tensor_index, block, losses);
       if (losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse) {
@@ -215,10 +226,33 @@ class Execution {
     pool_.give_back(std::move(workspace));
   }
 
+  /// Moves a block as the source stores it, if the source has its elements as one chunk and the
+  /// writer takes it. Otherwise returns false. See [Note: Stored chunks].
+  bool move_chunk(PieceId id, FlatRange window, Workspace& workspace) {
+    const bool are_chunks_moved = chunk_source_ != nullptr && chunk_sink_ != nullptr &&
+                                  is_copied(id) && chunk_sink_->takes_chunks(id);
+    if (!are_chunks_moved) return false;
+    const TensorCopy& copy = plan_.copies[id.tensor_index];
+    const TensorEntry& tensor = source_.contents().tensors[copy.source_tensor];
+    for (const std::uint32_t piece : copy.source_pieces[id.piece_index]) {
+      std::optional<FlatRange> range;  // of the source piece, if it has the whole block in one run
+      const CopyRuns runs(tensor.meta.shape, tensor.pieces[piece].region, source_region_of(id));
+      runs.for_each_in(window, [&](const CopyRuns::Run& run) {
+        if (run.numel == window.numel()) range = {run.source_begin, run.source_begin + run.numel};
+      });
+      if (!range) continue;
+      const auto chunk = chunk_source_->read_chunk(copy.source_tensor, piece, *range,
+                                                   writer_.block_numel(id), workspace.block);
+      return chunk && chunk_sink_->write_chunk(id, window.begin, *chunk);
+    }
+    return false;
+  }
+
   /// Returns the elements of a piece that are in a block.
   FlatRange window_of(const PieceBlocks& piece, std::int64_t block) const {
-    const std::int64_t begin = (block - piece.first_block) * piece.block_numel;
-    return {begin, std::min(begin + piece.block_numel, numel_of(region_of(piece.id)))};
+    const std::int64_t block_numel = writer_.block_numel(piece.id());
+    const std::int64_t begin = (block - piece.first_block) * block_numel;
+    return {begin, std::min(begin + block_numel, numel_of(region_of(piece.id())))};
   }
 
   std::span<std::byte> room_for(PieceId id, FlatRange window, Workspace& workspace) const {
@@ -250,8 +284,8 @@ class Execution {
       if (block >= losses_.first_block_too_large()) continue;
       const PieceBlocks& piece = piece_with(block);
       const FlatRange window = window_of(piece, block);
-      losses_.add(piece.id.tensor_index, block,
-                  fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+      losses_.add(piece.tensor_index, block,
+                  fetch(piece.id(), window, *workspace, room_for(piece.id(), window, *workspace)));
     }
   }
 
@@ -261,12 +295,13 @@ class Execution {
     const auto workspace = pool_.take();
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const PieceBlocks& piece = pieces_[i];
-      if (piece.id.tensor_index != tensor_index) continue;
+      if (piece.tensor_index != tensor_index) continue;
       const std::int64_t end = i + 1 < pieces_.size() ? pieces_[i + 1].first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         const FlatRange window = window_of(piece, block);
-        losses.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+        losses.merge(
+            fetch(piece.id(), window, *workspace, room_for(piece.id(), window, *workspace)));
       }
     }
     const std::size_t source_tensor = plan_.copies[tensor_index].source_tensor;
@@ -298,7 +333,9 @@ class Execution {
   const Plan& plan_;
   const TensorSource& source_;
   CheckpointWriter& writer_;
-  InMemoryWriter* const memory_;  // the writer, if its pieces lie in memory
+  InMemoryWriter* const memory_;                    // the writer, if its pieces lie in memory
+  const formats::ChunkSource* const chunk_source_;  // the source, if it gives chunks; else null
+  formats::ChunkSink* const chunk_sink_;            // the writer, if it takes chunks; else null
   const ExecuteOptions& options_;
   std::vector<PieceBlocks> pieces_;
   std::int64_t num_blocks_ = 0;
@@ -401,7 +438,9 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
                                              formats::CreateOptions create) {
   std::vector<Value> values = prepare_move(plan, reader, create);
   return with_remedy_for_values(plan, reader, [&] {
-    return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
+    return formats::writer_of(create.format)
+        .start(fs, destination, formats::SharedContents::of(plan.destination), std::move(values),
+               create);
   });
 }
 

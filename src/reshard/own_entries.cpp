@@ -35,7 +35,7 @@ std::uint64_t remove_pieces(TensorEntry& tensor, TensorCopy& copy, const IsRemov
       continue;
     }
     pieces.push_back(tensor.pieces[p]);
-    sources.push_back(std::move(copy.source_pieces[p]));
+    sources.push_back(copy.source_pieces[p]);
   }
   tensor.pieces = std::move(pieces);
   copy.source_pieces = std::move(sources);

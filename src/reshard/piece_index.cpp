@@ -96,7 +96,7 @@ void find_sources(const formats::TensorEntry& source, const formats::TensorEntry
   const PieceIndex index(source);
   if (!copy.merged_widths.empty()) {
     const auto all = index.pieces_sharing(whole_box(source.meta.shape), 0);
-    copy.source_pieces.assign(destination.pieces.size(), all);
+    copy.source_pieces.edit().assign(destination.pieces.size(), all);
     return;
   }
   for (const formats::Piece& piece : destination.pieces) {

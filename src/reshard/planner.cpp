@@ -104,12 +104,15 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   tensor_planner.finish();
   plan_values(source, moved.values, options, gaps, plan, report);
   destination.aliases = std::move(moved.aliases);
-  destination.units = units_at_destination(units, options, selection);
-  destination.annotations = source.annotations;
+  const formats::FormatTraits traits = formats::traits_of(options.format);
+  if (traits.holds_flat_units) {
+    destination.units = units_at_destination(units, options, selection);
+  }
+  if (traits.holds_annotations) destination.annotations = source.annotations;
   plan.on_overflow = options.on_overflow;
 
   sort_by_name(plan);
-  if (formats::traits_of(options.format).holds_replicas) {
+  if (traits.holds_replicas) {
     place_own_entries(plan);
     note_separate_own_entries(destination, report);
   }

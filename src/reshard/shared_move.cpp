@@ -68,7 +68,8 @@ class SharedMove {
 
 std::unique_ptr<ShareWriter> SharedMove::start(const ShareOptions& share) const {
   auto writer = formats::writer_of(create_.format)
-                    .start_share(fs_, destination_, plan_.destination, values_, create_, share);
+                    .start_share(fs_, destination_, formats::SharedContents::of(plan_.destination),
+                                 values_, create_, share);
   if (writer) return writer;
   throw Error(ErrorKind::unsupported, {.path = destination_},
               "format: one process must write all of " + std::string(create_.format.name()));

@@ -59,7 +59,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
 }
 
 void PresentPieces::restore_numbers(TensorCopy& copy) const {
-  for (std::vector<std::uint32_t>& pieces : copy.source_pieces) {
+  for (std::vector<std::uint32_t>& pieces : copy.source_pieces.edit()) {
     for (std::uint32_t& piece : pieces) piece = numbers[piece];
   }
 }

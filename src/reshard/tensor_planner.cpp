@@ -54,6 +54,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
   if (present) present->restore_numbers(copy);
   plan_.nbytes_to_write += nbytes_to_write(entry);
+  copy.source_pieces = source_pieces_pool_.share(std::move(copy.source_pieces));
   plan_.destination.tensors.push_back(std::move(entry));
   plan_.copies.push_back(std::move(copy));
 }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "base/list_pool.h"
 #include "formats/quantized_tensors.h"
 #include "reshard/destination_layout.h"
 #include "reshard/layout_check.h"
@@ -15,6 +17,15 @@
 #include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
+
+/// Returns a number for a list of numbers; equal lists have equal numbers.
+struct NumbersHash {
+  std::uint64_t operator()(const std::vector<std::uint32_t>& numbers) const {
+    std::uint64_t hash = numbers.size();
+    for (const std::uint32_t number : numbers) hash = tessera::detail::mix_hash(hash, number);
+    return hash;
+  }
+};
 
 /// Plans the tensors of a move, one by one: checks a tensor in the source, sets its dtype, shape
 /// and pieces at the destination, and finds the source pieces of each piece. Adds the tensor to the
@@ -57,6 +68,7 @@ class TensorPlanner {
   const RowWiseMergePlanner merge_planner_;
   const bool holds_replicas_;  // the destination's format stores replicas
   WriterBalance balance_;
+  tessera::detail::ListPool<std::vector<std::uint32_t>, NumbersHash> source_pieces_pool_;
 };
 
 }  // namespace tessera::reshard

@@ -257,6 +257,69 @@ class KilledWorkers(unittest.TestCase):
         self.assert_finished(name, options)
         self.assertIn("is the move finished already?", self.finish(name, code=3))
 
+    def base_and_next(self):
+        """Returns a base, and a source of which two thirds are in the base."""
+        base, following = self.work / "base", self.work / "next.safetensors"
+        self.run_tool("base", ["--world-size", "4"])
+        found = bytearray(self.source.read_bytes())
+        end_of_header = 8 + int.from_bytes(found[:8], "little")
+        changed = (len(found) - end_of_header) // 3
+        found[end_of_header:end_of_header + changed:256] = bytes(1 for _ in range(0, changed, 256))
+        following.write_bytes(found)
+        return base, following
+
+    @staticmethod
+    def linked(base, path):
+        """Returns the names of the files that a checkpoint shares with its base."""
+        of_base = {each.stat().st_ino for each in base.iterdir()}
+        return {each.name for each in path.iterdir() if each.stat().st_ino in of_base}
+
+    def take_over_with_base(self, begin):
+        """Has `begin` start parts of three. Then one worker takes over, and the result is that of one process."""
+        base, following = self.base_and_next()
+        options = ["--world-size", "4", "--base", base]
+        start = time.monotonic()
+        self.run_tool("alone", options, source=following)
+        seconds = time.monotonic() - start
+        links = self.linked(base, self.work / "alone")
+        self.assertEqual(len(links), 4)
+        parts = [[*options, "--part", f"{i}/3"] for i in range(3)]
+        begin(following, parts, seconds)
+        if not (self.work / "shared").exists():  # else all parts ended before they were killed
+            self.run_tool("shared", [*parts[0], "--take-over", "--resume"], source=following)
+        self.assertEqual(contents(self.work / "shared"), contents(self.work / "alone"))
+        self.assertEqual(self.linked(base, self.work / "shared"), links)
+        self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
+
+    def test_a_worker_takes_over_parts_with_a_base_that_were_never_begun(self):
+        self.take_over_with_base(lambda source, parts, _: self.run_tool("shared", parts[2], source=source))
+
+    def test_a_worker_takes_over_parts_with_a_base_that_were_killed(self):
+        draw = random.Random(self.seed)
+
+        def begin(source, parts, seconds):
+            workers = [self.start("shared", part, source) for part in parts]
+            for worker in workers:
+                time.sleep(draw.uniform(0, seconds / 2))
+                worker.kill()
+                worker.communicate()
+
+        for _ in range(3):
+            with self.subTest(seed=self.seed), tempfile.TemporaryDirectory(dir=self.root) as folder:
+                self.work = pathlib.Path(folder)
+                self.take_over_with_base(begin)
+
+    def test_a_take_over_with_another_base_is_refused(self):
+        base, following = self.base_and_next()
+        self.run_tool("other", ["--world-size", "4"], source=self.old_source)
+        self.run_tool("shared", ["--world-size", "4", "--base", base, "--part", "1/2"], source=following)
+        for others in ([], ["--base", self.work / "other"]):
+            said = self.run_tool("shared", ["--world-size", "4", *others, "--part", "0/2", "--take-over"], code=3,
+                                 source=following)
+            self.assertIn("with 32 linked pieces of 16777216 bytes, found native", said)
+        self.run_tool("shared", ["--world-size", "4", "--base", base, "--part", "0/2", "--take-over"], source=following)
+        self.assertEqual(len(self.linked(base, self.work / "shared")), 4)
+
     def test_the_work_of_all_can_be_discarded(self):
         for name, options in DESTINATIONS:
             with self.subTest(name=name):

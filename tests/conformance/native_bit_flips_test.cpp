@@ -128,8 +128,8 @@ class NativeBitFlips {
     const RankFileIndex file = read_rank_file_index(fs_, kPath, rank, 2);
     const std::string name = rank_file_name(rank);
     const auto bytes = fs_.open(join_path(kPath, name));
-    for (std::size_t t = 0; t < file.index.contents.tensors.size(); ++t) {
-      const std::string& fqn = file.index.contents.tensors[t].meta.fqn;
+    for (std::size_t t = 0; t < file.index.contents->tensors.size(); ++t) {
+      const std::string& fqn = file.index.contents->tensors[t].meta.fqn;
       for (std::size_t p = 0; p < file.index.storage[t].size(); ++p) {
         const BlockGrid grid = file.index.grid(t, p);
         for (const StoredBlock& block : read_block_entries(*bytes, fqn, file.index.storage[t][p],

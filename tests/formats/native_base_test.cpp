@@ -304,7 +304,7 @@ native::Index linked_index() {
   native::Index index;
   index.format_version = native::kLinkedVersion;
   index.chunk_nbytes = 65536;
-  index.contents.tensors = {
+  index.contents.edit().tensors = {
       {{"w", DType::float32, {4}}, StateKind::plain, {}, {}, {{Box{{0}, {4}}, 0}}}};
   index.storage = {{{.file = 2,
                      .encoding = native::Encoding::plain,

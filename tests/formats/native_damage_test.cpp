@@ -533,8 +533,8 @@ class ResealedCheckpoint {
     using namespace native;
     Index own = index_of(kRankFile);
     Index whole = index_of("index.h5");
-    change_x(whole.contents.tensors.back());
-    if (where == Where::everywhere) change_x(own.contents.tensors.back());
+    change_x(whole.contents.edit().tensors.back());
+    if (where == Where::everywhere) change_x(own.contents.edit().tensors.back());
     const std::string rank_file = fs_[kRankFile];
     const std::vector<std::byte> own_bytes = encode_index(own);
     const FileHeader header = seal(kRankFile, rank_file, own_bytes, data_ranges(own));

@@ -754,7 +754,8 @@ TEST_P(ResumableMoveTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
 TEST_P(ResumableMoveTest, WorkOfALivingWriterIsNotCalledInterrupted) {
   const MemoryCheckpoint source = large_source();
   const auto open = [&] { formats::open_checkpoint(fs_, partial()); };
-  auto writer = start_move(planned(source), source, fs_, path(),
+  const Plan plan = planned(source);
+  auto writer = start_move(plan, source, fs_, path(),
                            create_options(KeptWork::refuse, OverwritePolicy::refuse));
   EXPECT_THAT(open, ThrowsError(ErrorKind::corruption, "is writing it (wait until it ends)"));
   writer.reset();

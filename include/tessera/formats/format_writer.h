@@ -12,6 +12,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/format.h"
 #include "tessera/formats/parts.h"
+#include "tessera/formats/shared_contents.h"
 
 namespace tessera::formats {
 
@@ -90,7 +91,7 @@ class FormatWriter {
 
   /// Starts a checkpoint: see `create_checkpoint`.
   virtual std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
-                                                  CheckpointContents contents,
+                                                  SharedContents contents,
                                                   std::vector<Value> values,
                                                   const CreateOptions& options) const = 0;
   /// Throws what `start` would throw about the destination and the files beside it. Changes
@@ -122,7 +123,7 @@ class FormatWriter {
   /// Throws: what `start` throws; what StagedWork throws about shares.
   virtual std::unique_ptr<ShareWriter> start_share(FileSystem& /*fs*/,
                                                    const std::string& /*destination*/,
-                                                   CheckpointContents /*contents*/,
+                                                   SharedContents /*contents*/,
                                                    std::vector<Value> /*values*/,
                                                    const CreateOptions& /*options*/,
                                                    const ShareOptions& /*share*/) const {

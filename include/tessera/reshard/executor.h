@@ -162,8 +162,8 @@ void execute(const Plan& plan, const formats::TensorSource& source,
 
 /// Creates the destination of a plan, with its values but without its tensors, and returns its
 /// writer. If `create` asks for a journal, adds `resume_identity` to the journal's identity.
-/// Requires: `plan.problems` is empty; `create.format` is the plan's. Throws: what read_value,
-/// resume_identity and create_checkpoint throw.
+/// Requires: `plan.problems` is empty; `create.format` is the plan's; the plan outlives the writer.
+/// Throws: what read_value, resume_identity and create_checkpoint throw.
 std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       const formats::CheckpointReader& reader,
                                                       FileSystem& fs,

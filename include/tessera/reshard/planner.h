@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
+#include "tessera/base/shared_vector.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
@@ -88,7 +89,8 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
 struct TensorCopy {
   std::size_t source_tensor = 0;
   /// For every destination piece, the source pieces that share elements with it, without replicas.
-  std::vector<std::vector<std::uint32_t>> source_pieces{};
+  /// Tensors of equal shapes and cuts share one list.
+  SharedVector<std::vector<std::uint32_t>> source_pieces{};
   /// Not empty for row_wise_per_shard state that is merged. The source then has one block of rows
   /// per column shard, and every destination piece needs all source pieces. `merged_widths` has the
   /// shards' widths, which are the weights of the mean.

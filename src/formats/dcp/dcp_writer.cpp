@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
+#include "tessera/formats/shared_contents.h"
 
 namespace tessera::formats {
 namespace {
@@ -68,55 +70,69 @@ void check_contents(const std::string& destination, const CheckpointContents& co
   }
 }
 
-/// Keeps one piece per region: the replica on the rank that has the least to write so far. An empty
-/// tensor keeps one empty piece, because DCP requires a chunk for it. Other empty pieces are
-/// removed.
-void choose_replicas(const std::string& destination, CheckpointContents& contents) {
+/// Returns one piece per region of a tensor: the replica on the rank that has the least to write so
+/// far. An empty tensor keeps one empty piece, because DCP requires a chunk for it. Other empty
+/// pieces are left out.
+std::vector<Piece> choose_pieces(const std::string& destination, const TensorEntry& tensor,
+                                 std::map<int, std::uint64_t>& nbytes_of_rank) {
+  if (tensor.meta.numel() == 0) {
+    const int rank = tensor.pieces.empty() ? 0 : tensor.pieces.front().rank;
+    return {{whole_box(tensor.meta.shape), rank}};
+  }
+  std::map<Box, std::vector<int>> ranks_of;
+  for (const Piece& piece : tensor.pieces) {
+    if (numel_of(piece.region) != 0) ranks_of[std::get<Box>(piece.region)].push_back(piece.rank);
+  }
+  std::vector<Piece> pieces;
+  pieces.reserve(ranks_of.size());
+  const Box* before = nullptr;
+  for (const auto& [box, ranks] : ranks_of) {
+    if (before != nullptr && before->offsets == box.offsets) {
+      refuse(destination, tensor.meta.fqn, "pieces", "one box at each offset",
+             region_to_string(*before) + " and " + region_to_string(box));
+    }
+    before = &box;
+    const int rank = *std::ranges::min_element(
+        ranks, {}, [&](int r) { return std::pair(nbytes_of_rank[r], r); });
+    nbytes_of_rank[rank] += static_cast<std::uint64_t>(box.numel()) * itemsize(tensor.meta.dtype);
+    pieces.push_back({box, rank});
+  }
+  return pieces;
+}
+
+/// Removes replicas (`choose_pieces`). Changes nothing, and copies nothing, if there are none.
+void choose_replicas(const std::string& destination, SharedContents& contents) {
   std::map<int, std::uint64_t> nbytes_of_rank;
-  for (TensorEntry& tensor : contents.tensors) {
-    const bool empty_tensor = tensor.meta.numel() == 0;
-    if (empty_tensor) {
-      const int rank = tensor.pieces.empty() ? 0 : tensor.pieces.front().rank;
-      tensor.pieces = {{whole_box(tensor.meta.shape), rank}};
-      continue;
-    }
-    std::map<Box, std::vector<int>> ranks_of;
-    for (const Piece& piece : tensor.pieces) {
-      if (numel_of(piece.region) != 0) ranks_of[std::get<Box>(piece.region)].push_back(piece.rank);
-    }
-    tensor.pieces.clear();
-    const Box* before = nullptr;
-    for (auto& [box, ranks] : ranks_of) {
-      if (before != nullptr && before->offsets == box.offsets) {
-        refuse(destination, tensor.meta.fqn, "pieces", "one box at each offset",
-               region_to_string(*before) + " and " + region_to_string(box));
-      }
-      before = &box;
-      const int rank = *std::ranges::min_element(
-          ranks, {}, [&](int r) { return std::pair(nbytes_of_rank[r], r); });
-      nbytes_of_rank[rank] += static_cast<std::uint64_t>(box.numel()) * itemsize(tensor.meta.dtype);
-      tensor.pieces.push_back({box, rank});
+  for (std::size_t t = 0; t < contents->tensors.size(); ++t) {
+    std::vector<Piece> pieces = choose_pieces(destination, contents->tensors[t], nbytes_of_rank);
+    if (pieces != contents->tensors[t].pieces) {
+      contents.edit().tensors[t].pieces = std::move(pieces);
     }
   }
 }
 
 /// The bytes to write, and their places in the files.
 struct FileLayout {
-  CheckpointContents contents;
+  SharedContents contents;
   Storage storage;
   struct File {
     int rank = 0;
     std::uint64_t nbytes = 0;
   };
-  std::vector<File> files;                               // parallel to storage.files
-  std::vector<std::vector<std::uint64_t>> data_offsets;  // of pieces in their files
+  std::vector<File> files;                 // parallel to storage.files
+  std::vector<std::size_t> first_pieces;   // of each tensor: the number of its first piece
+  std::vector<std::uint32_t> data_begins;  // of each piece: where its data begin in its item
+
+  std::size_t number_of(CheckpointWriter::PieceId piece) const {
+    return first_pieces[piece.tensor_index] + piece.piece_index;
+  }
 };
 
-CheckpointContents checked(const std::string& destination, CheckpointContents contents) {
+SharedContents checked(const std::string& destination, SharedContents contents) {
   check_contents(destination, contents);
   choose_replicas(destination, contents);
-  contents.units.clear();
-  contents.annotations.clear();
+  if (!contents->units.empty()) contents.edit().units.clear();
+  if (!contents->annotations.empty()) contents.edit().annotations.clear();
   return contents;
 }
 
@@ -134,14 +150,14 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
 
 /// Returns the place of each item. Items are torch.save files inside `__<rank>_0.distcp`, one after
 /// the other: first the values, then the tensors' pieces. The bytes between two items are zero.
-FileLayout lay_out(const std::string& destination, CheckpointContents contents,
+FileLayout lay_out(const std::string& destination, SharedContents contents,
                    const std::vector<Value>& values) {
-  TESSERA_CHECK(values.size() == contents.values.size());
+  TESSERA_CHECK(values.size() == contents->values.size());
   FileLayout layout;
   layout.contents = checked(destination, std::move(contents));
   std::map<int, std::uint32_t> file_of_rank;
   if (!values.empty()) file_of_rank[0];
-  for (const TensorEntry& tensor : layout.contents.tensors) {
+  for (const TensorEntry& tensor : layout.contents->tensors) {
     for (const Piece& piece : tensor.pieces) file_of_rank[piece.rank];
   }
   for (auto& [rank, index] : file_of_rank) {
@@ -159,18 +175,20 @@ FileLayout lay_out(const std::string& destination, CheckpointContents contents,
   };
 
   for (std::size_t v = 0; v < values.size(); ++v) {
-    const std::uint64_t nbytes = value_nbytes(destination, layout.contents.values[v], values[v]);
+    const std::uint64_t nbytes = value_nbytes(destination, layout.contents->values[v], values[v]);
     layout.storage.values.push_back(place(0, nbytes));
   }
-  for (const TensorEntry& tensor : layout.contents.tensors) {
+  for (const TensorEntry& tensor : layout.contents->tensors) {
     std::vector<StorageInfo>& places = layout.storage.pieces.emplace_back();
-    std::vector<std::uint64_t>& data_offsets = layout.data_offsets.emplace_back();
+    places.reserve(tensor.pieces.size());
+    layout.first_pieces.push_back(layout.data_begins.size());
     for (const Piece& piece : tensor.pieces) {
       const TorchSaveLayout item =
           torch_zip::tensor_save_layout(tensor.meta.dtype, std::get<Box>(piece.region).sizes);
       const ByteRange data = item.storage_range(0);
       places.push_back(place(file_of_rank[piece.rank], item.nbytes(), data));
-      data_offsets.push_back(places.back().offset + data.begin);
+      TESSERA_CHECK(data.begin <= UINT32_MAX);
+      layout.data_begins.push_back(static_cast<std::uint32_t>(data.begin));
     }
   }
   return layout;
@@ -218,11 +236,6 @@ class RankFilesWriter : public ShareWriter {
   std::vector<std::string> finish_files();
 
  private:
-  /// A piece being written.
-  struct Progress {
-    std::int64_t blocks_left = 0;
-    std::vector<std::uint32_t> block_crcs;
-  };
   /// A file is open from its first block to the last block of its last piece.
   struct RankFile {
     std::string name;
@@ -230,7 +243,10 @@ class RankFilesWriter : public ShareWriter {
     std::uint64_t nbytes = 0;
     std::size_t pieces_left = 0;
     std::vector<std::size_t> empty_tensors;
-    std::mutex mutex;  // guards the members below, and Progress of the pieces in this file
+    std::mutex mutex;  // guards the members below, and `blocks_left_` of the pieces in this file
+    /// By the number of a piece: the CRCs of its blocks. Only pieces of several blocks, while they
+    /// are written.
+    std::unordered_map<std::size_t, std::vector<std::uint32_t>> block_crcs;
     std::unique_ptr<WritableFile> file;
     bool is_begun = false;  // the file's size, values and empty tensors are written
     bool is_finished = false;
@@ -241,7 +257,7 @@ class RankFilesWriter : public ShareWriter {
     return layout_.storage.pieces[piece.tensor_index][piece.piece_index];
   }
   const TensorEntry& tensor_of(PieceId piece) const {
-    return layout_.contents.tensors[piece.tensor_index];
+    return layout_.contents->tensors[piece.tensor_index];
   }
   const Piece& piece_of(PieceId piece) const { return tensor_of(piece).pieces[piece.piece_index]; }
   const Box& box_of(PieceId piece) const { return std::get<Box>(piece_of(piece).region); }
@@ -261,7 +277,7 @@ class RankFilesWriter : public ShareWriter {
   const RankSelection ranks_;
   const std::string suffix_;
   Journal* const journal_;
-  std::vector<std::vector<Progress>> progress_;   // parallel to contents and their pieces
+  std::vector<std::uint32_t> blocks_left_;        // by the number of a piece
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
 };
 
@@ -281,16 +297,18 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
     files_.back()->rank = layout_.files[file].rank;
     files_.back()->nbytes = layout_.files[file].nbytes;
   }
-  for (std::size_t t = 0; t < layout_.contents.tensors.size(); ++t) {
-    const std::size_t num_pieces = layout_.contents.tensors[t].pieces.size();
-    std::vector<Progress>& progress = progress_.emplace_back(num_pieces);
+  blocks_left_.resize(layout_.data_begins.size());
+  for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
+    const std::size_t num_pieces = layout_.contents->tensors[t].pieces.size();
     for (std::size_t p = 0; p < num_pieces; ++p) {
       const std::int64_t numel = box_of({t, p}).numel();
       if (numel == 0) {
         rank_file_of({t, p}).empty_tensors.push_back(t);
         continue;
       }
-      progress[p].blocks_left = ceil_div(numel, RankFilesWriter::block_numel({t, p}));
+      const std::int64_t num_blocks = ceil_div(numel, RankFilesWriter::block_numel({t, p}));
+      TESSERA_CHECK(num_blocks <= UINT32_MAX);
+      blocks_left_[layout_.number_of({t, p})] = static_cast<std::uint32_t>(num_blocks);
       ++rank_file_of({t, p}).pieces_left;
     }
   }
@@ -298,8 +316,8 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
 
 std::vector<CheckpointWriter::PieceId> RankFilesWriter::write_order() const {
   std::vector<PieceId> order;
-  for (std::size_t t = 0; t < layout_.contents.tensors.size(); ++t) {
-    for (std::size_t p = 0; p < layout_.contents.tensors[t].pieces.size(); ++p) {
+  for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
+    for (std::size_t p = 0; p < layout_.contents->tensors[t].pieces.size(); ++p) {
       const bool is_own = ranks_.contains(piece_of({t, p}).rank);
       if (is_own && box_of({t, p}).numel() != 0) order.push_back({t, p});
     }
@@ -351,7 +369,8 @@ ByteRange RankFilesWriter::range_of(PieceId piece, std::int64_t begin, std::uint
   TESSERA_CHECK(begin % block == 0 && begin < numel);
   TESSERA_CHECK(nbytes ==
                 static_cast<std::uint64_t>(std::min(block, numel - begin)) * element_nbytes);
-  const std::uint64_t first = layout_.data_offsets[piece.tensor_index][piece.piece_index] +
+  const std::uint64_t first = storage_of(piece).offset +
+                              layout_.data_begins[layout_.number_of(piece)] +
                               static_cast<std::uint64_t>(begin) * element_nbytes;
   return {first, first + nbytes};
 }
@@ -418,23 +437,27 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   const std::int64_t numel = box_of(piece).numel();
   const std::int64_t block = block_numel(piece);
   RankFile& file = rank_file_of(piece);
-  Progress& progress = progress_[piece.tensor_index][piece.piece_index];
+  const std::size_t number = layout_.number_of(piece);
+  std::vector<std::uint32_t> block_crcs{block_crc};
   {
     const std::lock_guard lock(file.mutex);
-    TESSERA_CHECK(progress.blocks_left > 0);
-    progress.block_crcs.resize(static_cast<std::size_t>(ceil_div(numel, block)));
-    progress.block_crcs[static_cast<std::size_t>(begin / block)] = block_crc;
-    if (--progress.blocks_left > 0) return;
+    TESSERA_CHECK(blocks_left_[number] > 0);
+    if (numel > block) {
+      std::vector<std::uint32_t>& crcs = file.block_crcs[number];
+      crcs.resize(static_cast<std::size_t>(ceil_div(numel, block)));
+      crcs[static_cast<std::size_t>(begin / block)] = block_crc;
+    }
+    if (--blocks_left_[number] > 0) return;
+    if (numel > block) block_crcs = std::move(file.block_crcs.extract(number).mapped());
   }
 
   std::uint32_t crc = 0;
   std::int64_t left = numel;
-  for (const std::uint32_t next : progress.block_crcs) {
+  for (const std::uint32_t next : block_crcs) {
     crc = crc32_combine(crc, next,
                         static_cast<std::uint64_t>(std::min(block, left)) * element_nbytes);
     left -= block;
   }
-  std::vector<std::uint32_t>().swap(progress.block_crcs);
   write_headers(*file.file, piece, crc);
   {
     const std::lock_guard lock(file.mutex);
@@ -549,13 +572,13 @@ std::set<std::string> file_names(const FileLayout& layout) {
 }
 
 std::unique_ptr<ShareWriter> start_dcp(FileSystem& fs, std::string destination,
-                                       CheckpointContents contents, std::vector<Value> values,
+                                       SharedContents contents, std::vector<Value> values,
                                        const WorkOptions& work) {
   FileLayout layout = lay_out(destination, std::move(contents), values);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
   staged->set_file_names(file_names(layout));
-  const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
+  const RankSelection all_ranks{0, std::max(layout.contents->world_size, 1)};
   auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
                                             std::move(values), all_ranks, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
@@ -589,13 +612,13 @@ class DcpFormatWriter final : public FormatWriter {
   Format format() const override { return Format::dcp; }
 
   std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
-                                          CheckpointContents contents, std::vector<Value> values,
+                                          SharedContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
     return start_dcp(fs, destination, std::move(contents), std::move(values),
                      work_options(options));
   }
   std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
-                                           CheckpointContents contents, std::vector<Value> values,
+                                           SharedContents contents, std::vector<Value> values,
                                            const CreateOptions& options,
                                            const ShareOptions& share) const override {
     return start_dcp(fs, destination, std::move(contents), std::move(values),
@@ -604,7 +627,7 @@ class DcpFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    const FileLayout layout = lay_out(destination, contents, values);
+    const FileLayout layout = lay_out(destination, SharedContents::of(contents), values);
     dcp::pickle_metadata(layout.contents, layout.storage, [](std::string_view) {});
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
                       file_names(layout));

@@ -304,7 +304,7 @@ void get_storage_options(ByteReader& in, Index& index) {
 }
 
 void get_values(ByteReader& in, Index& index) {
-  std::vector<ValueEntry>& values = index.contents.values;
+  std::vector<ValueEntry>& values = index.contents.edit().values;
   values.resize(in.count(kMinValueNbytes));
   index.value_json.resize(values.size());
   for (std::size_t v = 0; v < values.size(); ++v) {
@@ -406,7 +406,7 @@ void get_piece(ByteReader& in, const FileHeader& header, const Index& index, Ten
 }
 
 void get_tensors(ByteReader& in, const FileHeader& header, Index& index) {
-  std::vector<TensorEntry>& tensors = index.contents.tensors;
+  std::vector<TensorEntry>& tensors = index.contents.edit().tensors;
   tensors.resize(in.count(kMinTensorNbytes));
   index.storage.resize(tensors.size());
   for (std::size_t t = 0; t < tensors.size(); ++t) {
@@ -471,8 +471,8 @@ bool lies_within(std::uint64_t begin, std::uint64_t nbytes, std::uint64_t file_n
 
 /// Throws unless the bytes of all pieces are within their files.
 void validate_storage(const Index& index, const FileHeader& header, const std::string& path) {
-  for (std::size_t t = 0; t < index.contents.tensors.size(); ++t) {
-    const TensorEntry& tensor = index.contents.tensors[t];
+  for (std::size_t t = 0; t < index.contents->tensors.size(); ++t) {
+    const TensorEntry& tensor = index.contents->tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const StoredPiece& stored = index.storage[t][p];
       if (stored.encoding == Encoding::none) continue;
@@ -563,11 +563,12 @@ Index without_tensors(const Index& whole) {
   index.format_version = whole.format_version;
   index.chunk_nbytes = whole.chunk_nbytes;
   index.has_virtual_datasets = whole.has_virtual_datasets;
-  index.contents.world_size = whole.contents.world_size;
-  index.contents.values = whole.contents.values;
-  index.contents.aliases = whole.contents.aliases;
-  index.contents.units = whole.contents.units;
-  index.contents.annotations = whole.contents.annotations;
+  CheckpointContents& contents = index.contents.edit();
+  contents.world_size = whole.contents->world_size;
+  contents.values = whole.contents->values;
+  contents.aliases = whole.contents->aliases;
+  contents.units = whole.contents->units;
+  contents.annotations = whole.contents->annotations;
   index.value_json = whole.value_json;
   index.linked_files = whole.linked_files;
   return index;
@@ -586,7 +587,7 @@ ByteRange BlockGrid::block(std::uint64_t number) const {
 }
 
 BlockGrid Index::grid(std::size_t tensor_index, std::size_t piece_index) const {
-  const TensorEntry& tensor = contents.tensors[tensor_index];
+  const TensorEntry& tensor = contents->tensors[tensor_index];
   const StoredPiece& stored = storage[tensor_index][piece_index];
   return make_grid(stored.encoding, nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype),
                    chunk_nbytes_of(*this, stored));
@@ -597,7 +598,7 @@ std::uint64_t table_entry_nbytes(Encoding encoding) {
 }
 
 std::vector<std::byte> encode_index(const Index& index) {
-  const std::vector<TensorEntry>& tensors = index.contents.tensors;
+  const std::vector<TensorEntry>& tensors = index.contents->tensors;
   ByteWriter out;
   put_preamble(out, index);
   out.uint(std::uint64_t{tensors.size()});
@@ -617,10 +618,10 @@ std::vector<std::byte> encode_rank_index(const Index& whole,
   // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;
-    for (std::size_t t = 0; t < whole.contents.tensors.size(); ++t) {
+    for (std::size_t t = 0; t < whole.contents->tensors.size(); ++t) {
       std::size_t end = begin;
       while (end < pieces.size() && pieces[end].tensor_index == t) ++end;
-      const TensorEntry& tensor = whole.contents.tensors[t];
+      const TensorEntry& tensor = whole.contents->tensors[t];
       if (end > begin || tensor.pieces.empty()) visit(tensor, begin, end);
       begin = end;
     }
@@ -646,12 +647,12 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   ByteReader in(bytes, path, header.index_range.begin);
   Index index;
   index.format_version = header.version;
-  index.contents.world_size = static_cast<int>(header.world_size);
+  index.contents.edit().world_size = static_cast<int>(header.world_size);
   get_storage_options(in, index);
   get_values(in, index);
-  get_aliases(in, index.contents);
-  get_units(in, index.contents);
-  get_annotations(in, index.contents);
+  get_aliases(in, index.contents.edit());
+  get_units(in, index.contents.edit());
+  get_annotations(in, index.contents.edit());
   get_linked_files(in, index);
   get_tensors(in, header, index);
   get_rank_files(in, header, index);
@@ -706,11 +707,11 @@ std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
 
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces) {
   Index selected = without_tensors(whole);
-  for (std::size_t t = 0; t < whole.contents.tensors.size(); ++t) {
-    const TensorEntry& tensor = whole.contents.tensors[t];
+  for (std::size_t t = 0; t < whole.contents->tensors.size(); ++t) {
+    const TensorEntry& tensor = whole.contents->tensors[t];
     const bool is_here = !pieces.empty() && pieces.front().tensor_index == t;
     if (!is_here && !tensor.pieces.empty()) continue;
-    TensorEntry& entry = selected.contents.tensors.emplace_back(without_pieces(tensor));
+    TensorEntry& entry = selected.contents.edit().tensors.emplace_back(without_pieces(tensor));
     auto& storage = selected.storage.emplace_back();
     for (; !pieces.empty() && pieces.front().tensor_index == t; pieces = pieces.subspan(1)) {
       const std::size_t p = pieces.front().piece_index;
@@ -745,8 +746,9 @@ struct RankTensor {
 std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
   std::vector<RankTensor> tensors;
   for (Index& rank : ranks) {
-    for (std::size_t t = 0; t < rank.contents.tensors.size(); ++t) {
-      tensors.push_back({&rank.contents.tensors[t], &rank.storage[t]});
+    std::vector<TensorEntry>& entries = rank.contents.edit().tensors;
+    for (std::size_t t = 0; t < entries.size(); ++t) {
+      tensors.push_back({&entries[t], &rank.storage[t]});
     }
   }
   std::ranges::stable_sort(tensors, {}, [](const RankTensor& tensor) -> const std::string& {
@@ -784,7 +786,7 @@ void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::
       storage[stored.position] = stored;
     }
   }
-  whole.contents.tensors.push_back(std::move(tensor));
+  whole.contents.edit().tensors.push_back(std::move(tensor));
   whole.storage.push_back(std::move(storage));
 }
 

@@ -9,6 +9,7 @@
 #include "formats/native/file_header.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/shared_contents.h"
 
 namespace tessera::formats::native {
 
@@ -86,7 +87,7 @@ struct Index {
   std::uint32_t format_version = kFirstVersion;  // in the header, not in the encoded index
   std::uint64_t chunk_nbytes = 0;
   bool has_virtual_datasets = false;
-  CheckpointContents contents;
+  SharedContents contents;
   std::vector<std::string> value_json;            // parallel to contents.values
   std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
   std::vector<RankFileRecord> rank_files;         // indexed by rank; empty in a rank file's index

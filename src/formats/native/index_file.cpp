@@ -41,7 +41,7 @@ class PieceDatasets {
 };
 
 std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
-  const TensorEntry& tensor = index_.contents.tensors[t];
+  const TensorEntry& tensor = index_.contents->tensors[t];
   const std::vector<std::uint64_t> places = places_.next_tensor();
   std::vector<h5::VirtualMapping> mappings;
   std::set<Region> shown;
@@ -129,7 +129,7 @@ std::string values_text(const Index& index) {
   std::string text = "{";
   for (std::size_t v = 0; v < index.value_json.size(); ++v) {
     text += v == 0 ? "\n" : ",\n";
-    text += json_quote(index.contents.values[v].name) + ": " + index.value_json[v];
+    text += json_quote(index.contents->values[v].name) + ": " + index.value_json[v];
   }
   return text + "\n}";
 }
@@ -175,7 +175,7 @@ std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const In
   FileHeader header;
   header.version = index.format_version;
   header.role = FileRole::index;
-  header.world_size = static_cast<std::uint32_t>(index.contents.world_size);
+  header.world_size = static_cast<std::uint32_t>(index.contents->world_size);
   header.index_checksum = xxh3_64(index_bytes);
   header.checkpoint_id = header.index_checksum;
 

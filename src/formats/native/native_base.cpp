@@ -50,10 +50,10 @@ LinkedFile NativeBase::file_of(PieceId id) const {
   const Index& index = checkpoint_->index();
   const StoredPiece& place = stored(id);
   if (place.file != 0) return index.linked_files[place.file - 1];
-  const int rank = index.contents.tensors[id.tensor_index].pieces[id.piece_index].rank;
+  const int rank = index.contents->tensors[id.tensor_index].pieces[id.piece_index].rank;
   return {.checkpoint_id = checkpoint_->checkpoint_id(),
           .rank = static_cast<std::uint32_t>(rank),
-          .world_size = static_cast<std::uint32_t>(index.contents.world_size),
+          .world_size = static_cast<std::uint32_t>(index.contents->world_size),
           .format_version = index.format_version,
           .chunk_nbytes = index.chunk_nbytes,
           .record = index.rank_files[static_cast<std::size_t>(rank)]};
@@ -91,7 +91,7 @@ const NativeBase& native_base(const LinkedPieces& linked) {
 std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
   std::vector<std::vector<std::uint64_t>> places;
   PiecePlaces finder(base);
-  for (std::size_t t = 0; t < base.contents.tensors.size(); ++t) {
+  for (std::size_t t = 0; t < base.contents->tensors.size(); ++t) {
     places.push_back(finder.next_tensor());
   }
   return places;

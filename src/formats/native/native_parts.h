@@ -34,7 +34,7 @@ void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint
 
 /// Returns the index of a checkpoint to be written, without the places of its pieces.
 /// Throws: Error(invalid_argument) naming `path`.
-Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>& values,
+Index describe_checkpoint(SharedContents contents, const std::vector<Value>& values,
                           const NativeWriteOptions& options, const std::string& path);
 
 }  // namespace tessera::formats::native

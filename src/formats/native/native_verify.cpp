@@ -98,7 +98,7 @@ class FileCheck {
   /// Checks a piece that `index` places in this file.
   void check_piece(const Index& index, const CheckpointWriter::PieceId& id, Data data) {
     const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
-    const std::string& fqn = index.contents.tensors[id.tensor_index].meta.fqn;
+    const std::string& fqn = index.contents->tensors[id.tensor_index].meta.fqn;
     const BlockGrid grid = index.grid(id.tensor_index, id.piece_index);
     for (std::uint64_t begin = 0; begin < grid.num_blocks(); begin += kEntriesPerRead) {
       try {
@@ -249,8 +249,8 @@ class RankFileCheck final : FileCheck {
     const Index own = read_rank_file_index(fs_, checkpoint_path_, rank_,
                                            static_cast<std::int64_t>(index_.rank_files.size()))
                           .index;
-    for (const TensorEntry& tensor : expected.contents.tensors) {
-      const TensorEntry* const in_file = own.contents.find_tensor(tensor.meta.fqn);
+    for (const TensorEntry& tensor : expected.contents->tensors) {
+      const TensorEntry* const in_file = own.contents->find_tensor(tensor.meta.fqn);
       if (in_file != nullptr && in_file->meta == tensor.meta) continue;
       findings_.push_back(
           make_finding("structure", {.path = path_, .fqn = tensor.meta.fqn},
@@ -292,8 +292,8 @@ class LinkedFileCheck final : FileCheck {
             std::to_string(own.chunk_nbytes) + " bytes"));
       }
       find_wanted();
-      for (std::size_t t = 0; t < own.contents.tensors.size(); ++t) {
-        for (std::size_t p = 0; p < own.contents.tensors[t].pieces.size(); ++p) {
+      for (std::size_t t = 0; t < own.contents->tensors.size(); ++t) {
+        for (std::size_t p = 0; p < own.contents->tensors[t].pieces.size(); ++p) {
           if (own.storage[t][p].file != 0) continue;
           check_piece(own, {t, p}, take_wanted(own, t, p) ? Data::check : Data::skip);
         }
@@ -322,8 +322,8 @@ class LinkedFileCheck final : FileCheck {
 
   /// Lists the pieces that the checkpoint has in this file, by the places of their bytes.
   void find_wanted() {
-    for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
-      const TensorEntry& tensor = index_.contents.tensors[t];
+    for (std::size_t t = 0; t < index_.contents->tensors.size(); ++t) {
+      const TensorEntry& tensor = index_.contents->tensors[t];
       for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
         const StoredPiece& stored = index_.storage[t][p];
         if (stored.file != number_ + 1) continue;
@@ -341,8 +341,8 @@ class LinkedFileCheck final : FileCheck {
     for (auto at = begin; at != end;) {
       const auto& [tensor, region, wanted] = at->second;
       const bool is_same =
-          tensor->meta == own.contents.tensors[t].meta &&
-          region == own.contents.tensors[t].pieces[p].region &&
+          tensor->meta == own.contents->tensors[t].meta &&
+          region == own.contents->tensors[t].pieces[p].region &&
           std::tie(wanted.encoding, wanted.stored_nbytes, wanted.checksum, wanted.table_begin) ==
               std::tie(stored.encoding, stored.stored_nbytes, stored.checksum, stored.table_begin);
       is_wanted = is_wanted || is_same;

@@ -6,12 +6,12 @@ namespace tessera::formats::native {
 
 PiecePlaces::PiecePlaces(const Index& index)
     : index_(index),
-      number_on_rank_(static_cast<std::size_t>(index.contents.world_size), 0),
+      number_on_rank_(static_cast<std::size_t>(index.contents->world_size), 0),
       packed_on_rank_(number_on_rank_.size()) {}
 
 std::vector<std::uint64_t> PiecePlaces::next_tensor() {
   const std::size_t t = next_++;
-  const TensorEntry& tensor = index_.contents.tensors[t];
+  const TensorEntry& tensor = index_.contents->tensors[t];
   std::vector<std::uint64_t> places;
   places.reserve(tensor.pieces.size());
   for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {

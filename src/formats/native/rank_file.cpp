@@ -21,11 +21,6 @@ constexpr std::uint64_t kMinCompressedNbytes = 65536;
 constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kReservedNbytes = std::uint64_t{64} << 20;
 
-bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options) {
-  return options.compression == NativeWriteOptions::Compression::zstd &&
-         piece_nbytes >= kMinCompressedNbytes;
-}
-
 /// Returns the size of the file that an interrupted writer left at `path`; 0 if there is no such
 /// file. Units: bytes.
 std::uint64_t nbytes_begun(const FileSystem& fs, const std::string& path, const Journal* journal) {
@@ -52,6 +47,11 @@ std::uint64_t checksum_of_checksums(const std::vector<std::uint64_t>& checksums)
 }
 
 }  // namespace
+
+bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options) {
+  return options.compression == NativeWriteOptions::Compression::zstd &&
+         piece_nbytes >= kMinCompressedNbytes;
+}
 
 std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
                             const NativeWriteOptions& options) {
@@ -106,7 +106,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
 /// Fills `pieces_`, with the number of each piece's tensor in the file's index. This index lists
 /// the tensors of the file's pieces, and the tensors that have no piece on any rank.
 void RankFileWriter::list_pieces() {
-  const std::vector<TensorEntry>& tensors = contents_.whole.contents.tensors;
+  const std::vector<TensorEntry>& tensors = contents_.whole.contents->tensors;
   pieces_.reserve(contents_.pieces.size());
   std::size_t num_tensors = 0;
   std::size_t next = 0;  // tensor
@@ -122,7 +122,7 @@ void RankFileWriter::list_pieces() {
 }
 
 const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
-  return contents_.whole.contents.tensors[piece.id.tensor_index];
+  return contents_.whole.contents->tensors[piece.id.tensor_index];
 }
 
 const Region& RankFileWriter::region_of(const PieceState& piece) const {
@@ -221,6 +221,19 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
     TESSERA_CHECK(is_taken);
   }
   count_off();
+}
+
+bool RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin,
+                                 const StoredChunk& chunk) {
+  const PieceState& piece = pieces_[piece_number];
+  TESSERA_CHECK(piece.may_compress && begin % piece.block_numel == 0);
+  if (piece.is_packed) return false;
+  const Block block{
+      .chunk = {chunk.is_raw ? h5::ChunkForm::raw : h5::ChunkForm::filtered, chunk.bytes},
+      .chunk_checksum = chunk.checksum};
+  if (!put_in_turn(piece_number, begin, block)) return false;
+  count_off();
+  return true;
 }
 
 bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
@@ -370,12 +383,12 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
     turn_changed_.notify_all();
   }
   lock.unlock();
-  if (block.place != range) write_chunk(piece_number, begin, block, range);
+  if (block.place != range) put_chunk(piece_number, begin, block, range);
   return true;
 }
 
-void RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin, const Block& block,
-                                 ByteRange range) {
+void RankFileWriter::put_chunk(std::size_t piece_number, std::int64_t begin, const Block& block,
+                               ByteRange range) {
   h5_file_.bytes().write_at(range.begin, block.chunk.stored);
   const bool is_raw = block.chunk.form == h5::ChunkForm::raw;
   note(piece_number, begin,

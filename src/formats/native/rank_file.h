@@ -15,6 +15,7 @@
 #include "formats/native/h5_calls.h"
 #include "formats/native/index.h"
 #include "formats/staging/journal.h"
+#include "formats/stored_chunks.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/native.h"
 
@@ -44,6 +45,9 @@ class RankFileWriter {
                  const NativeWriteOptions& options, Journal* journal);
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
+
+  /// As ChunkSink::write_chunk. Requires: `may_compress` is true for the piece.
+  bool write_chunk(std::size_t piece_number, std::int64_t begin, const StoredChunk& chunk);
 
   /// Checks whether the file has the block where an interrupted writer recorded it. If so, counts
   /// the block as written and returns true.
@@ -96,8 +100,7 @@ class RankFileWriter {
   ByteRange plain_range(const PieceState& piece, std::int64_t begin, std::size_t nbytes);
   void put_plain(std::size_t piece_number, std::int64_t begin, const Block& block);
   bool put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block);
-  void write_chunk(std::size_t piece_number, std::int64_t begin, const Block& block,
-                   ByteRange range);
+  void put_chunk(std::size_t piece_number, std::int64_t begin, const Block& block, ByteRange range);
   Block encode(std::size_t piece_number, std::span<const std::byte> bytes);
   void note(std::size_t piece_number, std::int64_t begin, const FinishedBlock& block);
   void count_off();
@@ -132,6 +135,9 @@ class RankFileWriter {
   RankFileRecord record_;
   ByteRange index_range_;
 };
+
+/// Returns whether a writer with these options compresses a piece, if its bytes get smaller.
+bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options);
 
 /// Returns how many elements of a piece a writer with these options takes in one block.
 std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,

@@ -10,6 +10,7 @@
 #include "formats/native/native_verify.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
+#include "formats/stored_chunks.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/native.h"
 
@@ -36,7 +37,7 @@ void copy_wanted(ByteRange block, std::span<const std::byte> bytes, ByteRange wa
                     out.begin() + static_cast<std::ptrdiff_t>(begin - wanted.begin));
 }
 
-class NativeReader final : public NativeCheckpoint {
+class NativeReader final : public NativeCheckpoint, public ChunkSource {
  public:
   NativeReader(const FileSystem& fs, std::string path, std::uint64_t checkpoint_id, Index index)
       : fs_(fs),
@@ -54,7 +55,7 @@ class NativeReader final : public NativeCheckpoint {
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
-    const TensorEntry& tensor = index_.contents.tensors.at(tensor_index);
+    const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
     const Piece& piece = tensor.pieces.at(piece_index);
     const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
     TESSERA_CHECK(range.begin >= 0 && range.begin <= range.end &&
@@ -79,13 +80,42 @@ class NativeReader final : public NativeCheckpoint {
     }
   }
 
+  std::optional<StoredChunk> read_chunk(std::size_t tensor_index, std::size_t piece_index,
+                                        FlatRange range, std::int64_t chunk_numel,
+                                        tessera::detail::ByteBuffer& room) const override {
+    const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
+    const Piece& piece = tensor.pieces.at(piece_index);
+    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
+    if (stored.encoding != Encoding::zstd) return std::nullopt;
+    const BlockGrid grid = index_.grid(tensor_index, piece_index);
+    const std::int64_t end = std::min(range.begin + chunk_numel, numel_of(piece.region));
+    const bool is_chunk = grid.block_nbytes == static_cast<std::uint64_t>(chunk_numel) *
+                                                   itemsize(tensor.meta.dtype) &&
+                          range.begin % chunk_numel == 0 && range.end == end && range.numel() > 0;
+    if (!is_chunk) return std::nullopt;
+    const ReadableFile& file = rank_files_.open(piece.rank, stored);
+    const auto number = static_cast<std::uint64_t>(range.begin / chunk_numel);
+    const StoredBlock entry =
+        read_block_entries(file, tensor.meta.fqn, stored, grid, number, number + 1).front();
+    const auto bytes = room.take(entry.range.nbytes());
+    file.read_at(entry.range.begin, bytes);
+    require_checksum(file, tensor.meta.fqn, entry, bytes);
+    try {
+      require_chunk_nbytes(bytes, grid.block_nbytes);
+    } catch (const Error& error) {
+      throw at_chunk(error, file, tensor.meta, entry);
+    }
+    return StoredChunk{
+        .bytes = bytes, .checksum = entry.checksum, .is_raw = bytes.size() == grid.block_nbytes};
+  }
+
   Value read_value(std::size_t value_index) const override {
     const std::string path = join_path(path_, kIndexFileName);
     return value_from_json(parse_json(index_.value_json.at(value_index), path, kValueLimits), path);
   }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
-    const Piece& piece = index_.contents.tensors.at(tensor_index).pieces.at(piece_index);
+    const Piece& piece = index_.contents->tensors.at(tensor_index).pieces.at(piece_index);
     const StoredPiece& stored = index_.storage[tensor_index][piece_index];
     PieceStorage storage;
     storage.file = file_name_of(index_, piece.rank, stored);
@@ -99,7 +129,7 @@ class NativeReader final : public NativeCheckpoint {
 
   std::vector<std::string> data_files() const override {
     std::vector<std::string> paths;
-    for (int rank = 0; rank < index_.contents.world_size; ++rank) {
+    for (int rank = 0; rank < index_.contents->world_size; ++rank) {
       paths.push_back(join_path(path_, rank_file_name(rank)));
     }
     for (const LinkedFile& file : index_.linked_files) {
@@ -113,8 +143,8 @@ class NativeReader final : public NativeCheckpoint {
     for (const std::string& path : data_files()) is_lost.push_back(!fs_.kind_of(path));
     MissingData missing;
     if (std::ranges::find(is_lost, true) == is_lost.end()) return missing;
-    for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
-      const std::vector<Piece>& pieces = index_.contents.tensors[t].pieces;
+    for (std::size_t t = 0; t < index_.contents->tensors.size(); ++t) {
+      const std::vector<Piece>& pieces = index_.contents->tensors[t].pieces;
       for (std::size_t p = 0; p < pieces.size(); ++p) {
         const StoredPiece& stored = index_.storage[t][p];
         const std::size_t file = stored.file == 0 ? static_cast<std::size_t>(pieces[p].rank)
@@ -187,11 +217,17 @@ class NativeReader final : public NativeCheckpoint {
                        (begin - chunk.begin) / element_nbytes, (end - chunk.begin) / element_nbytes,
                        out.subspan(begin - wanted.begin, end - begin));
       } catch (const Error& error) {
-        throw Error(error.kind(),
-                    {.path = file.path(), .fqn = meta.fqn, .byte_range = entries[i].range},
-                    error.what());
+        throw at_chunk(error, file, meta, entries[i]);
       }
     }
+  }
+
+  /// Returns the error of a chunk with the chunk's place.
+  static Error at_chunk(const Error& error, const ReadableFile& file, const TensorMeta& meta,
+                        const StoredBlock& chunk) {
+    return {error.kind(),
+            {.path = file.path(), .fqn = meta.fqn, .byte_range = chunk.range},
+            error.what()};
   }
 
   const FileSystem& fs_;

@@ -105,7 +105,7 @@ std::vector<std::string> lost_elements(const std::vector<Index>& ranks) {
   };
   std::map<std::string, Held> held;
   for (const Index& rank : ranks) {
-    for (const TensorEntry& tensor : rank.contents.tensors) {
+    for (const TensorEntry& tensor : rank.contents->tensors) {
       Held& entry = held[tensor.meta.fqn];
       entry.numel = tensor.meta.numel();
       for (const Piece& piece : tensor.pieces) entry.regions.insert(piece.region);

@@ -61,7 +61,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
 }
 
 /// Writes the files of the selected ranks into a directory. A derived class defines `commit`.
-class RankFilesWriter : public ShareWriter {
+class RankFilesWriter : public ShareWriter, public ChunkSink {
   struct RankSlot {
     std::mutex mutex;  // guards the pointer
     std::unique_ptr<RankFileWriter> file;
@@ -87,8 +87,8 @@ class RankFilesWriter : public ShareWriter {
       }
     }
     std::size_t num_pieces = 0;
-    first_pieces_.reserve(index_.contents.tensors.size());
-    for (const TensorEntry& tensor : index_.contents.tensors) {
+    first_pieces_.reserve(index_.contents->tensors.size());
+    for (const TensorEntry& tensor : index_.contents->tensors) {
       first_pieces_.push_back(num_pieces);
       num_pieces += tensor.pieces.size();
     }
@@ -116,12 +116,23 @@ class RankFilesWriter : public ShareWriter {
 
   std::int64_t block_numel(PieceId piece) const override {
     return block_numel_of(numel_of(piece_of(piece).region),
-                          itemsize(index_.contents.tensors[piece.tensor_index].meta.dtype),
+                          itemsize(index_.contents->tensors[piece.tensor_index].meta.dtype),
                           options_);
   }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     rank_file(piece_of(piece).rank).write_block(number_of(piece), begin, bytes);
+  }
+
+  // With a level, the user asks for chunks of this level. The level of a stored chunk is not known.
+  bool takes_chunks(PieceId piece) const override {
+    return !options_.zstd_level &&
+           may_compress(nbytes_of(piece_of(piece).region,
+                                  index_.contents->tensors[piece.tensor_index].meta.dtype),
+                        options_);
+  }
+  bool write_chunk(PieceId piece, std::int64_t begin, const StoredChunk& chunk) override {
+    return rank_file(piece_of(piece).rank).write_chunk(number_of(piece), begin, chunk);
   }
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
@@ -193,7 +204,7 @@ class RankFilesWriter : public ShareWriter {
         std::ranges::any_of(pieces, [&](const PieceId& id) { return is_written(id); });
     if (!are_ranks_there_ || !has_blocks) return finish_rank(rank);
     const RankFileIndex found =
-        read_part(fs_, directory_, rank, select_pieces(index_, pieces), index_.contents.world_size,
+        read_part(fs_, directory_, rank, select_pieces(index_, pieces), index_.contents->world_size,
                   "did another program change the file?");
     take_storage(index_, pieces, found.index);
     index_.rank_files.push_back(found.record());
@@ -205,7 +216,7 @@ class RankFilesWriter : public ShareWriter {
 
  private:
   const Piece& piece_of(PieceId id) const {
-    return index_.contents.tensors[id.tensor_index].pieces[id.piece_index];
+    return index_.contents->tensors[id.tensor_index].pieces[id.piece_index];
   }
 
   /// Whether a piece has blocks to write: it has elements, and is not linked.
@@ -296,14 +307,14 @@ class NativePartWriter final : public RankFilesWriter {
 
 }  // namespace
 
-Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>& values,
+Index describe_checkpoint(SharedContents contents, const std::vector<Value>& values,
                           const NativeWriteOptions& options, const std::string& path) {
   validate_options(options);
   validate_contents(contents, ErrorKind::invalid_argument, path);
   validate_pieces_per_rank(contents, path);
-  if (values.size() != contents.values.size()) {
+  if (values.size() != contents->values.size()) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "values",
-                          std::to_string(contents.values.size()), std::to_string(values.size()));
+                          std::to_string(contents->values.size()), std::to_string(values.size()));
   }
   Index index;
   index.format_version = format_version_for(contents);
@@ -312,8 +323,8 @@ Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>&
       options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
   for (const Value& value : values) index.value_json.push_back(value_to_json(value));
   index.contents = std::move(contents);
-  index.storage.reserve(index.contents.tensors.size());
-  for (const TensorEntry& tensor : index.contents.tensors) {
+  index.storage.reserve(index.contents->tensors.size());
+  for (const TensorEntry& tensor : index.contents->tensors) {
     index.storage.emplace_back(tensor.pieces.size());
   }
   if (options.linked) enter_linked_pieces(index, *options.linked);
@@ -360,22 +371,21 @@ std::set<std::string> linked_file_names(const native::Index& index) {
 std::set<std::string> file_names(const native::Index& index) {
   std::set<std::string> names = linked_file_names(index);
   names.insert(native::kIndexFileName);
-  for (int rank = 0; rank < index.contents.world_size; ++rank) {
+  for (int rank = 0; rank < index.contents->world_size; ++rank) {
     names.insert(native::rank_file_name(rank));
   }
   return names;
 }
 
 std::unique_ptr<ShareWriter> start_native(FileSystem& fs, std::string destination,
-                                          CheckpointContents contents,
-                                          const std::vector<Value>& values, WorkOptions work,
-                                          const NativeWriteOptions& options) {
+                                          SharedContents contents, const std::vector<Value>& values,
+                                          WorkOptions work, const NativeWriteOptions& options) {
   native::Index index =
       native::describe_checkpoint(std::move(contents), values, options, destination);
   work.linked_names = linked_file_names(index);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
-  const RankSelection all_ranks{0, index.contents.world_size};
+  const RankSelection all_ranks{0, index.contents->world_size};
   staged->set_file_names(file_names(index));
   auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
                                                        all_ranks, options, staged->journal());
@@ -412,13 +422,13 @@ class NativeFormatWriter final : public FormatWriter {
   Format format() const override { return Format::native; }
 
   std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
-                                          CheckpointContents contents, std::vector<Value> values,
+                                          SharedContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
     return start_native(fs, destination, std::move(contents), values, work_options(options),
                         options.native);
   }
   std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
-                                           CheckpointContents contents, std::vector<Value> values,
+                                           SharedContents contents, std::vector<Value> values,
                                            const CreateOptions& options,
                                            const ShareOptions& share) const override {
     return start_native(fs, destination, std::move(contents), values, work_options(options, share),
@@ -427,8 +437,8 @@ class NativeFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    const native::Index index =
-        native::describe_checkpoint(contents, values, options.native, destination);
+    const native::Index index = native::describe_checkpoint(SharedContents::of(contents), values,
+                                                            options.native, destination);
     WorkOptions work = work_options(options);
     work.linked_names = linked_file_names(index);
     StagedWork::check(fs, destination, DestinationKind::directory, work, file_names(index));

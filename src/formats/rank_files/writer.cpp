@@ -213,19 +213,17 @@ class RankFilesFormatWriter final : public FormatWriter {
   Format format() const override { return rank_files_driver().format(); }
 
   std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
-                                          CheckpointContents contents, std::vector<Value> values,
+                                          SharedContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
-    return std::make_unique<RankFilesWriter>(fs, destination, std::move(contents),
-                                             std::move(values), options.device_mesh,
-                                             work_options(options));
+    return std::make_unique<RankFilesWriter>(fs, destination, *contents, std::move(values),
+                                             options.device_mesh, work_options(options));
   }
   std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
-                                           CheckpointContents contents, std::vector<Value> values,
+                                           SharedContents contents, std::vector<Value> values,
                                            const CreateOptions& options,
                                            const ShareOptions& share) const override {
-    return std::make_unique<RankFilesWriter>(fs, destination, std::move(contents),
-                                             std::move(values), options.device_mesh,
-                                             work_options(options, share));
+    return std::make_unique<RankFilesWriter>(fs, destination, *contents, std::move(values),
+                                             options.device_mesh, work_options(options, share));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,

@@ -200,7 +200,7 @@ class FileLayout {
     std::uint64_t data_nbytes = 0;  // after the header
   };
 
-  FileLayout(const std::string& destination, CheckpointContents contents,
+  FileLayout(const std::string& destination, SharedContents contents,
              const std::vector<Value>& values, const SafetensorsWriteOptions& options,
              FileNames names)
       : contents_(std::move(contents)), names_(std::move(names)) {
@@ -217,8 +217,9 @@ class FileLayout {
           std::to_string(total_nbytes()) + " bytes",
           "give the path of a directory to write several files");
     }
-    contents_.world_size = static_cast<int>(shards.size());
-    places_.resize(contents_.tensors.size());
+    const auto num_shards = static_cast<int>(shards.size());
+    if (contents_->world_size != num_shards) contents_.edit().world_size = num_shards;
+    places_.resize(contents_->tensors.size());
     for (std::size_t shard = 0; shard < shards.size(); ++shard) {
       for (const std::size_t i : shards[shard]) places_[i].shard = shard;
     }
@@ -231,7 +232,7 @@ class FileLayout {
     return safetensors_driver().destination_kind(destination) == DestinationKind::file;
   }
 
-  const CheckpointContents& contents() const { return contents_; }
+  const CheckpointContents& contents() const { return *contents_; }
   const FileNames& names() const { return names_; }
   /// Returns the names of all files in a directory.
   std::set<std::string> all_names() const {
@@ -245,8 +246,8 @@ class FileLayout {
 
   std::string index_text() const {
     Value::Dict weight_map;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      weight_map.emplace_back(contents_.tensors[i].meta.fqn,
+    for (std::size_t i = 0; i < contents_->tensors.size(); ++i) {
+      weight_map.emplace_back(contents_->tensors[i].meta.fqn,
                               names_.shard(places_[i].shard, shards_.size()));
     }
     Value::Dict metadata{{"total_size", static_cast<std::int64_t>(total_nbytes())}};
@@ -260,7 +261,7 @@ class FileLayout {
  private:
   std::uint64_t total_nbytes() const {
     std::uint64_t nbytes = 0;
-    for (const TensorEntry& tensor : contents_.tensors) nbytes += tensor.meta.nbytes();
+    for (const TensorEntry& tensor : contents_->tensors) nbytes += tensor.meta.nbytes();
     return nbytes;
   }
 
@@ -269,14 +270,14 @@ class FileLayout {
   void lay_out(std::size_t shard_index, std::vector<std::size_t> tensors,
                const std::string& destination) {
     std::ranges::sort(tensors, [&](std::size_t a, std::size_t b) {
-      const auto width = [&](std::size_t i) { return itemsize(contents_.tensors[i].meta.dtype); };
+      const auto width = [&](std::size_t i) { return itemsize(contents_->tensors[i].meta.dtype); };
       return std::tuple(width(b), a) < std::tuple(width(a), b);
     });
     std::vector<detail::HeaderTensor> header_tensors;
     header_tensors.reserve(tensors.size());
     std::uint64_t end = 0;
     for (const std::size_t i : tensors) {
-      const TensorMeta& meta = contents_.tensors[i].meta;
+      const TensorMeta& meta = contents_->tensors[i].meta;
       header_tensors.push_back({.meta = meta, .byte_range = {end, end + meta.nbytes()}});
       end += meta.nbytes();
     }
@@ -292,8 +293,12 @@ class FileLayout {
       const std::size_t i = tensors[k];
       places_[i].byte_begin = header.size() + header_tensors[k].byte_range.begin;
       if (header_tensors[k].byte_range.nbytes() > 0) write_order_.push_back({i, 0});
-      contents_.tensors[i].pieces = {{.region = whole_box(contents_.tensors[i].meta.shape),
-                                      .rank = static_cast<int>(shard_index)}};
+      std::vector<Piece> whole{{.region = whole_box(contents_->tensors[i].meta.shape),
+                                .rank = static_cast<int>(shard_index)}};
+      // If nothing changes, the contents stay those of the plan.
+      if (contents_->tensors[i].pieces != whole) {
+        contents_.edit().tensors[i].pieces = std::move(whole);
+      }
     }
     shards_.push_back({.header = std::move(header), .data_nbytes = end});
   }
@@ -303,11 +308,11 @@ class FileLayout {
   detail::Metadata metadata_of(std::size_t shard_index) const {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
-    for (const auto& [key, text] : contents_.annotations) {
+    for (const auto& [key, text] : contents_->annotations) {
       // Readers would misread two kinds of annotations: they take one whose text is a tensor's name
       // for an alias, and a reserved key has a meaning. So these annotations are stored together
       // under kTextsKey.
-      if (contents_.find_tensor(text) != nullptr || detail::is_reserved_key(key)) {
+      if (contents_->find_tensor(text) != nullptr || detail::is_reserved_key(key)) {
         texts.emplace_back(key, text);
       } else {
         metadata.emplace(key, text);
@@ -316,14 +321,14 @@ class FileLayout {
     if (!texts.empty()) metadata.emplace(detail::kTextsKey, value_to_json(std::move(texts)));
     metadata.emplace(detail::kFormatKey, "pt");
     Value::Dict aliases;
-    for (const Alias& alias : contents_.aliases) {
-      const TensorEntry* target = contents_.find_tensor(alias.target);
+    for (const Alias& alias : contents_->aliases) {
+      const TensorEntry* target = contents_->find_tensor(alias.target);
       TESSERA_CHECK(target != nullptr);
-      const auto i = static_cast<std::size_t>(target - contents_.tensors.data());
+      const auto i = static_cast<std::size_t>(target - contents_->tensors.data());
       if (places_[i].shard == shard_index) aliases.emplace_back(alias.fqn, alias.target);
     }
     if (!aliases.empty()) metadata.emplace(detail::kAliasesKey, value_to_json(std::move(aliases)));
-    if (contents_.world_size == 1) metadata.merge(values_metadata());
+    if (contents_->world_size == 1) metadata.merge(values_metadata());
     return {metadata.begin(), metadata.end()};
   }
 
@@ -338,18 +343,18 @@ class FileLayout {
     return metadata;
   }
 
-  CheckpointContents contents_;
+  SharedContents contents_;
   FileNames names_;
   OtherTexts texts_;
   std::vector<Shard> shards_;
-  std::vector<Place> places_;  // parallel to contents_.tensors
+  std::vector<Place> places_;  // parallel to contents_->tensors
   std::vector<CheckpointWriter::PieceId> write_order_;
 };
 
 /// Writes whole tensors. The place of every tensor in the files is known from the start.
 class SafetensorsWriter final : public ShareWriter {
  public:
-  SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
+  SafetensorsWriter(FileSystem& fs, std::string destination, SharedContents contents,
                     const std::vector<Value>& values, const WorkOptions& work,
                     const SafetensorsWriteOptions& options, FileNames names)
       : fs_(fs),
@@ -563,14 +568,14 @@ class SafetensorsFormatWriter final : public FormatWriter {
   Format format() const override { return Format::safetensors; }
 
   std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
-                                          CheckpointContents contents, std::vector<Value> values,
+                                          SharedContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
                                                work_options(options), options.safetensors,
                                                FileNames(options));
   }
   std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
-                                           CheckpointContents contents, std::vector<Value> values,
+                                           SharedContents contents, std::vector<Value> values,
                                            const CreateOptions& options,
                                            const ShareOptions& share) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
@@ -580,7 +585,8 @@ class SafetensorsFormatWriter final : public FormatWriter {
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
-    const FileLayout layout(destination, contents, values, options.safetensors, FileNames(options));
+    const FileLayout layout(destination, SharedContents::of(contents), values, options.safetensors,
+                            FileNames(options));
     const WorkOptions work = work_options(options);
     if (FileLayout::is_single_file(destination)) {
       check_single_file(fs, destination, layout.texts().values, work);

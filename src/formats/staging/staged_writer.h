@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/staging/staged_work.h"
+#include "formats/stored_chunks.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/format_writer.h"
 
@@ -15,16 +16,24 @@ namespace tessera::formats {
 
 /// Wraps the writer of a format, and makes the files that it wrote appear at the destination on
 /// commit.
-class StagedWriter final : public ShareWriter {
+class StagedWriter final : public ShareWriter, public ChunkSink {
  public:
   StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<ShareWriter> writer)
-      : staged_(std::move(staged)), writer_(std::move(writer)) {}
+      : staged_(std::move(staged)),
+        writer_(std::move(writer)),
+        chunk_sink_(dynamic_cast<ChunkSink*>(writer_.get())) {}
 
   const CheckpointContents& contents() const override { return writer_->contents(); }
   std::vector<PieceId> write_order() const override { return writer_->write_order(); }
   std::int64_t block_numel(PieceId piece) const override { return writer_->block_numel(piece); }
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     writer_->write_block(piece, begin, bytes);
+  }
+  bool takes_chunks(PieceId piece) const override {
+    return chunk_sink_ != nullptr && chunk_sink_->takes_chunks(piece);
+  }
+  bool write_chunk(PieceId piece, std::int64_t begin, const StoredChunk& chunk) override {
+    return chunk_sink_ != nullptr && chunk_sink_->write_chunk(piece, begin, chunk);
   }
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
     return writer_->resume_block(piece, begin, room);
@@ -49,6 +58,7 @@ class StagedWriter final : public ShareWriter {
  private:
   std::unique_ptr<StagedWork> staged_;  // outlives the writer of the files
   std::unique_ptr<ShareWriter> writer_;
+  ChunkSink* const chunk_sink_;  // the writer, if it takes chunks; else null
 };
 
 }  // namespace tessera::formats

@@ -143,16 +143,16 @@ class TorchZipFormatWriter final : public FormatWriter {
   Format format() const override { return Format::torch_zip; }
 
   std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
-                                          CheckpointContents contents, std::vector<Value> values,
+                                          SharedContents contents, std::vector<Value> values,
                                           const CreateOptions& options) const override {
-    return std::make_unique<TorchZipWriter>(fs, destination, std::move(contents), values,
+    return std::make_unique<TorchZipWriter>(fs, destination, *contents, values,
                                             work_options(options));
   }
   std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
-                                           CheckpointContents contents, std::vector<Value> values,
+                                           SharedContents contents, std::vector<Value> values,
                                            const CreateOptions& options,
                                            const ShareOptions& share) const override {
-    return std::make_unique<TorchZipWriter>(fs, destination, std::move(contents), values,
+    return std::make_unique<TorchZipWriter>(fs, destination, *contents, values,
                                             work_options(options, share));
   }
   void check_staging(FileSystem& fs, const std::string& destination,

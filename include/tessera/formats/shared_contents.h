@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// The contents that a writer writes: its own, or those of a plan that it does not copy. A copy of
+/// all entries would take most of the memory of a move of many small tensors.
+///
+/// Copies share the contents until one of them is changed. Different objects may be used by
+/// different threads.
+class SharedContents {
+ public:
+  SharedContents() : SharedContents(CheckpointContents()) {}
+  SharedContents(CheckpointContents contents)
+      : own_(std::make_shared<CheckpointContents>(std::move(contents))), contents_(own_.get()) {}
+
+  /// Returns an object that refers to `contents`. They must outlive it and its copies, and must not
+  /// change.
+  static SharedContents of(const CheckpointContents& contents) { return {nullptr, &contents}; }
+
+  const CheckpointContents& operator*() const { return *contents_; }
+  const CheckpointContents* operator->() const { return contents_; }
+  operator const CheckpointContents&() const { return *contents_; }
+
+  /// Returns the contents to change. Copies them first unless only this object has them.
+  CheckpointContents& edit() {
+    if (own_.use_count() != 1) {
+      own_ = std::make_shared<CheckpointContents>(*contents_);
+      contents_ = own_.get();
+    }
+    return *own_;
+  }
+
+ private:
+  SharedContents(std::shared_ptr<CheckpointContents> own, const CheckpointContents* contents)
+      : own_(std::move(own)), contents_(contents) {}
+
+  std::shared_ptr<CheckpointContents> own_;  // null: of somebody who outlives this object
+  const CheckpointContents* contents_;
+};
+
+}  // namespace tessera::formats

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/shared_vector.h"
+
+namespace tessera::detail {
+
+/// Returns a hash of `hash` and `number`.
+inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t number) {
+  return (hash ^ number) * 0x9e3779b97f4a7c15U + (hash >> 29);
+}
+
+/// Makes equal lists share memory. The tensors of a model have few shapes, so most of them have the
+/// same pieces. Remembers at most kNumSlots lists, one for each value of the hash, so its memory
+/// does not grow with the number of lists. Not thread-safe.
+///
+/// `Hash` maps an item to a number. Equal items give equal numbers.
+template <class T, class Hash>
+class ListPool {
+ public:
+  /// Returns a list that is equal to `list`, and shares memory with an equal list that was given
+  /// before if the pool remembers it.
+  SharedVector<T> share(SharedVector<T> list) {
+    if (list.empty()) return {};
+    std::uint64_t hash = list.size();
+    for (const T& item : list) hash = mix_hash(hash, Hash{}(item));
+    if (slots_.empty()) slots_.resize(kNumSlots);
+    SharedVector<T>& slot = slots_[(hash >> 32) % kNumSlots];
+    if (!(slot == list)) {
+      list.edit().shrink_to_fit();
+      slot = std::move(list);
+    }
+    return slot;
+  }
+
+ private:
+  static constexpr std::size_t kNumSlots = 1024;
+
+  std::vector<SharedVector<T>> slots_;
+};
+
+}  // namespace tessera::detail
