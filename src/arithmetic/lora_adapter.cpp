@@ -51,35 +51,32 @@ std::optional<double> number_of(const Value& value) {
   return std::nullopt;
 }
 
-/// The scales of an adapter's changes, as its configuration states them.
-class Scales {
+/// A number of each module, as an adapter's configuration states it: one for all modules, and
+/// others for modules whose names match a pattern.
+class NumbersOfModules {
  public:
-  Scales(const Value& config, std::string path, double given)
-      : path_(std::move(path)),
-        given_(given),
-        is_rank_stabilized_(is_given(config.find("use_rslora"))),
-        alpha_(required(config, "lora_alpha")) {
-    const Value* const patterns = config.find("alpha_pattern");
-    const auto* const dict = patterns ? patterns->get_if<Value::Dict>() : nullptr;
-    if (dict == nullptr) return;
+  /// Throws: Error(corruption) if `for_all` or `by_pattern`, members of `config`, have another
+  /// form; Error(unsupported) for a pattern that PythonRegex refuses.
+  NumbersOfModules(const Value& config, std::string path, const char* for_all,
+                   const char* by_pattern)
+      : path_(std::move(path)), by_pattern_(by_pattern), for_all_(required(config, for_all)) {
+    const Value* const patterns = config.find(by_pattern);
+    if (!is_given(patterns)) return;
+    const auto* const dict = patterns->get_if<Value::Dict>();
+    if (dict == nullptr) refuse(by_pattern_, "a dict of patterns", value_to_string(*patterns, 40));
     constexpr std::size_t kMaxPatterns = 10'000;
     if (dict->size() > kMaxPatterns) {
-      refuse("alpha_pattern", "at most " + std::to_string(kMaxPatterns) + " entries",
+      refuse(by_pattern_, "at most " + std::to_string(kMaxPatterns) + " entries",
              std::to_string(dict->size()));
     }
-    for (const auto& [key, alpha] : *dict) add_pattern(key, alpha);
+    for (const auto& [key, number] : *dict) add_pattern(key, number);
   }
 
-  /// Returns the scale of a module: the factor of the product of its two matrices.
-  double of(const std::string& module, std::int64_t rank) const {
-    double alpha = alpha_;
+  double of(const std::string& module) const {
     for (const Pattern& pattern : patterns_) {
-      if (!pattern.regex.matches(module)) continue;
-      alpha = pattern.alpha;
-      break;
+      if (pattern.regex.matches(module)) return pattern.number;
     }
-    const auto divisor = static_cast<double>(rank);
-    return given_ * (alpha / (is_rank_stabilized_ ? std::sqrt(divisor) : divisor));
+    return for_all_;
   }
 
  private:
@@ -98,29 +95,60 @@ class Scales {
   /// A pattern of the names of modules.
   struct Pattern {
     tessera::detail::PythonRegex regex;
-    double alpha;
+    double number;
   };
 
   /// Adds a pattern. As in PEFT, it matches the last components of a module's name.
-  void add_pattern(const Value& key, const Value& alpha) {
+  void add_pattern(const Value& key, const Value& value) {
     const auto* const text = key.get_if<std::string>();
-    const auto number = number_of(alpha);
-    if (text == nullptr || !number) refuse("alpha_pattern", "a number", value_to_string(alpha, 40));
-    patterns_.push_back({{"(.*\\.)?(" + *text + ")$", path_, "alpha_pattern"}, *number});
+    const auto number = number_of(value);
+    if (text == nullptr || !number) refuse(by_pattern_, "a number", value_to_string(value, 40));
+    patterns_.push_back({{"(.*\\.)?(" + *text + ")$", path_, by_pattern_}, *number});
     constexpr std::size_t kMaxNumSteps = 2'000'000;  // 100 MB, and a few minutes of matching
     num_steps_ += patterns_.back().regex.num_steps();
     if (num_steps_ > kMaxNumSteps) {
-      refuse("alpha_pattern", "regular expressions with at most 2,000,000 characters in all",
+      refuse(by_pattern_, "regular expressions with at most 2,000,000 characters in all",
              "more (repetitions {m,n} are counted as written out)");
     }
   }
 
   std::string path_;
-  double given_;
-  bool is_rank_stabilized_;
-  double alpha_;
+  std::string by_pattern_;
+  double for_all_;
   std::vector<Pattern> patterns_;
   std::size_t num_steps_ = 0;  // of all patterns
+};
+
+/// The scales of an adapter's changes, as its configuration states them.
+class Scales {
+ public:
+  Scales(const Value& config, const std::string& path, double given)
+      : path_(path),
+        given_(given),
+        is_rank_stabilized_(is_given(config.find("use_rslora"))),
+        alphas_(config, path, "lora_alpha", "alpha_pattern") {
+    if (config.find("r") != nullptr) ranks_.emplace(config, path, "r", "rank_pattern");
+  }
+
+  /// Returns the scale of a module: the factor of the product of its two matrices, which have
+  /// `rank` columns and rows. Throws: Error(corruption) if the configuration states another rank,
+  /// because PEFT divides by that one.
+  double of(const std::string& module, std::int64_t rank) const {
+    const auto divisor = static_cast<double>(rank);
+    if (const double stated = ranks_ ? ranks_->of(module) : divisor; stated != divisor) {
+      throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = module},
+                            "r, or rank_pattern", std::to_string(rank) + ", as in the matrices",
+                            value_to_string(Value(stated)), "a configuration of another adapter?");
+    }
+    return given_ * (alphas_.of(module) / (is_rank_stabilized_ ? std::sqrt(divisor) : divisor));
+  }
+
+ private:
+  std::string path_;
+  double given_;
+  bool is_rank_stabilized_;
+  NumbersOfModules alphas_;
+  std::optional<NumbersOfModules> ranks_;
 };
 
 /// Refuses adapters whose initialization changed the weights of the base, such as PiSSA and OLoRA.

@@ -388,6 +388,8 @@ TEST(LoraTest, ScalesByPatternAndRank) {
       {R"(, "alpha_pattern": {"x": 6, "w": 8})", 4},
       {R"(, "alpha_pattern": {"[vw]": 8, "w": 6})", 4},
       {R"(, "alpha_pattern": {"ww": 8})", 2},
+      {R"(, "alpha_pattern": null, "r": 2)", 2},
+      {R"(, "r": 8, "rank_pattern": {"w": 2}, "alpha_pattern": {"w": 8})", 4},
       {R"x(, "alpha_pattern": {"(q|k|v|o|w)": 8})x", 4},
       {R"x(, "alpha_pattern": {"(w+)+": 8})x", 4},
       {R"x(, "alpha_pattern": {"(w|w){1,30}!": 8})x", 2},
@@ -430,6 +432,23 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
               ThrowsError(ErrorKind::corruption, "lora_alpha: expected a number, found none"));
   EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": {"(": 1}})"),
               ThrowsError(ErrorKind::unsupported, "expected a regular expression"));
+  EXPECT_THAT(open(R"({"peft_type": "LORA", "lora_alpha": 1, "alpha_pattern": ["w"]})"),
+              ThrowsError(ErrorKind::corruption,
+                          "alpha_pattern: expected a dict of patterns, found ['w']"));
+}
+
+// Shows E3. PEFT divides by the rank that the configuration states.
+TEST(LoraTest, RefusesARankThatTheMatricesDoNotHave) {
+  for (const char* const more : {R"(, "r": 3)", R"(, "r": 2, "rank_pattern": {"w": 3})",
+                                 R"(, "r": 3, "rank_pattern": {"v": 2})"}) {
+    EXPECT_THAT(
+        [&] {
+          adapter_of({2, 3}, kDown, {4, 2}, kUp, more);
+        },
+        ThrowsError(ErrorKind::corruption,
+                    "r, or rank_pattern: expected 2, as in the matrices, found 3"))
+        << more;
+  }
 }
 
 TEST(LoraTest, AProductThatOverflowsCountsAsTooLarge) {
