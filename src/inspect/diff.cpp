@@ -11,9 +11,9 @@
 
 #include "base/byte_buffer.h"
 #include "base/value_bits.h"
+#include "inspect/element.h"
 #include "inspect/scan.h"
 #include "inspect/value_difference.h"
-#include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {

@@ -1,4 +1,4 @@
-#include "tessera/inspect/element.h"
+#include "inspect/element.h"
 
 #include <array>
 #include <charconv>

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "inspect/element.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {

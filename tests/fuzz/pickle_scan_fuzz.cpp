@@ -2,8 +2,8 @@
 #include <span>
 
 #include "fuzz/packed_files.h"
+#include "inspect/pickle_scan/pickle_scan.h"
 #include "tessera/base/error.h"
-#include "tessera/inspect/pickle_scan.h"
 
 /// Scans one file of any kind.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {

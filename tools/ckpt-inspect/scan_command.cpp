@@ -3,9 +3,9 @@
 #include "base/size_text.h"
 #include "ckpt-inspect/source.h"
 #include "cli/json_output.h"
+#include "inspect/pickle_scan/pickle_scan.h"
 #include "object_store/files.h"
 #include "tessera/base/file_system.h"
-#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "cli/terminal.h"
-#include "tessera/inspect/element.h"
+#include "inspect/element.h"
 
 namespace tessera::cli {
 namespace {

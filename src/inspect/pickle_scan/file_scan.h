@@ -6,9 +6,9 @@
 #include <tuple>
 
 #include "inspect/pickle_scan/inflate.h"
+#include "inspect/pickle_scan/pickle_scan.h"
 #include "inspect/pickle_scan/pickle_walk.h"
 #include "inspect/pickle_scan/zip_entries.h"
-#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::inspect {
 

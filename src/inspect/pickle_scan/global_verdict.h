@@ -2,8 +2,8 @@
 
 #include <string_view>
 
+#include "inspect/pickle_scan/pickle_scan.h"
 #include "inspect/pickle_scan/pickle_walk.h"
-#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::inspect {
 

@@ -1,4 +1,4 @@
-#include "tessera/inspect/pickle_scan.h"
+#include "inspect/pickle_scan/pickle_scan.h"
 
 #include <algorithm>
 #include <utility>

@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "inspect/element.h"
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
-#include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
 #include "watched_work.h"
 

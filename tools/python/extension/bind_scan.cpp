@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "bind_jobs.h"
+#include "inspect/pickle_scan/pickle_scan.h"
 #include "object_store/files.h"
 #include "python_value.h"
-#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::python {
 namespace {
