@@ -62,6 +62,15 @@ TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
   EXPECT_EQ(pieces_of(*tensor, "model.3.down"), "[0:6, 0:4] on 6, [0:6, 4:8] on 7");
 }
 
+// Shows F2. Frozen parameters of a universal checkpoint are parts of ranks, its other ones whole.
+TEST(DeepSpeedParallelTest, RanksOfPiecesAreBelowTheWorldSize) {
+  const auto reader = open(kValid + "universal_autotp_zero3");
+  EXPECT_EQ(reader->contents().world_size, 4);
+  for (const TensorEntry& tensor : reader->contents().tensors) {
+    for (const Piece& piece : tensor.pieces) EXPECT_LT(piece.rank, 4) << tensor.meta.fqn;
+  }
+}
+
 // Shows F2, E13.
 TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
   EXPECT_THAT(notes_of(*open(kValid + "pipeline")), ElementsAre());

@@ -105,6 +105,7 @@ class UniversalReader final : public ModelRanksReader {
       open_model_states(model_files(names, this->folder()));
       parameters_ = read_parameters(model());
     }
+    set_world_size(models().size());
     optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
     added_ = read_added(*optimizer_);
     for (const Parameter& parameter : parameters_) add_parameter(parameter);
