@@ -88,7 +88,7 @@ class Scale(unittest.TestCase):
             return [self.folder / f"{'-'.join(options)}-{times}" for times in (1, 2)]
 
         each(["--to", "safetensors"], [few, many], 1150)
-        native = each(["--to", "native", "--world-size", "4"], [few, many], 1900)
+        native = each(["--to", "native", "--world-size", "4"], [few, many], 2000)
         each(["--to", "native", "--world-size", "8"], native, 3350)
         dcp = each(["--to", "dcp", "--world-size", "8"], [few, many], 1950)
         each(["--to", "native", "--world-size", "3"], dcp, 3000)
