@@ -358,7 +358,7 @@ def test_tied_tensors_of_the_job_get_one_value_or_an_error(tmp_path):
 def test_tensors_that_partly_share_memory_are_not_loaded(tmp_path):
     tessera.save({"a": torch.ones(4), "b": torch.ones(4) * 2}, tmp_path / "s")
     memory = torch.zeros(6)
-    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found a part of that of a"):
+    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found memory that it shares with a"):
         tessera.load({"a": memory[:4], "b": memory[2:]}, tmp_path / "s")
     assert memory.sum() == 0
     memory = torch.zeros(8)
@@ -371,7 +371,7 @@ def test_tensors_that_partly_share_memory_are_not_loaded(tmp_path):
 def test_views_that_cross_are_not_loaded(tmp_path):
     tessera.save({"a": torch.ones(4), "b": torch.ones(4) * 2}, tmp_path / "s")
     memory = torch.zeros(4, 4)
-    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found a part of that of a"):
+    with pytest.raises(tessera.Error, match="b: tensor to load into: expected memory of its own, found memory that it shares with a"):
         tessera.load({"a": memory.diagonal(), "b": memory[1]}, tmp_path / "s")
     assert memory.sum() == 0
     tessera.load({"a": memory[:, 0], "b": memory[:, 2]}, tmp_path / "s")

@@ -44,7 +44,7 @@ def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
             active = [other for other in active if other.end > place.begin]
             for other in active:
                 if _share_elements(other, place):
-                    raise Error(f"{place.name}: tensor to load into: expected memory of its own, found a part of that of {other.name}",
+                    raise Error(f"{place.name}: tensor to load into: expected memory of its own, found memory that it shares with {other.name}",
                                 kind="invalid_argument", tensor=place.name)
             active.append(place)
 
