@@ -120,6 +120,78 @@ def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_p
     assert len(expected) > len(found) > 30 and found.items() < expected.items()
 
 
+@pytest.mark.parametrize("members, words", [
+    ({"tp_replicated_parameter_patterns": {"norm": 1}}, "tp_replicated_parameter_patterns: expected patterns of names, found a dict"),
+    ({"parameter_with_sub_params": [{"shape": [[8, 2, 2], -1], "partition_dim": 0}]},
+     "parameter_with_sub_params: expected patterns of names, found none"),
+    ({"parameter_with_sub_params": ["qkv"]}, "parameter_with_sub_params: expected a list of dicts, found ['qkv']"),
+    ({"affine_map": ["qkv"]}, "affine_map: expected a dict, found ['qkv']"),
+    ({"affine_map": {"version": "1"}}, "affine_map.version: expected 1, found '1'"),
+    ({"autotp_unsupported_parameter_patterns": ["qkv"]},
+     "autotp_unsupported_parameter_patterns: expected a dict of patterns, found ['qkv']"),
+    ({"universal_checkpoint_version": 0.5}, "universal_checkpoint_version: expected a number up to 0.4, found 0.5"),
+    ({"universal_checkpoint_version": "0.4"}, "universal_checkpoint_version: expected a number up to 0.4, found '0.4'"),
+    ({"sub_param_shard_widths": [[4, 4]]}, "sub_param_shard_widths: expected a dict of patterns, found [[4, 4]]"),
+])
+def test_rules_of_another_form_are_refused(members, words, step_of):
+    """Shows E3. A rule that cannot be read would be a parameter that is joined in another way. The same in the user's file."""
+    step = with_rules(step_of("tensor"), **members)
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and f"{MODELS[0]}: universal_checkpoint_info: {words}" in process.stderr, process.stderr
+    file = step / "universal_checkpoint_info.json"
+    file.write_text(json.dumps(RULES | members))
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and f"{file.name}: universal_checkpoint_info: {words}" in process.stderr, process.stderr
+
+
+def test_unknown_rules_are_noted(step_of, tmp_path):
+    """Shows E13. A newer DeepSpeed could cut by them."""
+    step = with_rules(step_of("tensor"), parameter_with_other_cuts=[".*"])
+    added = set(notes_of_move(step, tmp_path / "other.pt")) - set(notes_of_move(VALID / "tensor", tmp_path / "plain.pt"))
+    assert added == {"universal_checkpoint_info: 1 other member, such as 'parameter_with_other_cuts'; not applied"}
+
+
+def test_other_rules_on_another_rank_are_noted(step_of, tmp_path):
+    """Shows E13. Not if the user's rules come before them."""
+    step = step_of("tensor")
+    edit(step / MODELS[1], lambda state: state["universal_checkpoint_info"].update(original_vocab_size=5))
+    words = "universal_checkpoint_info: others in mp_rank_01_model_states.pt; those of mp_rank_00_model_states.pt are applied"
+    assert notes_of_move(step, tmp_path / "moved.pt").count(words) == 1
+    (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES))
+    assert words not in notes_of_move(step, tmp_path / "again.pt")
+
+
+def test_equal_parts_without_a_rule_are_noted(step_of, tmp_path):
+    """Shows E13. A replicated parameter that no rule names would be twice as large."""
+    without_norm = {"tp_replicated_parameter_patterns": [r"\d+.down_bias", r"4\.(weight|bias)"]}
+    words = "tensor parallelism: 4 names without a rule, such as '1.norm.weight'; the parts are joined along dimension 0"
+    step = with_rules(step_of("tensor"), **without_norm)
+    assert words in notes_of_move(step, tmp_path / "moved.pt")
+    (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES | without_norm))
+    assert words in notes_of_move(step, tmp_path / "again.pt")
+
+
+def test_equal_frozen_parts_of_stage_3_without_a_rule_are_noted(step_of, tmp_path):
+    """Shows E13. Model states of stage 3 list the shapes of parts, so that a part is not taken for the whole."""
+    step = step_of("autotp_zero3")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    for file in step.glob("zero_pp_rank_*_model_states.pt"):
+        edit(file, lambda state: state["universal_checkpoint_info"].update(parameter_with_row_parallelism_patterns=[".*down_proj"]))
+        edit(file, lambda state: state["frozen_param_fragments"][name].fill_(1))
+    assert (f"tensor parallelism: 1 name without a rule, such as '{name}'; the parts are joined along dimension 0"
+            in notes_of_move(step, tmp_path / "moved.pt"))
+
+
+def test_a_vocabulary_with_other_rows_is_noted_with_them(step_of, tmp_path):
+    """Shows E13. Rows that are no padding would be lost. Frozen parameters count."""
+    of_frozen = {"vocabulary_parameter_patterns": [r"tied_modules\.embed\.weight", r"1\.frozen"]}
+    step = with_rules(step_of("tensor"), original_vocab_size=100, **of_frozen)
+    assert "padding: 2 names with fewer rows, such as 'tied_modules.embed.weight' with 8 rows" in notes_of_move(step, tmp_path / "moved.pt")
+    (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES | of_frozen | {"original_vocab_size": 3}))
+    assert ("padding: 2 names with more rows (padding, left out), such as 'tied_modules.embed.weight' with 8 rows"
+            in notes_of_move(step, tmp_path / "again.pt"))
+
+
 @pytest.mark.parametrize("change, words", [
     (lambda piece: piece.update(scale=2.0), "expected pieces with the scale 1.0, found 2.0"),
     (lambda piece: piece.update(source=[0, [4, 2]]), "expected pieces that are boxes of [8, 8], found [0, [4, 2]]"),
@@ -218,7 +290,7 @@ def test_rules_of_the_user_join_the_parts(without_rules, tmp_path):
     ("[]", "expected a JSON object with rules, found list"),
     ("{", "universal_checkpoint_info.json"),
     ('{"tp_replicated_parameter_patterns": [1]}', "tp_replicated_parameter_patterns: expected patterns of names, found 1"),
-    ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}', "parameter_with_sub_params: expected a shape and a dimension of it"),
+    ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}', "parameter_with_sub_params: expected a shape, and as partition_dim one of its dimensions"),
 ], ids=["member", "list", "text", "pattern", "dimension"])
 def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
     """Shows F2, E3."""

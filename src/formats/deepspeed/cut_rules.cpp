@@ -17,8 +17,8 @@ using Path = std::vector<std::string>;
 
 constexpr std::uint64_t kMaxRulesNbytes = std::uint64_t{1} << 24;
 
-/// The members that DeepSpeed knows.
-constexpr std::array<std::string_view, 13> kRules = {"universal_checkpoint_version",
+/// The members that DeepSpeed knows: rules, and members that say nothing about the cuts.
+constexpr std::array<std::string_view, 14> kRules = {"universal_checkpoint_version",
                                                      "original_vocab_size",
                                                      "padded_vocab_size",
                                                      "vocabulary_parameter_patterns",
@@ -30,7 +30,12 @@ constexpr std::array<std::string_view, 13> kRules = {"universal_checkpoint_versi
                                                      "parameter_with_sub_params",
                                                      "sub_param_shard_widths",
                                                      "affine_map",
-                                                     "autotp_unsupported_parameter_patterns"};
+                                                     "autotp_unsupported_parameter_patterns",
+                                                     "ds_autotp_universal_checkpoint_meta"};
+
+bool is_known(const std::string& member) {
+  return std::ranges::find(kRules, member) != kRules.end();
+}
 
 Path in_model(const Path& path) {
   Path whole{kUniversalCheckpointInfo};
@@ -47,6 +52,15 @@ const Value* item_at(const Value& value, const std::string& key) {
   return list != nullptr && is_position && position < list->size() ? &(*list)[position] : nullptr;
 }
 
+/// Whether `File` has the members of such a value as entries of their own, not the value as one.
+bool is_opened(const Value& value) {
+  if (const auto* const dict = value.get_if<Value::Dict>()) return !dict->empty();
+  const auto* const list = value.get_if<Value::List>();
+  return list != nullptr && std::ranges::any_of(*list, [](const Value& item) {
+           return item.is<Value::Dict>() || is_opened(item);
+         });
+}
+
 /// Throws if the file of the user is no JSON object, or has a member that is no rule.
 void require_rules(const Value& json, const std::string& path) {
   const auto* const dict = json.get_if<Value::Dict>();
@@ -56,7 +70,7 @@ void require_rules(const Value& json, const std::string& path) {
   }
   for (const auto& [key, value] : *dict) {
     const auto* const name = key.get_if<std::string>();
-    if (name != nullptr && std::ranges::find(kRules, *name) != kRules.end()) continue;
+    if (name != nullptr && is_known(*name)) continue;
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "tensor parallelism",
                           "a rule of DeepSpeed, such as 'tp_replicated_parameter_patterns'",
                           value_to_string(key), "mistyped?");
@@ -87,6 +101,20 @@ const std::string& CutRules::path() const {
   return json_ ? path_ : model_.reader().path();
 }
 
+std::vector<std::string> CutRules::unknown_members() const {
+  std::vector<std::string> unknown = keys_at({});
+  std::erase_if(unknown, is_known);
+  return unknown;
+}
+
+std::map<Path, std::optional<Value>> CutRules::rules_of(const File& model) {
+  std::map<Path, std::optional<Value>> rules;
+  for (const Entry* const entry : model.below({kUniversalCheckpointInfo})) {
+    rules.emplace(entry->path, model.value_of(*entry));
+  }
+  return rules;
+}
+
 const Value* CutRules::find(const Path& path) const {
   const Value* value = &*json_;
   for (const std::string& key : path) {
@@ -98,7 +126,7 @@ const Value* CutRules::find(const Path& path) const {
 std::optional<Value> CutRules::value_at(const Path& path) const {
   if (!json_) return model_.value_at(in_model(path));
   const Value* const value = find(path);
-  return value == nullptr ? std::nullopt : std::optional(*value);
+  return value == nullptr || is_opened(*value) ? std::nullopt : std::optional(*value);
 }
 
 std::optional<std::int64_t> CutRules::number_at(const Path& path) const {

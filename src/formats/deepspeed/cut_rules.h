@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,7 +35,14 @@ class CutRules {
   /// Returns the path of the file that has the rules.
   const std::string& path() const;
 
-  /// Returns the value at a path of keys and of positions in lists; nothing if there is none.
+  /// Returns the members of the model states' rules that are not known, so are not applied. In the
+  /// user's file, such members are refused.
+  std::vector<std::string> unknown_members() const;
+  /// Returns the rules in model states, by path.
+  static std::map<std::vector<std::string>, std::optional<Value>> rules_of(const File& model);
+
+  /// Returns the value at a path of keys and of positions in lists; nothing if there is none, or if
+  /// it is a dict with members or a list with dicts. `keys_at` returns the keys of those.
   std::optional<Value> value_at(const std::vector<std::string>& path) const;
   std::optional<std::int64_t> number_at(const std::vector<std::string>& path) const;
   /// Returns the keys of the dict, or the positions in the list, at a path.

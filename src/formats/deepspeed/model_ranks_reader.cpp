@@ -107,10 +107,55 @@ void ModelRanksReader::set_model_ranks(std::vector<std::vector<const File*>> mod
 
 void ModelRanksReader::read_cuts(const FileSystem& fs) {
   cuts_.emplace(fs, folder(), model_of(0, 0));
+  if (!cuts_->rules().are_of_user()) {
+    note_unknown_members();
+    note_other_rules();
+  }
   if (!cuts_->rules().replaces_member()) return;
   note("tensor parallelism", "rules in one place",
        "'" + std::string(kUniversalCheckpointInfo) + "' in the model states and in " +
            std::string(kRulesFile) + "; the file's are used");
+}
+
+void ModelRanksReader::note_unknown_members() {
+  const std::vector<std::string> unknown = cuts_->rules().unknown_members();
+  if (unknown.empty()) return;
+  note(kUniversalCheckpointInfo, "known members",
+       counted(unknown.size(), "other member") + ", such as '" + printable(unknown.front()) +
+           "'; not applied");
+}
+
+void ModelRanksReader::note_other_rules() {
+  const File& first = model_of(0, 0);
+  const auto rules = CutRules::rules_of(first);
+  for (const std::vector<const File*>& of_rank : model_ranks_) {
+    if (CutRules::rules_of(*of_rank.front()) == rules) continue;
+    note(kUniversalCheckpointInfo, "the same rules in all model states",
+         "others in " + printable(of_rank.front()->name()) + "; those of " +
+             printable(first.name()) + " are applied");
+    return;
+  }
+}
+
+Joint ModelRanksReader::join(const std::string& name, const std::vector<Shape>& parts) {
+  Joint joint = cuts_->join(name, parts);
+  if (!joint.vocabulary_size) return joint;
+  vocabulary_size_ = *joint.vocabulary_size;
+  const std::int64_t num_rows = joint.whole[0] + joint.num_padding_rows;
+  const std::string in_words =
+      "'" + printable(name) + "' with " + counted(static_cast<std::uint64_t>(num_rows), "row");
+  if (joint.num_padding_rows > 0) padded_.push_back(in_words);
+  if (num_rows < vocabulary_size_) short_of_rows_.push_back(in_words);
+  return joint;
+}
+
+void ModelRanksReader::check_rule(const std::string& name,
+                                  const std::vector<std::vector<Run>>& parts) {
+  if (parts.size() == 1 || parts.front().empty() || cuts_->has_rule(name)) return;
+  for (std::size_t tensor = 1; tensor < parts.size(); ++tensor) {
+    if (!are_equal({name, parts.front(), parts[tensor]}, kNumelThatTells)) return;
+  }
+  equal_parts_.push_back(name);
 }
 
 std::set<std::string> ModelRanksReader::buffers_of(std::size_t stage) const {
@@ -193,18 +238,18 @@ void ModelRanksReader::add_frozen_fragments(const std::string& name) {
     add_refused(text_keys({"model", name}), TensorCuts::no_rules(model_of(0, 0), "model." + name));
     return;
   }
-  const Joint joint = cuts_->join(name, shapes);
+  const Joint joint = join(name, shapes);
   Tensor whole = named(text_keys({"model", name}));
   whole.entry.meta.shape = joint.whole;
-  std::vector<Run> first_rank;
+  std::vector<std::vector<Run>> all;
   for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
     const std::vector<VectorPart> parts = fragments_of(name, tensor, numel_of(shapes[tensor]));
     add_pieces(whole, joint, tensor, parts);
-    std::vector<Run> runs;
+    std::vector<Run>& runs = all.emplace_back();
     for (const VectorPart& part : parts) runs.push_back({part.file, part.tensor, 0, part.numel});
-    if (tensor == 0) first_rank = runs;
-    if (tensor > 0 && joint.kind != Joint::Kind::cut) replicas_.add({name, first_rank, runs});
+    if (tensor > 0 && joint.kind != Joint::Kind::cut) replicas_.add({name, all.front(), runs});
   }
+  check_rule(name, all);
   add(std::move(whole));
 }
 
@@ -296,7 +341,7 @@ void ModelRanksReader::add_frozen(const std::string& name, const std::vector<Mod
            "parts of " + std::to_string(num_tensor_) + " tensor ranks",
            "parts of " + std::to_string(shapes.size()));
   }
-  const Joint joint = cuts_->join(name, shapes);
+  const Joint joint = join(name, shapes);
   Tensor tensor = named(text_keys({"model", name}));
   tensor.entry.meta.shape = joint.whole;
   tensor.entry.meta.dtype = parts.front().file->tensor(*parts.front().entry).dtype;
@@ -329,7 +374,24 @@ void ModelRanksReader::add_ties_of_parameters() {
   }
 }
 
+void ModelRanksReader::note_padding() {
+  const auto size = static_cast<std::uint64_t>(vocabulary_size_);
+  const std::string expected = counted(size, "row") + " in each vocabulary (original_vocab_size)";
+  const auto add = [&](const std::vector<std::string>& names, const std::string& what) {
+    if (names.empty()) return;
+    note("padding", expected, counted(names.size(), "name") + what + ", such as " + names.front());
+  };
+  add(padded_, " with more rows (padding, left out)");
+  add(short_of_rows_, " with fewer rows");
+}
+
 void ModelRanksReader::note_rules() {
+  note_padding();
+  if (!equal_parts_.empty()) {
+    note("tensor parallelism", "a rule for each parameter that is equal on all tensor ranks",
+         counted(equal_parts_.size(), "name") + " without a rule, such as '" +
+             printable(equal_parts_.front()) + "'; the parts are joined along dimension 0");
+  }
   if (!without_rule_.empty()) {
     note("tensor parallelism", "for each frozen parameter, a rule that says how ranks cut it",
          counted(without_rule_.size(), "name") +

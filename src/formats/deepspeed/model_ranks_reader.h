@@ -52,8 +52,14 @@ class ModelRanksReader : public ModelStatesReader {
   /// file or `num_data` files.
   void set_model_ranks(std::vector<std::vector<const File*>> models, std::size_t num_tensor,
                        std::size_t num_data);
-  /// Reads how the tensor ranks cut parameters.
+  /// Reads how the tensor ranks cut parameters. Notes rules that are not applied.
   void read_cuts(const FileSystem& fs);
+  /// Returns how the tensor ranks' parts of a parameter are joined. Remembers its rows of padding
+  /// for a note. Requires: `cuts()`. Throws: what `TensorCuts::join` throws.
+  Joint join(const std::string& name, const std::vector<Shape>& parts);
+  /// Remembers, for a note, a parameter that no rule names although all tensor ranks have the same
+  /// numbers, as far as their beginnings show. `parts`: by tensor rank.
+  void check_rule(const std::string& name, const std::vector<std::vector<Run>>& parts);
 
   std::size_t rank_of(std::size_t stage, std::size_t data, std::size_t tensor) const {
     return (stage * num_data_ + data) * num_tensor_ + tensor;
@@ -73,9 +79,12 @@ class ModelRanksReader : public ModelStatesReader {
   void add_modules();
   /// Remembers an entry of a module or of a layer's file.
   void add_of_module(ModulePart part);
+  /// Notes the padding that was left out, and parameters and rules that do not fit together.
   void note_rules();
   Copies& replicas() { return replicas_; }
   const Copies& replicas() const { return replicas_; }
+
+  static constexpr std::int64_t kNumelThatTells = 8192;
 
  private:
   /// Whether `model.<name>` was added as a trained parameter.
@@ -84,6 +93,9 @@ class ModelRanksReader : public ModelStatesReader {
   /// Returns whether its dtype differs.
   virtual bool is_rounded_copy(const std::string& name, const ModulePart& copy) = 0;
 
+  void note_unknown_members();
+  void note_other_rules();
+  void note_padding();
   bool is_parameter(const std::string& name) const;
   const File& model_of(std::size_t stage, std::size_t tensor) const {
     return *model_ranks_[stage * num_tensor_ + tensor].front();
@@ -103,7 +115,12 @@ class ModelRanksReader : public ModelStatesReader {
   std::optional<TensorCuts> cuts_;
   std::map<std::string, std::vector<ModulePart>> rest_;
   std::set<std::string> rounded_;
-  std::vector<std::string> without_rule_;  // frozen parameters, equal on all tensor ranks
+  std::vector<std::string> without_rule_;  // frozen, read as whole: equal on all tensor ranks
+  std::vector<std::string> equal_parts_;   // joined without a rule, equal on all tensor ranks
+  // Vocabularies with more rows than original_vocab_size, or with fewer: each with its rows.
+  std::vector<std::string> padded_;
+  std::vector<std::string> short_of_rows_;
+  std::int64_t vocabulary_size_ = 0;
   Copies replicas_{"replicas", "equal copies of a parameter on all ranks that have it",
                    "the copies of the first rank are read"};
 };

@@ -10,7 +10,6 @@
 #include <set>
 #include <utility>
 
-#include "base/size_text.h"
 #include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_ranks_reader.h"
@@ -67,7 +66,6 @@ class ParallelReader final : public ModelRanksReader {
     add_layers();
     add_modules();
     add_members();
-    note_padding();
     note_rules();
     finish();
     for (Copies* const copies : {&copies_, &replicas()}) {
@@ -255,17 +253,21 @@ class ParallelReader final : public ModelRanksReader {
       return path;
     });
     add_state(whole);
-    num_padding_rows_ += std::size_t{whole.joint->num_padding_rows > 0};
+    std::vector<std::vector<Run>> parts;
+    for (std::size_t tensor = 0; tensor < num_tensor(); ++tensor) {
+      parts.push_back(weights_of(whole, tensor));
+    }
+    check_rule(whole.fqn, parts);
     if (whole.joint->kind != Joint::Kind::replicated) return;
     for (std::size_t tensor = 1; tensor < num_tensor(); ++tensor) {
-      replicas().add({whole.fqn, weights_of(whole, 0), weights_of(whole, tensor)});
+      replicas().add({whole.fqn, parts.front(), parts[tensor]});
     }
   }
 
-  Joint joint_of(const Whole& whole) const {
+  Joint joint_of(const Whole& whole) {
     std::vector<Shape> shapes;
     for (const Parameter* const part : whole.parts) shapes.push_back(part->shape);
-    if (cuts()) return cuts()->join(whole.fqn, shapes);
+    if (cuts()) return join(whole.fqn, shapes);
     const Box all = whole_box(shapes.front());
     return {.whole = shapes.front(), .parts = shapes, .blocks = {{{all, all}}}};
   }
@@ -483,14 +485,6 @@ class ParallelReader final : public ModelRanksReader {
     add_configurations(optimizer);
   }
 
-  void note_padding() {
-    if (num_padding_rows_ == 0) return;
-    note("padding", "only rows of the vocabulary",
-         counted(num_padding_rows_, "name") + " with more rows (padding, left out)");
-  }
-
-  static constexpr std::int64_t kNumelThatTells = 8192;
-
   std::vector<ModelRank> ranks_;  // by model rank
   std::vector<Layer> layers_;
   std::vector<Whole> wholes_;                    // in the order of the optimizer, stage after stage
@@ -498,7 +492,6 @@ class ParallelReader final : public ModelRanksReader {
   /// By fqn, for tensors that are read as the mean of the tensor ranks' parts: the parts of each
   /// tensor rank.
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
-  std::size_t num_padding_rows_ = 0;
   Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
                  "the master weights are read"};
 };

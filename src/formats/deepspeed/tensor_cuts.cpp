@@ -21,6 +21,7 @@ const std::string kInfo = kUniversalCheckpointInfo;
 const std::string kSubParams = "parameter_with_sub_params";
 const std::string kWidths = "sub_param_shard_widths";
 constexpr double kVersionWithWidths = 0.4;
+constexpr double kNewestVersion = 0.4;
 constexpr std::int64_t kAffineMapVersion = 1;
 
 Path extended(Path path, const Path& keys) {
@@ -71,12 +72,12 @@ Error TensorCuts::no_rules(const File& model, const std::string& name) {
 TensorCuts::TensorCuts(const FileSystem& fs, const std::string& folder, const File& model)
     : rules_(fs, folder, model) {
   if (rules_.empty()) throw no_rules(model, {});
-  if (const auto version = rules_.value_at({"universal_checkpoint_version"})) {
-    if (const auto* const number = version->get_if<double>()) version_ = *number;
-  }
-  const auto affine = rules_.number_at({"affine_map", "version"});
-  if (affine && *affine > kAffineMapVersion) {
-    refuse({}, "affine_map.version", std::to_string(kAffineMapVersion), std::to_string(*affine));
+  read_version();
+  if (const auto affine = rules_.value_at({"affine_map", "version"})) {
+    const auto* const number = affine->get_if<std::int64_t>();
+    if (number == nullptr || *number > kAffineMapVersion) {
+      refuse({}, "affine_map.version", std::to_string(kAffineMapVersion), value_to_string(*affine));
+    }
   }
   vocabulary_size_ = rules_.number_at({"original_vocab_size"});
   replicated_ = patterns_of("tp_replicated_parameter_patterns");
@@ -85,8 +86,33 @@ TensorCuts::TensorCuts(const FileSystem& fs, const std::string& folder, const Fi
   row_parallel_ = patterns_of("parameter_with_row_parallelism_patterns");
   vocabulary_ = patterns_of("vocabulary_parameter_patterns");
   read_sub_params();
+  require_entries({"affine_map"}, "a dict");
   read_keys({"affine_map", "params"}, affine_maps_);
   read_keys({"autotp_unsupported_parameter_patterns"}, unsupported_);
+  require_entries({kWidths}, "a dict of patterns");
+}
+
+void TensorCuts::read_version() {
+  const std::string member = "universal_checkpoint_version";
+  const auto value = rules_.value_at({member});
+  if (!value) return;
+  const auto* const whole = value->get_if<std::int64_t>();
+  const auto* const real = value->get_if<double>();
+  if (whole != nullptr) version_ = static_cast<double>(*whole);
+  if (real != nullptr) version_ = *real;
+  if ((whole == nullptr && real == nullptr) || !(version_ <= kNewestVersion)) {
+    refuse({}, member, "a number up to 0.4", value_to_string(*value));
+  }
+}
+
+/// Refuses a member that has a value where entries are expected. Empty ones and None have no rules.
+void TensorCuts::require_entries(const Path& path, const std::string& expected) const {
+  const auto value = rules_.value_at(path);
+  if (!value || value->is<Value::None>()) return;
+  const auto* const dict = value->get_if<Value::Dict>();
+  const auto items = items_of(*value);
+  if ((dict != nullptr && dict->empty()) || (items && items->empty())) return;
+  refuse({}, path.back(), expected, value_to_string(*value));
 }
 
 void TensorCuts::refuse(const std::string& name, const std::string& rule,
@@ -98,7 +124,10 @@ void TensorCuts::refuse(const std::string& name, const std::string& rule,
 std::vector<std::string> TensorCuts::texts_of(Path path) const {
   std::vector<std::string> texts;
   const auto value = rules_.value_at(path);
-  if (!value) return texts;
+  if (!value) {
+    if (!rules_.keys_at(path).empty()) refuse({}, path.back(), "patterns of names", "a dict");
+    return texts;
+  }
   const auto items = items_of(*value);
   for (const Value& item : items ? *items : Value::List{*value}) {
     const auto* const text = item.get_if<std::string>();
@@ -130,10 +159,12 @@ TensorCuts::Patterns TensorCuts::patterns_of(const std::string& member) {
 
 /// Reads the keys of a dict, which are patterns.
 void TensorCuts::read_keys(const Path& path, Patterns& patterns) {
+  require_entries(path, "a dict of patterns");
   for (const std::string& key : rules_.keys_at(path)) patterns.push_back(pattern_of(key));
 }
 
 void TensorCuts::read_sub_params() {
+  require_entries({kSubParams}, "a list of dicts");
   for (const std::string& number : rules_.keys_at({kSubParams})) {
     const Path path{kSubParams, number};
     const auto shape = rules_.value_at(extended(path, {"shape"}));
@@ -144,7 +175,9 @@ void TensorCuts::read_sub_params() {
       refuse({}, kSubParams, "a shape, and as partition_dim one of its dimensions",
              shape ? value_to_string(*shape) : "none");
     }
-    for (const std::string& text : texts_of(extended(path, {"patterns"}))) {
+    const std::vector<std::string> patterns = texts_of(extended(path, {"patterns"}));
+    if (patterns.empty()) refuse({}, kSubParams, "patterns of names", "none");
+    for (const std::string& text : patterns) {
       sub_params_.push_back({pattern_of(text), *items, static_cast<std::size_t>(*dimension)});
     }
   }
@@ -429,7 +462,9 @@ Joint TensorCuts::joined_by_map(const std::string& name, const PythonRegex& patt
 
 /// Removes the padding rows from the blocks. They are the rows after the end of the vocabulary.
 void TensorCuts::cut_padding(Joint& joint) const {
-  if (joint.whole.empty() || joint.whole[0] <= *vocabulary_size_) return;
+  if (joint.whole.empty()) return;
+  joint.vocabulary_size = vocabulary_size_;
+  if (joint.whole[0] <= *vocabulary_size_) return;
   joint.num_padding_rows = joint.whole[0] - *vocabulary_size_;
   joint.whole[0] = *vocabulary_size_;
   for (std::vector<Block>& blocks : joint.blocks) {

@@ -37,8 +37,9 @@ struct Joint {
   /// By tensor rank: the shape of its part, in which `Block::in_part` is a box. It can differ from
   /// the stored shape, but has the same number of elements.
   std::vector<Shape> parts{};
-  std::vector<std::vector<Block>> blocks{};  // by tensor rank
-  std::int64_t num_padding_rows = 0;         // of a vocabulary; no block has them
+  std::vector<std::vector<Block>> blocks{};       // by tensor rank
+  std::int64_t num_padding_rows = 0;              // of a vocabulary; no block has them
+  std::optional<std::int64_t> vocabulary_size{};  // rows that a vocabulary should have
 };
 
 /// The rules in `universal_checkpoint_info` for joining parameters. Source: merge_tp_slices in
@@ -46,7 +47,7 @@ struct Joint {
 class TensorCuts {
  public:
   /// `model`: model states of one rank in the folder; must outlive this. Throws: what CutRules
-  /// throws; Error(unsupported) if there are no rules, or patterns that are not read.
+  /// throws; Error(unsupported) if there are no rules, or rules of a form that is not read.
   TensorCuts(const FileSystem& fs, const std::string& folder, const File& model);
 
   const CutRules& rules() const { return rules_; }
@@ -80,7 +81,9 @@ class TensorCuts {
   std::vector<std::string> texts_of(std::vector<std::string> path) const;
   tessera::detail::PythonRegex pattern_of(const std::string& text);
   Patterns patterns_of(const std::string& member);
+  void read_version();
   void read_sub_params();
+  void require_entries(const std::vector<std::string>& path, const std::string& expected) const;
   void read_keys(const std::vector<std::string>& path, Patterns& patterns);
   [[noreturn]] void refuse(const std::string& name, const std::string& rule,
                            const std::string& expected, const std::string& found) const;
