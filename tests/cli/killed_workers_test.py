@@ -113,7 +113,7 @@ class KilledWorkers(unittest.TestCase):
         while num_killed < OPTIONS.kills:
             name, options = draw.choice(DESTINATIONS)
             expected = self.by_one_process(name, options)
-            number = draw.choice((2, 3, 5))
+            number = draw.choice((2, 3, 5, 16))
             replaces, takes_over = draw.random() < 0.25, draw.random() < 0.3
             with self.subTest(seed=self.seed, name=name, number=number, replaces=replaces, takes_over=takes_over), \
                  tempfile.TemporaryDirectory(dir=self.root) as folder:
