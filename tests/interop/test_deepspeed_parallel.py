@@ -172,13 +172,13 @@ def test_equal_parts_without_a_rule_are_noted(step_of, tmp_path):
 
 
 def test_equal_frozen_parts_of_stage_3_without_a_rule_are_noted(step_of, tmp_path):
-    """Shows E13. Model states of stage 3 list the shapes of parts, so that a part is not taken for the whole."""
+    """Shows E13. As of trained parameters."""
     step = step_of("autotp_zero3")
-    name = "model.layers.0.self_attn.o_proj.weight"
+    replicated = [r".*embed_tokens", r".*post_attention_layernorm", r"model\.norm"]
     for file in step.glob("zero_pp_rank_*_model_states.pt"):
-        edit(file, lambda state: state["universal_checkpoint_info"].update(parameter_with_row_parallelism_patterns=[".*down_proj"]))
-        edit(file, lambda state: state["frozen_param_fragments"][name].fill_(1))
-    assert (f"tensor parallelism: 1 name without a rule, such as '{name}'; the parts are joined along dimension 0"
+        edit(file, lambda state: state["universal_checkpoint_info"].update(affine_map={}, tp_replicated_parameter_patterns=replicated))
+    assert ("tensor parallelism: 1 name without a rule, such as 'model.layers.0.input_layernorm.weight'; "
+            "the parts are joined along dimension 0"
             in notes_of_move(step, tmp_path / "moved.pt"))
 
 
@@ -285,12 +285,23 @@ def test_rules_of_the_user_join_the_parts(without_rules, tmp_path):
     assert not (moved / file.name).exists()
 
 
+def test_what_autotp_saves_may_be_in_the_users_file(step_of):
+    """Shows F2. Maps of boxes too."""
+    step = step_of("autotp")
+    rules = torch.load(step / MODELS[0], weights_only=False)["universal_checkpoint_info"]
+    for file in MODELS:
+        edit(step / file, lambda state: state.pop("universal_checkpoint_info"))
+    (step / "universal_checkpoint_info.json").write_text(json.dumps(rules))
+    assert_same_state(listing(step), expectation(VALID / "autotp"))
+
+
 @pytest.mark.parametrize("text, words", [
     ('{"tp_replicated_patterns": []}', "expected a rule of DeepSpeed, such as 'tp_replicated_parameter_patterns', found 'tp_replicated_patterns'"),
     ("[]", "expected a JSON object with rules, found list"),
     ("{", "universal_checkpoint_info.json"),
     ('{"tp_replicated_parameter_patterns": [1]}', "tp_replicated_parameter_patterns: expected patterns of names, found 1"),
-    ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}', "parameter_with_sub_params: expected a shape, and as partition_dim one of its dimensions"),
+    ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}',
+     "parameter_with_sub_params: expected a shape, and as partition_dim one of its dimensions"),
 ], ids=["member", "list", "text", "pattern", "dimension"])
 def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
     """Shows F2, E3."""
