@@ -450,7 +450,7 @@ class MergedReader final : public CheckpointReader {
   /// Adds a note for each kind of difference between sources that the preference decided.
   void note_preferred() {
     note(parts_,
-         "tensors that look like parts of one tensor (one part is taken, the others are LOST; to "
+         "tensors that look like parts of one tensor (one part is taken, the others are lost; to "
          "keep all, give the folder of all ranks as one source)");
     note(different_,
          "different bytes, as of versions or parts of one tensor (one tensor is taken)");

@@ -5,9 +5,8 @@
 
 #include "base/digest.h"
 #include "base/json.h"
-#include "object_store/files.h"
+#include "reshard/file_states.h"
 #include "tessera/formats/format_writer.h"
-#include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
 namespace {
@@ -48,19 +47,6 @@ std::string name_in(const std::string& checkpoint, const std::string& path) {
 }
 
 }  // namespace
-
-std::string describe_file(const std::string& path) {
-  const FileSystem& fs = object_store::files();
-  if (!fs.kind_of(path)) return "not there";
-  const auto object = object_store::find_name(fs.resolve_links(path));
-  return object ? object->state : "not there";
-}
-
-FileStates source_file_states(const formats::CheckpointReader& reader) {
-  FileStates states;
-  for (const std::string& path : reader.data_files()) states[path] = describe_file(path);
-  return states;
-}
 
 formats::ResumeIdentity resume_identity(const Plan& plan, const formats::CheckpointReader& reader,
                                         const std::vector<Value>& values,

@@ -9,10 +9,6 @@
 
 namespace tessera::reshard {
 
-/// Returns in words the size of a file and the time of its last change, or that the file is
-/// missing. Throws: Error(io).
-std::string describe_file(const std::string& path);
-
 /// Returns what must be equal so that a later run can resume the work of this plan: the plan's
 /// digest, the source's contents, the destination's format and options, the values and, for each
 /// data file of the source, its name, its size and the time of its last change. A file may be

@@ -3,7 +3,7 @@
 
 #include "base/read_only_file_system.h"
 #include "object_store/files.h"
-#include "reshard/resume_identity.h"
+#include "reshard/file_states.h"
 #include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {

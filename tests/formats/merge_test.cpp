@@ -188,8 +188,10 @@ TEST(MergeTest, APreferenceTellsOfPartsAndOfOtherBytes) {
     }
     return lines;
   };
-  EXPECT_THAT(told({{"", rank_file(0, {1, 2})}, {"", rank_file(1, {3, 4})}}),
-              testing::HasSubstr("the others are lost): 'w'"));
+  EXPECT_THAT(
+      told({{"", rank_file(0, {1, 2})}, {"", rank_file(1, {3, 4})}}),
+      testing::HasSubstr(
+          "the others are lost; to keep all, give the folder of all ranks as one source): 'w'"));
   MemoryCheckpoint base("base");
   base.add({"w", DType::float32, {2}}, bytes_of<float>({1, 2}));
   MemoryCheckpoint patch("patch");

@@ -344,7 +344,7 @@ TEST(LoadPlannerTest, KindsOfStateMustAgreeUnlessOneIsUnknown) {
   ASSERT_THAT(rules_and_names(plan.problems),
               ElementsAre("kind of state optim.state.weight.exp_avg"));
   EXPECT_EQ(plan.problems[0].expected, "pointwise");
-  EXPECT_EQ(plan.problems[0].found, "scalar_parameter");
+  EXPECT_EQ(plan.problems[0].found, "scalar_parameter (from another optimizer?)");
   moment.kind = StateKind::opaque;
   EXPECT_THAT(pair.plan().problems, IsEmpty());
   moment.kind = StateKind::plain;  // as formats of others have it: the name says what it is
