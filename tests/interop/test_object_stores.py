@@ -3,10 +3,13 @@
 The S3 server is moto's. Between it and the tools stands a proxy that counts, checks signatures and fails on demand.
 """
 
+import datetime
 import http.server
+import ipaddress
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -464,6 +467,42 @@ def test_a_file_of_a_web_server(proxy, tmp_path):
         assert without_path(found, url) == without_path(expected, CHECKPOINTS["torch"])
         assert "found nothing" in fail(proxy, "ckpt-inspect", "ls", server.url + "/absent.pt")
         assert "cannot list a folder" in fail(proxy, "ckpt-inspect", "ls", server.url + "/")
+
+
+def certificate_of_localhost(folder):
+    """Writes a key and a certificate that no authority has signed. Returns their files."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    signed = (x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(private.public_key()).serial_number(1)
+              .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+              .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+              .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+              .sign(private, hashes.SHA256()))
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    return key, certificate
+
+
+def test_https_needs_a_certificate_that_is_trusted(proxy, tmp_path):
+    pytest.importorskip("cryptography")
+    shutil.copy(CHECKPOINTS["torch"], tmp_path / "a.pt")
+    key, certificate = certificate_of_localhost(tmp_path)
+    server = RangeServer(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.server.socket = context.wrap_socket(server.server.socket, server_side=True)
+    with server:
+        url = server.url.replace("http://", "https://") + "/a.pt"
+        assert "certificate" in fail(proxy, "ckpt-inspect", "verify", url)
+        assert server.requests == []
+        succeed(proxy, "ckpt-inspect", "verify", url, AWS_CA_BUNDLE=str(certificate))
+        assert "/a.pt" in server.requests
 
 
 def test_a_signature_in_a_query_is_sent_and_never_shown(proxy, tmp_path):
