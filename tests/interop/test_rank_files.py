@@ -94,6 +94,61 @@ def test_a_flat_vector_beside_its_parameters_is_refused_by_name(tmp_path):
     assert not (tmp_path / "moved").exists()
 
 
+def save_on_three_dimensions(folder):
+    """On each of eight ranks: saves tensors of a mesh of 2 x 2 x 2, with uneven rows and columns."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    placements = {"r": Shard(0), "c": Shard(1), "-": Replicate()}
+    state = {name: distribute_tensor(tensor, mesh, [Replicate(), *(placements[cut] for cut in cuts)])
+             for name, (tensor, cuts) in of_three_dimensions().items()}
+    torch.save(state, folder / f"model_world_size_8_rank_{dist.get_rank()}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def of_three_dimensions():
+    """Tensors, and how the last two dimensions of the mesh cut them: r rows, c columns, - not."""
+    return {f"weight{cuts}": (torch.arange(21.0).reshape(7, 3) + i, cuts) for i, cuts in enumerate(("rc", "cr", "rr", "r-", "-c", "--"))}
+
+
+def test_meshes_of_three_dimensions_are_joined(tmp_path):
+    """Shows F1. Hybrid sharding with tensor parallelism; torch's ranks cut, Tessera joins."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_function(save_on_three_dimensions, 8, saved)
+    loaded = load_file(reshard(saved, tmp_path / "model.safetensors", "--only", "model", "--rename", "model.="))
+    assert loaded.keys() == of_three_dimensions().keys()
+    for name, (tensor, _) in of_three_dimensions().items():
+        assert torch.equal(loaded[name], tensor), name
+
+
+def save_partial(folder):
+    """On each rank: saves a tensor that is the sum of what the ranks hold."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    dist.init_process_group("gloo")
+    partial = DTensor.from_local(torch.ones(3, 2), init_device_mesh("cpu", (2,)), [Partial()])
+    torch.save({"fine": torch.ones(2), "summed": partial}, folder / f"model_world_size_2_rank_{dist.get_rank()}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_a_sum_that_is_not_formed_is_refused_by_name(tmp_path):
+    """Shows F1, E3. A placement `Partial`: no rank has the tensor."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_function(save_partial, 2, saved)
+    process = run("ckpt-reshard", saved, tmp_path / "moved", "--to", "dcp")
+    assert process.returncode == 3 and "summed" in process.stderr and "Partial" in process.stderr, process.stderr
+    assert not (tmp_path / "moved").exists()
+
+
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp1_sharded_tensor"])
 def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
     """Shows F1. Under the name of its parameter, and with its shape, as DCP and FSDP2 want it."""
