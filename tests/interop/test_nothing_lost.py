@@ -60,6 +60,10 @@ OBJECTS = {
     "bool keys": lambda: {"a": {False: w(), True: 3}},
     "tuple keys": lambda: {"a": {("b", 1): w(), ("b", 2): 3}},
     "parameter numbers in optimizer state": lambda: {"state": {0: {"exp_avg": w()}, 1: {"exp_avg": w(3.0)}}, "w": w()},
+    "parameter groups of an optimizer": lambda: {"w": w(), "optim": torch.optim.AdamW(
+        [{"params": [w().requires_grad_()], "lr": 0.1}, {"params": [w().requires_grad_()], "betas": (0.8, 0.9)}]).state_dict()["param_groups"]},
+    "extra state (tensor, bytes, None)": lambda: {"a._extra_state": torch.arange(5, dtype=torch.uint8), "b._extra_state": b"\x80\x04N.",
+                                                  "c._extra_state": None, "w": w()},
     "order of keys": lambda: {"b": w(), "a": w(3.0), "c": 1},
     "None": lambda: {"a": None, "w": w()},
     "bytes": lambda: {"a": b"\x00\xff", "w": w()},
