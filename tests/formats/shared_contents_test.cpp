@@ -31,7 +31,7 @@ TEST(SharedContentsTest, CopiesShareUntilOneIsChanged) {
   SharedContents shared(contents_of({}));
   const CheckpointContents* const before = &*shared;
   shared.edit().world_size = 2;
-  EXPECT_EQ(&*shared, before);  // nobody else has it
+  EXPECT_EQ(&*shared, before);  // not copied, as no other object has the contents
   SharedContents copy = shared;
   EXPECT_EQ(&*copy, before);
   copy.edit().world_size = 3;

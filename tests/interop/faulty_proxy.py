@@ -138,7 +138,7 @@ class Proxy:
                 if proxy.latency_s:
                     time.sleep(proxy.latency_s)
                 answer = proxy.refuse(request) if proxy.refuse else None
-                if answer is None:
+                if answer is None:  # the proxy lets the request pass
                     answer = self.ask(request)
                     if proxy.change:
                         answer = proxy.change(request, answer) or answer
@@ -151,7 +151,7 @@ class Proxy:
                 if proxy.damage:
                     proxy.damage(request)
                 answer = checksums.refuse(request)
-                if answer is None:
+                if answer is None:  # the checksums are right
                     answer = proxy.ask(request)
                     checksums.note(request, answer)
                 return answer

@@ -39,7 +39,7 @@ class SharedContents {
   SharedContents(std::shared_ptr<CheckpointContents> own, const CheckpointContents* contents)
       : own_(std::move(own)), contents_(contents) {}
 
-  std::shared_ptr<CheckpointContents> own_;  // null: of somebody who outlives this object
+  std::shared_ptr<CheckpointContents> own_;  // null: the contents were given to `of`
   const CheckpointContents* contents_;
 };
 

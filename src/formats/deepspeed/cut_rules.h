@@ -41,8 +41,9 @@ class CutRules {
   /// Returns the rules in model states, by path.
   static std::map<std::vector<std::string>, std::optional<Value>> rules_of(const File& model);
 
-  /// Returns the value at a path of keys and of positions in lists; nothing if there is none, or if
-  /// it is a dict with members or a list with dicts. `keys_at` returns the keys of those.
+  /// Returns the value at a path: keys of dicts, and positions in lists as text. Returns nothing if
+  /// there is no value, and for a dict with members or a list of dicts: `keys_at` shows what they
+  /// have.
   std::optional<Value> value_at(const std::vector<std::string>& path) const;
   std::optional<std::int64_t> number_at(const std::vector<std::string>& path) const;
   /// Returns the keys of the dict, or the positions in the list, at a path.

@@ -204,7 +204,8 @@ class UniversalReader final : public ModelRanksReader {
     return entry == nullptr ? parts.front() : file.tensor(*entry).shape;
   }
 
-  /// Returns the tensor in a parameter's file; null if there is none.
+  /// Returns the entry `param` of a parameter's file or, without one, the only entry. Returns null
+  /// if this entry is not a tensor, or if there is none.
   static const Entry* tensor_of(const File& file) {
     const Entry* entry = file.find({"param"});
     if (entry == nullptr && file.entries().size() == 1) entry = &file.entries().front();

@@ -7,7 +7,6 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,6 +91,8 @@ class Ranks:
         the same cores. Collective at the first call.
         """
         if self._num_threads == 0:
+            import socket
+
             own = socket.gethostname(), os.sched_getaffinity(0)
             all_ranks = self.gather("counting cores", lambda: own)
             sharing = [1 for host, cores in all_ranks if host == own[0] and cores & own[1]]
