@@ -96,41 +96,12 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
     if (!contents_.part) contents_.part = std::move(part_by_name);
     contents_.simplifications = std::move(flattened.simplifications);
-    std::vector<NamedLeaf> leaves;
-    for (Leaf& leaf : flattened.leaves) {
-      std::string name = name_of(leaf);
-      if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
-      if (leaf.path.empty()) {
-        has_sole_object_ = true;
-        note_sole_object(leaf, name);
-      }
-      leaves.push_back({std::move(name), std::move(leaf), leaves.size()});
-    }
-    std::ranges::sort(leaves, {}, &NamedLeaf::name);
-    const auto twice = std::ranges::adjacent_find(leaves, {}, &NamedLeaf::name);
-    if (twice != leaves.end()) {
-      throw Error::expected(
-          ErrorKind::unsupported, {.path = path_, .fqn = twice->name}, "flattened name",
-          "one entry",
-          "two, " + in_python(twice->leaf.path) + " and " + in_python(std::next(twice)->leaf.path),
-          "save one of them under another key");
-    }
-    for (auto& [name, leaf, place] : leaves) {
-      KeyPath key_path = key_path_of(std::move(leaf.path));
-      if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
-        add_tensor(name, std::move(key_path), std::move(*record));
-        continue;
-      }
-      contents_.values.push_back({name, std::move(key_path)});
-      places_.push_back(place);
-      if (auto* value = std::get_if<Value>(&leaf.content)) {
-        values_.emplace_back(std::move(*value));
-      } else {
-        values_.emplace_back(std::get<Error>(leaf.content).at_tensor(name));
-      }
-    }
+    foreign_names_ = saved_->foreign_names();
+    auto other_records = find_other_records();
+    saved_->drop_pickle();
+    add_leaves(named_leaves(std::move(flattened.leaves)));
     note_shared_memory();
-    note_other_records();
+    if (other_records) contents_.opening_findings.push_back(std::move(*other_records));
   }
 
   Format format() const override { return Format::torch_zip; }
@@ -211,6 +182,47 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   /// members distinguish a rank's part of a sharded tensor from an ordinary tensor with the same
   /// elements (FSDP1's flat vector, and a parameter that fills it).
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
+  using FirstNames = std::map<Elements, std::string_view>;
+
+  /// Returns the leaves sorted by name. Throws if two have the same name.
+  std::vector<NamedLeaf> named_leaves(std::vector<Leaf> leaves) {
+    std::vector<NamedLeaf> named;
+    named.reserve(leaves.size());
+    for (Leaf& leaf : leaves) {
+      std::string name = name_of(leaf);
+      if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
+      if (leaf.path.empty()) {
+        has_sole_object_ = true;
+        note_sole_object(leaf, name);
+      }
+      named.push_back({std::move(name), std::move(leaf), named.size()});
+    }
+    std::ranges::sort(named, {}, &NamedLeaf::name);
+    const auto twice = std::ranges::adjacent_find(named, {}, &NamedLeaf::name);
+    if (twice == named.end()) return named;
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = path_, .fqn = twice->name}, "flattened name", "one entry",
+        "two, " + in_python(twice->leaf.path) + " and " + in_python(std::next(twice)->leaf.path),
+        "save one of them under another key");
+  }
+
+  void add_leaves(std::vector<NamedLeaf> leaves) {
+    FirstNames first_names;
+    for (auto& [name, leaf, place] : leaves) {
+      KeyPath key_path = key_path_of(std::move(leaf.path));
+      if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
+        add_tensor(name, std::move(key_path), std::move(*record), first_names);
+        continue;
+      }
+      contents_.values.push_back({name, std::move(key_path)});
+      places_.push_back(place);
+      if (auto* value = std::get_if<Value>(&leaf.content)) {
+        values_.emplace_back(std::move(*value));
+      } else {
+        values_.emplace_back(std::get<Error>(leaf.content).at_tensor(name));
+      }
+    }
+  }
 
   /// Reads all storages of a stream, which has no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
@@ -285,16 +297,13 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
             .found = std::string(refusal->reason())});
     }
     CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = path_};
-    for (const std::string& name : saved_->foreign_names()) foreign.add_name(name);
+    for (const std::string& name : foreign_names_) foreign.add_name(name);
     if (const auto note = foreign.finding()) sink(*note);  // this unit has all names
   }
 
-  void note_other_records() {
+  std::optional<Finding> find_other_records() const {
     const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get());
-    if (archive == nullptr) return;
-    if (auto note = torch_zip::note_of_other_records(*archive)) {
-      contents_.opening_findings.push_back(std::move(*note));
-    }
+    return archive == nullptr ? std::nullopt : torch_zip::note_of_other_records(*archive);
   }
 
   /// Adds a note that the file holds one tensor or value instead of a dict, which becomes the entry
@@ -324,7 +333,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     torch_zip::note_shared_memory(*saved_, tensors, contents_.simplifications);
   }
 
-  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record) {
+  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record,
+                  FirstNames& first_names) {
     torch_zip::note_flags(record, name, contents_.simplifications);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
@@ -333,9 +343,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
       const Elements elements{record.storage,  record.storage_offset,   record.dtype,
                               record.shape,    record.strides,          record.conjugate,
                               record.negative, record.place.has_value()};
-      const auto [first, is_first] = first_names_.emplace(elements, name);
+      const auto [first, is_first] = first_names.emplace(elements, name);
       if (!is_first) {
-        contents_.aliases.push_back({name, first->second, std::move(key_path)});
+        contents_.aliases.push_back({name, std::string(first->second), std::move(key_path)});
         return;
       }
     }
@@ -352,7 +362,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<TensorRecord> records_;               // parallel to contents_.tensors
   std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
   std::vector<std::size_t> places_;                 // parallel to contents_.values
-  std::map<Elements, std::string> first_names_;
+  std::vector<std::string> foreign_names_;
   std::vector<std::string> dict_order_;  // of tensors and aliases
   bool has_sole_object_ = false;
 };
