@@ -25,6 +25,7 @@ using torch_checkpointing::PlacedFile;
 using torch_checkpointing::Sharding;
 using torch_checkpointing::Source;
 using torch_zip::ShardPlace;
+using torch_zip::SharedPlace;
 using torch_zip::TorchFileReader;
 
 constexpr std::string_view kOtherSave = "files of different saves?";
@@ -136,7 +137,7 @@ class Opener {
   std::unique_ptr<TorchFileReader> checked(std::unique_ptr<TorchFileReader> reader,
                                            const Item& item, const RankFile& file) {
     const std::vector<TensorEntry>& tensors = reader->contents().tensors;
-    std::vector<std::optional<ShardPlace>> places;
+    std::vector<SharedPlace> places;
     bool has_more = false;  // the metadata has places that the file lacks
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const TensorMeta& meta = tensors[i].meta;
@@ -145,7 +146,7 @@ class Opener {
       const Sharding* const sharding = sharding_of(item, name, file.rank, meta, reader->path());
       if (sharding == nullptr) continue;
       if (sharding->kind == Sharding::Kind::offsets && !places[i]) {
-        places[i] = sharding->place_of(file.rank);
+        places[i] = places_.share(sharding->place_of(file.rank));
         has_more = true;
       } else if (places[i]) {
         require_place(*sharding, *places[i], file.rank, meta, reader->path());
@@ -174,7 +175,7 @@ class Opener {
   std::unique_ptr<TorchFileReader> placed(std::unique_ptr<CheckpointReader> reader,
                                           const Item& item, int rank) {
     const std::vector<TensorEntry>& tensors = reader->contents().tensors;
-    std::vector<std::optional<ShardPlace>> places(tensors.size());
+    std::vector<SharedPlace> places(tensors.size());
     std::vector<KeyPath> key_paths;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const TensorMeta& meta = tensors[i].meta;
@@ -185,7 +186,7 @@ class Opener {
       if (sharding->is_replicated()) {
         require_shape(*sharding, meta, reader->path());
       } else {
-        places[i] = sharding->place_of(rank);
+        places[i] = places_.share(sharding->place_of(rank));
       }
     }
     for (const Alias& alias : reader->contents().aliases) see(item, alias.fqn);
@@ -230,6 +231,7 @@ class Opener {
   const std::vector<std::string>& as_dict_;
   std::optional<Metadata> metadata_;
   torch_checkpointing::Sources sources_;
+  torch_zip::PlacePool places_;
   std::set<const Item::Tensor*> seen_;  // tensors that some file has
   std::set<std::string> unknown_types_;
 };

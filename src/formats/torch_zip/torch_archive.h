@@ -43,9 +43,7 @@ struct TensorRecord {
   bool requires_grad = false;
   bool is_parameter = false;
   std::vector<std::string> attributes{};  // names of attributes that a program set; at most eight
-  std::optional<ShardPlace> place{};      // one rank's part of a DTensor or a ShardedTensor
-
-  friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
+  SharedPlace place{};                    // one rank's part of a DTensor or a ShardedTensor
 };
 
 /// Says whether the elements are contiguous in the storage, in row-major order.

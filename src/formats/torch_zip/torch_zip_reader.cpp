@@ -107,7 +107,19 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   Format format() const override { return Format::torch_zip; }
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
-  std::vector<std::vector<std::string>> dict_orders() const override { return {dict_order_}; }
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    std::vector<std::pair<std::size_t, std::string_view>> order;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      order.emplace_back(places_of_tensors_[i], contents_.tensors[i].meta.fqn);
+    }
+    for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
+      order.emplace_back(places_of_aliases_[i], contents_.aliases[i].fqn);
+    }
+    std::ranges::sort(order);
+    std::vector<std::string> names;
+    for (const auto& [place, name] : order) names.emplace_back(name);
+    return {std::move(names)};
+  }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
@@ -121,7 +133,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     return std::get<Value>(values_[value_index]);
   }
 
-  const std::optional<torch_zip::ShardPlace>& place_of(std::size_t tensor_index) const override {
+  const torch_zip::SharedPlace& place_of(std::size_t tensor_index) const override {
     return records_[tensor_index].place;
   }
   std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const override {
@@ -131,7 +143,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         contents_.tensors[tensor_index].meta.nbytes() == saved_->storages().nbytes(record.storage);
     return is_whole_storage ? saved_->storages().crc32(record.storage) : std::nullopt;
   }
-  std::size_t order_of(std::size_t value_index) const override { return places_[value_index]; }
+  std::size_t order_of(std::size_t value_index) const override {
+    return places_of_values_[value_index];
+  }
   std::string saved_name() const override {
     const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
     return archive == nullptr ? std::string() : archive->prefix();
@@ -190,7 +204,6 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     named.reserve(leaves.size());
     for (Leaf& leaf : leaves) {
       std::string name = name_of(leaf);
-      if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
       if (leaf.path.empty()) {
         has_sole_object_ = true;
         note_sole_object(leaf, name);
@@ -208,14 +221,21 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   void add_leaves(std::vector<NamedLeaf> leaves) {
     FirstNames first_names;
+    const auto num_tensors =
+        static_cast<std::size_t>(std::ranges::count_if(leaves, [](const NamedLeaf& named) {
+          return std::holds_alternative<TensorRecord>(named.leaf.content);
+        }));
+    contents_.tensors.reserve(num_tensors);
+    records_.reserve(num_tensors);
+    places_of_tensors_.reserve(num_tensors);
     for (auto& [name, leaf, place] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
-        add_tensor(name, std::move(key_path), std::move(*record), first_names);
+        add_tensor(name, std::move(key_path), std::move(*record), place, first_names);
         continue;
       }
       contents_.values.push_back({name, std::move(key_path)});
-      places_.push_back(place);
+      places_of_values_.push_back(place);
       if (auto* value = std::get_if<Value>(&leaf.content)) {
         values_.emplace_back(std::move(*value));
       } else {
@@ -268,8 +288,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
           sink({.severity = Finding::Severity::error,
                 .rule = "checksum",
                 .where = where,
-                .expected =
-                    "CRC-32 " + zip::crc_text(members[i].crc32) + " of '" + members[i].name + "'",
+                .expected = "CRC-32 " + zip::crc_text(members[i].crc32) + " of '" +
+                            std::string(members[i].name) + "'",
                 .found = zip::crc_text(crc)});
         }
       } catch (const Error& error) {
@@ -277,7 +297,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
               .where = where,
-              .expected = "a whole member '" + members[i].name + "'",
+              .expected = "a whole member '" + std::string(members[i].name) + "'",
               .found = std::string(error.reason())});
       }
     }
@@ -333,19 +353,20 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     torch_zip::note_shared_memory(*saved_, tensors, contents_.simplifications);
   }
 
-  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record,
+  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record, std::size_t place,
                   FirstNames& first_names) {
     torch_zip::note_flags(record, name, contents_.simplifications);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
     if (entry.meta.numel() > 0) {
-      const Elements elements{record.storage,  record.storage_offset,   record.dtype,
-                              record.shape,    record.strides,          record.conjugate,
-                              record.negative, record.place.has_value()};
+      const Elements elements{record.storage,  record.storage_offset,  record.dtype,
+                              record.shape,    record.strides,         record.conjugate,
+                              record.negative, record.place != nullptr};
       const auto [first, is_first] = first_names.emplace(elements, name);
       if (!is_first) {
         contents_.aliases.push_back({name, std::string(first->second), std::move(key_path)});
+        places_of_aliases_.push_back(place);
         return;
       }
     }
@@ -353,6 +374,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     entry.pieces.push_back({whole_box(record.shape), 0});
     contents_.tensors.push_back(std::move(entry));
     records_.push_back(std::move(record));
+    places_of_tensors_.push_back(place);
   }
 
   std::string path_;
@@ -361,9 +383,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   CheckpointContents contents_;
   std::vector<TensorRecord> records_;               // parallel to contents_.tensors
   std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
-  std::vector<std::size_t> places_;                 // parallel to contents_.values
+  // Places in the order of the pickle, parallel to the lists of contents_.
+  std::vector<std::size_t> places_of_tensors_;
+  std::vector<std::size_t> places_of_aliases_;
+  std::vector<std::size_t> places_of_values_;
   std::vector<std::string> foreign_names_;
-  std::vector<std::string> dict_order_;  // of tensors and aliases
   bool has_sole_object_ = false;
 };
 

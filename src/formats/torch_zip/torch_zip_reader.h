@@ -18,9 +18,9 @@ namespace tessera::formats::torch_zip {
 /// consist of several such files.
 class TorchFileReader : public DividedReader {
  public:
-  /// Returns the place of a rank's part in its DTensor or ShardedTensor; nothing for an ordinary
+  /// Returns the place of a rank's part in its DTensor or ShardedTensor; null for an ordinary
   /// tensor.
-  virtual const std::optional<ShardPlace>& place_of(std::size_t tensor_index) const = 0;
+  virtual const SharedPlace& place_of(std::size_t tensor_index) const = 0;
   /// Returns the stored CRC-32 of a tensor's bytes. Returns nothing unless the tensor is contiguous
   /// and fills its storage, because the archive has one CRC for each storage.
   virtual std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const = 0;
