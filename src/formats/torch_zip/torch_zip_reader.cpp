@@ -130,7 +130,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   Value read_value(std::size_t value_index) const override {
     if (const Error* const refusal = refusal_of(value_index)) throw Error(*refusal);
-    return std::get<Value>(values_[value_index]);
+    return values_[value_index];
   }
 
   const torch_zip::SharedPlace& place_of(std::size_t tensor_index) const override {
@@ -152,7 +152,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
   bool has_sole_object() const override { return has_sole_object_; }
   const Error* refusal_of(std::size_t value_index) const override {
-    return std::get_if<Error>(&values_[value_index]);
+    const auto refusal = refusals_.find(value_index);
+    return refusal == refusals_.end() ? nullptr : &refusal->second;
   }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
@@ -237,9 +238,10 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
       contents_.values.push_back({name, std::move(key_path)});
       places_of_values_.push_back(place);
       if (auto* value = std::get_if<Value>(&leaf.content)) {
-        values_.emplace_back(std::move(*value));
+        values_.push_back(std::move(*value));
       } else {
-        values_.emplace_back(std::get<Error>(leaf.content).at_tensor(name));
+        refusals_.emplace(values_.size(), std::get<Error>(leaf.content).at_tensor(name));
+        values_.emplace_back();
       }
     }
   }
@@ -307,14 +309,12 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   /// Reports a note for each value that Tessera refuses to read, and one for the classes and
   /// functions that the pickle names.
   void note_refused_values(const FindingSink& sink) const {
-    for (const std::variant<Value, Error>& value : values_) {
-      const auto* refusal = std::get_if<Error>(&value);
-      if (refusal == nullptr) continue;
+    for (const auto& [index, refusal] : refusals_) {
       sink({.severity = Finding::Severity::note,
             .rule = "value",
-            .where = refusal->where(),
+            .where = refusal.where(),
             .expected = "a value of plain types",
-            .found = std::string(refusal->reason())});
+            .found = std::string(refusal.reason())});
     }
     CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = path_};
     for (const std::string& name : foreign_names_) foreign.add_name(name);
@@ -381,8 +381,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::unique_ptr<ReadableFile> file_;
   std::unique_ptr<SavedObject> saved_;
   CheckpointContents contents_;
-  std::vector<TensorRecord> records_;               // parallel to contents_.tensors
-  std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
+  std::vector<TensorRecord> records_;      // parallel to contents_.tensors
+  std::vector<Value> values_;              // parallel to contents_.values; None where refused
+  std::map<std::size_t, Error> refusals_;  // key: index of the value
   // Places in the order of the pickle, parallel to the lists of contents_.
   std::vector<std::size_t> places_of_tensors_;
   std::vector<std::size_t> places_of_aliases_;
