@@ -227,6 +227,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
         const bool is_refused = files_[i].reader->refusal_of(v) != nullptr;
         (is_refused ? gathered.refused : gathered.values).push_back({i, v});
       }
+      files_[i].reader->drop_key_paths();  // by_name_ has them
     }
   }
 

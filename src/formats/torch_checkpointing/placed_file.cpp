@@ -21,6 +21,13 @@ PlacedFile::PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
   base_ = std::move(base);
 }
 
+void PlacedFile::drop_key_paths() {
+  if (torch_ != nullptr) torch_->drop_key_paths();
+  for (TensorEntry& tensor : contents_.tensors) tensor.key_path = KeyPath();
+  for (Alias& alias : contents_.aliases) alias.key_path = KeyPath();
+  for (ValueEntry& value : contents_.values) value.key_path = KeyPath();
+}
+
 std::unique_ptr<PlacedFile> PlacedFile::of_empty_dict(
     std::unique_ptr<torch_zip::TorchFileReader> base) {
   auto file = std::make_unique<PlacedFile>(std::move(base), std::vector<SharedPlace>());

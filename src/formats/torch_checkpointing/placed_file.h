@@ -47,6 +47,8 @@ class PlacedFile final : public torch_zip::TorchFileReader {
     return is_empty_dict_ || (torch_ != nullptr && torch_->has_sole_object());
   }
 
+  void drop_key_paths() override;
+
   Format format() const override { return base_->format(); }
   const std::string& path() const override { return base_->path(); }
   const CheckpointContents& contents() const override { return contents_; }
@@ -69,7 +71,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
 
  private:
   std::unique_ptr<CheckpointReader> base_;
-  const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
+  torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
   std::vector<torch_zip::SharedPlace> places_;
   CheckpointContents contents_;
   bool is_empty_dict_ = false;

@@ -68,7 +68,8 @@ class Opener {
     RankFile file{source.name, source.item, source.rank, nullptr, false};
     const std::string path = join_path(path_, source.name);
     if (source.form == "TorchSerialization") {
-      file.reader = torch_zip::read_torch_zip(open_kept(fs_, path), as_dict_);
+      file.reader =
+          torch_zip::read_torch_zip(open_kept(fs_, path), as_dict_, torch_zip::Pieces::left_out);
       if (is_empty(file.reader->contents())) {
         file.reader = PlacedFile::of_empty_dict(std::move(file.reader));
       }

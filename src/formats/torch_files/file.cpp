@@ -21,8 +21,10 @@ File::File(const FileSystem& fs, const std::string& directory, std::string name,
            const std::vector<std::string>& as_dict, std::shared_ptr<PathPool> paths)
     : name_(std::move(name)),
       paths_(std::move(paths)),
-      reader_(torch_zip::read_torch_zip(open_kept(fs, join_path(directory, name_)), as_dict)) {
+      reader_(torch_zip::read_torch_zip(open_kept(fs, join_path(directory, name_)), as_dict,
+                                        torch_zip::Pieces::left_out)) {
   add_entries();
+  reader_->drop_key_paths();  // the entries have them
 }
 
 void File::add_entry(const std::string& name, const KeyPath& path, Entry::Kind kind,

@@ -22,6 +22,7 @@ namespace tessera::formats {
 namespace {
 
 using torch_zip::Leaf;
+using torch_zip::Pieces;
 using torch_zip::SavedObject;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
@@ -89,8 +90,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   /// `part_by_name`: the part that the file's name shows. Used if the content of the file does not
   /// show that it is a part.
   TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict,
-                 std::optional<PartOfWhole> part_by_name = {})
-      : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
+                 Pieces pieces, std::optional<PartOfWhole> part_by_name = {})
+      : path_(file->path()),
+        file_(std::move(file)),
+        saved_(open_saved(*file_, as_dict)),
+        lists_pieces_(pieces == Pieces::listed) {
     torch_zip::Leaves flattened = saved_->flatten();
     contents_.opened_classes = std::move(flattened.opened_classes);
     contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
@@ -101,6 +105,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     saved_->drop_pickle();
     add_leaves(named_leaves(std::move(flattened.leaves)));
     note_shared_memory();
+    contents_.simplifications.shrink_to_fit();
     if (other_records) contents_.opening_findings.push_back(std::move(*other_records));
   }
 
@@ -151,6 +156,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     return archive == nullptr ? std::string() : archive->prefix();
   }
   bool has_sole_object() const override { return has_sole_object_; }
+  void drop_key_paths() override {
+    for (TensorEntry& tensor : contents_.tensors) tensor.key_path = KeyPath();
+    for (Alias& alias : contents_.aliases) alias.key_path = KeyPath();
+    for (ValueEntry& value : contents_.values) value.key_path = KeyPath();
+  }
   const Error* refusal_of(std::size_t value_index) const override {
     const auto refusal = refusals_.find(value_index);
     return refusal == refusals_.end() ? nullptr : &refusal->second;
@@ -226,6 +236,10 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         static_cast<std::size_t>(std::ranges::count_if(leaves, [](const NamedLeaf& named) {
           return std::holds_alternative<TensorRecord>(named.leaf.content);
         }));
+    const std::size_t num_values = leaves.size() - num_tensors;  // aliases are few
+    contents_.values.reserve(num_values);
+    values_.reserve(num_values);
+    places_of_values_.reserve(num_values);
     contents_.tensors.reserve(num_tensors);
     records_.reserve(num_tensors);
     places_of_tensors_.reserve(num_tensors);
@@ -371,7 +385,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
       }
     }
     entry.key_path = std::move(key_path);
-    entry.pieces.push_back({whole_box(record.shape), 0});
+    if (lists_pieces_) entry.pieces.push_back({whole_box(record.shape), 0});
     contents_.tensors.push_back(std::move(entry));
     records_.push_back(std::move(record));
     places_of_tensors_.push_back(place);
@@ -390,13 +404,14 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<std::size_t> places_of_values_;
   std::vector<std::string> foreign_names_;
   bool has_sole_object_ = false;
+  bool lists_pieces_;
 };
 
 }  // namespace
 
 std::unique_ptr<torch_zip::TorchFileReader> torch_zip::read_torch_zip(
-    std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict) {
-  return std::make_unique<TorchZipReader>(std::move(file), as_dict);
+    std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict, Pieces pieces) {
+  return std::make_unique<TorchZipReader>(std::move(file), as_dict, pieces);
 }
 
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
@@ -405,7 +420,7 @@ std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::stri
 
 std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
     const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict) {
-  return std::make_unique<TorchZipReader>(open_kept(fs, path), as_dict,
+  return std::make_unique<TorchZipReader>(open_kept(fs, path), as_dict, Pieces::listed,
                                           part_by_names_beside(fs, path));
 }
 
