@@ -104,7 +104,6 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     auto other_records = find_other_records();
     saved_->drop_pickle();
     add_leaves(named_leaves(std::move(flattened.leaves)));
-    note_shared_memory();
     contents_.simplifications.shrink_to_fit();
     if (other_records) contents_.opening_findings.push_back(std::move(*other_records));
   }
@@ -129,7 +128,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     TESSERA_CHECK(piece_index == 0);
-    saved_->read_elements(records_[tensor_index], contents_.tensors[tensor_index].meta.fqn, range,
+    saved_->read_elements(record_of(tensor_index), contents_.tensors[tensor_index].meta.fqn, range,
                           out);
   }
 
@@ -139,10 +138,10 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
 
   const torch_zip::SharedPlace& place_of(std::size_t tensor_index) const override {
-    return records_[tensor_index].place;
+    return stored_[tensor_index].place;
   }
   std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const override {
-    const TensorRecord& record = records_[tensor_index];
+    const TensorRecord record = record_of(tensor_index);
     const bool is_whole_storage =
         torch_zip::is_contiguous(record) && !record.conjugate && !record.negative &&
         contents_.tensors[tensor_index].meta.nbytes() == saved_->storages().nbytes(record.storage);
@@ -168,7 +167,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     TESSERA_CHECK(piece_index == 0);
-    const TensorRecord& record = records_[tensor_index];
+    const TensorRecord record = record_of(tensor_index);
     const ByteRange stored = saved_->stored_range(record);
     PieceStorage storage{.file = path_.substr(path_.find_last_of('/') + 1),
                          .byte_range = std::nullopt,
@@ -183,8 +182,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int /*num_threads*/,
                    PartOfCheck& part) const override {
     NamesOfStorages names;  // storage -> its first tensor
-    for (std::size_t i = 0; i < records_.size(); ++i) {
-      names.emplace(records_[i].storage, contents_.tensors[i].meta.fqn);
+    for (std::size_t i = 0; i < stored_.size(); ++i) {
+      names.emplace(stored_[i].storage, contents_.tensors[i].meta.fqn);
     }
     if (const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get())) {
       verify_members(archive->zip(), names, sink, progress, part);
@@ -202,12 +201,44 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     Leaf leaf;
     std::size_t place;  // order in the pickle
   };
+  /// What contents_ does not have of a TensorRecord and reading needs. Small, because a checkpoint
+  /// of many files has a million of them.
+  struct Stored {
+    explicit Stored(TensorRecord record)
+        : storage(record.storage),
+          storage_offset(record.storage_offset),
+          place(std::move(record.place)),
+          strides(torch_zip::is_contiguous(record)
+                      ? nullptr
+                      : std::make_unique<const Shape>(std::move(record.strides))),
+          conjugate(record.conjugate),
+          negative(record.negative) {}
+
+    std::size_t storage;
+    std::int64_t storage_offset;
+    torch_zip::SharedPlace place;
+    std::unique_ptr<const Shape> strides;  // null: contiguous
+    bool conjugate;
+    bool negative;
+  };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
   /// The elements of a tensor. Two names with equal Elements are names of the same tensor. The last
   /// members distinguish a rank's part of a sharded tensor from an ordinary tensor with the same
   /// elements (FSDP1's flat vector, and a parameter that fills it).
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
   using FirstNames = std::map<Elements, std::string_view>;
+
+  TensorRecord record_of(std::size_t tensor_index) const {
+    const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+    const Stored& stored = stored_[tensor_index];
+    return {.dtype = meta.dtype,
+            .shape = meta.shape,
+            .strides = stored.strides ? *stored.strides : row_major_strides(meta.shape),
+            .storage_offset = stored.storage_offset,
+            .storage = stored.storage,
+            .conjugate = stored.conjugate,
+            .negative = stored.negative};
+  }
 
   /// Returns the leaves sorted by name. Throws if two have the same name.
   std::vector<NamedLeaf> named_leaves(std::vector<Leaf> leaves) {
@@ -241,12 +272,14 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     values_.reserve(num_values);
     places_of_values_.reserve(num_values);
     contents_.tensors.reserve(num_tensors);
-    records_.reserve(num_tensors);
+    stored_.reserve(num_tensors);
+    std::vector<TensorRecord> records;  // parallel to contents_.tensors
+    records.reserve(num_tensors);
     places_of_tensors_.reserve(num_tensors);
     for (auto& [name, leaf, place] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
-        add_tensor(name, std::move(key_path), std::move(*record), place, first_names);
+        add_tensor(name, std::move(key_path), std::move(*record), place, first_names, records);
         continue;
       }
       contents_.values.push_back({name, std::move(key_path)});
@@ -258,6 +291,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         values_.emplace_back();
       }
     }
+    note_shared_memory(records);
+    for (TensorRecord& record : records) stored_.emplace_back(std::move(record));
   }
 
   /// Reads all storages of a stream, which has no checksums.
@@ -359,16 +394,16 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   /// Adds notes about tensors that share memory. Leaves out names of the same elements in the same
   /// shape, because these are aliases.
-  void note_shared_memory() {
+  void note_shared_memory(const std::vector<TensorRecord>& records) {
     std::vector<std::pair<std::string, const TensorRecord*>> tensors;
-    for (std::size_t i = 0; i < records_.size(); ++i) {
-      tensors.emplace_back(contents_.tensors[i].meta.fqn, &records_[i]);
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      tensors.emplace_back(contents_.tensors[i].meta.fqn, &records[i]);
     }
     torch_zip::note_shared_memory(*saved_, tensors, contents_.simplifications);
   }
 
   void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record, std::size_t place,
-                  FirstNames& first_names) {
+                  FirstNames& first_names, std::vector<TensorRecord>& records) {
     torch_zip::note_flags(record, name, contents_.simplifications);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
@@ -387,7 +422,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     entry.key_path = std::move(key_path);
     if (lists_pieces_) entry.pieces.push_back({whole_box(record.shape), 0});
     contents_.tensors.push_back(std::move(entry));
-    records_.push_back(std::move(record));
+    records.push_back(std::move(record));
     places_of_tensors_.push_back(place);
   }
 
@@ -395,7 +430,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::unique_ptr<ReadableFile> file_;
   std::unique_ptr<SavedObject> saved_;
   CheckpointContents contents_;
-  std::vector<TensorRecord> records_;      // parallel to contents_.tensors
+  std::vector<Stored> stored_;             // parallel to contents_.tensors
   std::vector<Value> values_;              // parallel to contents_.values; None where refused
   std::map<std::size_t, Error> refusals_;  // key: index of the value
   // Places in the order of the pickle, parallel to the lists of contents_.
