@@ -234,6 +234,39 @@ TEST(TorchZipTest, RecordsThatNothingIsReadFromAreNamed) {
             "'x/extra/b', 'x/extra/c' and 1 more");
 }
 
+TEST(TorchZipTest, AReaderOfManyFilesHasNoPiecesAndDropsKeyPaths) {
+  const std::string nested = dict({{text("layer"), dict({{text("w"), kTensor}})}});
+  const std::string stored("\0\0\x80\x3f\0\0\0\x40", 8);  // 1.0, 2.0
+  const auto reader = torch_zip::read_torch_zip(
+      std::make_unique<MemoryFile>(archive(nested, stored)), {}, torch_zip::Pieces::left_out);
+  ASSERT_EQ(reader->contents().tensors.size(), 1u);
+  const TensorEntry& tensor = reader->contents().tensors[0];
+  EXPECT_THAT(tensor.pieces, testing::IsEmpty());
+  EXPECT_EQ(tensor.key_path, (KeyPath{"layer", "w"}));
+  reader->drop_key_paths();
+  EXPECT_EQ(tensor.key_path, KeyPath());
+  EXPECT_EQ(tensor.meta.fqn, "layer.w");
+  std::vector<std::byte> bytes(stored.size());
+  reader->read_piece(0, 0, {0, tensor.meta.numel()}, bytes);
+  EXPECT_EQ(std::memcmp(bytes.data(), stored.data(), stored.size()), 0);
+}
+
+TEST(TorchZipTest, EqualPlacesOfPartsShareMemory) {
+  torch_zip::ShardPlace place;
+  place.whole_shape = {4, 2};
+  place.region = {{0, 0}, {2, 2}};
+  place.mesh = {2};
+  place.coordinates = {0};
+  torch_zip::ShardPlace of_other_rank = place;
+  of_other_rank.coordinates = {1};
+  torch_zip::PlacePool pool;
+  const torch_zip::SharedPlace first = pool.share(place);
+  EXPECT_EQ(*first, place);
+  EXPECT_EQ(pool.share(place), first);
+  EXPECT_EQ(*pool.share(of_other_rank), of_other_rank);  // has the hash of `place`
+  EXPECT_EQ(*first, place);
+}
+
 std::vector<Simplification> simplifications_of(const std::string& pickle) {
   const auto reader = torch_zip::read_torch_zip(
       std::make_unique<MemoryFile>(archive(pickle, std::string(8, '\0'))), {});
@@ -898,7 +931,8 @@ TEST(TorchZipTest, DamagedBytesNeverCrash) {
       if (zip.members()[i].compression != zip::Compression::stored) continue;
       if (zip.members()[i].name.ends_with("/data.pkl")) pickle = members.size();
       const std::vector<char> data = zip.read_all(i, whole.size());
-      members.push_back({.name = zip.members()[i].name, .data = {data.begin(), data.end()}});
+      members.push_back(
+          {.name = std::string(zip.members()[i].name), .data = {data.begin(), data.end()}});
     }
     const std::string sound = members[pickle].data;
     for (int round = 0; round < 2000; ++round) {

@@ -86,7 +86,7 @@ TEST_F(TorchZipWriterTest, TheArchiveIsLaidOutAsTorchDoes) {
   const zip::ZipReader archive(*file, {0, file->nbytes()});
   std::vector<std::string> names;
   for (std::size_t i = 0; i < archive.members().size(); ++i) {
-    names.push_back(archive.members()[i].name);
+    names.emplace_back(archive.members()[i].name);
     const bool is_large = archive.members()[i].nbytes >= 256 << 10;
     EXPECT_EQ(archive.data_range(i).begin % (is_large ? 4096 : 64), 0U);
     EXPECT_EQ(archive.members()[i].crc32, archive.compute_crc(i, [](std::uint64_t) {}));

@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 
 from test_limits import MIB, write_safetensors
+from torch_save import Size, Tensor, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from recipe import RECIPES, deepseek_v3, write_model
@@ -99,6 +100,58 @@ class Scale(unittest.TestCase):
         moved = self.folder / "dcp"
         self.run_tool("ckpt-reshard", source, moved, "--to", "dcp", "--world-size", 8, "--quiet")
         self.assertLess(self.run_tool("ckpt-inspect", "ls", moved), 288 * MIB)  # 1,104 before
+
+    def bytes_per_name_and_rank(self, write, num_ranks: int) -> float:
+        """`write(folder, count)` writes a checkpoint. Returns what `ls` takes for each further name and rank."""
+        peaks = []
+        for count in (10_000, 20_000):
+            folder = self.folder / f"{write.__name__}-{count}"
+            write(folder, count)
+            peaks.append(self.run_tool("ckpt-inspect", "ls", folder))
+        return (peaks[1] - peaks[0]) / (10_000 * num_ranks)
+
+    # Shows A3.
+    def test_rank_files_of_many_names_take_little_memory(self):
+        def rank_files(folder: Path, count: int):
+            source = self.source(f"{count}", {f"layers.{i // 10}.w{i % 10}": [64, 4] for i in range(count)})
+            self.run_tool("ckpt-reshard", source, folder, "--to", "rank_files", "--world-size", 8, "--quiet")
+
+        self.assertLess(self.bytes_per_name_and_rank(rank_files, 8), 1100)  # 3,753 before
+
+    # Shows A3.
+    def test_a_zero_folder_of_many_names_takes_little_memory(self):
+        """Stage 3: each of eight ranks has all names, and an eighth of the elements of each."""
+        def zero(folder: Path, count: int):
+            names = [f"layers.{i // 10}.w{i % 10}" for i in range(count)]
+            model = {"module": {name: Tensor(0) for name in names}, "buffer_names": [],
+                     "param_shapes": [{name: Size(8, 4) for name in names}],
+                     "frozen_param_shapes": None, "shared_params": {}}
+            vector = Tensor(count * 4)
+            state = {"state": {0: {"step": 1, "exp_avg": vector, "exp_avg_sq": vector}},
+                     "param_groups": [{"lr": 0.1, "params": [0]}]}
+            optimizer = {"optimizer_state_dict": {"zero_stage": 3, "partition_count": 8, "fp32_flat_groups": [vector],
+                                                  "optimizer_state_dict": state}}
+            for kind, saved in (("model", model), ("optim", optimizer)):
+                first = folder / f"zero_pp_rank_0_mp_rank_00_{kind}_states.pt"
+                save(saved, first)
+                for rank in range(1, 8):
+                    shutil.copy(first, folder / f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt")
+
+        self.assertLess(self.bytes_per_name_and_rank(zero, 8), 2000)  # 4,935 before
+
+    # Shows A3.
+    def test_a_megatron_folder_of_many_names_takes_little_memory(self):
+        """The classic layout of Megatron-LM: a folder for each of eight tensor ranks."""
+        def megatron(folder: Path, count: int):
+            names = [f"decoder.layers.{i // 2}.mlp.linear_fc{i % 2 + 1}.weight" for i in range(count)]
+            first = folder / "mp_rank_00"
+            save({"args": {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 1, "num_layers": count // 2},
+                  "checkpoint_version": 3.0, "iteration": 1, "model": {name: Tensor(8, 4) for name in names}},
+                 first / "model_optim_rng.pt")
+            for rank in range(1, 8):
+                shutil.copytree(first, folder / f"mp_rank_{rank:02}")
+
+        self.assertLess(self.bytes_per_name_and_rank(megatron, 8), 1100)  # 3,279 before
 
     # Shows A3.
     def test_a_recipe_over_the_names_of_deepseek_v3_takes_little_memory(self):

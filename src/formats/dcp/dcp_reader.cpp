@@ -382,7 +382,8 @@ class ItemCheck {
       sink_({.severity = Finding::Severity::error,
              .rule = "checksum",
              .where = {.path = zip.path(), .fqn = name, .byte_range = zip.data_range(m)},
-             .expected = "CRC-32 " + zip::crc_text(member.crc32) + " of '" + member.name + "'",
+             .expected =
+                 "CRC-32 " + zip::crc_text(member.crc32) + " of '" + std::string(member.name) + "'",
              .found = zip::crc_text(crc)});
     }
   }

@@ -146,11 +146,10 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     const TensorEntry* const tensor = contents.find_tensor(name.substr(front.size()));
     if (tensor == nullptr) return nullptr;
     const auto index = static_cast<std::size_t>(tensor - contents.tensors.data());
-    const std::optional<ShardPlace>& place = file.reader->place_of(index);
-    return place ? &*place : nullptr;
+    return file.reader->place_of(index).get();
   }
-  const std::optional<ShardPlace>& place_of(const Origin& origin) const {
-    return reader_of(origin).place_of(origin.index);
+  const ShardPlace* place_of(const Origin& origin) const {
+    return reader_of(origin).place_of(origin.index).get();
   }
   ErrorWhere where(const Origin& origin, const std::string& name) const {
     return {.path = reader_of(origin).path(), .fqn = name};
@@ -228,6 +227,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
         const bool is_refused = files_[i].reader->refusal_of(v) != nullptr;
         (is_refused ? gathered.refused : gathered.values).push_back({i, v});
       }
+      files_[i].reader->drop_key_paths();  // by_name_ has them
     }
   }
 
@@ -235,7 +235,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
 
   bool is_sharded(const Gathered& gathered) const {
     return !gathered.tensors.empty() && gathered.values.empty() && !is_tied(gathered) &&
-           place_of(gathered.tensors.front());
+           place_of(gathered.tensors.front()) != nullptr;
   }
 
   void add_other(const std::string& name, const Gathered& gathered) {
@@ -286,7 +286,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   /// Throws unless the part of the rank `origin` fits the tensor `whole`, which is as the rank
   /// `first` describes it.
   void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
-    const auto& place = place_of(origin);
+    const ShardPlace* const place = place_of(origin);
     const auto require = [&](bool holds, const std::string& rule, const std::string& expected,
                              const std::string& found) {
       if (holds) return;
@@ -294,7 +294,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
                             "files of different saves?");
     };
     const std::string as_first = ", as on " + rank_in_words(first);
-    require(place.has_value(), "parts of ranks", "a DTensor or a ShardedTensor" + as_first,
+    require(place != nullptr, "parts of ranks", "a DTensor or a ShardedTensor" + as_first,
             "an ordinary tensor");
     if (!place->problem.empty()) {
       throw Error::expected(ErrorKind::unsupported, where(origin, whole.fqn), "parts of ranks",

@@ -18,11 +18,12 @@ std::unique_ptr<CheckpointReader> open_rank_files(const FileSystem& fs, std::str
   std::vector<rank_files::RankFile> files;
   for (const Item& item : items) {
     for (const FileName& file : item.files) {
-      files.push_back({.name = file.name,
-                       .item = item.name,
-                       .rank = static_cast<int>(file.rank),
-                       .reader = torch_zip::read_torch_zip(
-                           open_kept(fs, join_path(path, file.name)), as_dict)});
+      files.push_back(
+          {.name = file.name,
+           .item = item.name,
+           .rank = static_cast<int>(file.rank),
+           .reader = torch_zip::read_torch_zip(open_kept(fs, join_path(path, file.name)), as_dict,
+                                               torch_zip::Pieces::left_out)});
     }
   }
   return rank_files::join_ranks(rank_files_driver().format(), std::move(path), world_size,

@@ -15,21 +15,20 @@ namespace tessera::formats::torch_checkpointing {
 /// not have these places, so the caller gives them.
 class PlacedFile final : public torch_zip::TorchFileReader {
  public:
-  /// `places`: one for each tensor; nothing for a tensor that every rank has whole. `key_paths`:
+  /// `places`: one for each tensor; null for a tensor that every rank has whole. `key_paths`:
   /// one for each tensor.
-  PlacedFile(std::unique_ptr<CheckpointReader> base,
-             std::vector<std::optional<torch_zip::ShardPlace>> places,
+  PlacedFile(std::unique_ptr<CheckpointReader> base, std::vector<torch_zip::SharedPlace> places,
              std::vector<KeyPath> key_paths);
   /// Shows a file of torch.save with `places` instead of its own places.
   PlacedFile(std::unique_ptr<torch_zip::TorchFileReader> base,
-             std::vector<std::optional<torch_zip::ShardPlace>> places);
+             std::vector<torch_zip::SharedPlace> places);
 
   /// Returns a reader of a torch.save file whose object is `{}`. The reader has one value, the
   /// empty dict. (Without this value, the file would have no entries.)
   static std::unique_ptr<PlacedFile> of_empty_dict(
       std::unique_ptr<torch_zip::TorchFileReader> base);
 
-  const std::optional<torch_zip::ShardPlace>& place_of(std::size_t tensor_index) const override {
+  const torch_zip::SharedPlace& place_of(std::size_t tensor_index) const override {
     return places_[tensor_index];
   }
   std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const override {
@@ -47,6 +46,8 @@ class PlacedFile final : public torch_zip::TorchFileReader {
   bool has_sole_object() const override {
     return is_empty_dict_ || (torch_ != nullptr && torch_->has_sole_object());
   }
+
+  void drop_key_paths() override;
 
   Format format() const override { return base_->format(); }
   const std::string& path() const override { return base_->path(); }
@@ -70,8 +71,8 @@ class PlacedFile final : public torch_zip::TorchFileReader {
 
  private:
   std::unique_ptr<CheckpointReader> base_;
-  const torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
-  std::vector<std::optional<torch_zip::ShardPlace>> places_;
+  torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
+  std::vector<torch_zip::SharedPlace> places_;
   CheckpointContents contents_;
   bool is_empty_dict_ = false;
 };

@@ -25,6 +25,7 @@ using torch_checkpointing::PlacedFile;
 using torch_checkpointing::Sharding;
 using torch_checkpointing::Source;
 using torch_zip::ShardPlace;
+using torch_zip::SharedPlace;
 using torch_zip::TorchFileReader;
 
 constexpr std::string_view kOtherSave = "files of different saves?";
@@ -67,7 +68,8 @@ class Opener {
     RankFile file{source.name, source.item, source.rank, nullptr, false};
     const std::string path = join_path(path_, source.name);
     if (source.form == "TorchSerialization") {
-      file.reader = torch_zip::read_torch_zip(open_kept(fs_, path), as_dict_);
+      file.reader =
+          torch_zip::read_torch_zip(open_kept(fs_, path), as_dict_, torch_zip::Pieces::left_out);
       if (is_empty(file.reader->contents())) {
         file.reader = PlacedFile::of_empty_dict(std::move(file.reader));
       }
@@ -136,7 +138,7 @@ class Opener {
   std::unique_ptr<TorchFileReader> checked(std::unique_ptr<TorchFileReader> reader,
                                            const Item& item, const RankFile& file) {
     const std::vector<TensorEntry>& tensors = reader->contents().tensors;
-    std::vector<std::optional<ShardPlace>> places;
+    std::vector<SharedPlace> places;
     bool has_more = false;  // the metadata has places that the file lacks
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const TensorMeta& meta = tensors[i].meta;
@@ -145,7 +147,7 @@ class Opener {
       const Sharding* const sharding = sharding_of(item, name, file.rank, meta, reader->path());
       if (sharding == nullptr) continue;
       if (sharding->kind == Sharding::Kind::offsets && !places[i]) {
-        places[i] = sharding->place_of(file.rank);
+        places[i] = places_.share(sharding->place_of(file.rank));
         has_more = true;
       } else if (places[i]) {
         require_place(*sharding, *places[i], file.rank, meta, reader->path());
@@ -174,7 +176,7 @@ class Opener {
   std::unique_ptr<TorchFileReader> placed(std::unique_ptr<CheckpointReader> reader,
                                           const Item& item, int rank) {
     const std::vector<TensorEntry>& tensors = reader->contents().tensors;
-    std::vector<std::optional<ShardPlace>> places(tensors.size());
+    std::vector<SharedPlace> places(tensors.size());
     std::vector<KeyPath> key_paths;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const TensorMeta& meta = tensors[i].meta;
@@ -185,7 +187,7 @@ class Opener {
       if (sharding->is_replicated()) {
         require_shape(*sharding, meta, reader->path());
       } else {
-        places[i] = sharding->place_of(rank);
+        places[i] = places_.share(sharding->place_of(rank));
       }
     }
     for (const Alias& alias : reader->contents().aliases) see(item, alias.fqn);
@@ -230,6 +232,7 @@ class Opener {
   const std::vector<std::string>& as_dict_;
   std::optional<Metadata> metadata_;
   torch_checkpointing::Sources sources_;
+  torch_zip::PlacePool places_;
   std::set<const Item::Tensor*> seen_;  // tensors that some file has
   std::set<std::string> unknown_types_;
 };

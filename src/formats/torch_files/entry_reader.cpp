@@ -68,13 +68,13 @@ EntryReader::EntryReader(const FileSystem& fs, std::string path, std::string fol
       as_dict_(with_records(as_dict, family)) {}
 
 const File& EntryReader::open_file(const std::string& name) {
-  const File& file = files_.emplace_back(fs_, folder_, name, as_dict_);
+  const File& file = files_.emplace_back(fs_, folder_, name, as_dict_, paths_);
   if (family_.check != nullptr) family_.check(file);
   return file;
 }
 
 File EntryReader::look_at(const std::string& name) const {
-  File file(fs_, folder_, name, as_dict_);
+  File file(fs_, folder_, name, as_dict_, std::make_shared<PathPool>());
   if (family_.check != nullptr) family_.check(file);
   return file;
 }
@@ -105,7 +105,7 @@ std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
 
 void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                              std::span<std::byte> out) const {
-  const Source& source = tensors_[tensor_index].pieces[piece_index];
+  const Source& source = sources_[tensor_index][piece_index];
   if (source.number) {
     TESSERA_CHECK(out.size() == sizeof(float) && range.numel() == 1);
     std::memcpy(out.data(), &*source.number, sizeof(float));
@@ -120,16 +120,18 @@ void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, 
 }
 
 Value EntryReader::read_value(std::size_t value_index) const {
-  const auto& [name, path, source] = values_[value_index];
+  const AnyValueSource& source = value_sources_[value_index];
   if (const auto* const value = std::get_if<Value>(&source)) return *value;
-  if (const auto* const refusal = std::get_if<Error>(&source)) throw Error(*refusal);
+  if (const auto* const refusal = std::get_if<std::unique_ptr<const Error>>(&source)) {
+    throw Error(**refusal);
+  }
   const auto& [file, index] = std::get<ValueSource>(source);
   return file->reader().read_value(index);
 }
 
 PieceStorage EntryReader::piece_storage(std::size_t tensor_index, std::size_t piece_index) const {
   const TensorEntry& tensor = contents_.tensors[tensor_index];
-  const Source& source = tensors_[tensor_index].pieces[piece_index];
+  const Source& source = sources_[tensor_index][piece_index];
   PieceStorage storage{.file = {}, .byte_range = {}, .encoding = "plain"};
   if (!source.number) {
     storage = source.small_file
@@ -262,16 +264,14 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
 void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source) {
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
-  auto read = [](auto&& each) -> std::variant<Value, ValueSource, Error> {
-    return std::move(each);
-  };
+  auto read = [](auto&& each) -> AnyValueSource { return std::move(each); };
   values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source))});
 }
 
 void EntryReader::add_refused(KeyPath path, const Error& refusal) {
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
-  values_.push_back({std::move(name), std::move(path), refusal});
+  values_.push_back({std::move(name), std::move(path), std::make_unique<const Error>(refusal)});
 }
 
 void EntryReader::add_alias(const std::string& name, const std::string& target) {
@@ -304,19 +304,35 @@ void EntryReader::finish() {
                           "one entry of this name", "two",
                           "save the entries beside the model under another key");
   };
-  for (const Tensor& tensor : tensors_) {
-    require_new(tensor.entry.meta.fqn);
-    contents_.tensors.push_back(tensor.entry);
-  }
-  for (const NamedValue& value : values_) {
-    require_new(value.name);
-    contents_.values.push_back({value.name, value.path});
-  }
+  for (const Tensor& tensor : tensors_) require_new(tensor.entry.meta.fqn);
+  for (const NamedValue& value : values_) require_new(value.name);
   for (const Alias& alias : contents_.aliases) require_new(alias.fqn);
+  names.clear();
+  take_entries();
   if (!differing_.empty()) {
     contents_.opening_findings.push_back(per_rank_note(path_, differing_));
   }
   add_what_readers_found();
+}
+
+/// Moves the entries into the contents.
+void EntryReader::take_entries() {
+  contents_.tensors.reserve(tensors_.size());
+  sources_.reserve(tensors_.size());
+  for (Tensor& tensor : tensors_) {
+    contents_.tensors.push_back(std::move(tensor.entry));
+    sources_.push_back(std::move(tensor.pieces));
+  }
+  tensors_.clear();
+  tensors_.shrink_to_fit();
+  contents_.values.reserve(values_.size());
+  value_sources_.reserve(values_.size());
+  for (NamedValue& value : values_) {
+    contents_.values.push_back({std::move(value.name), std::move(value.path)});
+    value_sources_.push_back(std::move(value.source));
+  }
+  values_.clear();
+  values_.shrink_to_fit();
 }
 
 /// Adds the opened classes (those in `as_dict`), without the framework's own records, which are

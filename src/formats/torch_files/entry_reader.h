@@ -68,7 +68,7 @@ class EntryReader : public DividedReader {
   };
   struct Tensor {
     TensorEntry entry;
-    std::vector<Source> pieces;
+    std::vector<Source> pieces;  // parallel to entry.pieces
   };
   struct ValueSource {
     const File* file;
@@ -129,10 +129,11 @@ class EntryReader : public DividedReader {
  private:
   static constexpr std::size_t kNumSmallFilesKept = 16;
 
+  using AnyValueSource = std::variant<Value, ValueSource, std::unique_ptr<const Error>>;
   struct NamedValue {
     std::string name;
     KeyPath path;
-    std::variant<Value, ValueSource, Error> source;
+    AnyValueSource source;
   };
   /// An entry that comes from a file's entry, and its name in this checkpoint.
   struct Renamed {
@@ -140,6 +141,7 @@ class EntryReader : public DividedReader {
     KeyPath keys;  // key path in the file
     std::string name;
   };
+  void take_entries();
   void add_what_readers_found();
   void add_simplifications();
   std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
@@ -149,14 +151,17 @@ class EntryReader : public DividedReader {
   std::string path_;
   std::string folder_;
   std::vector<std::string> as_dict_;
+  std::shared_ptr<PathPool> paths_ = std::make_shared<PathPool>();  // of files_
   std::deque<File> files_;
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;
-  std::vector<Renamed> renamed_;     // only while opening
-  std::set<std::string> differing_;  // names whose entries differ between ranks
-  std::vector<Tensor> tensors_;      // parallel to contents_.tensors
-  std::vector<NamedValue> values_;   // parallel to contents_.values
+  std::vector<Renamed> renamed_;               // only while opening
+  std::set<std::string> differing_;            // names whose entries differ between ranks
+  std::vector<Tensor> tensors_;                // only while opening
+  std::vector<NamedValue> values_;             // only while opening
+  std::vector<std::vector<Source>> sources_;   // parallel to contents_.tensors and their pieces
+  std::vector<AnyValueSource> value_sources_;  // parallel to contents_.values
 };
 
 /// Returns `path` as a KeyPath in which all keys are strings.

@@ -7,34 +7,44 @@
 #include "tessera/base/error.h"
 
 namespace tessera::formats::torch_files {
-namespace {
 
-Entry entry_at(const std::string& name, const KeyPath& path, Entry::Kind kind, std::size_t index) {
-  Entry entry{{}, path.empty() ? KeyPath{name} : path, kind, index};
-  for (const Key& key : entry.keys) entry.path.push_back(spell({key}));
-  return entry;
+const PathPool::Item& PathPool::find_or_add(const KeyPath& keys) {
+  const auto [item, is_new] = items_.try_emplace(keys);
+  if (is_new) {
+    item->second.reserve(keys.size());
+    for (const Key& key : keys) item->second.push_back(spell({key}));
+  }
+  return *item;
 }
 
-}  // namespace
-
 File::File(const FileSystem& fs, const std::string& directory, std::string name,
-           const std::vector<std::string>& as_dict)
+           const std::vector<std::string>& as_dict, std::shared_ptr<PathPool> paths)
     : name_(std::move(name)),
-      reader_(torch_zip::read_torch_zip(open_kept(fs, join_path(directory, name_)), as_dict)) {
+      paths_(std::move(paths)),
+      reader_(torch_zip::read_torch_zip(open_kept(fs, join_path(directory, name_)), as_dict,
+                                        torch_zip::Pieces::left_out)) {
   add_entries();
+  reader_->drop_key_paths();  // the entries have them
+}
+
+void File::add_entry(const std::string& name, const KeyPath& path, Entry::Kind kind,
+                     std::size_t index) {
+  const auto& [keys, texts] = paths_->find_or_add(path.empty() ? KeyPath{name} : path);
+  entries_.push_back({texts, keys, kind, index});
 }
 
 void File::add_entries() {
   const CheckpointContents& contents = reader_->contents();
+  entries_.reserve(contents.tensors.size() + contents.aliases.size() + contents.values.size());
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
-    entries_.push_back(entry_at(tensor.meta.fqn, tensor.key_path, Entry::Kind::tensor, i));
+    add_entry(tensor.meta.fqn, tensor.key_path, Entry::Kind::tensor, i);
   }
   for (const Alias& alias : contents.aliases) {
     const TensorEntry* const target = contents.find_tensor(alias.target);
     TESSERA_CHECK(target != nullptr);
-    entries_.push_back(entry_at(alias.fqn, alias.key_path, Entry::Kind::tensor,
-                                static_cast<std::size_t>(target - contents.tensors.data())));
+    add_entry(alias.fqn, alias.key_path, Entry::Kind::tensor,
+              static_cast<std::size_t>(target - contents.tensors.data()));
   }
   std::vector<std::pair<std::size_t, std::size_t>> values;  // (order in the pickle, index)
   for (std::size_t i = 0; i < contents.values.size(); ++i) {
@@ -43,10 +53,10 @@ void File::add_entries() {
   std::ranges::sort(values);
   for (const auto& [place, i] : values) {
     const ValueEntry& value = contents.values[i];
-    entries_.push_back(entry_at(value.name, value.key_path, Entry::Kind::value, i));
+    add_entry(value.name, value.key_path, Entry::Kind::value, i);
   }
   by_path_.resize(entries_.size());
-  std::iota(by_path_.begin(), by_path_.end(), std::size_t{0});
+  std::iota(by_path_.begin(), by_path_.end(), std::uint32_t{0});
   std::ranges::sort(by_path_, {}, [&](std::size_t i) -> const auto& { return entries_[i].path; });
 }
 

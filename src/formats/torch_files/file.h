@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "formats/torch_zip/torch_zip_reader.h"
@@ -13,11 +15,24 @@
 // For formats whose checkpoints are several files of torch.save.
 namespace tessera::formats::torch_files {
 
+/// The key paths of the entries of several files, each once: the files of ranks have mostly the
+/// same paths. Paths are never removed, and live as long as the pool. Not thread-safe.
+class PathPool {
+ public:
+  /// A key path, and each of its keys as text.
+  using Item = std::pair<const KeyPath, std::vector<std::string>>;
+
+  const Item& find_or_add(const KeyPath& keys);
+
+ private:
+  std::map<KeyPath, std::vector<std::string>> items_;
+};
+
 /// An entry of a file: its path in the nested dicts, and its index in the file's contents.
 struct Entry {
   enum class Kind { tensor, value };
-  std::vector<std::string> path;  // each key as text
-  KeyPath keys;
+  const std::vector<std::string>& path;  // each key as text; in a PathPool, as the keys
+  const KeyPath& keys;
   Kind kind;
   std::size_t index;
 };
@@ -25,9 +40,9 @@ struct Entry {
 /// One file. Its values are in the order of the pickle, its tensors sorted by name.
 class File {
  public:
-  /// Opens the file. Throws: what `open_torch_zip` throws.
+  /// Opens the file. The paths of its entries are in `paths`. Throws: what `open_torch_zip` throws.
   File(const FileSystem& fs, const std::string& directory, std::string name,
-       const std::vector<std::string>& as_dict);
+       const std::vector<std::string>& as_dict, std::shared_ptr<PathPool> paths);
 
   const std::string& name() const { return name_; }
   const torch_zip::TorchFileReader& reader() const { return *reader_; }
@@ -48,11 +63,13 @@ class File {
 
  private:
   void add_entries();
+  void add_entry(const std::string& name, const KeyPath& path, Entry::Kind kind, std::size_t index);
 
   std::string name_;
+  std::shared_ptr<PathPool> paths_;  // shared with the other files of the checkpoint
   std::unique_ptr<torch_zip::TorchFileReader> reader_;
   std::vector<Entry> entries_;
-  std::vector<std::size_t> by_path_;  // indices of entries_
+  std::vector<std::uint32_t> by_path_;  // indices of entries_
 };
 
 }  // namespace tessera::formats::torch_files

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/checked_math.h"
+#include "base/list_pool.h"
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/torch_zip/mesh_region.h"
@@ -169,6 +170,21 @@ std::optional<LocalTensor> local_part_of_sharded_tensor(const std::optional<Obje
 }
 
 }  // namespace
+
+SharedPlace PlacePool::share(ShardPlace place) {
+  std::uint64_t hash = place.whole_shape.size();
+  for (const Shape* shape : {&place.whole_shape, &place.region.offsets, &place.region.sizes}) {
+    for (const std::int64_t size : *shape) {
+      hash = tessera::detail::mix_hash(hash, static_cast<std::uint64_t>(size));
+    }
+  }
+  if (slots_.empty()) slots_.resize(kNumSlots);
+  SharedPlace& slot = slots_[(hash >> 32) % kNumSlots];
+  if (slot == nullptr || *slot != place) {
+    slot = std::make_shared<const ShardPlace>(std::move(place));
+  }
+  return slot;
+}
 
 std::optional<LocalTensor> local_tensor(Object call, Object type) {
   const std::string name = pickle::foreign_name(type);

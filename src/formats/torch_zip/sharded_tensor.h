@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +25,23 @@ struct ShardPlace {
   std::string problem;                    // why the region is not known; empty if it is known
 
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
+};
+
+/// The place of a rank's part, or null for an ordinary tensor. Shared, because most tensors of a
+/// model have one of few shapes, and the parts that a rank has of them then have equal places.
+using SharedPlace = std::shared_ptr<const ShardPlace>;
+
+/// Makes equal places share memory. Remembers at most kNumSlots places, one for each value of the
+/// hash. Not thread-safe.
+class PlacePool {
+ public:
+  /// Returns a place that is equal to `place`.
+  SharedPlace share(ShardPlace place);
+
+ private:
+  static constexpr std::size_t kNumSlots = 1024;
+
+  std::vector<SharedPlace> slots_;
 };
 
 /// The part of a DTensor or a ShardedTensor that one rank holds: a tensor, and its place.

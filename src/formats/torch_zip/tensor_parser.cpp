@@ -444,7 +444,7 @@ void TensorParser::spend(Object object, const TensorRecord& tensor) {
 }
 
 TensorRecord TensorParser::parse(Object object) {
-  const RebuildCall call = unwrap(object);
+  RebuildCall call = unwrap(object);
   const bool is_part = call.place && (!call.place->problem.empty() ||
                                       call.place->region != whole_box(call.place->whole_shape));
   if (is_part) ++num_local_tensors_;
@@ -474,8 +474,8 @@ TensorRecord TensorParser::parse(Object object) {
   check_extent(call.object, tensor, storage.nbytes);
   spend(object, tensor);
   tensor.is_parameter = call.is_parameter;
-  tensor.attributes = call.attributes;
-  tensor.place = call.place;
+  tensor.attributes = std::move(call.attributes);
+  if (call.place) tensor.place = places_.share(std::move(*call.place));
   constexpr std::size_t kRequiresGrad = 4;  // its place among the arguments
   tensor.requires_grad =
       call.requires_grad ||

@@ -10,6 +10,7 @@
 #include "formats/expansion_limit.h"
 #include "formats/pickle/pickle_object.h"
 #include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/sharded_tensor.h"
 #include "formats/torch_zip/storages.h"
 #include "formats/torch_zip/torch_archive.h"
 
@@ -88,6 +89,7 @@ class TensorParser {
   void spend(pickle::Object object, const TensorRecord& tensor);
 
   const Storages& stored_;
+  PlacePool places_;
   std::map<std::string, Storage, std::less<>> storages_;  // key: what the pickle calls the storage
   std::size_t num_local_tensors_ = 0;
   std::uint64_t nbytes_left_;     // the rest of the limit, for further tensors

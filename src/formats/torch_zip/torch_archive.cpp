@@ -466,7 +466,9 @@ class ZipStorages final : public Storages {
   std::string name_of(std::string_view key) const override {
     return prefix_ + "/data/" + std::string(key);
   }
-  std::string name(std::size_t storage) const override { return zip_.members()[storage].name; }
+  std::string name(std::size_t storage) const override {
+    return std::string(zip_.members()[storage].name);
+  }
   std::uint64_t nbytes(std::size_t storage) const override {
     return zip_.members()[storage].nbytes;
   }
@@ -564,7 +566,7 @@ TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window,
                           likely_cause);
   };
   const std::size_t pickle_member = find_pickle(zip, refuse);
-  const std::string& name = zip.members()[pickle_member].name;
+  const std::string_view name = zip.members()[pickle_member].name;
   prefix_ = name.substr(0, name.find('/'));
   storages->set_prefix(prefix_);
   const bool is_torchscript = zip.find(prefix_ + "/constants.pkl").has_value();

@@ -43,9 +43,7 @@ struct TensorRecord {
   bool requires_grad = false;
   bool is_parameter = false;
   std::vector<std::string> attributes{};  // names of attributes that a program set; at most eight
-  std::optional<ShardPlace> place{};      // one rank's part of a DTensor or a ShardedTensor
-
-  friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
+  SharedPlace place{};                    // one rank's part of a DTensor or a ShardedTensor
 };
 
 /// Says whether the elements are contiguous in the storage, in row-major order.
@@ -75,6 +73,10 @@ class SavedObject {
   SavedObject& operator=(const SavedObject&) = delete;
 
   const Storages& storages() const { return *storages_; }
+  /// Frees the parsed pickle, which takes more memory than the tensors and values in it. Afterwards
+  /// only the elements of tensors can be read. Requires: no other thread uses this object.
+  void drop_pickle() { graph_.reset(); }
+  /// Requires, as all functions about the pickle: `drop_pickle` was not called.
   pickle::Object root() const { return graph_->root(); }
   /// Returns how the bytes of tensors are stored: `plain`, or `big-endian`.
   std::string_view encoding() const { return order_ == ByteOrder::big ? "big-endian" : "plain"; }

@@ -22,6 +22,7 @@ namespace tessera::formats {
 namespace {
 
 using torch_zip::Leaf;
+using torch_zip::Pieces;
 using torch_zip::SavedObject;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
@@ -89,90 +90,84 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   /// `part_by_name`: the part that the file's name shows. Used if the content of the file does not
   /// show that it is a part.
   TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict,
-                 std::optional<PartOfWhole> part_by_name = {})
-      : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
+                 Pieces pieces, std::optional<PartOfWhole> part_by_name = {})
+      : path_(file->path()),
+        file_(std::move(file)),
+        saved_(open_saved(*file_, as_dict)),
+        lists_pieces_(pieces == Pieces::listed) {
     torch_zip::Leaves flattened = saved_->flatten();
     contents_.opened_classes = std::move(flattened.opened_classes);
     contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
     if (!contents_.part) contents_.part = std::move(part_by_name);
     contents_.simplifications = std::move(flattened.simplifications);
-    std::vector<NamedLeaf> leaves;
-    for (Leaf& leaf : flattened.leaves) {
-      std::string name = name_of(leaf);
-      if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
-      if (leaf.path.empty()) {
-        has_sole_object_ = true;
-        note_sole_object(leaf, name);
-      }
-      leaves.push_back({std::move(name), std::move(leaf), leaves.size()});
-    }
-    std::ranges::sort(leaves, {}, &NamedLeaf::name);
-    const auto twice = std::ranges::adjacent_find(leaves, {}, &NamedLeaf::name);
-    if (twice != leaves.end()) {
-      throw Error::expected(
-          ErrorKind::unsupported, {.path = path_, .fqn = twice->name}, "flattened name",
-          "one entry",
-          "two, " + in_python(twice->leaf.path) + " and " + in_python(std::next(twice)->leaf.path),
-          "save one of them under another key");
-    }
-    for (auto& [name, leaf, place] : leaves) {
-      KeyPath key_path = key_path_of(std::move(leaf.path));
-      if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
-        add_tensor(name, std::move(key_path), std::move(*record));
-        continue;
-      }
-      contents_.values.push_back({name, std::move(key_path)});
-      places_.push_back(place);
-      if (auto* value = std::get_if<Value>(&leaf.content)) {
-        values_.emplace_back(std::move(*value));
-      } else {
-        values_.emplace_back(std::get<Error>(leaf.content).at_tensor(name));
-      }
-    }
-    note_shared_memory();
-    note_other_records();
+    foreign_names_ = saved_->foreign_names();
+    auto other_records = find_other_records();
+    saved_->drop_pickle();
+    add_leaves(named_leaves(std::move(flattened.leaves)));
+    contents_.simplifications.shrink_to_fit();
+    if (other_records) contents_.opening_findings.push_back(std::move(*other_records));
   }
 
   Format format() const override { return Format::torch_zip; }
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
-  std::vector<std::vector<std::string>> dict_orders() const override { return {dict_order_}; }
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    std::vector<std::pair<std::size_t, std::string_view>> order;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      order.emplace_back(places_of_tensors_[i], contents_.tensors[i].meta.fqn);
+    }
+    for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
+      order.emplace_back(places_of_aliases_[i], contents_.aliases[i].fqn);
+    }
+    std::ranges::sort(order);
+    std::vector<std::string> names;
+    for (const auto& [place, name] : order) names.emplace_back(name);
+    return {std::move(names)};
+  }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     TESSERA_CHECK(piece_index == 0);
-    saved_->read_elements(records_[tensor_index], contents_.tensors[tensor_index].meta.fqn, range,
+    saved_->read_elements(record_of(tensor_index), contents_.tensors[tensor_index].meta.fqn, range,
                           out);
   }
 
   Value read_value(std::size_t value_index) const override {
     if (const Error* const refusal = refusal_of(value_index)) throw Error(*refusal);
-    return std::get<Value>(values_[value_index]);
+    return values_[value_index];
   }
 
-  const std::optional<torch_zip::ShardPlace>& place_of(std::size_t tensor_index) const override {
-    return records_[tensor_index].place;
+  const torch_zip::SharedPlace& place_of(std::size_t tensor_index) const override {
+    return stored_[tensor_index].place;
   }
   std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const override {
-    const TensorRecord& record = records_[tensor_index];
+    const TensorRecord record = record_of(tensor_index);
     const bool is_whole_storage =
         torch_zip::is_contiguous(record) && !record.conjugate && !record.negative &&
         contents_.tensors[tensor_index].meta.nbytes() == saved_->storages().nbytes(record.storage);
     return is_whole_storage ? saved_->storages().crc32(record.storage) : std::nullopt;
   }
-  std::size_t order_of(std::size_t value_index) const override { return places_[value_index]; }
+  std::size_t order_of(std::size_t value_index) const override {
+    return places_of_values_[value_index];
+  }
   std::string saved_name() const override {
     const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
     return archive == nullptr ? std::string() : archive->prefix();
   }
   bool has_sole_object() const override { return has_sole_object_; }
+  void drop_key_paths() override {
+    for (TensorEntry& tensor : contents_.tensors) tensor.key_path = KeyPath();
+    for (Alias& alias : contents_.aliases) alias.key_path = KeyPath();
+    for (ValueEntry& value : contents_.values) value.key_path = KeyPath();
+  }
   const Error* refusal_of(std::size_t value_index) const override {
-    return std::get_if<Error>(&values_[value_index]);
+    const auto refusal = refusals_.find(value_index);
+    return refusal == refusals_.end() ? nullptr : &refusal->second;
   }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     TESSERA_CHECK(piece_index == 0);
-    const TensorRecord& record = records_[tensor_index];
+    const TensorRecord record = record_of(tensor_index);
     const ByteRange stored = saved_->stored_range(record);
     PieceStorage storage{.file = path_.substr(path_.find_last_of('/') + 1),
                          .byte_range = std::nullopt,
@@ -187,8 +182,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int /*num_threads*/,
                    PartOfCheck& part) const override {
     NamesOfStorages names;  // storage -> its first tensor
-    for (std::size_t i = 0; i < records_.size(); ++i) {
-      names.emplace(records_[i].storage, contents_.tensors[i].meta.fqn);
+    for (std::size_t i = 0; i < stored_.size(); ++i) {
+      names.emplace(stored_[i].storage, contents_.tensors[i].meta.fqn);
     }
     if (const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get())) {
       verify_members(archive->zip(), names, sink, progress, part);
@@ -206,11 +201,99 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     Leaf leaf;
     std::size_t place;  // order in the pickle
   };
+  /// What contents_ does not have of a TensorRecord and reading needs. Small, because a checkpoint
+  /// of many files has a million of them.
+  struct Stored {
+    explicit Stored(TensorRecord record)
+        : storage(record.storage),
+          storage_offset(record.storage_offset),
+          place(std::move(record.place)),
+          strides(torch_zip::is_contiguous(record)
+                      ? nullptr
+                      : std::make_unique<const Shape>(std::move(record.strides))),
+          conjugate(record.conjugate),
+          negative(record.negative) {}
+
+    std::size_t storage;
+    std::int64_t storage_offset;
+    torch_zip::SharedPlace place;
+    std::unique_ptr<const Shape> strides;  // null: contiguous
+    bool conjugate;
+    bool negative;
+  };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
   /// The elements of a tensor. Two names with equal Elements are names of the same tensor. The last
   /// members distinguish a rank's part of a sharded tensor from an ordinary tensor with the same
   /// elements (FSDP1's flat vector, and a parameter that fills it).
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
+  using FirstNames = std::map<Elements, std::string_view>;
+
+  TensorRecord record_of(std::size_t tensor_index) const {
+    const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+    const Stored& stored = stored_[tensor_index];
+    return {.dtype = meta.dtype,
+            .shape = meta.shape,
+            .strides = stored.strides ? *stored.strides : row_major_strides(meta.shape),
+            .storage_offset = stored.storage_offset,
+            .storage = stored.storage,
+            .conjugate = stored.conjugate,
+            .negative = stored.negative};
+  }
+
+  /// Returns the leaves sorted by name. Throws if two have the same name.
+  std::vector<NamedLeaf> named_leaves(std::vector<Leaf> leaves) {
+    std::vector<NamedLeaf> named;
+    named.reserve(leaves.size());
+    for (Leaf& leaf : leaves) {
+      std::string name = name_of(leaf);
+      if (leaf.path.empty()) {
+        has_sole_object_ = true;
+        note_sole_object(leaf, name);
+      }
+      named.push_back({std::move(name), std::move(leaf), named.size()});
+    }
+    std::ranges::sort(named, {}, &NamedLeaf::name);
+    const auto twice = std::ranges::adjacent_find(named, {}, &NamedLeaf::name);
+    if (twice == named.end()) return named;
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = path_, .fqn = twice->name}, "flattened name", "one entry",
+        "two, " + in_python(twice->leaf.path) + " and " + in_python(std::next(twice)->leaf.path),
+        "save one of them under another key");
+  }
+
+  void add_leaves(std::vector<NamedLeaf> leaves) {
+    FirstNames first_names;
+    const auto num_tensors =
+        static_cast<std::size_t>(std::ranges::count_if(leaves, [](const NamedLeaf& named) {
+          return std::holds_alternative<TensorRecord>(named.leaf.content);
+        }));
+    const std::size_t num_values = leaves.size() - num_tensors;  // aliases are few
+    contents_.values.reserve(num_values);
+    values_.reserve(num_values);
+    places_of_values_.reserve(num_values);
+    contents_.tensors.reserve(num_tensors);
+    stored_.reserve(num_tensors);
+    std::vector<TensorRecord> records;  // parallel to contents_.tensors
+    records.reserve(num_tensors);
+    places_of_tensors_.reserve(num_tensors);
+    for (auto& [name, leaf, place] : leaves) {
+      KeyPath key_path = key_path_of(std::move(leaf.path));
+      if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
+        add_tensor(name, std::move(key_path), std::move(*record), place, first_names, records);
+        continue;
+      }
+      contents_.values.push_back({name, std::move(key_path)});
+      places_of_values_.push_back(place);
+      if (auto* value = std::get_if<Value>(&leaf.content)) {
+        values_.push_back(std::move(*value));
+      } else {
+        refusals_.emplace(values_.size(), std::get<Error>(leaf.content).at_tensor(name));
+        values_.emplace_back();
+      }
+    }
+    note_shared_memory(records);
+    for (TensorRecord& record : records) stored_.emplace_back(std::move(record));
+  }
 
   /// Reads all storages of a stream, which has no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
@@ -256,8 +339,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
           sink({.severity = Finding::Severity::error,
                 .rule = "checksum",
                 .where = where,
-                .expected =
-                    "CRC-32 " + zip::crc_text(members[i].crc32) + " of '" + members[i].name + "'",
+                .expected = "CRC-32 " + zip::crc_text(members[i].crc32) + " of '" +
+                            std::string(members[i].name) + "'",
                 .found = zip::crc_text(crc)});
         }
       } catch (const Error& error) {
@@ -265,7 +348,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
               .where = where,
-              .expected = "a whole member '" + members[i].name + "'",
+              .expected = "a whole member '" + std::string(members[i].name) + "'",
               .found = std::string(error.reason())});
       }
     }
@@ -275,26 +358,21 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   /// Reports a note for each value that Tessera refuses to read, and one for the classes and
   /// functions that the pickle names.
   void note_refused_values(const FindingSink& sink) const {
-    for (const std::variant<Value, Error>& value : values_) {
-      const auto* refusal = std::get_if<Error>(&value);
-      if (refusal == nullptr) continue;
+    for (const auto& [index, refusal] : refusals_) {
       sink({.severity = Finding::Severity::note,
             .rule = "value",
-            .where = refusal->where(),
+            .where = refusal.where(),
             .expected = "a value of plain types",
-            .found = std::string(refusal->reason())});
+            .found = std::string(refusal.reason())});
     }
     CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = path_};
-    for (const std::string& name : saved_->foreign_names()) foreign.add_name(name);
+    for (const std::string& name : foreign_names_) foreign.add_name(name);
     if (const auto note = foreign.finding()) sink(*note);  // this unit has all names
   }
 
-  void note_other_records() {
+  std::optional<Finding> find_other_records() const {
     const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get());
-    if (archive == nullptr) return;
-    if (auto note = torch_zip::note_of_other_records(*archive)) {
-      contents_.opening_findings.push_back(std::move(*note));
-    }
+    return archive == nullptr ? std::nullopt : torch_zip::note_of_other_records(*archive);
   }
 
   /// Adds a note that the file holds one tensor or value instead of a dict, which becomes the entry
@@ -316,52 +394,59 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   /// Adds notes about tensors that share memory. Leaves out names of the same elements in the same
   /// shape, because these are aliases.
-  void note_shared_memory() {
+  void note_shared_memory(const std::vector<TensorRecord>& records) {
     std::vector<std::pair<std::string, const TensorRecord*>> tensors;
-    for (std::size_t i = 0; i < records_.size(); ++i) {
-      tensors.emplace_back(contents_.tensors[i].meta.fqn, &records_[i]);
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      tensors.emplace_back(contents_.tensors[i].meta.fqn, &records[i]);
     }
     torch_zip::note_shared_memory(*saved_, tensors, contents_.simplifications);
   }
 
-  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record) {
+  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record, std::size_t place,
+                  FirstNames& first_names, std::vector<TensorRecord>& records) {
     torch_zip::note_flags(record, name, contents_.simplifications);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
     if (entry.meta.numel() > 0) {
-      const Elements elements{record.storage,  record.storage_offset,   record.dtype,
-                              record.shape,    record.strides,          record.conjugate,
-                              record.negative, record.place.has_value()};
-      const auto [first, is_first] = first_names_.emplace(elements, name);
+      const Elements elements{record.storage,  record.storage_offset,  record.dtype,
+                              record.shape,    record.strides,         record.conjugate,
+                              record.negative, record.place != nullptr};
+      const auto [first, is_first] = first_names.emplace(elements, name);
       if (!is_first) {
-        contents_.aliases.push_back({name, first->second, std::move(key_path)});
+        contents_.aliases.push_back({name, std::string(first->second), std::move(key_path)});
+        places_of_aliases_.push_back(place);
         return;
       }
     }
     entry.key_path = std::move(key_path);
-    entry.pieces.push_back({whole_box(record.shape), 0});
+    if (lists_pieces_) entry.pieces.push_back({whole_box(record.shape), 0});
     contents_.tensors.push_back(std::move(entry));
-    records_.push_back(std::move(record));
+    records.push_back(std::move(record));
+    places_of_tensors_.push_back(place);
   }
 
   std::string path_;
   std::unique_ptr<ReadableFile> file_;
   std::unique_ptr<SavedObject> saved_;
   CheckpointContents contents_;
-  std::vector<TensorRecord> records_;               // parallel to contents_.tensors
-  std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
-  std::vector<std::size_t> places_;                 // parallel to contents_.values
-  std::map<Elements, std::string> first_names_;
-  std::vector<std::string> dict_order_;  // of tensors and aliases
+  std::vector<Stored> stored_;             // parallel to contents_.tensors
+  std::vector<Value> values_;              // parallel to contents_.values; None where refused
+  std::map<std::size_t, Error> refusals_;  // key: index of the value
+  // Places in the order of the pickle, parallel to the lists of contents_.
+  std::vector<std::size_t> places_of_tensors_;
+  std::vector<std::size_t> places_of_aliases_;
+  std::vector<std::size_t> places_of_values_;
+  std::vector<std::string> foreign_names_;
   bool has_sole_object_ = false;
+  bool lists_pieces_;
 };
 
 }  // namespace
 
 std::unique_ptr<torch_zip::TorchFileReader> torch_zip::read_torch_zip(
-    std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict) {
-  return std::make_unique<TorchZipReader>(std::move(file), as_dict);
+    std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict, Pieces pieces) {
+  return std::make_unique<TorchZipReader>(std::move(file), as_dict, pieces);
 }
 
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
@@ -370,7 +455,7 @@ std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::stri
 
 std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
     const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict) {
-  return std::make_unique<TorchZipReader>(open_kept(fs, path), as_dict,
+  return std::make_unique<TorchZipReader>(open_kept(fs, path), as_dict, Pieces::listed,
                                           part_by_names_beside(fs, path));
 }
 

@@ -18,9 +18,9 @@ namespace tessera::formats::torch_zip {
 /// consist of several such files.
 class TorchFileReader : public DividedReader {
  public:
-  /// Returns the place of a rank's part in its DTensor or ShardedTensor; nothing for an ordinary
+  /// Returns the place of a rank's part in its DTensor or ShardedTensor; null for an ordinary
   /// tensor.
-  virtual const std::optional<ShardPlace>& place_of(std::size_t tensor_index) const = 0;
+  virtual const SharedPlace& place_of(std::size_t tensor_index) const = 0;
   /// Returns the stored CRC-32 of a tensor's bytes. Returns nothing unless the tensor is contiguous
   /// and fills its storage, because the archive has one CRC for each storage.
   virtual std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const = 0;
@@ -34,10 +34,17 @@ class TorchFileReader : public DividedReader {
   /// Whether the file holds one tensor or value instead of a dict. It then has the name `tensor` or
   /// `value`.
   virtual bool has_sole_object() const = 0;
+  /// Empties the key paths in `contents()`, for a caller that does not need them any more.
+  virtual void drop_key_paths() = 0;
 };
+
+/// Whether `contents()` of a reader has the piece of each tensor, which is all of it. Readers of
+/// checkpoints of many files leave the pieces out to save memory.
+enum class Pieces { listed, left_out };
 
 /// Does what `open_torch_zip` does, for an open file.
 std::unique_ptr<TorchFileReader> read_torch_zip(std::unique_ptr<ReadableFile> file,
-                                                const std::vector<std::string>& as_dict = {});
+                                                const std::vector<std::string>& as_dict = {},
+                                                Pieces pieces = Pieces::listed);
 
 }  // namespace tessera::formats::torch_zip

@@ -247,6 +247,7 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
   std::vector<std::byte> bytes(directory.nbytes);
   read_file_at(directory.begin, bytes);
   members_.reserve(directory.num_members);
+  names_.reserve(directory.nbytes - directory.num_members * kCentralHeaderNbytes);
 
   std::span<const std::byte> rest = bytes;
   for (std::uint64_t i = 0; i < directory.num_members; ++i) {
@@ -257,11 +258,19 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
          "only " + std::to_string(directory.num_members) + " members",
          std::to_string(rest.size()) + " bytes after them");
   }
-  by_name_.reserve(members_.size());
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (!by_name_.emplace(members_[i].name, i).second) {
-      fail(ErrorKind::corruption, "member names", "each name once", describe(i) + " twice");
-    }
+  names_.shrink_to_fit();
+  std::size_t end = 0;
+  for (Member& member : members_) {
+    member.name = std::string_view(names_.data(), names_.size()).substr(end, member.name.size());
+    end += member.name.size();
+  }
+  by_name_.resize(members_.size());
+  std::iota(by_name_.begin(), by_name_.end(), std::uint32_t{0});
+  const auto name_of = [this](std::uint32_t i) { return members_[i].name; };
+  std::ranges::sort(by_name_, {}, name_of);
+  const auto twice = std::ranges::adjacent_find(by_name_, {}, name_of);
+  if (twice != by_name_.end()) {
+    fail(ErrorKind::corruption, "member names", "each name once", describe(*twice) + " twice");
   }
 }
 
@@ -280,7 +289,7 @@ std::size_t ZipReader::parse_member(std::span<const std::byte> rest, const ZipLi
   }
   Member member;
   member.name = text(rest.subspan(kCentralHeaderNbytes, name_nbytes));
-  if (name_nbytes > limits.max_name_nbytes || !is_contained_path(member.name)) {
+  if (name_nbytes > limits.max_name_nbytes || !is_contained_path(std::string(member.name))) {
     fail(ErrorKind::corruption, "member name",
          "a relative path without '..' of at most " + std::to_string(limits.max_name_nbytes) +
              " bytes",
@@ -295,7 +304,8 @@ std::size_t ZipReader::parse_member(std::span<const std::byte> rest, const ZipLi
   apply_zip64_fields(rest.subspan(kCentralHeaderNbytes + name_nbytes, extra_nbytes), member,
                      first_disk);
 
-  members_.push_back(std::move(member));
+  names_.insert(names_.end(), member.name.begin(), member.name.end());
+  members_.push_back(member);
   check_member(i, flags, first_disk);
   return kCentralHeaderNbytes + name_nbytes + extra_nbytes + comment_nbytes;
 }
@@ -341,9 +351,10 @@ void ZipReader::place_members(const Directory& directory) {
 }
 
 std::optional<std::size_t> ZipReader::find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  if (found == by_name_.end()) return std::nullopt;
-  return found->second;
+  const auto name_of = [this](std::uint32_t i) { return members_[i].name; };
+  const auto found = std::ranges::lower_bound(by_name_, name, {}, name_of);
+  if (found == by_name_.end() || members_[*found].name != name) return std::nullopt;
+  return *found;
 }
 
 ByteRange ZipReader::data_range(std::size_t index) const {

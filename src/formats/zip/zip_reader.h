@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -21,7 +20,7 @@ enum class Compression : std::uint8_t { stored, deflated, other };
 
 /// A file inside a zip archive, as the central directory describes it.
 struct Member {
-  std::string name;
+  std::string_view name;            // lives as long as the ZipReader
   std::uint64_t nbytes = 0;         // uncompressed
   std::uint64_t stored_nbytes = 0;  // in the archive; equal to `nbytes` if not compressed
   Compression compression = Compression::stored;
@@ -106,8 +105,9 @@ class ZipReader {
   const ReadableFile* file_;
   ByteRange window_;
   std::uint64_t nbytes_before_ = 0;
+  std::vector<char> names_;  // of all members, one after the other
   std::vector<Member> members_;
-  std::unordered_map<std::string_view, std::size_t> by_name_;
+  std::vector<std::uint32_t> by_name_;                        // indices of members_, sorted by name
   std::unique_ptr<std::atomic<std::uint64_t>[]> data_begin_;  // 0: local header not read yet
   std::vector<std::byte> tail_;  // the window's last bytes; all if it is small
 };
