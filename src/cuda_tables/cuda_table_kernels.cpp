@@ -1,7 +1,9 @@
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/types.h>
 
+#include "embedding_kernels/cuda/device_memory.h"
 #include "embedding_kernels/cuda/kernels.h"
 #include "runtime/embedding/table_kernels.h"
 #include "runtime/embedding/table_views.h"
@@ -109,6 +111,13 @@ class CudaTableKernels final : public TableKernels {
 }  // namespace
 
 void use_cuda_kernels() {
+  cuda::device_allocator = {
+      .allocate =
+          [](std::size_t nbytes, cudaStream_t stream) {
+            return c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(nbytes, stream);
+          },
+      .free = [](void* memory,
+                 cudaStream_t /*stream*/) { c10::cuda::CUDACachingAllocator::raw_delete(memory); }};
   register_table_kernels(at::kCUDA, [] { return std::make_unique<CudaTableKernels>(); });
 }
 

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,15 +23,25 @@ void begin(const std::string& mode);
 void end();
 
 int num_devices();
-at::Device device(int index = 0);
+/// Returns the device of a rank.
+at::Device device(int rank = 0);
 void set_current(at::Device device);
 /// Waits for all work of one device. A rank waits for its own device only: what others have
 /// launched may be a collective that this rank has not come to.
 void synchronize(at::Device device);
 /// Returns the memory that tensors have on a device. Units: bytes.
 std::int64_t allocated_nbytes(at::Device device);
+/// Returns the most memory that tensors have had on a device since `reset_peak`. Units: bytes.
+std::int64_t peak_nbytes(at::Device device);
+void reset_peak(at::Device device);
+/// Returns the pinned memory that tensors have on the host. Units: bytes.
+std::int64_t pinned_nbytes();
 /// Connects a rank to others that are threads, each with the device of its own number.
 dist::Transport transport_of(int rank);
+/// If a launcher started this process as one rank of several, returns their number.
+std::optional<int> num_processes();
+/// Connects this process to the other ranks' processes. Collective. Requires: `num_processes`.
+dist::Mesh connect_processes(const dist::MeshOptions& options);
 /// Returns the operators of a device that made the host wait since the last call. Not known for a
 /// GPU.
 std::vector<std::string> take_waiting_operators(at::Device device);
@@ -55,9 +67,17 @@ inline std::string name_of_mode(const ::testing::TestParamInfo<std::string>& inf
 }
 
 /// Runs `body` on ranks that are threads, each on a device of its own: autograd runs the backwards
-/// of one device on one thread, so ranks on one device would wait for each other for ever.
+/// of one device on one thread, so ranks on one device would wait for each other for ever. A
+/// process that a launcher started is one rank and may share its device: it runs the bodies of that
+/// many ranks, and no others.
 inline void on_devices(int world_size, const std::function<void(const dist::Mesh&)>& body,
                        const dist::MeshOptions& options = {}) {
+  if (const std::optional<int> num_processes = accelerator::num_processes()) {
+    if (*num_processes != world_size) return;
+    accelerator::set_current(accelerator::device());
+    body(accelerator::connect_processes(options));
+    return;
+  }
   if (accelerator::num_devices() < world_size) {
     GTEST_SKIP() << "needs " << world_size << " devices, found " << accelerator::num_devices();
   }
@@ -68,6 +88,11 @@ inline void on_devices(int world_size, const std::function<void(const dist::Mesh
         body(mesh);
       },
       options, accelerator::transport_of);
+}
+
+/// Returns how many of the wanted ranks have a device, for tests that any number of ranks passes.
+inline int num_ranks(int wanted) {
+  return std::min(wanted, accelerator::num_devices());
 }
 
 /// Two replicas of the shards, for hybrid strategies.

@@ -66,8 +66,8 @@ Batch random_batch(Random& random, const std::vector<Table>& tables, const Batch
   batch.batch = shape.batch;
   for (const int number : shape.table_of_feature) {
     const Table& table = tables[static_cast<std::size_t>(number)];
-    batch.column_of_feature.push_back(batch.num_columns + 1);
-    batch.num_columns += table.dim + 1;
+    batch.column_of_feature.push_back(batch.num_columns + shape.gap);
+    batch.num_columns += table.dim + shape.gap;
     for (std::int64_t sample = 0; sample < shape.batch; ++sample) {
       const std::int64_t num_ids = table.rows == 0 ? 0 : random.between(0, shape.max_bag + 1);
       for (std::int64_t i = 0; i < num_ids; ++i) {

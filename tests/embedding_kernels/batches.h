@@ -59,9 +59,10 @@ struct BatchShape {
   std::int64_t max_bag = 5;      // ids
   std::int64_t hot_percent = 0;  // of the ids, are row 0
   enum class Weights { none, random } weights = Weights::none;
+  std::int64_t gap = 1;  // columns of no feature before each feature
 };
 
-/// Returns random bags, some of them empty; between features lies a column that no feature has.
+/// Returns random bags, some of them empty.
 Batch random_batch(Random& random, const std::vector<Table>& tables, const BatchShape& shape);
 
 /// Returns the gradient of a pooled output: multiples of 1/8, so that few sums are rounded.

@@ -26,8 +26,8 @@ void end() {
 int num_devices() {
   return at::globalContext().getAcceleratorHooksInterface(sim::device(0).type()).deviceCount();
 }
-at::Device device(int index) {
-  return sim::device(index);
+at::Device device(int rank) {
+  return sim::device(rank);
 }
 void set_current(at::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
@@ -37,6 +37,21 @@ void synchronize(at::Device device) {
 }
 std::int64_t allocated_nbytes(at::Device device) {
   return sim::memory_of(device.index()).now;
+}
+std::int64_t peak_nbytes(at::Device device) {
+  return sim::memory_of(device.index()).peak;
+}
+void reset_peak(at::Device device) {
+  sim::reset_peak(device.index());
+}
+std::int64_t pinned_nbytes() {
+  return sim::pinned_nbytes();
+}
+std::optional<int> num_processes() {
+  return std::nullopt;
+}
+dist::Mesh connect_processes(const dist::MeshOptions& /*options*/) {
+  return {};
 }
 dist::Transport transport_of(int rank) {
   return sim::transport(sim::device(rank));

@@ -16,6 +16,27 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(ErrorKind::io, {}, std::string("CUDA: ") + what + ": " + cudaGetErrorString(status));
 }
 
+/// Allocates and frees device memory in the order of a stream. Both functions may throw only if
+/// memory cannot be had.
+struct DeviceAllocator {
+  void* (*allocate)(std::size_t nbytes, cudaStream_t stream);
+  void (*free)(void* memory, cudaStream_t stream);
+};
+
+/// CUDA's own pool. It gives all its free memory back to the system whenever the host waits for a
+/// stream, so the next allocations are slow.
+inline constexpr DeviceAllocator kCudaPool = {
+    .allocate =
+        [](std::size_t nbytes, cudaStream_t stream) {
+          void* memory = nullptr;
+          check(cudaMallocAsync(&memory, nbytes, stream), "allocate");
+          return memory;
+        },
+    .free = [](void* memory, cudaStream_t stream) { cudaFreeAsync(memory, stream); }};
+
+/// The allocator of every DeviceArray. Set it before the first one is made.
+inline DeviceAllocator device_allocator = kCudaPool;
+
 /// Owns an array in device memory, which is allocated and freed in stream order.
 template <class T>
 class DeviceArray {
@@ -23,9 +44,7 @@ class DeviceArray {
   DeviceArray() = default;
   DeviceArray(std::int64_t numel, cudaStream_t stream) : numel_(numel), stream_(stream) {
     if (numel == 0) return;
-    void* memory = nullptr;
-    check(cudaMallocAsync(&memory, nbytes(), stream), "allocate");
-    data_ = static_cast<T*>(memory);
+    data_ = static_cast<T*>(device_allocator.allocate(nbytes(), stream));
   }
   DeviceArray(std::span<const T> values, cudaStream_t stream)
       : DeviceArray(static_cast<std::int64_t>(values.size()), stream) {
@@ -41,7 +60,7 @@ class DeviceArray {
     return *this;
   }
   ~DeviceArray() {
-    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
+    if (data_ != nullptr) device_allocator.free(data_, stream_);
   }
 
   T* data() const { return data_; }

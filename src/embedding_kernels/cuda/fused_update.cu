@@ -152,79 +152,112 @@ __device__ void sum_row(const GradientSource& source, std::int64_t index, const 
   }
 }
 
+/// Returns one element of the g of [Note: Update of a row] from its sum `g`. Does not use `weight`
+/// if the update has no decay of gradients.
+__device__ float finished(const DeviceUpdate& update, float scale, float weight, float g) {
+  float v = scale * g;
+  if (update.max_gradient > 0) {
+    v = v > update.max_gradient ? update.max_gradient : v;
+    v = v < -update.max_gradient ? -update.max_gradient : v;
+  }
+  return update.decay_of_gradient != 0 ? fmaf(update.decay_of_gradient, weight, v) : v;
+}
+
 /// Turns the sum in `g` into the g of [Note: Update of a row]: scales and clips it, and adds weight
 /// decay. Returns the sum of g^2 over this lane's columns.
 template <class T>
 __device__ float finish_gradient(const DeviceUpdate& update, float scale, const T* w, float* g) {
   float squares = 0;
   for (std::int64_t k = lane(); k < update.view.dim; k += kWarpThreads) {
-    float v = scale * g[k];
-    if (update.max_gradient > 0) {
-      v = v > update.max_gradient ? update.max_gradient : v;
-      v = v < -update.max_gradient ? -update.max_gradient : v;
-    }
-    if (update.decay_of_gradient != 0) v = fmaf(update.decay_of_gradient, to_float(w[k]), v);
-    g[k] = v;
-    squares = fmaf(v, v, squares);
+    const float weight = update.decay_of_gradient != 0 ? to_float(w[k]) : 0;
+    g[k] = finished(update, scale, weight, g[k]);
+    squares = fmaf(g[k], g[k], squares);
   }
   return sum_over_warp(squares);
 }
 
-__device__ float next_weight(const DeviceUpdate& update, float w, float m, float root) {
-  const float step = m * update.correction1 / root + update.decay_of_step * w;
-  return w - update.lr * step;
+/// The part of an update that a row has once: the new value of its state, if the optimizer has a
+/// state for whole rows, and the root by which the step is divided.
+struct RowStep {
+  float* state = nullptr;
+  float value = 0;
+  float root = 0;
+};
+
+__device__ RowStep row_step(const DeviceUpdate& update, std::int64_t row, float mean_square) {
+  using Kind = DeviceUpdate::Kind;
+  RowStep step;
+  if (update.kind == Kind::row_wise_adagrad) {
+    step.state = update.state.row_sum + row;
+    step.value = *step.state + mean_square;
+    step.root = sqrtf(step.value) + update.eps;
+  } else if (update.kind == Kind::row_wise_adam) {
+    step.state = update.state.row_exp_avg_sq + row;
+    step.value = update.beta2 * *step.state + update.rest2 * mean_square;
+    step.root = sqrtf(step.value * update.correction2) + update.eps;
+  }
+  return step;
+}
+
+/// The states that an optimizer has for each element of a table; null if it has none.
+struct ElementStates {
+  float* first = nullptr;
+  float* second = nullptr;
+
+  __device__ explicit ElementStates(const DeviceUpdate& update) {
+    using Kind = DeviceUpdate::Kind;
+    if (update.kind == Kind::adagrad) first = update.state.sum;
+    if (update.kind == Kind::adam || update.kind == Kind::row_wise_adam) {
+      first = update.state.exp_avg;
+    }
+    if (update.kind == Kind::adam) second = update.state.exp_avg_sq;
+  }
+};
+
+/// Returns the new weight of an element, and updates its states.
+__device__ float element_step(const DeviceUpdate& update, float before, float g, float row_root,
+                              float& first, float& second) {
+  using Kind = DeviceUpdate::Kind;
+  switch (update.kind) {
+    case Kind::none:
+      break;
+    case Kind::sgd:
+      return before - update.lr * g;
+    case Kind::adagrad:
+      first = fmaf(g, g, first);
+      return before - update.lr * g / (sqrtf(first) + update.eps);
+    case Kind::row_wise_adagrad:
+      return before - update.lr / row_root * g;
+    case Kind::adam:
+    case Kind::row_wise_adam: {
+      first = fmaf(update.beta1, first, update.rest1 * g);
+      float root = row_root;
+      if (update.kind == Kind::adam) {
+        second = fmaf(update.beta2, second, update.rest2 * g * g);
+        root = sqrtf(second * update.correction2) + update.eps;
+      }
+      const float step = first * update.correction1 / root + update.decay_of_step * before;
+      return before - update.lr * step;
+    }
+  }
+  return before;
 }
 
 template <class T>
 __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int64_t row,
                       float mean_square) {
-  using Kind = DeviceUpdate::Kind;
+  const RowStep of_row = row_step(update, row, mean_square);
+  __syncwarp();  // until every lane has read the row's state
+  if (of_row.state != nullptr && lane() == 0) *of_row.state = of_row.value;
+  const ElementStates states(update);
   const std::int64_t dim = update.view.dim;
-  const OptimizerState& state = update.state;
-  float row_root = 0;
-  if (update.kind == Kind::row_wise_adagrad) {
-    const float sum = state.row_sum[row] + mean_square;
-    row_root = sqrtf(sum) + update.eps;
-    __syncwarp();  // until every lane has read the row
-    if (lane() == 0) state.row_sum[row] = sum;
-  } else if (update.kind == Kind::row_wise_adam) {
-    const float v = update.beta2 * state.row_exp_avg_sq[row] + update.rest2 * mean_square;
-    row_root = sqrtf(v * update.correction2) + update.eps;
-    __syncwarp();
-    if (lane() == 0) state.row_exp_avg_sq[row] = v;
-  }
   for (std::int64_t k = lane(); k < dim; k += kWarpThreads) {
-    const float before = to_float(w[k]);
     const std::int64_t i = row * dim + k;
-    switch (update.kind) {
-      case Kind::none:
-        break;
-      case Kind::sgd:
-        store(w + k, before - update.lr * g[k]);
-        break;
-      case Kind::adagrad: {
-        const float sum = fmaf(g[k], g[k], state.sum[i]);
-        state.sum[i] = sum;
-        store(w + k, before - update.lr * g[k] / (sqrtf(sum) + update.eps));
-        break;
-      }
-      case Kind::row_wise_adagrad:
-        store(w + k, before - update.lr / row_root * g[k]);
-        break;
-      case Kind::adam:
-      case Kind::row_wise_adam: {
-        const float m = fmaf(update.beta1, state.exp_avg[i], update.rest1 * g[k]);
-        state.exp_avg[i] = m;
-        float root = row_root;
-        if (update.kind == Kind::adam) {
-          const float v = fmaf(update.beta2, state.exp_avg_sq[i], update.rest2 * g[k] * g[k]);
-          state.exp_avg_sq[i] = v;
-          root = sqrtf(v * update.correction2) + update.eps;
-        }
-        store(w + k, next_weight(update, before, m, root));
-        break;
-      }
-    }
+    float first = states.first == nullptr ? 0 : states.first[i];
+    float second = states.second == nullptr ? 0 : states.second[i];
+    store(w + k, element_step(update, to_float(w[k]), g[k], of_row.root, first, second));
+    if (states.first != nullptr) states.first[i] = first;
+    if (states.second != nullptr) states.second[i] = second;
   }
 }
 
@@ -244,6 +277,90 @@ __global__ void update_rows(GradientSource source, const DeviceUpdate* updates) 
       const float squares = finish_gradient(update, source.gradient.scale, w, g);
       apply(update, w, g, row.row, squares / static_cast<float>(dim));
     });
+  }
+}
+
+/// Returns four columns of the sum that `sum_row` writes.
+__device__ Four sum_four(const GradientSource& source, std::int64_t index, const TouchedRow& row,
+                         std::int64_t column) {
+  Four sum{};
+  if (row.count <= kBlockOccurrences) {
+#pragma unroll 4
+    for (std::int64_t i = row.begin; i < row.begin + row.count; ++i) {
+      const TouchedRows::Occurrence& at = source.touched.occurrences[i];
+      const std::int64_t first = at.sample * source.gradient.stride + at.column;
+      const Four g = load_four(source.gradient.data + first + column);
+      for (int k = 0; k < kColumns; ++k) sum.v[k] = fmaf(at.weight, g.v[k], sum.v[k]);
+    }
+    return sum;
+  }
+  const float* blocks =
+      source.block_sums +
+      static_cast<std::int64_t>(source.touched.first_blocks[index]) * source.max_dim + column;
+  const std::int64_t num_blocks = (row.count + kBlockOccurrences - 1) / kBlockOccurrences;
+  for (std::int64_t block = 0; block < num_blocks; ++block) {
+    const Four g = load_four(blocks + block * source.max_dim);
+    for (int k = 0; k < kColumns; ++k) sum.v[k] += g.v[k];
+  }
+  return sum;
+}
+
+__device__ void apply_four(const DeviceUpdate& update, const TouchedRow& row, std::int64_t column,
+                           const Four& g, float row_root) {
+  const ElementStates states(update);
+  const std::int64_t i = row.row * update.view.dim + column;
+  Four first{};
+  Four second{};
+  if (states.first != nullptr) first = load_four(states.first + i);
+  if (states.second != nullptr) second = load_four(states.second + i);
+  with_weights(update.view, [&](auto* weights) {
+    Four w = load_four(weights + i);
+    for (int k = 0; k < kColumns; ++k) {
+      w.v[k] = element_step(update, w.v[k], g.v[k], row_root, first.v[k], second.v[k]);
+    }
+    store_four(weights + i, w);
+  });
+  if (states.first != nullptr) store_four(states.first + i, first);
+  if (states.second != nullptr) store_four(states.second + i, second);
+}
+
+/// Does what `update_rows` does, for tables of at most 128 columns: `num_lanes` lanes of a warp
+/// take a row, four columns each, and keep its gradient in registers. Requires: each row of a
+/// table, of its state and of its gradient is aligned to four elements.
+__global__ void update_rows_in_fours(GradientSource source, const DeviceUpdate* updates,
+                                     int num_lanes) {
+  const int rows_per_warp = kWarpThreads / num_lanes;
+  const std::int64_t column = lane() % num_lanes * kColumns;
+  const std::int64_t num_rows = *source.touched.num_rows;
+  for (std::int64_t first = first_item() * rows_per_warp; first < num_rows;
+       first += num_warps() * rows_per_warp) {
+    const std::int64_t index = first + lane() / num_lanes;
+    const TouchedRow row(source.touched, index < num_rows ? index : first);
+    const DeviceUpdate& update = updates[row.table];
+    const bool takes_part =
+        index < num_rows && update.kind != DeviceUpdate::Kind::none && column < update.view.dim;
+    Four g{};
+    float squares = 0;
+    if (takes_part) {
+      g = sum_four(source, index, row, column);
+      const std::int64_t i = row.row * update.view.dim + column;
+      with_weights(update.view, [&](auto* weights) {
+        Four w{};
+        if (update.decay_of_gradient != 0) w = load_four(weights + i);
+        for (int k = 0; k < kColumns; ++k) {
+          g.v[k] = finished(update, source.gradient.scale, w.v[k], g.v[k]);
+          squares = fmaf(g.v[k], g.v[k], squares);
+        }
+      });
+    }
+    squares = sum_over_warp(squares, num_lanes);
+    RowStep of_row;
+    if (takes_part) {
+      of_row = row_step(update, row.row, squares / static_cast<float>(update.view.dim));
+    }
+    __syncwarp();  // until every lane has read the row's state
+    if (of_row.state != nullptr && column == 0) *of_row.state = of_row.value;
+    if (takes_part) apply_four(update, row, column, g, of_row.root);
   }
 }
 
@@ -344,6 +461,20 @@ class SummedGradients {
   GradientSource source_{};
 };
 
+bool are_aligned(const TableUpdate& update) {
+  const OptimizerState& state = update.state;
+  return is_in_fours(update.view) && starts_four(state.sum) && starts_four(state.exp_avg) &&
+         starts_four(state.exp_avg_sq);
+}
+
+/// Returns whether `update_rows_in_fours` takes these updates.
+bool can_update_in_fours(std::span<const TableUpdate> updates, const TouchedRows& touched,
+                         const PooledGradient& gradient, std::int64_t max_dim) {
+  return max_dim <= kWarpThreads * kColumns && touched.has_columns_in_fours() &&
+         gradient.stride % kColumns == 0 && starts_four(gradient.data) &&
+         std::ranges::all_of(updates, are_aligned);
+}
+
 std::vector<std::int64_t> dims_with(int num_tables, int table, std::int64_t dim) {
   std::vector<std::int64_t> dims(static_cast<std::size_t>(num_tables));
   dims[static_cast<std::size_t>(table)] = dim;
@@ -362,9 +493,18 @@ void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touch
   }
   if (updates.empty() || touched.view().num_ids == 0) return;
   const SummedGradients sums(dims, touched, gradient, stream);
-  const RowLaunch rows(sums.source().max_dim);
+  const std::int64_t max_dim = sums.source().max_dim;
   const DeviceArray<DeviceUpdate> updates_on_device(std::span<const DeviceUpdate>(of_table),
                                                     stream);
+  if (can_update_in_fours(updates, touched, gradient, max_dim)) {
+    const int num_lanes = num_lanes_for(max_dim);
+    const std::int64_t num_warps = touched.view().num_ids * num_lanes / kWarpThreads + 1;
+    launch(update_rows_in_fours, num_blocks_for(num_warps), kBlockThreads, 0, stream, sums.source(),
+           updates_on_device.data(), num_lanes);
+    check(cudaGetLastError(), "fused update");
+    return;
+  }
+  const RowLaunch rows(max_dim);
   launch(update_rows, rows.num_blocks(touched.view().num_ids), rows.num_threads, rows.shared_nbytes,
          stream, sums.source(), updates_on_device.data());
   check(cudaGetLastError(), "fused update");

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "embedding_kernels/cuda/elements.cuh"
@@ -37,6 +38,34 @@ __global__ void pool_bags(DeviceBags bags, float* out, std::int64_t out_stride) 
           sum = fmaf(weight, to_float(weights[bags.ids[i] * dim + column]), sum);
         }
         out_bag[column] = sum;
+      }
+    });
+  }
+}
+
+/// Does what `pool_bags` does: `num_lanes` lanes of a warp take a bag, four columns each. Requires:
+/// each row of a table and of `out` is aligned to four elements.
+__global__ void pool_bags_in_fours(DeviceBags bags, float* out, std::int64_t out_stride,
+                                   int num_lanes) {
+  const int bags_per_warp = kWarpThreads / num_lanes;
+  for (std::int64_t bag = first_item() * bags_per_warp + lane() / num_lanes; bag < bags.num_bags;
+       bag += num_warps() * bags_per_warp) {
+    const Feature& feature = bags.features[bag / bags.batch];
+    float* out_bag = out + bag % bags.batch * out_stride + feature.column;
+    const std::int64_t begin = bags.offsets[bag];
+    const std::int64_t end = bags.offsets[bag + 1];
+    with_weights(feature.table, [&](const auto* weights) {
+      const std::int64_t dim = feature.table.dim;
+      for (std::int64_t column = lane() % num_lanes * kColumns; column < dim;
+           column += num_lanes * kColumns) {
+        Four sum{};
+#pragma unroll 4
+        for (std::int64_t i = begin; i < end; ++i) {
+          const float weight = bags.weights == nullptr ? 1.0F : bags.weights[i];
+          const Four row = load_four(weights + bags.ids[i] * dim + column);
+          for (int k = 0; k < kColumns; ++k) sum.v[k] = fmaf(weight, row.v[k], sum.v[k]);
+        }
+        store_four(out_bag + column, sum);
       }
     });
   }
@@ -92,6 +121,13 @@ class BagsOnDevice {
   DeviceBags view_;
 };
 
+/// Returns whether `pool_bags_in_fours` takes these bags.
+bool can_pool_in_fours(std::span<const TableView> tables, const Bags& bags, const float* out,
+                       std::int64_t out_stride) {
+  return out_stride % kColumns == 0 && starts_four(out) && have_columns_in_fours(bags) &&
+         std::ranges::all_of(tables, is_in_fours);
+}
+
 }  // namespace
 
 void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out,
@@ -99,6 +135,15 @@ void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out
   const BagsOnDevice on_device(tables, bags, stream);
   const DeviceBags& view = on_device.view();
   if (view.num_bags == 0) return;
+  if (can_pool_in_fours(tables, bags, out, out_stride)) {
+    std::int64_t max_dim = 0;
+    for (const TableView& table : tables) max_dim = std::max(max_dim, table.dim);
+    const int num_lanes = num_lanes_for(max_dim);
+    launch(pool_bags_in_fours, num_blocks_for(view.num_bags * num_lanes / kWarpThreads + 1),
+           kBlockThreads, 0, stream, view, out, out_stride, num_lanes);
+    check(cudaGetLastError(), "pooled sums");
+    return;
+  }
   launch(pool_bags, num_blocks_for(view.num_bags), kBlockThreads, 0, stream, view, out, out_stride);
   check(cudaGetLastError(), "pooled sums");
 }

@@ -80,9 +80,11 @@ void DeviceInput::start_headers(std::uint64_t fingerprint) {
   own.zero_();
   auto* const header = own.mutable_data_ptr<std::int64_t>();
   write_header(header, fingerprint);
-  if (!failure_ && !packing_) {
-    for (std::size_t i = 0; i < outgoing_.size(); ++i)
-      header[kNumFields + i] = outgoing_[i].num_ids;
+  if (!failure_) {
+    for (std::size_t i = 0; i < outgoing_.size(); ++i) {
+      const TableBatch::Slice& slice = outgoing_[i].slice;
+      header[kNumFields + i] = packing_ ? slice.end - slice.begin : outgoing_[i].num_ids;
+    }
   }
   if (group_->size() == 1 && !packing_) {
     headers_ = own;
@@ -91,8 +93,10 @@ void DeviceInput::start_headers(std::uint64_t fingerprint) {
   const c10::StreamGuard guard(stream_->stream());
   Tensor on_device = stream_->to_device(own);
   if (packing_) {
-    on_device.narrow(0, static_cast<std::int64_t>(kNumFields), num_pairs_)
-        .copy_(packing_->num_ids());
+    if (packing_->num_ids().defined()) {
+      on_device.narrow(0, static_cast<std::int64_t>(kNumFields), num_pairs_)
+          .copy_(packing_->num_ids());
+    }
     Tensor batch_size = on_device.select(0, static_cast<std::int64_t>(kBatchSize));
     batch_size.copy_(torch::where(has_bad_ids(own_batch_->tables, batch_), kRefused, batch_size));
   }

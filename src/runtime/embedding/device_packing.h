@@ -16,8 +16,8 @@ class DevicePacking {
   /// `batch` and `outgoing` must outlive this object, and must not move.
   DevicePacking(const TableBatch& batch, const std::vector<Outgoing>& outgoing);
 
-  /// Returns the number of ids of each element of `outgoing`. Shape: `[outgoing]` int64, on the
-  /// device.
+  /// Returns the number of ids of each element of `outgoing`. Undefined if each element sends all
+  /// ids of its slice. Shape: `[outgoing]` int64, on the device.
   const at::Tensor& num_ids() const { return num_ids_; }
   /// Returns the message. Requires: `num_ids` is set in each element of `outgoing`.
   at::Tensor message(int num_ranks) const;
@@ -31,8 +31,8 @@ class DevicePacking {
     at::Tensor lengths;    // [batch_size]
     at::Tensor ids;        // rows of the shard
     at::Tensor weights;    // undefined: the batch has none
-    at::Tensor positions;  // positions in the batch
-    at::Tensor num_ids;    // [1]
+    at::Tensor positions;  // positions in the batch; undefined: all of the slice
+    at::Tensor num_ids;    // [1]; undefined: all of the slice
   };
   Selected select(const Outgoing& outgoing) const;
 

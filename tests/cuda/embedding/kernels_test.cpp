@@ -83,6 +83,9 @@ void weigh_for_means(Batch& batch) {
   }
 }
 
+/// Widths of tables. Kernels read four columns at once where all widths are multiples of four.
+enum class Widths { any, in_fours };
+
 /// A batch and its gradient, on the host and on the device.
 class CudaEmbeddingTest : public testing::Test {
  protected:
@@ -92,12 +95,14 @@ class CudaEmbeddingTest : public testing::Test {
   }
 
   /// Tables of one dtype: wide, narrow, no multiple of a warp's lanes, of one row, without rows.
-  void make_tables(DType dtype) {
+  void make_tables(DType dtype, Widths widths = Widths::any) {
+    widths_ = widths;
+    const bool in_fours = widths == Widths::in_fours;
     tables_ = {test::random_table(random_, dtype, kManyRows, 64),
-               test::random_table(random_, dtype, 20, 33),
+               test::random_table(random_, dtype, 20, in_fours ? 36 : 33),
                {dtype, 0, 8, {}},
-               test::random_table(random_, dtype, 5, 1),
-               test::random_table(random_, dtype, 1, 131)};
+               test::random_table(random_, dtype, 5, in_fours ? 4 : 1),
+               test::random_table(random_, dtype, 1, in_fours ? 128 : 131)};
     copy_tables();
   }
   void copy_tables() {
@@ -113,7 +118,8 @@ class CudaEmbeddingTest : public testing::Test {
                 .batch = kBatch,
                 .max_bag = 6,
                 .hot_percent = 30,
-                .weights = BatchShape::Weights::random});
+                .weights = BatchShape::Weights::random,
+                .gap = widths_ == Widths::in_fours ? 4 : 1});
   }
   void set_batch(Batch batch) {
     batch_ = std::move(batch);
@@ -212,6 +218,7 @@ class CudaEmbeddingTest : public testing::Test {
 
   std::optional<Stream> stream_{};  // the last to be destroyed
   Random random_{};
+  Widths widths_ = Widths::any;
   std::vector<Table> tables_{};
   Batch batch_{};
   std::vector<float> gradient_{};
@@ -222,17 +229,20 @@ class CudaEmbeddingTest : public testing::Test {
 
 // Shows D8.
 TEST_F(CudaEmbeddingTest, LookupsAreThoseOfTheProcessor) {
-  for (const DType dtype : test::kDTypes) {
-    SCOPED_TRACE(dtype_name(dtype));
-    make_tables(dtype);
-    make_batch();
-    expect_lookups_as_here();
-    batch_.weights.clear();
-    set_batch(batch_);
-    expect_lookups_as_here();
-    weigh_for_means(batch_);
-    set_batch(batch_);
-    expect_lookups_as_here();
+  for (const Widths widths : {Widths::any, Widths::in_fours}) {
+    SCOPED_TRACE(widths == Widths::any ? "any width" : "widths in fours");
+    for (const DType dtype : test::kDTypes) {
+      SCOPED_TRACE(dtype_name(dtype));
+      make_tables(dtype, widths);
+      make_batch();
+      expect_lookups_as_here();
+      batch_.weights.clear();
+      set_batch(batch_);
+      expect_lookups_as_here();
+      weigh_for_means(batch_);
+      set_batch(batch_);
+      expect_lookups_as_here();
+    }
   }
 }
 
@@ -251,6 +261,31 @@ TEST_F(CudaEmbeddingTest, HotRowsAreSummedInBlocks) {
   make_batch({.table_of_feature = {1, 0, 1}, .batch = 600, .max_bag = 5, .hot_percent = 80});
   ASSERT_GT(batch_.ids.size(), 3U * embedding::TouchedRows::kBlockOccurrences);
   expect_touched_rows_as_here();
+}
+
+// Shows D9.
+TEST_F(CudaEmbeddingTest, HotRowsAreUpdatedInFours) {
+  tables_ = {test::random_table(random_, DType::float32, 1, 8),
+             test::random_table(random_, DType::float32, 3, 4)};
+  copy_tables();
+  make_batch({.table_of_feature = {1, 0, 1}, .batch = 600, .hot_percent = 80, .gap = 4});
+  ASSERT_GT(batch_.ids.size(), 3U * embedding::TouchedRows::kBlockOccurrences);
+  const Sgd optimizer{.lr = 0.01};
+  std::vector<TableUpdate> here;
+  std::vector<TableUpdate> there;
+  for (int table = 0; table < 2; ++table) {
+    const auto number = static_cast<std::size_t>(table);
+    here.push_back({table, tables_[number].view(), optimizer, {}});
+    there.push_back({table, device_views()[number], optimizer, {}});
+  }
+  const auto touched = embedding::touched_rows(test::views_of(tables_), batch_.bags(), 1);
+  const TouchedRows touched_there(device_views(), device_bags(), stream_->get());
+  embedding::fused_update(here, touched, host_gradient(), 1);
+  fused_update(there, touched_there, device_gradient(), stream_->get());
+  for (std::size_t table = 0; table < 2; ++table) {
+    expect_near(test::read(DType::float32, on_host(bytes_[table], *stream_)),
+                tables_[table].values(), 1e-6);
+  }
 }
 
 /// Sorting needs no bit of the keys. Shows D9.
@@ -432,9 +467,9 @@ class CudaUpdateTest : public CudaEmbeddingTest,
     }
   }
 
-  void compare(Phases phases) {
+  void compare(Phases phases, Widths widths = Widths::any) {
     const auto& [optimizer, dtype] = GetParam();
-    make_tables(dtype);
+    make_tables(dtype, widths);
     std::vector<State<std::vector<float>>> here;
     std::vector<State<DeviceArray<float>>> there;
     std::vector<ReferenceOptimizer> exact;
@@ -473,6 +508,10 @@ class CudaUpdateTest : public CudaEmbeddingTest,
 // Shows D9.
 TEST_P(CudaUpdateTest, StepsAreThoseOfTheProcessor) {
   compare(Phases::one);
+}
+
+TEST_P(CudaUpdateTest, StepsInFoursAreThoseOfTheProcessor) {
+  compare(Phases::one, Widths::in_fours);
 }
 
 // Shows D9.

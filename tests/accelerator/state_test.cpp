@@ -3,7 +3,6 @@
 
 #include "accelerator/accelerator.h"
 #include "runtime/support/checks.h"
-#include "simulated_device/device.h"
 #include "support/temporary_directory.h"
 #include "tessera/tessera.h"
 
@@ -77,6 +76,11 @@ std::vector<ShardingStrategy> strategies() {
   return {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2};
 }
 
+/// Returns on how many ranks a strategy is tested: a hybrid one on four, which may lack devices.
+int num_ranks_for(ShardingStrategy strategy) {
+  return strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2 ? 4 : test::num_ranks(2);
+}
+
 dist::MeshOptions mesh_for(ShardingStrategy strategy) {
   return strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2 ? test::two_replicas()
                                                                     : dist::MeshOptions{};
@@ -86,8 +90,10 @@ TEST_P(StateOnDeviceTest, StateDictsOfEachTypeComeBack) {
   const auto expected = expected_after(2);
   for (const auto strategy : strategies()) {
     SCOPED_TRACE(to_string(strategy));
+    const int world_size = num_ranks_for(strategy);
+    if (test::num_ranks(world_size) < world_size) continue;
     test::on_devices(
-        strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2 ? 4 : 2,
+        world_size,
         [&](const dist::Mesh& mesh) {
           Trainer trainer(mesh, strategy);
           for (int i = 0; i < 2; ++i) trainer.step();
@@ -126,10 +132,13 @@ TEST_P(StateOnDeviceTest, UnshardParamsKeepsWhatIsWritten) {
     SCOPED_TRACE(is_rank0_only ? "rank 0 only" : "all ranks");
     for (const bool is_on_cpu : {false, true}) {
       const UnshardParamsOptions options{.rank0_only = is_rank0_only, .offload_to_cpu = is_on_cpu};
-      test::on_devices(2, [&](const dist::Mesh& mesh) { expect_kept(mesh, FULL_SHARD, options); });
-      test::on_devices(
-          4, [&](const dist::Mesh& mesh) { expect_kept(mesh, HYBRID_SHARD, options); },
-          test::two_replicas());
+      for (const auto strategy : {FULL_SHARD, HYBRID_SHARD}) {
+        const int world_size = num_ranks_for(strategy);
+        if (test::num_ranks(world_size) < world_size) continue;
+        test::on_devices(
+            world_size, [&](const dist::Mesh& mesh) { expect_kept(mesh, strategy, options); },
+            mesh_for(strategy));
+      }
       test::accelerator::end();
     }
   }
@@ -140,20 +149,21 @@ TEST_P(StateOnDeviceTest, ASaveComesBack) {
   for (const Offload offload : {Offload::none, Offload::params}) {
     const test::TemporaryDirectory directory;
     const std::string path = directory / "step-2";
-    test::on_devices(2, [&](const dist::Mesh& mesh) {
+    test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
       Trainer trainer(mesh, FULL_SHARD, offload);
       for (int i = 0; i < 2; ++i) trainer.step();
       save(trainer.state(), path);
     });
+    const auto strategy = test::num_ranks(4) == 4 ? HYBRID_SHARD : SHARD_GRAD_OP;
     test::on_devices(
-        4,
+        num_ranks_for(strategy),
         [&](const dist::Mesh& mesh) {
-          Trainer trainer(mesh, HYBRID_SHARD, offload);
+          Trainer trainer(mesh, strategy, offload);
           load(trainer.state(), path);
           trainer.step();  // gives `expected` only if the optimizer's state was loaded too
           expect_parameters(*trainer.model, expected);
         },
-        test::two_replicas());
+        mesh_for(strategy));
     test::accelerator::end();
   }
 }
@@ -162,13 +172,13 @@ TEST_P(StateOnDeviceTest, ASaveInTheBackgroundHasTheStateOfItsStart) {
   const auto expected = expected_after(2);
   const test::TemporaryDirectory directory;
   const std::string path = directory / "step-2";
-  test::on_devices(2, [&](const dist::Mesh& mesh) {
+  test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
     Trainer trainer(mesh, FULL_SHARD);
     for (int i = 0; i < 2; ++i) trainer.step();
     TrainState state = trainer.state();
-    const std::int64_t pinned = sim::pinned_nbytes();
+    const std::int64_t pinned = test::accelerator::pinned_nbytes();
     save(state, path, {.async = true});
-    EXPECT_GT(sim::pinned_nbytes(), pinned);  // the state was copied to pinned memory
+    EXPECT_GT(test::accelerator::pinned_nbytes(), pinned);  // the state was copied to pinned memory
     for (int i = 0; i < 3; ++i) trainer.step();
     state.wait();
     Trainer other(mesh, FULL_SHARD);

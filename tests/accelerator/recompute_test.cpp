@@ -63,11 +63,11 @@ class AutocastScope {
 
 enum class Autocast { off, on };
 
-/// Returns the whole gradients, by name, of one step on two ranks.
+/// Returns the whole gradients, by name, of one step on two ranks, or on one.
 std::map<std::string, at::Tensor> gradients_with(std::optional<RecomputeOptions> recomputation,
                                                  Autocast autocast) {
   std::map<std::string, at::Tensor> found;
-  test::on_devices(2, [&](const dist::Mesh& mesh) {
+  test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
     const at::Device own = device(mesh.rank());
     Net net = test::seeded<Net>();
     net->recomputation = recomputation;

@@ -3,7 +3,6 @@
 
 #include "accelerator/accelerator.h"
 #include "runtime/support/checks.h"
-#include "simulated_device/device.h"
 #include "tessera/tessera.h"
 
 namespace tessera {
@@ -49,8 +48,9 @@ TEST_P(GradientsOnDeviceTest, AccumulateWithoutReducing) {
   for (const auto strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD}) {
     SCOPED_TRACE(to_string(strategy));
     const auto options = strategy == HYBRID_SHARD ? test::two_replicas() : dist::MeshOptions{};
+    if (strategy == HYBRID_SHARD && test::num_ranks(4) < 4) continue;
     test::on_devices(
-        strategy == HYBRID_SHARD ? 4 : 2,
+        strategy == HYBRID_SHARD ? 4 : test::num_ranks(2),
         [&](const dist::Mesh& mesh) {
           const at::Device own = device(mesh.rank());
           Transformer model = test::seeded<Transformer>();
@@ -70,8 +70,9 @@ TEST_P(GradientsOnDeviceTest, AccumulateWithoutReducing) {
 }
 
 TEST_P(GradientsOnDeviceTest, ReplicateAveragesThem) {
-  const auto expected = expected_gradients(2);
-  test::on_devices(2, [&](const dist::Mesh& mesh) {
+  const int world_size = test::num_ranks(2);
+  const auto expected = expected_gradients(world_size);
+  test::on_devices(world_size, [&](const dist::Mesh& mesh) {
     const at::Device own = device(mesh.rank());
     Transformer model = test::seeded<Transformer>();
     model->to(own);
@@ -81,8 +82,8 @@ TEST_P(GradientsOnDeviceTest, ReplicateAveragesThem) {
       loss_of(forward(model, batch_on(own, mesh.rank()))).backward();
     }
     for (const auto& each : model->named_parameters()) {
-      EXPECT_TRUE(
-          torch::allclose(each.value().grad().cpu(), expected.at(each.key()) / 2, 1e-4, 1e-6))
+      EXPECT_TRUE(torch::allclose(each.value().grad().cpu(), expected.at(each.key()) / world_size,
+                                  1e-4, 1e-6))
           << each.key();
     }
   });
@@ -96,7 +97,7 @@ TEST_P(GradientsOnDeviceTest, AreClipped) {
   std::map<std::string, at::Tensor> clipped;
   for (const auto& each : on_cpu->named_parameters()) clipped[each.key()] = each.value().grad();
   for (const Offload offload : {Offload::none, Offload::params}) {
-    test::on_devices(2, [&](const dist::Mesh& mesh) {
+    test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
       Transformer model = test::seeded<Transformer>();
       model->to(device(mesh.rank()));
       fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .offload = offload});
@@ -151,7 +152,7 @@ TEST_P(GradientsOnDeviceTest, OfAUnitThatOneRankUsesAreAveragedOverAll) {
 }
 
 TEST_P(GradientsOnDeviceTest, OffloadedParametersArePinned) {
-  test::on_devices(2, [&](const dist::Mesh& mesh) {
+  test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
     Transformer model = test::seeded<Transformer>();
     model->to(device(mesh.rank()));
     fully_shard(*model, {.mesh = mesh, .offload = Offload::params});
@@ -179,10 +180,10 @@ std::int64_t peak_nbytes(bool limits_all_gathers) {
     const at::NoGradGuard no_grad;
     forward(model, ids);
     test::accelerator::synchronize(own);
-    const std::int64_t before = sim::memory_of(own.index()).now;
-    sim::reset_peak(own.index());
+    const std::int64_t before = test::accelerator::allocated_nbytes(own);
+    test::accelerator::reset_peak(own);
     forward(model, ids);
-    if (mesh.rank() == 0) peak = sim::memory_of(own.index()).peak - before;
+    if (mesh.rank() == 0) peak = test::accelerator::peak_nbytes(own) - before;
   });
   return peak;
 }
