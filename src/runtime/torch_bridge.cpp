@@ -1,5 +1,7 @@
 #include "runtime/torch_bridge.h"
 
+#include <torch/types.h>
+
 #include <string>
 #include <utility>
 
@@ -49,6 +51,20 @@ at::ScalarType scalar_type_of(DType dtype) {
   }
   TESSERA_CHECK(false);
   return at::kFloat;
+}
+
+at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype) {
+  return torch::empty(shape, at::TensorOptions(at::kCPU).dtype(dtype).pinned_memory(true));
+}
+
+at::Tensor to_device(const at::Tensor& on_host, at::Device device) {
+  if (device.is_cpu()) return on_host;
+  at::Tensor source = on_host;
+  if (!source.is_pinned()) {
+    source = pinned(on_host.sizes(), on_host.scalar_type());
+    source.copy_(on_host);
+  }
+  return source.to(device, /*non_blocking=*/true);
 }
 
 }  // namespace tessera

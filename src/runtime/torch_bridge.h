@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include "tessera/base/dtype.h"
 
@@ -9,5 +9,12 @@ namespace tessera {
 /// Returns Tessera's dtype for a torch dtype. Throws: Error(unsupported) for quantised dtypes.
 DType dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(DType dtype);
+
+/// Returns pinned host memory, which an accelerator copies from and to without making the host
+/// wait.
+at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype);
+/// Copies a tensor from the host to a device, on the current stream. Does not make the host wait,
+/// as a copy from memory that is not pinned does. Returns the tensor itself if `device` is the CPU.
+at::Tensor to_device(const at::Tensor& on_host, at::Device device);
 
 }  // namespace tessera

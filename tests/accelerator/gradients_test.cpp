@@ -79,7 +79,10 @@ TEST_P(GradientsOnDeviceTest, ReplicateAveragesThem) {
     replicate(*model, {.mesh = mesh, .bucket_nbytes = 2048});
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
-      loss_of(forward(model, batch_on(own, mesh.rank()))).backward();
+      const at::Tensor batch = batch_on(own, mesh.rank());
+      test::accelerator::take_waiting_operators(own);
+      loss_of(forward(model, batch)).backward();
+      EXPECT_THAT(test::accelerator::take_waiting_operators(own), ::testing::IsEmpty());
     }
     for (const auto& each : model->named_parameters()) {
       EXPECT_TRUE(torch::allclose(each.value().grad().cpu(), expected.at(each.key()) / world_size,

@@ -121,7 +121,10 @@ void copy_to_device(const Tensor& self, const Tensor& dst, bool non_blocking) {
     const Tensor staged = non_blocking ? self.clone() : self;
     launch(stream, "copy from the host", {}, {dst},
            [to = in_kernel(dst), staged] { to.copy_(staged); });
-    if (!non_blocking) synchronize_stream(stream);
+    if (!non_blocking) {
+      report_waiting_operator(stream.device_index(), "copy from the host");
+      synchronize_stream(stream);
+    }
     return;
   }
   const bool is_written_by_device = !is_idle(self.data_ptr(), Kind::write);

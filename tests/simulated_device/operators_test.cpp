@@ -41,6 +41,7 @@ std::vector<at::Tensor> train(at::Device device) {
   model->to(device);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
   std::vector<at::Tensor> results;
+  sim::take_waiting_operators();  // those that copied from the host
   for (int step = 0; step < 5; ++step) {
     optimizer.zero_grad();
     const at::Tensor loss = torch::nn::functional::cross_entropy(model->forward(x), y);
@@ -91,9 +92,11 @@ TEST_P(OperatorsTest, AutocastComputesInTheDtypeOfTheDevice) {
 }
 
 TEST_P(OperatorsTest, AnOperatorWhoseShapeDependsOnValuesMakesTheHostWait) {
-  const at::Tensor found = torch::tensor({0, 3, 0, 5}).to(sim::device(0)).nonzero();
+  const at::Tensor numbers = torch::tensor({0, 3, 0, 5}).to(sim::device(0));
+  EXPECT_THAT(sim::take_waiting_operators(), ::testing::ElementsAre("copy from the host"));
+  const at::Tensor found = numbers.nonzero();
   EXPECT_EQ(found.size(0), 2);
-  EXPECT_THAT(sim::take_waiting_operators(), ::testing::ElementsAre("aten::nonzero"));
+  EXPECT_THAT(sim::take_waiting_operators(), ::testing::Contains("aten::nonzero"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, OperatorsTest,

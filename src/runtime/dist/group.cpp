@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "runtime/dist/message.h"
+#include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
 namespace tessera::dist {
@@ -169,7 +170,7 @@ double Group::max(double value, const std::string& what) {
   // the value is NaN.
   const bool is_nan = std::isnan(value);
   std::vector<at::Tensor> tensors = {
-      torch::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble).to(device_)};
+      to_device(torch::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble), device_)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
   Pending pending;

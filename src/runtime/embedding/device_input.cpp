@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "runtime/embedding/host_loops.h"
+#include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
 namespace tessera::embedding {

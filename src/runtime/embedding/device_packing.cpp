@@ -1,11 +1,10 @@
 #include "runtime/embedding/device_packing.h"
+#include "runtime/torch_bridge.h"
 
 #include <torch/types.h>
 
 #include <algorithm>
 #include <map>
-
-#include "runtime/embedding/side_stream.h"
 
 namespace tessera::embedding {
 namespace {

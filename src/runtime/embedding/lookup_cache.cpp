@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/embedding/lookup.h"
+#include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
 namespace tessera::embedding {

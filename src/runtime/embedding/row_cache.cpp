@@ -1,4 +1,5 @@
 #include "runtime/embedding/row_cache.h"
+#include "runtime/torch_bridge.h"
 
 #include <c10/core/StreamGuard.h>
 #include <torch/types.h>

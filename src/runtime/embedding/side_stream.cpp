@@ -3,6 +3,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
+#include "runtime/torch_bridge.h"
+
 namespace tessera::embedding {
 namespace {
 
@@ -43,16 +45,7 @@ void SideStream::note_use(const at::Tensor& tensor) const {
 }
 
 at::Tensor SideStream::to_device(const at::Tensor& on_host) const {
-  at::Tensor source = on_host;
-  if (!source.is_pinned()) {
-    source = pinned(on_host.sizes(), on_host.scalar_type());
-    source.copy_(on_host);
-  }
-  return source.to(device(), /*non_blocking=*/true);
-}
-
-at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype) {
-  return torch::empty(shape, at::TensorOptions(at::kCPU).dtype(dtype).pinned_memory(true));
+  return tessera::to_device(on_host, device());
 }
 
 }  // namespace tessera::embedding

@@ -37,7 +37,4 @@ class SideStream {
   c10::Stream stream_;
 };
 
-/// Returns pinned host memory.
-at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype);
-
 }  // namespace tessera::embedding

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -62,7 +63,7 @@ bool CollectiveRunner::run(const CollectiveSchedule::DueCollective& due) {
 /// Returns whether `is_there` is the same on all ranks. Collective.
 bool CollectiveRunner::all_or_none(bool is_there) const {
   if (!group_) return true;
-  at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
+  at::Tensor num_there = to_device(torch::full({1}, is_there ? 1 : 0, at::kInt), group_->device());
   group_->all_reduce(num_there, "the number of ranks at the next collective").wait();
   const int num = num_there.item<int>();
   return num == 0 || num == group_->size();
@@ -136,7 +137,7 @@ CollectiveRunner::Sums CollectiveRunner::sum(Deviates deviates, bool has_failed)
   const std::vector<int> counts = actions_.counts();
   numbers.insert(numbers.end(), counts.begin(), counts.end());
   if (group_) {
-    at::Tensor sums = torch::tensor(numbers, at::kInt).to(group_->device());
+    at::Tensor sums = to_device(torch::tensor(numbers, at::kInt), group_->device());
     group_->all_reduce(sums, "the collectives that each rank needed").wait();
     sums = sums.to(at::kCPU);
     std::copy_n(sums.const_data_ptr<int>(), numbers.size(), numbers.begin());

@@ -1,17 +1,21 @@
 #include "tessera/runtime/replicate/replicate.h"
 
 #include <ATen/ScalarOps.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <mutex>
+#include <span>
 #include <unordered_set>
 
 #include "runtime/dist/consensus.h"
 #include "runtime/dist/sync_states.h"
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/torch_bridge.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/fused_updates.h"
@@ -26,6 +30,13 @@ using ModulePtr = std::shared_ptr<Module>;
 
 /// The alignment of gradients in a bucket, for vectorised kernels.
 constexpr std::int64_t kAlignmentNbytes = 16;
+
+/// Returns host memory for elements of the tensor. A copy between the two need not make the host
+/// wait.
+Tensor on_host_for(const Tensor& tensor, std::int64_t numel) {
+  if (!tensor.is_cpu()) return pinned({numel}, tensor.scalar_type());
+  return torch::empty({numel}, tensor.options());
+}
 
 /// Returns whether a module averages its gradients by itself, as sharded embedding tables do.
 bool is_closed(const Module& module) {
@@ -113,7 +124,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   void show(Bucket& bucket, const std::vector<bool>& is_used);
   void add_late(Bucket& bucket);
   void start_average(Bucket& bucket, const std::vector<float>& flags) const;
-  std::vector<bool> finish_average(Bucket& bucket) const;
+  std::vector<std::vector<bool>> finish_averages(std::span<Bucket> buckets) const;
   void end_backward();
   void receive_all();
   void drop();
@@ -385,23 +396,39 @@ void Reducer::move(Parameter& parameter) const {
 }
 
 void Reducer::start_average(Bucket& bucket, const std::vector<float>& flags) const {
-  bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(flags.size()))
-      .copy_(torch::tensor(flags));
+  const auto num_flags = static_cast<std::int64_t>(flags.size());
+  bucket.flat.narrow(0, bucket.numel, num_flags)
+      .copy_(on_host_for(bucket.flat, num_flags).copy_(torch::tensor(flags)),
+             /*non_blocking=*/true);
   bucket.pending =
       group_->all_reduce(bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
 
-/// Waits for the average. Returns for each flag at the end of the bucket whether any rank has set
-/// it.
-std::vector<bool> Reducer::finish_average(Bucket& bucket) const {
+/// Waits for the averages of buckets. Returns for each flag at the end of each bucket whether any
+/// rank has set it. The host waits for the device once.
+std::vector<std::vector<bool>> Reducer::finish_averages(std::span<Bucket> buckets) const {
   const at::NoGradGuard no_grad;
-  bucket.pending.wait();
-  const Tensor flags = bucket.flat.narrow(0, bucket.numel, bucket.flat.numel() - bucket.numel)
-                           .to(at::kCPU, at::kFloat);
-  const float* const begin = flags.const_data_ptr<float>();
-  std::vector<bool> is_set;
-  std::transform(begin, begin + flags.numel(), std::back_inserter(is_set),
-                 [](float flag) { return flag != 0; });
+  std::vector<Tensor> on_host;
+  std::unordered_set<at::Device> devices;
+  for (Bucket& bucket : buckets) {
+    bucket.pending.wait();
+    const Tensor flags = bucket.flat.narrow(0, bucket.numel, bucket.flat.numel() - bucket.numel);
+    on_host.push_back(on_host_for(bucket.flat, flags.numel()));
+    on_host.back().copy_(flags, /*non_blocking=*/true);
+    if (!flags.is_cpu()) devices.insert(flags.device());
+  }
+  for (const at::Device device : devices) {
+    c10::Event copied(device.type());
+    copied.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    copied.synchronize();
+  }
+  std::vector<std::vector<bool>> is_set;
+  for (const Tensor& each : on_host) {
+    const Tensor flags = each.to(at::kFloat);
+    const float* const begin = flags.const_data_ptr<float>();
+    std::transform(begin, begin + flags.numel(), std::back_inserter(is_set.emplace_back()),
+                   [](float flag) { return flag != 0; });
+  }
   return is_set;
 }
 
@@ -465,7 +492,7 @@ void Reducer::add_late(Bucket& bucket) {
     slot_of(parameter, parameter.tensor.lock()).copy_(late).mul_(share());
   }
   start_average(bucket, flags);
-  const std::vector<bool> is_late = finish_average(bucket);
+  const std::vector<bool> is_late = finish_averages({&bucket, 1}).front();
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     const Parameter& parameter = parameters_[bucket.parameters[i]];
     const Tensor tensor = parameter.tensor.lock();
@@ -496,8 +523,7 @@ void Reducer::end_backward() {
 void Reducer::receive_all() {
   const std::lock_guard lock(mutex_);
   try {
-    std::vector<std::vector<bool>> flags;
-    for (Bucket& bucket : buckets_) flags.push_back(finish_average(bucket));
+    const std::vector<std::vector<bool>> flags = finish_averages(buckets_);
     if (flags.back().back()) {
       throw Error(ErrorKind::io, {},
                   "another rank of " + group_->name() +
