@@ -31,6 +31,7 @@ except ImportError:  # before torch 2.6
 
 from on_ranks import run_function
 from python_package import tessera
+from tessera import _saved_memory
 from tessera._shared_memory import require_apart
 
 SUFFIX = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
@@ -75,6 +76,38 @@ def assert_equal(one, other, where=""):
             assert_equal(a, b, f"{where}[{i}]")
     else:
         assert type(one) is type(other) and one == other, f"{where}: {one!r}, {other!r}"
+
+
+@pytest.fixture
+def tensors_on_a_device(monkeypatch):
+    """Makes a save read all tensors that hold their elements in order as it reads those on a GPU: part by part."""
+    monkeypatch.setattr(_saved_memory, "is_read_in_parts",
+                        lambda box: box.numel() > 0 and box.is_contiguous() and not (box.is_conj() or box.is_neg()))
+
+
+@pytest.mark.parametrize("format", SUFFIX)
+def test_tensors_on_a_device_are_read_in_parts(tensors_on_a_device, monkeypatch, tmp_path, format):
+    reads = []
+    read = _saved_memory.SavedMemory.read
+    monkeypatch.setattr(_saved_memory.SavedMemory, "read", lambda self, *part: (reads.append(part), read(self, *part))[1])
+    state = {"large": torch.randn(1500, 2000), "small": torch.arange(5), "bool": torch.tensor([True, False]),
+             "transposed": torch.arange(6).reshape(2, 3).t(), "é\u2028": torch.ones(2)}
+    path = tmp_path / f"checkpoint{SUFFIX[format]}"
+    tessera.save(state, path, format=format)
+    loaded = zeroed(state)
+    tessera.load(loaded, path)
+    assert_equal(loaded, state)
+    assert sum(end - begin for _, _, begin, end, _ in reads) == sum(state[name].nbytes for name in state if name != "transposed")
+
+
+def test_a_failed_copy_from_a_device_leaves_nothing(tensors_on_a_device, monkeypatch, tmp_path):
+    def fail(self, name, index, begin, end, address):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(_saved_memory.SavedMemory, "read", fail)
+    with pytest.raises(tessera.Error, match="weight: copy from the device: .*CUDA error: out of memory"):
+        tessera.save({"weight": torch.ones(3)}, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("format", SUFFIX)

@@ -149,6 +149,44 @@ std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
   return data;
 }
 
+/// The boxes in a rank's memory. Boxes without an address lie on a device: Python copies what is
+/// read of them.
+class JobMemory final : public formats::TensorSource {
+ public:
+  /// `read(name, box, begin, end, address)` copies bytes [begin, end) of a box. It must outlive
+  /// this object. Does not need the GIL.
+  JobMemory(const CheckpointContents& contents, const Addresses& addresses,
+            const nb::callable& read)
+      : contents_(contents),
+        data_(data_of<const std::byte>(contents, addresses)),
+        at_addresses_(reshard::memory_source(contents, data_)),
+        read_(read) {}
+
+  const CheckpointContents& contents() const override { return contents_; }
+  void read_piece(std::size_t tensor, std::size_t piece, FlatRange range,
+                  std::span<std::byte> out) const override {
+    if (data_[tensor][piece] != nullptr || out.empty()) {
+      return at_addresses_->read_piece(tensor, piece, range, out);
+    }
+    const auto& meta = contents_.tensors[tensor].meta;
+    const auto begin = static_cast<std::uint64_t>(range.begin) * itemsize(meta.dtype);
+    const nb::gil_scoped_acquire gil;
+    try {
+      read_(text_to_python(meta.fqn), piece, begin, begin + out.size(),
+            reinterpret_cast<std::uintptr_t>(out.data()));
+    } catch (const nb::python_error& error) {
+      throw Error(ErrorKind::io, {.fqn = meta.fqn},
+                  std::string("copy from the device: ") + error.what());
+    }
+  }
+
+ private:
+  const CheckpointContents& contents_;
+  std::vector<std::vector<const std::byte*>> data_;
+  std::unique_ptr<formats::TensorSource> at_addresses_;
+  const nb::callable& read_;
+};
+
 /// Decides which pieces of a job's tensors this rank writes. Can be used for any number of saves of
 /// the same layout.
 class SavePlan {
@@ -180,9 +218,8 @@ class SavePlan {
 
   const CheckpointContents& contents() const { return contents_; }
   const reshard::Plan& plan() const { return plan_; }
-  std::unique_ptr<formats::TensorSource> source(const Addresses& addresses) const {
-    return reshard::memory_source(held_contents_,
-                                  data_of<const std::byte>(held_contents_, addresses));
+  JobMemory memory(const Addresses& addresses, const nb::callable& read) const {
+    return {held_contents_, addresses, read};
   }
 
  private:
@@ -266,9 +303,10 @@ class Save {
     const nb::gil_scoped_release without_gil;
     save_->start_one_file();
   }
-  std::string compare_with_base(const SavePlan& plan, const Addresses& addresses) {
+  std::string compare_with_base(const SavePlan& plan, const Addresses& addresses,
+                                const nb::callable& read) {
     const nb::gil_scoped_release without_gil;
-    return save_->compare_with_base(plan.plan(), *plan.source(addresses));
+    return save_->compare_with_base(plan.plan(), plan.memory(addresses, read));
   }
   void link_equal_pieces(const std::vector<std::string>& texts) {
     const nb::gil_scoped_release without_gil;
@@ -280,9 +318,9 @@ class Save {
     for (const std::string& line : save_->left_checkpoints()) lines.append(text_to_python(line));
     return lines;
   }
-  void write(const SavePlan& plan, const Addresses& addresses) {
+  void write(const SavePlan& plan, const Addresses& addresses, const nb::callable& read) {
     const nb::gil_scoped_release without_gil;
-    save_->write(plan.plan(), *plan.source(addresses));
+    save_->write(plan.plan(), plan.memory(addresses, read));
   }
   std::uint64_t join() {
     const nb::gil_scoped_release without_gil;
@@ -426,11 +464,12 @@ void bind_job(nb::module_& module) {
       .def("set_contents", &Save::set_contents, nb::arg("plan"), nb::arg("directory"),
            nb::arg("values"))
       .def("start_one_file", &Save::start_one_file)
-      .def("compare_with_base", &Save::compare_with_base, nb::arg("plan"), nb::arg("addresses"))
+      .def("compare_with_base", &Save::compare_with_base, nb::arg("plan"), nb::arg("addresses"),
+           nb::arg("read"))
       .def("link_equal_pieces", &Save::link_equal_pieces, nb::arg("texts"))
       .def_prop_ro("linked_nbytes", &Save::linked_nbytes)
       .def_prop_ro("left_checkpoints", &Save::left_checkpoints)
-      .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"))
+      .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"), nb::arg("read"))
       .def("join", &Save::join)
       .def("seal", &Save::seal, nb::arg("token"))
       .def("finish", &Save::finish)

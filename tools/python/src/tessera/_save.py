@@ -17,8 +17,8 @@ from . import _core
 from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
-from ._job_tensors import in_host_memory
 from ._ranks import Ranks
+from ._saved_memory import SavedMemory
 
 if TYPE_CHECKING:
     import torch
@@ -138,20 +138,15 @@ class SaveSteps:
             warnings.warn(line, RuntimeWarning, stacklevel=2)
 
     def _write(self) -> None:
-        self._with_addresses(self.save.write)
+        self._with_memory(self.save.write)
 
     def _compare(self) -> str:
-        return self._with_addresses(self.save.compare_with_base)
+        return self._with_memory(self.save.compare_with_base)
 
-    def _with_addresses(self, action: Callable[[_core.SavePlan, dict[str, list[int]]], T]) -> T:
+    def _with_memory(self, action: Callable[[_core.SavePlan, dict[str, list[int]], Callable[..., None]], T]) -> T:
         self.raise_failure()
-        kept = []  # keeps alive the memory that the addresses point to
-        addresses: dict[str, list[int]] = {}
-        for name, boxes in self.boxes.items():
-            in_memory = [None if box is None else in_host_memory(box) for box in boxes]
-            kept.append(in_memory)
-            addresses[name] = [0 if box is None else box.data_ptr() for box in in_memory]
-        return action(self.plan, addresses)
+        memory = SavedMemory(self.boxes)
+        return action(self.plan, memory.addresses, memory.read)
 
     def _holding_failure(self, body: Callable[[], None]) -> None:
         """Calls `body`. If it raises on this rank, the next exchange tells the other ranks."""
