@@ -122,6 +122,16 @@ __device__ void with_weights(const TableView& table, const Body& body) {
   }
 }
 
+/// Returns four elements of a table's weights, from the index `i` on.
+__device__ inline Four load_weights(const TableView& table, std::int64_t i) {
+  Four four;
+  with_weights(table, [&](const auto* weights) { four = load_four(weights + i); });
+  return four;
+}
+__device__ inline void store_weights(const TableView& table, std::int64_t i, const Four& four) {
+  with_weights(table, [&](auto* weights) { store_four(weights + i, four); });
+}
+
 /// Returns the sum over this lane's group of `num_lanes` lanes of a warp, on all of them. Every
 /// lane of the warp has to call it.
 __device__ inline float sum_over_warp(float v, int num_lanes = kWarpThreads) {

@@ -305,21 +305,18 @@ __device__ Four sum_four(const GradientSource& source, std::int64_t index, const
   return sum;
 }
 
-__device__ void apply_four(const DeviceUpdate& update, const TouchedRow& row, std::int64_t column,
-                           const Four& g, float row_root) {
+/// Takes the step of four columns of a row. `w`: their weights so far.
+__device__ void apply_four(const DeviceUpdate& update, std::int64_t i, Four w, const Four& g,
+                           float row_root) {
   const ElementStates states(update);
-  const std::int64_t i = row.row * update.view.dim + column;
   Four first{};
   Four second{};
   if (states.first != nullptr) first = load_four(states.first + i);
   if (states.second != nullptr) second = load_four(states.second + i);
-  with_weights(update.view, [&](auto* weights) {
-    Four w = load_four(weights + i);
-    for (int k = 0; k < kColumns; ++k) {
-      w.v[k] = element_step(update, w.v[k], g.v[k], row_root, first.v[k], second.v[k]);
-    }
-    store_four(weights + i, w);
-  });
+  for (int k = 0; k < kColumns; ++k) {
+    w.v[k] = element_step(update, w.v[k], g.v[k], row_root, first.v[k], second.v[k]);
+  }
+  store_weights(update.view, i, w);
   if (states.first != nullptr) store_four(states.first + i, first);
   if (states.second != nullptr) store_four(states.second + i, second);
 }
@@ -339,19 +336,17 @@ __global__ void update_rows_in_fours(GradientSource source, const DeviceUpdate* 
     const DeviceUpdate& update = updates[row.table];
     const bool takes_part =
         index < num_rows && update.kind != DeviceUpdate::Kind::none && column < update.view.dim;
+    const std::int64_t i = row.row * update.view.dim + column;
+    Four w{};
     Four g{};
     float squares = 0;
     if (takes_part) {
+      w = load_weights(update.view, i);  // first, so that it arrives while gradients are summed
       g = sum_four(source, index, row, column);
-      const std::int64_t i = row.row * update.view.dim + column;
-      with_weights(update.view, [&](auto* weights) {
-        Four w{};
-        if (update.decay_of_gradient != 0) w = load_four(weights + i);
-        for (int k = 0; k < kColumns; ++k) {
-          g.v[k] = finished(update, source.gradient.scale, w.v[k], g.v[k]);
-          squares = fmaf(g.v[k], g.v[k], squares);
-        }
-      });
+      for (int k = 0; k < kColumns; ++k) {
+        g.v[k] = finished(update, source.gradient.scale, w.v[k], g.v[k]);
+        squares = fmaf(g.v[k], g.v[k], squares);
+      }
     }
     squares = sum_over_warp(squares, num_lanes);
     RowStep of_row;
@@ -360,7 +355,7 @@ __global__ void update_rows_in_fours(GradientSource source, const DeviceUpdate* 
     }
     __syncwarp();  // until every lane has read the row's state
     if (of_row.state != nullptr && column == 0) *of_row.state = of_row.value;
-    if (takes_part) apply_four(update, row, column, g, of_row.root);
+    if (takes_part) apply_four(update, i, w, g, of_row.root);
   }
 }
 
