@@ -347,7 +347,7 @@ TEST(NativeBaseTest, AnIndexThatNamesLinkedFilesWronglyIsRefused) {
   refuses("w: byte range: expected within [4096, 5001)",
           [](auto& index) { index.linked_files[1].record.nbytes = 5001; });
   std::vector<std::byte> bytes = native::encode_index(sound);
-  const std::vector<std::byte> link = {std::byte{3}, std::byte{1}, std::byte{0}, std::byte{1}};
+  const std::vector<std::byte> link = {std::byte{3}, std::byte{1}, std::byte{3}, std::byte{1}};
   const auto found = std::search(bytes.begin(), bytes.end(), link.begin(), link.end());
   ASSERT_NE(found, bytes.end());
   found[1] = std::byte{2};
