@@ -26,19 +26,30 @@ class ListPool {
   /// before if the pool remembers it.
   SharedVector<T> share(SharedVector<T> list) {
     if (list.empty()) return {};
-    std::uint64_t hash = list.size();
-    for (const T& item : list) hash = mix_hash(hash, Hash{}(item));
-    if (slots_.empty()) slots_.resize(kNumSlots);
-    SharedVector<T>& slot = slots_[(hash >> 32) % kNumSlots];
+    SharedVector<T>& slot = slot_of(list);
     if (!(slot == list)) {
       list.edit().shrink_to_fit();
       slot = std::move(list);
     }
     return slot;
   }
+  /// Does the same for a list that the caller keeps. Copies it only if the pool has no equal list.
+  SharedVector<T> share_copy(const std::vector<T>& list) {
+    if (list.empty()) return {};
+    SharedVector<T>& slot = slot_of(list);
+    if (static_cast<const std::vector<T>&>(slot) != list) slot = SharedVector<T>(list);
+    return slot;
+  }
 
  private:
   static constexpr std::size_t kNumSlots = 1024;
+
+  SharedVector<T>& slot_of(const std::vector<T>& list) {
+    std::uint64_t hash = list.size();
+    for (const T& item : list) hash = mix_hash(hash, Hash{}(item));
+    if (slots_.empty()) slots_.resize(kNumSlots);
+    return slots_[(hash >> 32) % kNumSlots];
+  }
 
   std::vector<SharedVector<T>> slots_;
 };

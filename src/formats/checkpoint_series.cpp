@@ -231,6 +231,11 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
   return latest;
 }
 
+LatestValid latest_valid(const std::string& directory, Validation validation) {
+  object_store::forget(directory);
+  return latest_valid(object_store::files(), directory, validation);
+}
+
 namespace {
 
 /// A name cut at its last number: `step-` and `.pt` for `step-900.pt`. Empty if the name has no

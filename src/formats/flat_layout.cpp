@@ -271,8 +271,9 @@ void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParamete
     const std::int64_t begin = std::max(held->begin, parameter.offset);
     const std::int64_t end = std::min(held->end, parameter_end);
     if (begin >= end) continue;
-    shown.entry.pieces.push_back(
-        {FlatRange{begin - parameter.offset, end - parameter.offset}, below.pieces[p].rank});
+    Piece& piece = shown.entry.pieces.emplace_back();
+    piece.region = FlatRange{begin - parameter.offset, end - parameter.offset};
+    piece.rank = below.pieces[p].rank;
     shown.sources.push_back({vector, p, begin - held->begin});
   }
   shown_.push_back(std::move(shown));

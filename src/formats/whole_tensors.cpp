@@ -34,7 +34,9 @@ CheckpointContents on_one_rank(CheckpointContents contents, const std::string& d
   contents.units.clear();
   contents.annotations.clear();
   for (TensorEntry& tensor : contents.tensors) {
-    tensor.pieces = {{.region = whole_box(tensor.meta.shape), .rank = 0}};
+    const SharedVector<Piece> whole{{whole_box(tensor.meta.shape), 0}};
+    // A list that does not change stays shared.
+    if (tensor.pieces != whole) tensor.pieces = whole;
   }
   return contents;
 }

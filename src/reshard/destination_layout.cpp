@@ -207,7 +207,7 @@ std::vector<Shard> kept_shards(const TensorEntry& tensor) {
 
 void cut_into_boxes(TensorEntry& entry) {
   std::vector<Piece> pieces;
-  for (Piece& piece : entry.pieces) {
+  for (Piece& piece : entry.pieces.edit()) {
     if (std::holds_alternative<Box>(piece.region)) {
       pieces.push_back(std::move(piece));
       continue;

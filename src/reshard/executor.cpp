@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <ranges>
 #include <set>
@@ -87,8 +88,8 @@ class Execution {
       const std::int64_t block_numel = writer.block_numel(id);
       TESSERA_CHECK(id.tensor_index <= UINT32_MAX && id.piece_index <= UINT32_MAX);
       pieces_.push_back({static_cast<std::uint32_t>(id.tensor_index),
-                         static_cast<std::uint32_t>(id.piece_index), num_blocks_});
-      num_blocks_ += ceil_div(numel, block_numel);
+                         static_cast<std::uint32_t>(id.piece_index)});
+      add_blocks(ceil_div(numel, block_numel));
       thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
     }
   }
@@ -136,14 +137,31 @@ class Execution {
   /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
 
-  /// A piece and the number of its first block. Small, because there is one for each piece.
-  struct PieceBlocks {
+  /// Small, because there is one for each piece.
+  struct MovedPiece {
     std::uint32_t tensor_index;
     std::uint32_t piece_index;
-    std::int64_t first_block;
-
-    PieceId id() const { return {tensor_index, piece_index}; }
   };
+  /// A piece and the number of its first block.
+  struct PieceBlocks {
+    PieceId id;
+    std::int64_t first_block;
+  };
+
+  /// Adds the blocks of the last piece of `pieces_`.
+  void add_blocks(std::int64_t num_blocks) {
+    if (num_blocks != 1 && first_blocks_.empty()) {
+      first_blocks_.resize(pieces_.size());
+      std::iota(first_blocks_.begin(), first_blocks_.end(), std::int64_t{0});
+    } else if (!first_blocks_.empty()) {
+      first_blocks_.push_back(num_blocks_);
+    }
+    num_blocks_ += num_blocks;
+  }
+  PieceBlocks blocks_of(std::size_t piece) const {
+    return {{pieces_[piece].tensor_index, pieces_[piece].piece_index},
+            first_blocks_.empty() ? static_cast<std::int64_t>(piece) : first_blocks_[piece]};
+  }
 
   const TensorEntry& destination_of(PieceId id) const {
     return plan_.destination.tensors[id.tensor_index];
@@ -188,15 +206,15 @@ class Execution {
     }
   }
 
-  const PieceBlocks& piece_with(std::int64_t block) const {
-    return *std::prev(std::upper_bound(
-        pieces_.begin(), pieces_.end(), block,
-        [](std::int64_t value, const PieceBlocks& entry) { return value < entry.first_block; }));
+  PieceBlocks piece_with(std::int64_t block) const {
+    if (first_blocks_.empty()) return blocks_of(static_cast<std::size_t>(block));
+    const auto next = std::ranges::upper_bound(first_blocks_, block);
+    return blocks_of(static_cast<std::size_t>(next - first_blocks_.begin() - 1));
   }
 
   void move_block(std::int64_t block) {
-    const PieceBlocks& piece = piece_with(block);
-    const PieceId id = piece.id();
+    const PieceBlocks piece = piece_with(block);
+    const PieceId id = piece.id;
     const FlatRange window = window_of(piece, block);
 
     auto workspace = pool_.take();
@@ -250,9 +268,9 @@ class Execution {
 
   /// Returns the elements of a piece that are in a block.
   FlatRange window_of(const PieceBlocks& piece, std::int64_t block) const {
-    const std::int64_t block_numel = writer_.block_numel(piece.id());
+    const std::int64_t block_numel = writer_.block_numel(piece.id);
     const std::int64_t begin = (block - piece.first_block) * block_numel;
-    return {begin, std::min(begin + block_numel, numel_of(region_of(piece.id())))};
+    return {begin, std::min(begin + block_numel, numel_of(region_of(piece.id)))};
   }
 
   std::span<std::byte> room_for(PieceId id, FlatRange window, Workspace& workspace) const {
@@ -282,10 +300,10 @@ class Execution {
     const auto workspace = pool_.take();
     for (const std::int64_t block : unmoved_blocks_) {
       if (block >= losses_.first_block_too_large()) continue;
-      const PieceBlocks& piece = piece_with(block);
+      const PieceBlocks piece = piece_with(block);
       const FlatRange window = window_of(piece, block);
-      losses_.add(piece.tensor_index, block,
-                  fetch(piece.id(), window, *workspace, room_for(piece.id(), window, *workspace)));
+      losses_.add(piece.id.tensor_index, block,
+                  fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
     }
   }
 
@@ -294,14 +312,13 @@ class Execution {
     CastLosses losses;
     const auto workspace = pool_.take();
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      const PieceBlocks& piece = pieces_[i];
-      if (piece.tensor_index != tensor_index) continue;
-      const std::int64_t end = i + 1 < pieces_.size() ? pieces_[i + 1].first_block : num_blocks_;
+      const PieceBlocks piece = blocks_of(i);
+      if (piece.id.tensor_index != tensor_index) continue;
+      const std::int64_t end = i + 1 < pieces_.size() ? blocks_of(i + 1).first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         const FlatRange window = window_of(piece, block);
-        losses.merge(
-            fetch(piece.id(), window, *workspace, room_for(piece.id(), window, *workspace)));
+        losses.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
       }
     }
     const std::size_t source_tensor = plan_.copies[tensor_index].source_tensor;
@@ -337,7 +354,8 @@ class Execution {
   const formats::ChunkSource* const chunk_source_;  // the source, if it gives chunks; else null
   formats::ChunkSink* const chunk_sink_;            // the writer, if it takes chunks; else null
   const ExecuteOptions& options_;
-  std::vector<PieceBlocks> pieces_;
+  std::vector<MovedPiece> pieces_;
+  std::vector<std::int64_t> first_blocks_;  // of each piece; empty while each piece has one block
   std::int64_t num_blocks_ = 0;
   std::uint64_t thread_nbytes_ = 1;
   WorkspacePool pool_;

@@ -52,7 +52,7 @@ TensorEntry entry_of(const JobTensor& tensor, int world_size, bool boxes_only,
       entry.pieces.push_back({std::move(box), rank});
     }
   }
-  std::ranges::sort(entry.pieces, {}, [](const Piece& piece) { return piece.region; });
+  std::ranges::sort(entry.pieces.edit(), {}, [](const Piece& piece) { return piece.region; });
   return entry;
 }
 

@@ -155,7 +155,7 @@ class LoadPlanner {
     if (!fits) return;
 
     TensorEntry entry = wanted;
-    for (Piece& piece : entry.pieces) {
+    for (Piece& piece : entry.pieces.edit()) {
       piece.rank = rank_;
       plan_.nbytes_to_write += nbytes_of(piece.region, entry.meta.dtype);
     }

@@ -99,6 +99,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   const std::vector<FlatUnit> units = choose_units(source, options, rule.strategy, report);
   const DestinationLayout layout(source, options, rule, units);
   TensorPlanner tensor_planner(source, options, gaps, layout, plan, report);
+  destination.tensors.reserve(moved.tensors.size());
   plan.copies.reserve(moved.tensors.size());
   for (const MovedTensor& tensor : moved.tensors) tensor_planner.plan_tensor(tensor);
   tensor_planner.finish();

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/network_file_system.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
@@ -87,6 +88,10 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
   const BlocksOfShare blocks =
       divide_blocks(*writer, worker.num_shares)[static_cast<std::size_t>(share)];
   if (worker.begins) worker.begins(share, blocks.nbytes);
+  if (blocks.divides_file && worker.divides_file_on_nfs &&
+      tessera::detail::is_on_nfs(directory_of(destination_))) {
+    worker.divides_file_on_nfs(share);
+  }
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   ExecuteOptions counting = options;
   counting.resumed = [&](std::uint64_t nbytes) {

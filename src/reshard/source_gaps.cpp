@@ -71,7 +71,7 @@ std::optional<PresentPieces> find_present_pieces(const CheckpointContents& sourc
   const auto lost = gaps.missing.pieces.find(tensor_index);
   if (lost == gaps.missing.pieces.end()) return std::nullopt;
   PresentPieces present{source.tensors[tensor_index], {}, false};
-  std::vector<Piece> pieces = std::move(present.tensor.pieces);
+  const SharedVector<Piece> pieces = std::move(present.tensor.pieces);
   present.tensor.pieces.clear();
   std::set<std::string> files;
   for (std::uint32_t p = 0; p < pieces.size(); ++p) {
@@ -80,7 +80,7 @@ std::optional<PresentPieces> find_present_pieces(const CheckpointContents& sourc
       files.insert(file->second);
       continue;
     }
-    present.tensor.pieces.push_back(std::move(pieces[p]));
+    present.tensor.pieces.push_back(pieces[p]);
     present.numbers.push_back(p);
   }
   present.are_enough =

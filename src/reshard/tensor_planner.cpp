@@ -54,6 +54,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
   if (present) present->restore_numbers(copy);
   plan_.nbytes_to_write += nbytes_to_write(entry);
+  entry.pieces = pieces_pool_.share(std::move(entry.pieces));
   copy.source_pieces = source_pieces_pool_.share(std::move(copy.source_pieces));
   plan_.destination.tensors.push_back(std::move(entry));
   plan_.copies.push_back(std::move(copy));
@@ -167,7 +168,7 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
   if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
   // Writers that sort pieces use this order.
-  std::ranges::stable_sort(entry.pieces, {}, &Piece::region);
+  std::ranges::stable_sort(entry.pieces.edit(), {}, &Piece::region);
 }
 
 }  // namespace tessera::reshard

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/list_pool.h"
+#include "formats/piece_pool.h"
 #include "formats/quantized_tensors.h"
 #include "reshard/destination_layout.h"
 #include "reshard/layout_check.h"
@@ -68,6 +69,7 @@ class TensorPlanner {
   const RowWiseMergePlanner merge_planner_;
   const bool holds_replicas_;  // the destination's format stores replicas
   WriterBalance balance_;
+  formats::PiecePool pieces_pool_;
   tessera::detail::ListPool<std::vector<std::uint32_t>, NumbersHash> source_pieces_pool_;
 };
 

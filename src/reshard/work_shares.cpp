@@ -108,12 +108,30 @@ std::vector<BlocksOfShare> divide_evenly(const std::vector<PieceExtent>& pieces,
   return shares;
 }
 
+/// Sets `divides_file` of each share.
+void find_divided_files(const std::vector<PieceExtent>& pieces,
+                        std::vector<BlocksOfShare>& shares) {
+  std::vector<std::int64_t> borders{0};
+  for (const Extent& file : files_of(pieces)) borders.push_back(file.blocks.end);
+  const auto is_border = [&](std::int64_t block) {
+    return std::ranges::binary_search(borders, block);
+  };
+  for (BlocksOfShare& share : shares) {
+    share.divides_file = std::ranges::any_of(share.ranges, [&](const BlockRange& range) {
+      return !is_border(range.begin) || !is_border(range.end);
+    });
+  }
+}
+
 }  // namespace
 
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces, Unit unit,
                                          int num_shares) {
   TESSERA_CHECK(num_shares >= 1);
-  return unit == Unit::file ? divide_files(pieces, num_shares) : divide_evenly(pieces, num_shares);
+  std::vector<BlocksOfShare> shares =
+      unit == Unit::file ? divide_files(pieces, num_shares) : divide_evenly(pieces, num_shares);
+  find_divided_files(pieces, shares);
+  return shares;
 }
 
 std::vector<BlocksOfShare> divide_blocks(const formats::ShareWriter& writer, int num_shares) {

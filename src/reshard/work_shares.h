@@ -21,6 +21,7 @@ struct BlockRange {
 struct BlocksOfShare {
   std::vector<BlockRange> ranges{};
   std::uint64_t nbytes = 0;
+  bool divides_file = false;  // a file has blocks of this share and of another one
   friend bool operator==(const BlocksOfShare&, const BlocksOfShare&) = default;
 };
 

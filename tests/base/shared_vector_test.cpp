@@ -59,6 +59,9 @@ TEST(SharedVectorTest, APoolSharesEqualLists) {
   const SharedVector<int> again = pool.share({{1, 2, 3}});
   EXPECT_EQ(again.data(), first.data());
   EXPECT_THAT(other, ElementsAre(1, 2, 4));
+  const std::vector<int> kept{1, 2, 3};
+  EXPECT_EQ(pool.share_copy(kept).data(), first.data());
+  EXPECT_THAT(pool.share_copy({{5, 6}}), ElementsAre(5, 6));
 }
 
 TEST(SharedVectorTest, APoolTellsListsOfOneHashApart) {

@@ -34,7 +34,8 @@ class Line:
 
 
 class Store:
-    def __init__(self):
+    def __init__(self, log=None):
+        self.log = log  # a file that gets each request's first line; None: none does
         self.objects: dict[str, tuple[bytes, str]] = {}  # by bucket and key: bytes, ETag
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.numbers = itertools.count(1)
@@ -66,7 +67,9 @@ def handler(store: Store, line: Line, latency_s: float) -> type:
         disable_nagle_algorithm = True
 
         def log_message(self, *_):
-            pass
+            if store.log is not None:
+                store.log.write(self.requestline + "\n")
+                store.log.flush()
 
         def parts(self) -> tuple[str, dict]:
             path, _, query = self.path.partition("?")
@@ -154,8 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--latency-ms", type=float, required=True)
     parser.add_argument("--bytes-per-second", type=float, required=True)
+    parser.add_argument("--log", type=argparse.FileType("w"), help="write the first line of each request to this file")
     arguments = parser.parse_args()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Store(), Line(arguments.bytes_per_second), arguments.latency_ms / 1000))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Store(arguments.log), Line(arguments.bytes_per_second), arguments.latency_ms / 1000))
     server.daemon_threads = True
     print(server.server_address[1], flush=True)
     server.serve_forever()

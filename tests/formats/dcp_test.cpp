@@ -487,7 +487,7 @@ TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
     TensorEntry& tensor = contents.tensors.emplace_back();
     tensor.meta = {"w", DType::float32, {4}};
     tensor.pieces.push_back({Box{{0}, {4}}, 0});
-    storage.pieces.push_back({{0, 100, 100}});
+    storage.pieces.add(1)[0] = {0, 100, 100};
   }
   const std::string bytes = dcp::pickle_metadata(contents, storage);
   EXPECT_THAT(
@@ -515,13 +515,13 @@ TEST(DcpTest, MetadataOfManyChunksIsReadWhole) {
       places.push_back({rank, 1049600 * static_cast<std::uint64_t>(t), 1049600});
     }
     contents.tensors.push_back(std::move(tensor));
-    storage.pieces.push_back(std::move(places));
+    storage.pieces.add(places);
   }
   const std::string bytes = dcp::pickle_metadata(contents, storage);
   const dcp::Metadata metadata = dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
   EXPECT_EQ(metadata.contents.tensors.size(), 10000u);
   EXPECT_EQ(metadata.contents.tensors.back().pieces, contents.tensors.back().pieces);
-  EXPECT_EQ(metadata.storage.pieces.back().back().offset, storage.pieces.back().back().offset);
+  EXPECT_EQ(metadata.storage.pieces.items().back().offset, storage.pieces.items().back().offset);
 }
 
 // The writer
@@ -738,7 +738,7 @@ void write_expanded(const TemporaryDirectory& directory, const std::string& meta
   for (const char* name : {"a", "b", "c"}) {
     contents.tensors.push_back({.meta = {name, DType::float32, {kNumel}},
                                 .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});
-    storage.pieces.push_back({{.file = 0, .offset = 0, .nbytes = item.size()}});
+    storage.pieces.add(1)[0] = {.file = 0, .offset = 0, .nbytes = item.size()};
   }
   const auto put = [&](const std::string& name, std::string_view bytes, std::uint64_t nbytes) {
     const auto file = FileSystem::posix().create(directory / name);

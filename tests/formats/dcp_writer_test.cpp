@@ -168,7 +168,7 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
     return "accepted";
   };
   EXPECT_THAT(message_for([](auto& c) {
-                c.tensors[0].pieces[0].region = FlatRange{0, 4};
+                c.tensors[0].pieces.edit()[0].region = FlatRange{0, 4};
               }),
               HasSubstr("a.rows: piece: expected a box, found flat[0:4]"));
   EXPECT_THAT(
@@ -186,7 +186,7 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
                 c.tensors[0].pieces.push_back({Box{{0, 0}, {1, 2}}, 3});
               }),
               HasSubstr("a.rows: pieces: expected one box at each offset"));
-  EXPECT_THAT(message_for([](auto& c) { c.tensors[0].pieces[0].rank = 4; }),
+  EXPECT_THAT(message_for([](auto& c) { c.tensors[0].pieces.edit()[0].rank = 4; }),
               HasSubstr("a.rows: rank of a piece: expected a rank below 4, found 4"));
   EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());
 }

@@ -306,11 +306,12 @@ native::Index linked_index() {
   index.chunk_nbytes = 65536;
   index.contents.edit().tensors = {
       {{"w", DType::float32, {4}}, StateKind::plain, {}, {}, {{Box{{0}, {4}}, 0}}}};
-  index.storage = {{{.file = 2,
-                     .encoding = native::Encoding::plain,
-                     .begin = 5000,
-                     .stored_nbytes = 16,
-                     .checksum = 7}}};
+  index.storage.add(1)[0] = {.file = 2,
+                             .encoding = native::Encoding::plain,
+                             .begin = 5000,
+                             .stored_nbytes = 16,
+                             .checksum_or_table = 7};
+  index.linked_places = {3};
   index.rank_files = {{.nbytes = 8192}};
   index.linked_files = {
       {.checkpoint_id = 5, .world_size = 1, .chunk_nbytes = 65536, .record = {.nbytes = 8192}},
@@ -329,6 +330,7 @@ TEST(NativeBaseTest, AnIndexThatNamesLinkedFilesWronglyIsRefused) {
   const native::Index sound = linked_index();
   EXPECT_EQ(decode(native::encode_index(sound)).linked_files, sound.linked_files);
   EXPECT_EQ(decode(native::encode_index(sound)).storage, sound.storage);
+  EXPECT_EQ(decode(native::encode_index(sound)).linked_places, sound.linked_places);
   const auto refuses = [&](const std::string& text, const auto& change) {
     native::Index index = linked_index();
     change(index);
@@ -345,7 +347,7 @@ TEST(NativeBaseTest, AnIndexThatNamesLinkedFilesWronglyIsRefused) {
   refuses("w: byte range: expected within [4096, 5001)",
           [](auto& index) { index.linked_files[1].record.nbytes = 5001; });
   std::vector<std::byte> bytes = native::encode_index(sound);
-  const std::vector<std::byte> link = {std::byte{3}, std::byte{1}, std::byte{0}, std::byte{1}};
+  const std::vector<std::byte> link = {std::byte{3}, std::byte{1}, std::byte{3}, std::byte{1}};
   const auto found = std::search(bytes.begin(), bytes.end(), link.begin(), link.end());
   ASSERT_NE(found, bytes.end());
   found[1] = std::byte{2};

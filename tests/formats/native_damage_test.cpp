@@ -513,7 +513,7 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   for (const auto& [at, number] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {0, UINT64_MAX}, {0, 0}, {8, UINT64_MAX}, {8, 65537}, {8, 0}, {8, 65536}, {16, 0}}) {
     fs["rank-00000.h5"] = sound;
-    std::memcpy(fs["rank-00000.h5"].data() + stored.table_begin + at, &number, sizeof number);
+    std::memcpy(fs["rank-00000.h5"].data() + stored.checksum_or_table + at, &number, sizeof number);
     const auto failures = failing_reads(fs);
     EXPECT_EQ(failures.size(), 1) << at << " " << number;
     EXPECT_TRUE(failures.contains("w"));
@@ -557,10 +557,8 @@ class ResealedCheckpoint {
 
   static std::vector<ByteRange> data_ranges(const native::Index& index) {
     std::vector<ByteRange> ranges;
-    for (const auto& pieces : index.storage) {
-      for (const native::StoredPiece& stored : pieces) {
-        ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
-      }
+    for (const native::StoredPiece& stored : index.storage.items()) {
+      ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
     }
     std::ranges::sort(ranges, {}, &ByteRange::begin);
     return ranges;

@@ -363,10 +363,10 @@ TEST(NativeWriterTest, ContentsThatContradictThemselvesAreRefusedByName) {
   contents.tensors = {tensor, tensor};
   refuses(contents, "w: names: expected sorted and unique");
   contents.tensors = {tensor};
-  contents.tensors[0].pieces[0].rank = 1;
+  contents.tensors[0].pieces.edit()[0].rank = 1;
   refuses(contents, "w: rank: expected less than 1, found 1");
   contents.tensors = {tensor};
-  contents.tensors[0].pieces[0].region = FlatRange{2, 5};
+  contents.tensors[0].pieces.edit()[0].region = FlatRange{2, 5};
   refuses(contents, "w: region: ");
   contents.tensors = {tensor};
   contents.tensors[0].pieces.push_back(tensor.pieces[0]);

@@ -48,11 +48,20 @@ class Scale(unittest.TestCase):
         write_safetensors(path, tensors)
         return path
 
+    def small_tensors(self, name: str, count: int) -> Path:
+        """Writes tensors of 8 x 4. In a process of its own: Linux counts this process's memory at a tool's start as the tool's."""
+        child = os.fork()
+        if child == 0:
+            self.source(name, {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        return self.folder / f"{name}.safetensors"
+
     # Shows A3.
     def test_memory_grows_with_the_number_of_tensors_and_no_faster(self):
         peaks = {}
         for count in (10_000, 100_000):
-            source = self.source(f"{count}", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})
+            source = self.small_tensors(f"{count}", count)
             native, dcp = self.folder / f"native-{count}", self.folder / f"dcp-{count}"
             peaks[count] = [
                 self.run_tool("ckpt-inspect", "ls", source),
@@ -68,16 +77,15 @@ class Scale(unittest.TestCase):
 
     # Shows A3.
     def test_many_small_pieces_take_little_memory(self):
-        source = self.source("many", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(100_000)})
+        source = self.small_tensors("many", 100_000)
         peak = self.run_tool("ckpt-reshard", source, self.folder / "many", "--world-size", 4, "--quiet")
-        self.assertLess(peak, 208 * MIB)  # 455 before pieces were packed, 262 while the writer copied the plan
+        self.assertLess(peak, 120 * MIB)  # 455 before pieces were packed, 186 before equal lists of pieces were kept once
 
     # Shows A3.
     def test_each_further_name_costs_a_move_little_memory(self):
         """Peaks with 200,000 names less peaks with 100,000; docs/performance.md has what was measured."""
         count = 100_000
-        few, many = (self.source(str(times), {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(times * count)})
-                     for times in (1, 2))
+        few, many = (self.small_tensors(str(times), times * count) for times in (1, 2))
 
         def each(options, sources, bound):
             peaks = []
@@ -88,18 +96,20 @@ class Scale(unittest.TestCase):
             self.assertLess((peaks[1] - peaks[0]) / count, bound, options)
             return [self.folder / f"{'-'.join(options)}-{times}" for times in (1, 2)]
 
-        each(["--to", "safetensors"], [few, many], 1150)
-        native = each(["--to", "native", "--world-size", "4"], [few, many], 2000)
-        each(["--to", "native", "--world-size", "8"], native, 3350)
-        dcp = each(["--to", "dcp", "--world-size", "8"], [few, many], 1950)
-        each(["--to", "native", "--world-size", "3"], dcp, 3000)
+        each(["--to", "safetensors"], [few, many], 1000)
+        native = each(["--to", "native", "--world-size", "4"], [few, many], 950)
+        each(["--to", "native", "--world-size", "8"], native, 1250)
+        each(["--to", "dcp", "--world-size", "8"], [few, many], 1150)
+        # The pickle of 1,600,000 pieces has too many objects for the reader, so from four ranks.
+        dcp = each(["--to", "dcp", "--world-size", "4"], [few, many], 1150)
+        each(["--to", "native", "--world-size", "3"], dcp, 1200)
 
     # Shows A3.
     def test_a_list_of_800_000_pieces_takes_little_memory(self):
-        source = self.source("many", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(100_000)})
+        source = self.small_tensors("many", 100_000)
         moved = self.folder / "dcp"
         self.run_tool("ckpt-reshard", source, moved, "--to", "dcp", "--world-size", 8, "--quiet")
-        self.assertLess(self.run_tool("ckpt-inspect", "ls", moved), 288 * MIB)  # 1,104 before
+        self.assertLess(self.run_tool("ckpt-inspect", "ls", moved), 192 * MIB)  # 1,104 before
 
     def bytes_per_name_and_rank(self, write, num_ranks: int) -> float:
         """`write(folder, count)` writes a checkpoint. Returns what `ls` takes for each further name and rank."""

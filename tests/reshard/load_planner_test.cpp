@@ -206,7 +206,7 @@ TEST(LoadPlannerTest, ReplicasAreReadFromTheRankItselfWhereItHasOne) {
   const Region whole = whole_box(Shape{5});
   source.add({"w", DType::float32, {5}}, counting_bytes(20), {{whole, 0}, {whole, 1}, {whole, 2}});
   CheckpointContents wanted = held_by(2, source.contents(), "replicated", 3);
-  wanted.tensors[0].pieces[0].rank = 0;  // the rank that asks is what counts
+  wanted.tensors[0].pieces.edit()[0].rank = 0;  // the rank that asks is what counts
   const Plan plan = plan_load(source.contents(), "src", wanted, 2, {});
   EXPECT_THAT(plan.copies[0].source_pieces, ElementsAre(ElementsAre(2)));
 }

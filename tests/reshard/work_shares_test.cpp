@@ -106,6 +106,24 @@ TEST(WorkSharesBalanceTest, AShareEndsWithAFileWhereOneEndsNearby) {
   EXPECT_EQ(shares[1], (BlocksOfShare{{{101, 200}}, 99'000}));
 }
 
+TEST(WorkSharesBalanceTest, AShareSaysWhetherItDividesAFile) {
+  const PieceExtent first{.num_blocks = 100, .block_nbytes = 1000, .nbytes = 100'000, .file = 0};
+  const PieceExtent second{.num_blocks = 200, .block_nbytes = 1000, .nbytes = 200'000, .file = 1};
+  const auto divides = [&](int num_shares) {
+    std::vector<bool> found;
+    for (const auto& share : divide_blocks({first, second}, Unit::block, num_shares)) {
+      found.push_back(share.divides_file);
+    }
+    return found;
+  };
+  EXPECT_EQ(divides(1), std::vector<bool>({false}));
+  EXPECT_EQ(divides(2), std::vector<bool>({true, true}));
+  EXPECT_EQ(divides(3), std::vector<bool>({false, true, true}));
+  for (const auto& share : divide_blocks({first, second}, Unit::file, 2)) {
+    EXPECT_FALSE(share.divides_file);
+  }
+}
+
 TEST(WorkSharesBalanceTest, WholeFilesGoToTheShareWithTheFewestBytes) {
   std::vector<PieceExtent> pieces;
   for (const std::uint64_t nbytes : {1000U, 5000U, 3000U, 2000U, 4000U}) {

@@ -138,6 +138,14 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
       outcome.plan, reader, fs, options.base, options.destination, create, share, execute);
 }
 
+void warn_of_divided_file(const std::string& destination, int share, Terminal& terminal) {
+  terminal.print_error(
+      "warning: " + printable(destination) + ": part " + std::to_string(share) +
+      " begins or ends within a file on NFS, where bytes that two machines write "
+      "side by side may be lost (let parts end with files: native, or as many ranks "
+      "or files as parts; then check the result with ckpt-inspect)");
+}
+
 /// Writes the share of one worker, or finishes the shares of all workers.
 void move_with_others(const MoveOptions& options, const std::optional<PartOfWork>& part,
                       const formats::CreateOptions& create, Outcome& outcome,
@@ -166,7 +174,9 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
            [&](int, std::uint64_t nbytes) {
              progress.reset();
              progress.emplace(terminal, options.progress, options.progress.verb, nbytes);
-           }},
+           },
+       .divides_file_on_nfs =
+           [&](int share) { warn_of_divided_file(options.destination, share, terminal); }},
       {.memory_nbytes = options.memory_nbytes,
        .num_threads = num_threads(options),
        .stop = stop,

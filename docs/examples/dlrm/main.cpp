@@ -101,7 +101,7 @@ tessera::TablePlan plan_for(const std::vector<tessera::EmbeddingBagConfig>& tabl
 
 /// Loads the newest valid checkpoint of `directory` if there is one.
 void resume(tessera::TrainState& state, const std::string& directory, const Output& output) {
-  const auto found = tessera::formats::latest_valid(tessera::FileSystem::posix(), directory);
+  const auto found = tessera::formats::latest_valid(directory);
   if (found.path.empty()) {
     output.say("begins at step 1");
     return;

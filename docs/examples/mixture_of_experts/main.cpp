@@ -75,8 +75,7 @@ void train(const Options& options) {
     if (mesh.rank() == 0) std::cout << who << ": " << line << std::endl;
   };
   std::filesystem::create_directories(options.directory);
-  const auto found =
-      tessera::formats::latest_valid(tessera::FileSystem::posix(), options.directory);
+  const auto found = tessera::formats::latest_valid(options.directory);
   if (!found.path.empty()) tessera::load(state, found);
   say(std::to_string(tessera::fsdp_modules(*model).size()) + " units, begins after step " +
       std::to_string(step));

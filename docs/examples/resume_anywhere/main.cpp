@@ -44,7 +44,8 @@ Options parse(int argc, char** argv) {
       {"HYBRID_SHARD", tessera::HYBRID_SHARD},
       {"HYBRID_SHARD_ZERO2", tessera::HYBRID_SHARD_ZERO2}};
   std::string strategy = "FULL_SHARD";
-  app.add_option("directory", options.directory, "directory of checkpoints; created if missing")
+  app.add_option("directory", options.directory,
+                 "directory of checkpoints, or s3://BUCKET/PREFIX; created if missing")
       ->required();
   app.add_option("files", options.files, "the text")->required()->check(CLI::ExistingFile);
   app.add_option("--strategy", strategy, "sharding strategy; HYBRID_*: two replicas, each sharded")
@@ -90,7 +91,7 @@ at::Tensor share_of(const at::Tensor& rows, const tessera::dist::Mesh& mesh) {
 /// number of ranks. Passes lines about it to `say`.
 void resume(tessera::TrainState& state, const std::string& directory,
             const std::function<void(const std::string&)>& say) {
-  const auto found = tessera::formats::latest_valid(tessera::FileSystem::posix(), directory);
+  const auto found = tessera::formats::latest_valid(directory);
   for (const auto& skipped : found.skipped) say("passed over " + skipped.path + ": " + skipped.why);
   if (found.path.empty()) {
     say("begins at step 1");
@@ -128,7 +129,9 @@ void train(const Options& options) {
   const auto say = [&](const std::string& line) {
     if (is_first) std::cout << who << ": " << line << std::endl;
   };
-  std::filesystem::create_directories(options.directory);
+  if (!options.directory.starts_with("s3://")) {
+    std::filesystem::create_directories(options.directory);
+  }
   resume(state, options.directory, say);
 
   std::ofstream losses;

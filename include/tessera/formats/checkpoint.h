@@ -15,6 +15,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/shared_vector.h"
 #include "tessera/base/tensor_meta.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/format.h"
@@ -74,13 +75,14 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// A logical tensor with the pieces that cover it. Equal regions are replicas.
+/// A logical tensor with the pieces that cover it. Equal regions are replicas. Tensors of equal
+/// shapes and cuts may share one list of pieces.
 struct TensorEntry {
   TensorMeta meta;
   StateKind kind = StateKind::plain;
   std::string parameter{};  // of optimizer state: the fqn of its parameter; else empty
   KeyPath key_path{};       // empty: the fqn is a top-level key
-  std::vector<Piece> pieces{};
+  SharedVector<Piece> pieces{};
 };
 
 /// A value that is not a tensor, under its flattened key.

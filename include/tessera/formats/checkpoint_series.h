@@ -37,6 +37,9 @@ enum class Validation {
 /// failure does not count as damage, or training would resume from an older checkpoint.
 LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
                          Validation validation = Validation::structure);
+/// Does the same for a local directory, or for `s3://BUCKET/PREFIX`.
+LatestValid latest_valid(const std::string& directory,
+                         Validation validation = Validation::structure);
 
 /// Called with the path of an old checkpoint that is not removed, and the entry of another program
 /// in it that is the reason.

@@ -215,6 +215,10 @@ struct SharedMoveOptions {
   std::string command{};  // stored for a program that finishes the move; empty: none
   /// Called before a share is written, with the share's number and its size in bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};
+  /// Called before a share is written that begins or ends within a file, if the destination is on
+  /// NFS. NFS clients write whole pages, so bytes may be lost where another machine writes the
+  /// neighbouring share.
+  std::function<void(int share)> divides_file_on_nfs{};
 };
 
 /// What a worker has written, and which shares are still missing.

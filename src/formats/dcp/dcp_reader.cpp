@@ -434,7 +434,7 @@ void DcpReader::check_files(const FindingSink& sink) const {
     if (last == nullptr || info.offset > last->offset) last = &info;
   };
   for (const StorageInfo& info : storage.values) note(info);
-  for (const auto& pieces : storage.pieces) std::ranges::for_each(pieces, note);
+  std::ranges::for_each(storage.pieces.items(), note);
   ItemCheck check(path_, sink, {});
   for (std::uint32_t f = 0; f < last_items.size(); ++f) {
     try {

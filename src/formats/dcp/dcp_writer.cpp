@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <span>
 #include <string>
@@ -22,6 +23,7 @@
 #include "formats/key_paths.h"
 #include "formats/paged_data.h"
 #include "formats/part_files.h"
+#include "formats/piece_pool.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
@@ -103,10 +105,11 @@ std::vector<Piece> choose_pieces(const std::string& destination, const TensorEnt
 /// Removes replicas (`choose_pieces`). Changes nothing, and copies nothing, if there are none.
 void choose_replicas(const std::string& destination, SharedContents& contents) {
   std::map<int, std::uint64_t> nbytes_of_rank;
+  PiecePool pool;
   for (std::size_t t = 0; t < contents->tensors.size(); ++t) {
-    std::vector<Piece> pieces = choose_pieces(destination, contents->tensors[t], nbytes_of_rank);
+    SharedVector<Piece> pieces = choose_pieces(destination, contents->tensors[t], nbytes_of_rank);
     if (pieces != contents->tensors[t].pieces) {
-      contents.edit().tensors[t].pieces = std::move(pieces);
+      contents.edit().tensors[t].pieces = pool.share(std::move(pieces));
     }
   }
 }
@@ -120,11 +123,10 @@ struct FileLayout {
     std::uint64_t nbytes = 0;
   };
   std::vector<File> files;                 // parallel to storage.files
-  std::vector<std::size_t> first_pieces;   // of each tensor: the number of its first piece
   std::vector<std::uint32_t> data_begins;  // of each piece: where its data begin in its item
 
   std::size_t number_of(CheckpointWriter::PieceId piece) const {
-    return first_pieces[piece.tensor_index] + piece.piece_index;
+    return storage.pieces.first(piece.tensor_index) + piece.piece_index;
   }
 };
 
@@ -178,15 +180,18 @@ FileLayout lay_out(const std::string& destination, SharedContents contents,
     const std::uint64_t nbytes = value_nbytes(destination, layout.contents->values[v], values[v]);
     layout.storage.values.push_back(place(0, nbytes));
   }
+  std::size_t num_pieces = 0;
+  for (const TensorEntry& tensor : layout.contents->tensors) num_pieces += tensor.pieces.size();
+  layout.storage.pieces.reserve(layout.contents->tensors.size(), num_pieces);
+  layout.data_begins.reserve(num_pieces);
   for (const TensorEntry& tensor : layout.contents->tensors) {
-    std::vector<StorageInfo>& places = layout.storage.pieces.emplace_back();
-    places.reserve(tensor.pieces.size());
-    layout.first_pieces.push_back(layout.data_begins.size());
-    for (const Piece& piece : tensor.pieces) {
+    const std::span<StorageInfo> places = layout.storage.pieces.add(tensor.pieces.size());
+    for (std::size_t p = 0; p < places.size(); ++p) {
+      const Piece& piece = tensor.pieces[p];
       const TorchSaveLayout item =
           torch_zip::tensor_save_layout(tensor.meta.dtype, std::get<Box>(piece.region).sizes);
       const ByteRange data = item.storage_range(0);
-      places.push_back(place(file_of_rank[piece.rank], item.nbytes(), data));
+      places[p] = place(file_of_rank[piece.rank], item.nbytes(), data);
       TESSERA_CHECK(data.begin <= UINT32_MAX);
       layout.data_begins.push_back(static_cast<std::uint32_t>(data.begin));
     }
@@ -315,14 +320,19 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
 }
 
 std::vector<CheckpointWriter::PieceId> RankFilesWriter::write_order() const {
-  std::vector<PieceId> order;
-  for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
-    for (std::size_t p = 0; p < layout_.contents->tensors[t].pieces.size(); ++p) {
-      const bool is_own = ranks_.contains(piece_of({t, p}).rank);
-      if (is_own && box_of({t, p}).numel() != 0) order.push_back({t, p});
+  const auto for_each_written = [&](const auto& visit) {
+    for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
+      for (std::size_t p = 0; p < layout_.contents->tensors[t].pieces.size(); ++p) {
+        const bool is_own = ranks_.contains(piece_of({t, p}).rank);
+        if (is_own && box_of({t, p}).numel() != 0) visit(PieceId{t, p});
+      }
     }
-  }
-  std::ranges::stable_sort(order, {}, [&](PieceId piece) { return storage_of(piece).file; });
+  };
+  std::vector<std::size_t> next(layout_.files.size() + 1);  // of each file: its next place in order
+  for_each_written([&](PieceId piece) { ++next[storage_of(piece).file + 1]; });
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::vector<PieceId> order(next.back());
+  for_each_written([&](PieceId piece) { order[next[storage_of(piece).file]++] = piece; });
   return order;
 }
 

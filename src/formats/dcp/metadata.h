@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/list_of_lists.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -24,10 +25,11 @@ struct StorageInfo {
 
 /// The places of all items of a checkpoint.
 struct Storage {
-  std::vector<std::string> files;                // relative to the checkpoint
-  std::vector<int> ranks;                        // parallel to files
-  std::vector<std::vector<StorageInfo>> pieces;  // parallel to contents.tensors and their pieces
-  std::vector<StorageInfo> values;               // parallel to contents.values
+  std::vector<std::string> files;  // relative to the checkpoint
+  std::vector<int> ranks;          // parallel to files
+  /// Parallel to contents.tensors and their pieces.
+  tessera::detail::ListOfLists<StorageInfo> pieces;
+  std::vector<StorageInfo> values;  // parallel to contents.values
 };
 
 /// The contents of `.metadata`, sorted and checked as CheckpointReader promises. A piece's rank is

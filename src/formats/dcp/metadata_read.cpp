@@ -14,6 +14,7 @@
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
+#include "formats/piece_pool.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::dcp {
@@ -255,7 +256,6 @@ class Parser final : public pickle::EntryTaker {
     std::ranges::sort(result_.contents.simplifications, {}, &Simplification::name);
     result_.storage.values.resize(result_.contents.values.size());
     place_of_.reserve(result_.contents.tensors.size() + result_.contents.values.size());
-    last_place_ = place_of_.end();
     for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
       make_known(result_.contents.tensors[t].meta.fqn, {.is_value = false, .index = t});
     }
@@ -271,15 +271,22 @@ class Parser final : public pickle::EntryTaker {
     std::ranges::sort(tensors, {}, [](const TensorEntry& tensor) -> const std::string& {
       return tensor.meta.fqn;
     });
-    result_.storage.pieces.reserve(tensors.size());
+    std::size_t num_pieces = 0;
+    for (const TensorEntry& tensor : tensors) num_pieces += tensor.pieces.size();
+    result_.storage.pieces.reserve(tensors.size(), num_pieces);
     for (const TensorEntry& tensor : tensors) {
-      result_.storage.pieces.emplace_back(tensor.pieces.size(), kNowhere);
+      result_.storage.pieces.add(tensor.pieces.size());  // not known yet
     }
   }
 
+  struct Place;
+  using PlaceOfName = std::unordered_map<std::string_view, Place>;
+  using NamedPlace = std::pair<const std::string_view, Place>;
   struct Place {
     bool is_value;
     std::size_t index;  // into contents.values or contents.tensors
+    /// The item of the entry of storage_data that followed an entry of this item.
+    mutable const NamedPlace* next = nullptr;
   };
 
   /// `name` must live as long as this object.
@@ -320,7 +327,7 @@ class Parser final : public pickle::EntryTaker {
     const Object chunks = attribute(state, "chunks");
     const std::size_t num_chunks = chunks.num_items("chunks");
     budget_.spend(chunks, 128 * num_chunks);
-    tensor.pieces.reserve(num_chunks);
+    pieces_.clear();
     for (std::size_t i = 0; i < num_chunks; ++i) {
       const Object chunk = chunks.item(i);
       const Object box = attributes(chunk, MetadataGlobal::chunk_storage, "chunk",
@@ -331,8 +338,9 @@ class Parser final : public pickle::EntryTaker {
         throw Error(ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn},
                     "chunk: " + *problem);
       }
-      tensor.pieces.push_back({std::move(region), 0});
+      pieces_.push_back({std::move(region), 0});
     }
+    tensor.pieces = pool_.share_copy(pieces_);
   }
 
   /// Returns the error for a tensor whose elements are quantized: it is not read. Returns nothing
@@ -457,13 +465,8 @@ class Parser final : public pickle::EntryTaker {
   }
 
   void parse_storage_entry(std::string_view fqn, Object index, Object value) {
-    // The pieces of a tensor usually follow each other, so the tensor of the last piece is tried
-    // first.
-    if (last_place_ == place_of_.end() || last_place_->first != fqn) {
-      last_place_ = place_of_.find(fqn);
-    }
-    const auto place = last_place_;
-    if (place == place_of_.end()) {
+    const NamedPlace* const place = find_place(fqn);
+    if (place == nullptr) {
       fail(fqn, "storage_data", "the name of an item in state_dict_metadata", "no such item");
     }
     const StorageInfo info = parse_storage_info(value);
@@ -482,7 +485,7 @@ class Parser final : public pickle::EntryTaker {
     if (!has_offset) fail(fqn, "storage_data", "the offset of a chunk", "none");
     const Shape offsets = parse_sizes(*offset, "offset");
     const std::size_t tensor = place->second.index;
-    std::vector<StorageInfo>& places = result_.storage.pieces[tensor];
+    const std::span<StorageInfo> places = result_.storage.pieces[tensor];
     const auto hint = index.find("index");
     const auto is_at = [&](std::size_t piece) { return offsets_of(tensor, piece) == offsets; };
     if (hint && hint->is(ObjectKind::integer)) {
@@ -501,6 +504,23 @@ class Parser final : public pickle::EntryTaker {
            "none at " + shape_to_string(offsets));
     }
     for (const std::size_t piece : found) put(fqn, places[piece], info);
+  }
+
+  /// Finds the item of the next entry of storage_data; null if there is none. The pieces of one
+  /// tensor, or those of one rank, usually follow each other, and the names of each rank come in
+  /// the same order. So tries the item of the last entry, then the item that came after it before.
+  const NamedPlace* find_place(std::string_view fqn) {
+    if (last_place_ != nullptr && last_place_->first == fqn) return last_place_;
+    const NamedPlace*& next = last_place_ == nullptr ? first_place_ : last_place_->second.next;
+    const NamedPlace* found = next;
+    if (found == nullptr || found->first != fqn) {
+      const auto at = place_of_.find(fqn);
+      if (at == place_of_.end()) return nullptr;
+      found = &*at;
+      next = found;
+    }
+    last_place_ = found;
+    return found;
   }
 
   const Shape& offsets_of(std::size_t tensor, std::size_t piece) const {
@@ -569,29 +589,42 @@ class Parser final : public pickle::EntryTaker {
   /// Throws if a value, or a chunk with elements, has no place. Removes empty chunks that have no
   /// place.
   void check_storage() {
+    bool has_placeless = false;
     for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
       if (result_.storage.values[v].nbytes != 0) continue;
       fail(result_.contents.values[v].name, "storage_data", "the place of the value", "none");
     }
     for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
-      TensorEntry& tensor = result_.contents.tensors[t];
-      std::vector<StorageInfo>& places = result_.storage.pieces[t];
-      std::size_t num_kept = 0;
+      const TensorEntry& tensor = result_.contents.tensors[t];
+      const std::span<const StorageInfo> places = result_.storage.pieces[t];
       for (std::size_t p = 0; p < places.size(); ++p) {
-        if (places[p].nbytes == 0) {
-          if (numel_of(tensor.pieces[p].region) == 0) continue;
-          fail(tensor.meta.fqn, "storage_data",
-               "the place of chunk " + region_to_string(tensor.pieces[p].region), "none");
-        }
-        if (num_kept != p) {
-          tensor.pieces[num_kept] = std::move(tensor.pieces[p]);
-          places[num_kept] = places[p];
-        }
-        ++num_kept;
+        if (places[p].nbytes != 0) continue;
+        has_placeless = true;
+        if (numel_of(tensor.pieces[p].region) == 0) continue;
+        fail(tensor.meta.fqn, "storage_data",
+             "the place of chunk " + region_to_string(tensor.pieces[p].region), "none");
       }
-      tensor.pieces.resize(num_kept);
-      places.resize(num_kept);
     }
+    if (has_placeless) remove_placeless();
+  }
+
+  void remove_placeless() {
+    tessera::detail::ListOfLists<StorageInfo> kept;
+    std::vector<StorageInfo> places;
+    for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
+      TensorEntry& tensor = result_.contents.tensors[t];
+      pieces_.clear();
+      places.clear();
+      for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+        const StorageInfo& place = std::as_const(result_.storage.pieces)[t][p];
+        if (place.nbytes == 0) continue;
+        pieces_.push_back(tensor.pieces[p]);
+        places.push_back(place);
+      }
+      tensor.pieces = pool_.share_copy(pieces_);
+      kept.add(places);
+    }
+    result_.storage.pieces = std::move(kept);
   }
 
   // Places of the items in the state dict
@@ -707,26 +740,29 @@ class Parser final : public pickle::EntryTaker {
       result_.contents.world_size = std::max(result_.contents.world_size, rank + 1);
     }
     result_.storage.ranks = rank_of;
-    for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
-      for (std::size_t p = 0; p < result_.storage.pieces[t].size(); ++p) {
-        result_.contents.tensors[t].pieces[p].rank = rank_of[result_.storage.pieces[t][p].file];
+    std::vector<TensorEntry>& tensors = result_.contents.tensors;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      pieces_.assign(tensors[t].pieces.begin(), tensors[t].pieces.end());
+      for (std::size_t p = 0; p < pieces_.size(); ++p) {
+        pieces_[p].rank = rank_of[result_.storage.pieces[t][p].file];
       }
+      tensors[t].pieces = pool_.share_copy(pieces_);
     }
   }
-
-  static constexpr StorageInfo kNowhere{};  // a missing place: no item has 0 bytes
 
   const std::string& path_;
   pickle::WalkBudget budget_;
   Metadata result_;
+  PiecePool pool_;
+  std::vector<Piece> pieces_;  // of the tensor at hand; kept for its memory
   // Ids of the dicts whose entries were taken
   std::optional<std::uint32_t> taken_items_;
   std::optional<std::uint32_t> taken_places_;
   bool is_taking_items_ = false;
   bool are_items_complete_ = false;
-  using PlaceOfName = std::unordered_map<std::string_view, Place>;
-  PlaceOfName place_of_;                                            // names: views of the contents
-  PlaceOfName::const_iterator last_place_ = place_of_.end();        // that add_place used
+  PlaceOfName place_of_;                    // names: views of the contents
+  const NamedPlace* last_place_ = nullptr;  // that add_place used
+  const NamedPlace* first_place_ = nullptr;
   std::unordered_map<std::string_view, std::uint32_t> file_index_;  // names: views of the pickle
   /// Results of pieces_by_offset, by tensor.
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;

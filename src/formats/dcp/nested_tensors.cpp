@@ -39,7 +39,7 @@ class Parts {
   Parts(Metadata& metadata, const std::string& path) : metadata_(metadata), path_(path) {
     CheckpointContents& contents = metadata.contents;
     for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-      tensors_.push_back({std::move(contents.tensors[t]), std::move(metadata.storage.pieces[t])});
+      tensors_.push_back({std::move(contents.tensors[t]), places_of(metadata, t)});
     }
   }
 
@@ -88,12 +88,12 @@ class Parts {
     Storage& storage = metadata_.storage;
     contents.tensors.clear();
     contents.values.clear();
-    storage.pieces.clear();
+    storage.pieces = {};
     storage.values.clear();
     for (TensorRow& row : tensors_) {
       if (row.chunk) nested.tensors.emplace(contents.tensors.size(), std::move(row.chunk));
       contents.tensors.push_back(std::move(row.entry));
-      storage.pieces.push_back(std::move(row.places));
+      storage.pieces.add(row.places);
     }
     for (ValueRow& row : values_) {
       if (row.content) nested.values.emplace(contents.values.size(), std::move(*row.content));
@@ -103,6 +103,11 @@ class Parts {
   }
 
  private:
+  static std::vector<StorageInfo> places_of(const Metadata& metadata, std::size_t tensor) {
+    const std::span<const StorageInfo> places = metadata.storage.pieces[tensor];
+    return {places.begin(), places.end()};
+  }
+
   void add_tensor(std::string fqn, KeyPath key_path, const StorageInfo& info,
                   const std::shared_ptr<const Item>& item, TensorRecord record) {
     TensorEntry entry;

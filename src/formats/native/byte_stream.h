@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/error.h"
 
@@ -18,7 +19,7 @@ static_assert(std::endian::native == std::endian::little, "stored numbers are li
 /// Builds the little-endian encodings of docs/formats/native.md. Not thread-safe.
 class ByteWriter {
  public:
-  void u8(std::uint8_t value) { bytes_.push_back(static_cast<char>(value)); }
+  void u8(std::uint8_t value) { bytes_.push_back(static_cast<std::byte>(value)); }
   void u32(std::uint32_t value) { fixed(value); }
   void u64(std::uint64_t value) { fixed(value); }
   void uint(std::uint64_t value) {
@@ -32,20 +33,22 @@ class ByteWriter {
   }
   void str(std::string_view text) {
     uint(std::uint64_t{text.size()});
-    bytes_.append(text);
+    append(std::as_bytes(std::span(text)));
   }
 
-  std::span<const std::byte> bytes() const { return std::as_bytes(std::span(bytes_)); }
+  std::span<const std::byte> bytes() const { return bytes_; }
+  void clear() { bytes_.clear(); }
 
  private:
   template <class T>
   void fixed(T value) {
-    char raw[sizeof value];
-    std::memcpy(raw, &value, sizeof value);
-    bytes_.append(raw, sizeof value);
+    append(std::as_bytes(std::span(&value, 1)));
+  }
+  void append(std::span<const std::byte> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
 
-  std::string bytes_;
+  std::vector<std::byte> bytes_;
 };
 
 /// Reads what ByteWriter writes. The bytes may be hostile: a read that goes past their end, or

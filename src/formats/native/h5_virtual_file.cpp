@@ -55,6 +55,13 @@ std::uint64_t VirtualFile::append(std::string_view bytes) {
   return begin - user_block_nbytes_;
 }
 
+/// Writes bytes without padding.
+void VirtualFile::append_part(std::string_view bytes) {
+  buffer_.append(bytes);
+  end_ += bytes.size();
+  if (buffer_.size() >= kBufferNbytes) flush();
+}
+
 void VirtualFile::flush() {
   if (buffer_.empty()) return;
   file_->write_at(end_ - buffer_.size(), std::as_bytes(std::span(buffer_)));
@@ -148,12 +155,16 @@ std::uint64_t VirtualFile::add_text_dataset(std::string_view text) {
                      contiguous_layout_message(data, nbytes), {}, 1);
 }
 
-std::uint64_t VirtualFile::add_byte_dataset(std::span<const std::byte> bytes, ByteRange& range) {
-  range = {end_, end_ + bytes.size()};
-  const std::uint64_t data = bytes.empty() ? kNoAddress : append(as_text(bytes));
-  const std::array<std::int64_t, 1> shape{static_cast<std::int64_t>(bytes.size())};
+std::uint64_t VirtualFile::add_byte_dataset(std::uint64_t nbytes, ByteRange& range,
+                                            const std::function<void(const ByteSink&)>& write) {
+  range = {end_, end_ + nbytes};
+  const std::uint64_t data = nbytes == 0 ? kNoAddress : end_ - user_block_nbytes_;
+  write([&](std::span<const std::byte> part) { append_part(as_text(part)); });
+  TESSERA_CHECK(end_ == range.end);
+  append_part(std::string(round_up_to_8(nbytes) - nbytes, '\0'));
+  const std::array<std::int64_t, 1> shape{static_cast<std::int64_t>(nbytes)};
   return add_dataset(element_type(DType::uint8), shape, fill_message({}),
-                     contiguous_layout_message(data, bytes.size()), {}, 1);
+                     contiguous_layout_message(data, nbytes), {}, 1);
 }
 
 std::uint64_t VirtualFile::add_group(std::vector<Link> links) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -43,8 +44,12 @@ class VirtualFile {
                                     std::span<const TextAttribute> attributes,
                                     std::uint32_t num_links);
   std::uint64_t add_text_dataset(std::string_view text);
-  /// A dataset with these bytes. Sets `range` to their place in the file.
-  std::uint64_t add_byte_dataset(std::span<const std::byte> bytes, ByteRange& range);
+  /// Takes bytes that follow those that it took before.
+  using ByteSink = std::function<void(std::span<const std::byte>)>;
+  /// A dataset of `nbytes` bytes, which `write` passes to its sink in parts. Sets `range` to their
+  /// place in the file.
+  std::uint64_t add_byte_dataset(std::uint64_t nbytes, ByteRange& range,
+                                 const std::function<void(const ByteSink&)>& write);
   /// A group with these links, whose names must differ.
   std::uint64_t add_group(std::vector<Link> links);
 
@@ -75,6 +80,7 @@ class VirtualFile {
   };
 
   std::uint64_t append(std::string_view bytes);
+  void append_part(std::string_view bytes);
   void flush();
   const std::string& element_type(DType dtype);
   HeapObject add_heap_object(std::string_view object);

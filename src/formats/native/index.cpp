@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/digest.h"
 #include "base/json.h"
 #include "formats/native/byte_stream.h"
+#include "formats/piece_pool.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {
@@ -19,6 +21,8 @@ constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
 constexpr std::uint8_t kLinkedTag = 3;  // stands before the encoding of a linked piece
+
+constexpr std::size_t kIndexPartNbytes = std::size_t{1} << 20;
 
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
@@ -71,20 +75,22 @@ void put_region(ByteWriter& out, const Region& region) {
   out.uint(range.numel());
 }
 
-void put_stored(ByteWriter& out, const StoredPiece& stored, const BlockGrid& grid) {
+/// `place`: the piece's item of Index::linked_places.
+void put_stored(ByteWriter& out, const StoredPiece& stored, std::uint64_t place,
+                const BlockGrid& grid) {
   if (stored.file != 0) {
     out.u8(kLinkedTag);
-    out.uint(std::uint64_t{stored.file - 1});
-    out.uint(stored.place);
+    out.uint(std::uint64_t{stored.file - 1U});
+    out.uint(place);
   }
   out.u8(static_cast<std::uint8_t>(stored.encoding));
   if (stored.encoding == Encoding::none) return;
   out.uint(stored.begin);
   if (stored.encoding == Encoding::zstd) out.uint(stored.stored_nbytes);
   if (grid.num_blocks() == 1) {
-    out.u64(stored.checksum);
+    out.u64(stored.checksum_or_table);
   } else {
-    out.uint(stored.table_begin);
+    out.uint(stored.checksum_or_table);
   }
 }
 
@@ -128,14 +134,15 @@ void put_tensor(ByteWriter& out, const TensorEntry& tensor, std::size_t num_piec
   out.uint(std::uint64_t{num_pieces});
 }
 
-void put_piece(ByteWriter& out, const Index& index, DType dtype, const Piece& piece,
-               const StoredPiece& stored) {
+void put_piece(ByteWriter& out, const Index& index, const CheckpointWriter::PieceId& id) {
+  const TensorEntry& tensor = index.contents->tensors[id.tensor_index];
+  const Piece& piece = tensor.pieces[id.piece_index];
+  const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
   out.uint(std::uint64_t{stored.position});
   out.uint(std::int64_t{piece.rank});
   put_region(out, piece.region);
-  put_stored(
-      out, stored,
-      make_grid(stored.encoding, nbytes_of(piece.region, dtype), chunk_nbytes_of(index, stored)));
+  put_stored(out, stored, index.linked_place(id.tensor_index, id.piece_index),
+             index.grid(id.tensor_index, id.piece_index));
 }
 
 /// Writes everything before the tensors.
@@ -172,6 +179,13 @@ void put_preamble(ByteWriter& out, const Index& index) {
     out.str(text);
   }
   if (index.format_version >= kLinkedVersion) put_linked_files(out, index.linked_files);
+}
+
+/// Empties `out` into `sink` if it is full.
+void pass_on(ByteWriter& out, const IndexSink& sink) {
+  if (out.bytes().size() < kIndexPartNbytes) return;
+  sink(out.bytes());
+  out.clear();
 }
 
 // --- decoding
@@ -244,22 +258,24 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   return range;
 }
 
-/// Reads the number of a linked file, and the place of the piece in it.
-void get_link(ByteReader& in, const Index& index, StoredPiece& stored) {
+/// Reads the number of a linked file. Returns the place of the piece in it.
+std::uint64_t get_link(ByteReader& in, const Index& index, StoredPiece& stored) {
   const std::uint64_t number = in.uint();
   if (number >= index.linked_files.size()) {
     in.fail("linked file", "less than " + std::to_string(index.linked_files.size()),
             std::to_string(number));
   }
-  stored.file = static_cast<std::uint32_t>(number + 1);
-  stored.place = static_cast<std::uint64_t>(in.non_negative());
+  stored.file = static_cast<std::uint32_t>(number + 1) & kMaxLinkedFiles;
+  return static_cast<std::uint64_t>(in.non_negative());
 }
 
-StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes) {
+/// `place`: set for a linked piece.
+StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes,
+                       std::uint64_t& place) {
   StoredPiece stored;
   std::uint8_t code = in.u8();
   if (code == kLinkedTag && index.format_version >= kLinkedVersion && nbytes > 0) {
-    get_link(in, index, stored);
+    place = get_link(in, index, stored);
     code = in.u8();
   }
   const std::uint64_t chunk_nbytes = chunk_nbytes_of(index, stored);
@@ -276,9 +292,9 @@ StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes)
   stored.begin = in.uint();
   stored.stored_nbytes = stored.encoding == Encoding::zstd ? in.uint() : grid.nbytes;
   if (grid.num_blocks() == 1) {
-    stored.checksum = in.u64();
+    stored.checksum_or_table = in.u64();
   } else {
-    stored.table_begin = in.uint();
+    stored.checksum_or_table = in.uint();
   }
   return stored;
 }
@@ -352,8 +368,8 @@ void get_annotations(ByteReader& in, CheckpointContents& contents) {
   }
 }
 
-/// Reads a tensor without its pieces, and sets the size of `tensor.pieces`.
-void get_tensor(ByteReader& in, TensorEntry& tensor) {
+/// Reads a tensor without its pieces. Returns the number of its pieces.
+std::size_t get_tensor(ByteReader& in, TensorEntry& tensor) {
   tensor.meta.fqn = in.str();
   tensor.meta.dtype = get_dtype(in);
   const std::uint8_t kind = in.u8();
@@ -365,7 +381,7 @@ void get_tensor(ByteReader& in, TensorEntry& tensor) {
   validate_tensor_meta(tensor.meta, in.path());
   tensor.parameter = in.str();
   tensor.key_path = get_key_path(in);
-  tensor.pieces.resize(in.count(kMinPieceNbytes));
+  return in.count(kMinPieceNbytes);
 }
 
 int get_rank(ByteReader& in, const FileHeader& header) {
@@ -379,10 +395,11 @@ int get_rank(ByteReader& in, const FileHeader& header) {
   return static_cast<int>(rank);
 }
 
-/// Reads a piece of `tensor` into its place in `tensor.pieces` and `storage`.
-void get_piece(ByteReader& in, const FileHeader& header, const Index& index, TensorEntry& tensor,
-               std::vector<StoredPiece>& storage, std::size_t piece_index) {
-  Piece& piece = tensor.pieces[piece_index];
+/// Reads a piece of the tensor into its place in `pieces` and `storage`.
+void get_piece(ByteReader& in, const FileHeader& header, Index& index, const TensorEntry& tensor,
+               std::vector<Piece>& pieces, std::span<StoredPiece> storage,
+               std::size_t piece_index) {
+  Piece& piece = pieces[piece_index];
   const std::uint64_t position = in.uint();
   piece.rank = get_rank(in, header);
   piece.region = get_region(in, tensor.meta.shape.size());
@@ -393,7 +410,9 @@ void get_piece(ByteReader& in, const FileHeader& header, const Index& index, Ten
   }
   const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
   StoredPiece& stored = storage[piece_index];
-  stored = get_stored(in, index, nbytes);
+  std::uint64_t place = 0;
+  stored = get_stored(in, index, nbytes, place);
+  if (!index.linked_files.empty()) index.linked_places.push_back(place);
   const bool is_in_place =
       header.role == FileRole::index
           ? position == piece_index
@@ -408,14 +427,18 @@ void get_piece(ByteReader& in, const FileHeader& header, const Index& index, Ten
 void get_tensors(ByteReader& in, const FileHeader& header, Index& index) {
   std::vector<TensorEntry>& tensors = index.contents.edit().tensors;
   tensors.resize(in.count(kMinTensorNbytes));
-  index.storage.resize(tensors.size());
+  index.storage.reserve(tensors.size(), 0);
+  PiecePool pool;
+  std::vector<Piece> pieces;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    get_tensor(in, tensors[t]);
-    index.storage[t].resize(tensors[t].pieces.size());
-    for (std::size_t p = 0; p < tensors[t].pieces.size(); ++p) {
-      get_piece(in, header, index, tensors[t], index.storage[t], p);
+    pieces.resize(get_tensor(in, tensors[t]));
+    const std::span<StoredPiece> storage = index.storage.add(pieces.size());
+    for (std::size_t p = 0; p < pieces.size(); ++p) {
+      get_piece(in, header, index, tensors[t], pieces, storage, p);
     }
+    tensors[t].pieces = pool.share_copy(pieces);
   }
+  index.storage.shrink_to_fit();
 }
 
 RankFileRecord get_record(ByteReader& in) {
@@ -439,6 +462,10 @@ std::uint32_t get_number(ByteReader& in, std::string_view rule, std::uint32_t mi
 void get_linked_files(ByteReader& in, Index& index) {
   if (index.format_version < kLinkedVersion) return;
   index.linked_files.resize(in.count(kMinLinkedFileNbytes));
+  if (index.linked_files.size() > kMaxLinkedFiles) {
+    in.fail("linked files", "at most " + std::to_string(kMaxLinkedFiles),
+            std::to_string(index.linked_files.size()));
+  }
   const LinkedFile* last = nullptr;
   for (LinkedFile& file : index.linked_files) {
     file.checkpoint_id = in.u64();
@@ -503,8 +530,8 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
       if (grid.num_blocks() > 1) {
         const auto table_nbytes =
             checked_mul(grid.num_blocks(), table_entry_nbytes(stored.encoding));
-        if (!table_nbytes || !lies_within(stored.table_begin, *table_nbytes, file_nbytes)) {
-          fail("block table", stored.table_begin, table_nbytes.value_or(UINT64_MAX));
+        if (!table_nbytes || !lies_within(stored.checksum_or_table, *table_nbytes, file_nbytes)) {
+          fail("block table", stored.checksum_or_table, table_nbytes.value_or(UINT64_MAX));
         }
       }
     }
@@ -593,11 +620,15 @@ BlockGrid Index::grid(std::size_t tensor_index, std::size_t piece_index) const {
                    chunk_nbytes_of(*this, stored));
 }
 
+std::uint64_t Index::linked_place(std::size_t tensor_index, std::size_t piece_index) const {
+  return linked_places.empty() ? 0 : linked_places[storage.first(tensor_index) + piece_index];
+}
+
 std::uint64_t table_entry_nbytes(Encoding encoding) {
   return encoding == Encoding::zstd ? 3 * sizeof(std::uint64_t) : sizeof(std::uint64_t);
 }
 
-std::vector<std::byte> encode_index(const Index& index) {
+void encode_index(const Index& index, const IndexSink& sink) {
   const std::vector<TensorEntry>& tensors = index.contents->tensors;
   ByteWriter out;
   put_preamble(out, index);
@@ -605,16 +636,36 @@ std::vector<std::byte> encode_index(const Index& index) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     put_tensor(out, tensors[t], tensors[t].pieces.size());
     for (std::size_t p = 0; p < tensors[t].pieces.size(); ++p) {
-      put_piece(out, index, tensors[t].meta.dtype, tensors[t].pieces[p], index.storage[t][p]);
+      put_piece(out, index, {t, p});
+      pass_on(out, sink);
     }
   }
   out.uint(std::uint64_t{index.rank_files.size()});
   for (const RankFileRecord& file : index.rank_files) put_record(out, file);
-  return {out.bytes().begin(), out.bytes().end()};
+  sink(out.bytes());
 }
 
-std::vector<std::byte> encode_rank_index(const Index& whole,
-                                         std::span<const CheckpointWriter::PieceId> pieces) {
+std::vector<std::byte> encode_index(const Index& index) {
+  std::vector<std::byte> bytes;
+  encode_index(index, [&](std::span<const std::byte> part) {
+    bytes.insert(bytes.end(), part.begin(), part.end());
+  });
+  return bytes;
+}
+
+EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode) {
+  EncodedIndex encoded;
+  Xxh3 checksum;
+  encode([&](std::span<const std::byte> part) {
+    encoded.nbytes += part.size();
+    checksum.update(part);
+  });
+  encoded.checksum = checksum.digest();
+  return encoded;
+}
+
+void encode_rank_index(const Index& whole, std::span<const IndexedPiece> pieces,
+                       const IndexSink& sink) {
   // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;
@@ -633,13 +684,11 @@ std::vector<std::byte> encode_rank_index(const Index& whole,
   out.uint(num_tensors);
   for_each_tensor([&](const TensorEntry& tensor, std::size_t begin, std::size_t end) {
     put_tensor(out, tensor, end - begin);
-    for (std::size_t i = begin; i < end; ++i) {
-      const auto [t, p] = pieces[i];
-      put_piece(out, whole, tensor.meta.dtype, tensor.pieces[p], whole.storage[t][p]);
-    }
+    for (std::size_t i = begin; i < end; ++i) put_piece(out, whole, pieces[i]);
+    pass_on(out, sink);
   });
   out.uint(std::uint64_t{0});  // rank files
-  return {out.bytes().begin(), out.bytes().end()};
+  sink(out.bytes());
 }
 
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
@@ -693,44 +742,49 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind,
   }
 }
 
-std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
-    const CheckpointContents& contents) {
-  std::vector<std::vector<CheckpointWriter::PieceId>> ranks(
-      static_cast<std::size_t>(contents.world_size));
-  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    for (std::size_t p = 0; p < contents.tensors[t].pieces.size(); ++p) {
-      ranks[static_cast<std::size_t>(contents.tensors[t].pieces[p].rank)].push_back({t, p});
+std::vector<std::vector<IndexedPiece>> pieces_by_rank(const CheckpointContents& contents) {
+  std::vector<std::vector<IndexedPiece>> ranks(static_cast<std::size_t>(contents.world_size));
+  std::vector<std::size_t> num_pieces(ranks.size());
+  for (const TensorEntry& tensor : contents.tensors) {
+    for (const Piece& piece : tensor.pieces) ++num_pieces[static_cast<std::size_t>(piece.rank)];
+  }
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) ranks[rank].reserve(num_pieces[rank]);
+  TESSERA_CHECK(contents.tensors.size() <= UINT32_MAX);
+  for (std::uint32_t t = 0; t < contents.tensors.size(); ++t) {
+    const SharedVector<Piece>& pieces = contents.tensors[t].pieces;
+    TESSERA_CHECK(pieces.size() <= UINT32_MAX);
+    for (std::uint32_t p = 0; p < pieces.size(); ++p) {
+      ranks[static_cast<std::size_t>(pieces[p].rank)].push_back({t, p});
     }
   }
   return ranks;
 }
 
-Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces) {
+Index select_pieces(const Index& whole, std::span<const IndexedPiece> pieces) {
   Index selected = without_tensors(whole);
   for (std::size_t t = 0; t < whole.contents->tensors.size(); ++t) {
     const TensorEntry& tensor = whole.contents->tensors[t];
     const bool is_here = !pieces.empty() && pieces.front().tensor_index == t;
     if (!is_here && !tensor.pieces.empty()) continue;
     TensorEntry& entry = selected.contents.edit().tensors.emplace_back(without_pieces(tensor));
-    auto& storage = selected.storage.emplace_back();
+    std::vector<StoredPiece> storage;
     for (; !pieces.empty() && pieces.front().tensor_index == t; pieces = pieces.subspan(1)) {
       const std::size_t p = pieces.front().piece_index;
       entry.pieces.push_back(tensor.pieces[p]);
       storage.push_back(whole.storage[t][p]);
       storage.back().position = static_cast<std::uint32_t>(p);
+      if (!whole.linked_places.empty()) selected.linked_places.push_back(whole.linked_place(t, p));
     }
+    selected.storage.add(storage);
   }
   return selected;
 }
 
-void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
-                  const Index& rank_index) {
+void take_storage(Index& whole, std::span<const IndexedPiece> pieces, const Index& rank_index) {
   auto id = pieces.begin();
-  for (const auto& stored_pieces : rank_index.storage) {
-    for (const StoredPiece& stored : stored_pieces) {
-      whole.storage[id->tensor_index][id->piece_index] = stored;
-      ++id;
-    }
+  for (const StoredPiece& stored : rank_index.storage.items()) {
+    whole.storage[id->tensor_index][id->piece_index] = stored;
+    ++id;
   }
 }
 
@@ -738,17 +792,21 @@ namespace {
 
 /// A tensor of one rank's index.
 struct RankTensor {
-  TensorEntry* entry;
-  const std::vector<StoredPiece>* storage;
+  const TensorEntry* entry;
+  std::span<const StoredPiece> storage;
+  std::span<const std::uint64_t> linked_places;  // empty without linked files
 };
 
 /// Returns the tensors of all ranks, sorted by fqn and then by rank.
-std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
+std::vector<RankTensor> tensors_by_fqn(const std::vector<Index>& ranks) {
   std::vector<RankTensor> tensors;
-  for (Index& rank : ranks) {
-    std::vector<TensorEntry>& entries = rank.contents.edit().tensors;
+  for (const Index& rank : ranks) {
+    const std::vector<TensorEntry>& entries = rank.contents->tensors;
     for (std::size_t t = 0; t < entries.size(); ++t) {
-      tensors.push_back({&entries[t], &rank.storage[t]});
+      RankTensor& tensor = tensors.emplace_back(RankTensor{&entries[t], rank.storage[t], {}});
+      if (rank.linked_places.empty()) continue;
+      tensor.linked_places =
+          std::span(rank.linked_places).subspan(rank.storage.first(t), tensor.storage.size());
     }
   }
   std::ranges::stable_sort(tensors, {}, [](const RankTensor& tensor) -> const std::string& {
@@ -759,7 +817,8 @@ std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
 
 /// Merges the entries of one tensor in all rank files, puts its pieces at their positions, and adds
 /// it to `whole`.
-void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::string& path) {
+void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, PiecePool& pool,
+                  const std::string& path) {
   TensorEntry tensor = without_pieces(*by_rank.front().entry);
   const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found) {
     throw Error::expected(ErrorKind::corruption,
@@ -768,26 +827,31 @@ void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::
   };
   std::size_t num_pieces = 0;
   for (const RankTensor& each : by_rank) num_pieces += each.entry->pieces.size();
-  tensor.pieces.resize(num_pieces);
-  std::vector<StoredPiece> storage(num_pieces);
+  std::vector<Piece> pieces(num_pieces);
+  const std::span<StoredPiece> storage = whole.storage.add(num_pieces);
+  const std::size_t first = whole.storage.first(whole.storage.size() - 1);
+  if (!whole.linked_files.empty()) whole.linked_places.resize(first + num_pieces);
   std::vector<bool> is_placed(num_pieces, false);
   for (const RankTensor& each : by_rank) {
     if (each.entry->meta != tensor.meta) {
       fail("ranks", "the same dtype and shape on every rank", "other dtypes or shapes");
     }
     for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
-      const StoredPiece& stored = (*each.storage)[p];
+      const StoredPiece& stored = each.storage[p];
       if (stored.position >= num_pieces || is_placed[stored.position]) {
         fail("pieces", "positions 0 to " + std::to_string(num_pieces - 1),
              std::to_string(stored.position));
       }
       is_placed[stored.position] = true;
-      tensor.pieces[stored.position] = std::move(each.entry->pieces[p]);
+      pieces[stored.position] = each.entry->pieces[p];
       storage[stored.position] = stored;
+      if (!each.linked_places.empty()) {
+        whole.linked_places[first + stored.position] = each.linked_places[p];
+      }
     }
   }
+  tensor.pieces = pool.share(std::move(pieces));
   whole.contents.edit().tensors.push_back(std::move(tensor));
-  whole.storage.push_back(std::move(storage));
 }
 
 }  // namespace
@@ -796,6 +860,7 @@ Index merge_ranks(std::vector<Index> ranks, const std::string& path) {
   TESSERA_CHECK(!ranks.empty());
   const std::vector<RankTensor> tensors = tensors_by_fqn(ranks);
   Index whole = without_tensors(ranks.front());
+  PiecePool pool;
   for (std::span<const RankTensor> rest = tensors; !rest.empty();) {
     const auto num_parts = static_cast<std::size_t>(
         std::ranges::find_if(rest,
@@ -803,7 +868,7 @@ Index merge_ranks(std::vector<Index> ranks, const std::string& path) {
                                return tensor.entry->meta.fqn != rest.front().entry->meta.fqn;
                              }) -
         rest.begin());
-    merge_tensor(whole, rest.first(num_parts), path);
+    merge_tensor(whole, rest.first(num_parts), pool, path);
     rest = rest.subspan(num_parts);
   }
   validate_contents(whole.contents, ErrorKind::corruption, path);

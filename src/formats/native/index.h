@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/list_of_lists.h"
 #include "formats/native/file_header.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
@@ -31,22 +33,30 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 // has. So the checkpoint is whole without the base. A base can have linked files too; they are
 // linked like its rank files. See docs/formats/native.md.
 
-/// The place of a piece's bytes in its rank file, or in a linked file.
+/// The greatest number of linked files of a checkpoint.
+inline constexpr std::uint32_t kMaxLinkedFiles = (1U << 24) - 1;
+
+/// The place of a piece's bytes in its rank file, or in a linked file. Small, because a large
+/// checkpoint has millions of pieces.
 struct StoredPiece {
-  std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
-  std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
-  /// Of a linked piece: where HDF5 readers find the piece in the linked file. If it is packed
-  /// there: the place of its first element in the packed dataset. Otherwise: the number of its
-  /// tensor in the list of that file's index. HDF5 link names of tensors with long FQNs contain
-  /// this number.
-  std::uint64_t place = 0;
+  std::uint32_t position = 0;   // among the tensor's pieces in the whole checkpoint
+  std::uint32_t file : 24 = 0;  // 0: the rank's own file; n: number n-1 of Index::linked_files
   Encoding encoding = Encoding::none;
   std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
   std::uint64_t stored_nbytes = 0;
-  std::uint64_t checksum = 0;     // of the block, if there is only one
-  std::uint64_t table_begin = 0;  // of the table of blocks, if there are several
+  /// If the piece has one block: the block's checksum. Otherwise: where the table of blocks begins.
+  std::uint64_t checksum_or_table = 0;
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
+};
+static_assert(sizeof(StoredPiece) == 32);
+
+/// A CheckpointWriter::PieceId in half its memory, because there is one for each piece.
+struct IndexedPiece {
+  std::uint32_t tensor_index;
+  std::uint32_t piece_index;
+
+  operator CheckpointWriter::PieceId() const { return {tensor_index, piece_index}; }
 };
 
 /// How a piece is cut into blocks with one checksum each: blocks of plain data, or compressed
@@ -88,24 +98,45 @@ struct Index {
   std::uint64_t chunk_nbytes = 0;
   bool has_virtual_datasets = false;
   SharedContents contents;
-  std::vector<std::string> value_json;            // parallel to contents.values
-  std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
-  std::vector<RankFileRecord> rank_files;         // indexed by rank; empty in a rank file's index
+  std::vector<std::string> value_json;                // parallel to contents.values
+  tessera::detail::ListOfLists<StoredPiece> storage;  // [tensor][piece], as in contents.tensors
+  /// Of linked pieces: where HDF5 readers find them in the linked file. If a piece is packed there:
+  /// the place of its first element in the packed dataset. Otherwise: the number of its tensor in
+  /// the list of that file's index. HDF5 link names of tensors with long FQNs contain this number.
+  /// Parallel to `storage.items()`; empty without linked files.
+  std::vector<std::uint64_t> linked_places;
+  std::vector<RankFileRecord> rank_files;  // indexed by rank; empty in a rank file's index
   std::vector<LinkedFile> linked_files;  // sorted by checkpoint id and rank; the same on all ranks
 
   BlockGrid grid(std::size_t tensor_index, std::size_t piece_index) const;
+  /// Returns the piece's item of `linked_places`; 0 without linked files.
+  std::uint64_t linked_place(std::size_t tensor_index, std::size_t piece_index) const;
 };
 
 /// Returns the size of an entry in a table of blocks. Units: bytes.
 std::uint64_t table_entry_nbytes(Encoding encoding);
 
-/// Returns the encoded index. Equal indexes give equal bytes.
+/// Takes the parts of an encoded index in their order.
+using IndexSink = std::function<void(std::span<const std::byte>)>;
+
+/// Passes the encoded index to `sink` in parts of about 1 MiB. Equal indexes give equal bytes.
+void encode_index(const Index& index, const IndexSink& sink);
+/// Returns the whole encoded index.
 std::vector<std::byte> encode_index(const Index& index);
 
-/// Returns `encode_index(select_pieces(whole, pieces))`, without a copy of the contents. Requires:
-/// `StoredPiece::position` is set for all `pieces`.
-std::vector<std::byte> encode_rank_index(const Index& whole,
-                                         std::span<const CheckpointWriter::PieceId> pieces);
+/// Does what `encode_index(select_pieces(whole, pieces), sink)` does, without a copy of the
+/// contents. Requires: `StoredPiece::position` is set for all `pieces`.
+void encode_rank_index(const Index& whole, std::span<const IndexedPiece> pieces,
+                       const IndexSink& sink);
+
+/// The size and the checksum of an encoded index.
+struct EncodedIndex {
+  std::uint64_t nbytes = 0;
+  std::uint64_t checksum = 0;
+};
+
+/// Returns what `encode`, which passes an encoded index to its sink, makes.
+EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
 /// another part of the files. The caller may rely on: sorted and unique names, known dtypes, valid
@@ -121,17 +152,15 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind, const
 
 /// Returns one list of pieces for each rank, in the order of ranks. Each list is in the order of
 /// the contents.
-std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
-    const CheckpointContents& contents);
+std::vector<std::vector<IndexedPiece>> pieces_by_rank(const CheckpointContents& contents);
 
 /// Returns the index of one rank's file: `pieces` with their tensors, all tensors that have no
 /// piece, and everything that is not a tensor.
-Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces);
+Index select_pieces(const Index& whole, std::span<const IndexedPiece> pieces);
 
 /// Copies the places of the pieces in a complete rank file to `whole`. Requires: `select_pieces`
 /// made `rank_index` from `pieces`.
-void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
-                  const Index& rank_index);
+void take_storage(Index& whole, std::span<const IndexedPiece> pieces, const Index& rank_index);
 
 /// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires: each index
 /// was made by `select_pieces`.

@@ -136,7 +136,7 @@ std::string values_text(const Index& index) {
 
 /// Writes the file except its header. Returns the range of the binary index.
 ByteRange write_structure(FileSystem& fs, const std::string& path, const Index& index,
-                          std::span<const std::byte> index_bytes) {
+                          std::uint64_t index_nbytes) {
   h5::File file = h5::create_file(fs, path, kHeaderNbytes);
   if (index.has_virtual_datasets) write_virtual_datasets(file, index);
   ByteRange range;
@@ -144,25 +144,31 @@ ByteRange write_structure(FileSystem& fs, const std::string& path, const Index& 
     const h5::Handle group = h5::create_group(file, kOwnGroup);
     h5::write_text_dataset(file, group.id(), kValuesDataset, values_text(index));
     range = h5::create_plain_dataset(file, group.id(), kIndexDataset, DType::uint8,
-                                     static_cast<std::int64_t>(index_bytes.size()))
+                                     static_cast<std::int64_t>(index_nbytes))
                 .range;
   }
   h5::close_file(file);
-  file.bytes().write_at(range.begin, index_bytes);
+  std::uint64_t begin = range.begin;
+  encode_index(index, [&](std::span<const std::byte> part) {
+    file.bytes().write_at(begin, part);
+    begin += part.size();
+  });
   file.bytes().close();
   return range;
 }
 
 /// Does what `write_structure` does, but faster, for many tensors.
 ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const Index& index,
-                                  std::span<const std::byte> index_bytes) {
+                                  std::uint64_t index_nbytes) {
   h5::VirtualFile file(fs, path, kHeaderNbytes);
   std::vector<h5::VirtualFile::Link> links;
   if (index.has_virtual_datasets) links = add_virtual_datasets(file, index);
   ByteRange range;
   std::vector<h5::VirtualFile::Link> own_links;
   own_links.push_back({kValuesDataset, file.add_text_dataset(values_text(index))});
-  own_links.push_back({kIndexDataset, file.add_byte_dataset(index_bytes, range)});
+  own_links.push_back(
+      {kIndexDataset, file.add_byte_dataset(index_nbytes, range,
+                                            [&](const auto& sink) { encode_index(index, sink); })});
   links.push_back({kOwnGroup, file.add_group(std::move(own_links))});
   file.close(std::move(links));
   return range;
@@ -171,17 +177,18 @@ ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const
 }  // namespace
 
 std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const Index& index) {
-  const std::vector<std::byte> index_bytes = encode_index(index);
+  const EncodedIndex encoded =
+      measure_index([&](const IndexSink& sink) { encode_index(index, sink); });
   FileHeader header;
   header.version = index.format_version;
   header.role = FileRole::index;
   header.world_size = static_cast<std::uint32_t>(index.contents->world_size);
-  header.index_checksum = xxh3_64(index_bytes);
+  header.index_checksum = encoded.checksum;
   header.checkpoint_id = header.index_checksum;
 
   header.index_range = header.version >= kPackedVersion
-                           ? write_structure_by_hand(fs, path, index, index_bytes)
-                           : write_structure(fs, path, index, index_bytes);
+                           ? write_structure_by_hand(fs, path, index, encoded.nbytes)
+                           : write_structure(fs, path, index, encoded.nbytes);
   {
     const auto written = fs.open(path);
     header.file_nbytes = written->nbytes();

@@ -87,7 +87,7 @@ const NativeBase& native_base(const LinkedPieces& linked) {
   return *base;
 }
 
-/// Returns, for each piece of the base, StoredPiece::place.
+/// Returns, for each piece of the base, where HDF5 readers find it (Index::linked_places).
 std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
   std::vector<std::vector<std::uint64_t>> places;
   PiecePlaces finder(base);
@@ -145,24 +145,31 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked) {
     index.linked_files.push_back(std::move(file));
     numbers[key] = static_cast<std::uint32_t>(index.linked_files.size());
   }
+  if (index.linked_files.size() > kMaxLinkedFiles) {
+    throw Error::expected(ErrorKind::unsupported, {.path = base.reader().path()},
+                          "files of the base", "at most " + std::to_string(kMaxLinkedFiles),
+                          std::to_string(index.linked_files.size()));
+  }
+  index.linked_places.resize(index.storage.items().size());
   for (const PiecePair& pair : linked.pairs) {
     const auto [t, p] = pair.piece;
     const LinkedFile file = base.file_of(pair.base_piece);
     StoredPiece& stored = index.storage[t][p];
     stored = base.stored(pair.base_piece);
     stored.position = static_cast<std::uint32_t>(p);
-    stored.file = numbers.at({file.checkpoint_id, file.rank});
-    stored.place = places[pair.base_piece.tensor_index][pair.base_piece.piece_index];
+    stored.file = numbers.at({file.checkpoint_id, file.rank}) & kMaxLinkedFiles;
+    index.linked_places[index.storage.first(t) + p] =
+        places[pair.base_piece.tensor_index][pair.base_piece.piece_index];
   }
 }
 
 void link_files(const FileSystem& fs, const std::string& directory, const Index& index,
-                const LinkedPieces& linked, std::span<const PieceId> pieces) {
+                const LinkedPieces& linked, std::span<const IndexedPiece> pieces) {
   const NativeBase& base = native_base(linked);
   std::set<std::uint32_t> numbers;
-  for (const PieceId& id : pieces) {
+  for (const IndexedPiece& id : pieces) {
     const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
-    if (stored.file != 0) numbers.insert(stored.file - 1);
+    if (stored.file != 0) numbers.insert(stored.file - 1U);
   }
   const std::string& from = base.reader().path();
   const std::uint64_t base_id = base.checkpoint().checkpoint_id();

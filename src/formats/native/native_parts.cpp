@@ -14,10 +14,8 @@ namespace {
 
 /// Returns the encoded index without the places of the pieces that are in rank files.
 std::vector<std::byte> encode_without_places(Index index) {
-  for (auto& pieces : index.storage) {
-    for (StoredPiece& piece : pieces) {
-      if (piece.file == 0) piece = {.position = piece.position};
-    }
+  for (StoredPiece& piece : index.storage.items()) {
+    if (piece.file == 0) piece = {.position = piece.position};
   }
   return encode_index(index);
 }

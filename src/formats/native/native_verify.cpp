@@ -195,7 +195,7 @@ class RankFileCheck final : FileCheck {
  public:
   RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
                 std::uint64_t checkpoint_id, const Index& index,
-                std::span<const CheckpointWriter::PieceId> pieces, const ProgressSink& progress)
+                std::span<const IndexedPiece> pieces, const ProgressSink& progress)
       : FileCheck(fs, checkpoint_path, rank_file_name(rank), progress),
         rank_(rank),
         checkpoint_id_(checkpoint_id),
@@ -267,7 +267,7 @@ class RankFileCheck final : FileCheck {
   const std::int64_t rank_;
   const std::uint64_t checkpoint_id_;
   const Index& index_;
-  const std::span<const CheckpointWriter::PieceId> pieces_;
+  const std::span<const IndexedPiece> pieces_;
 };
 
 /// The check of one linked file ([Note: Linked files]).
@@ -343,8 +343,8 @@ class LinkedFileCheck final : FileCheck {
       const bool is_same =
           tensor->meta == own.contents->tensors[t].meta &&
           region == own.contents->tensors[t].pieces[p].region &&
-          std::tie(wanted.encoding, wanted.stored_nbytes, wanted.checksum, wanted.table_begin) ==
-              std::tie(stored.encoding, stored.stored_nbytes, stored.checksum, stored.table_begin);
+          std::tie(wanted.encoding, wanted.stored_nbytes, wanted.checksum_or_table) ==
+              std::tie(stored.encoding, stored.stored_nbytes, stored.checksum_or_table);
       is_wanted = is_wanted || is_same;
       at = is_same ? wanted_.erase(at) : std::next(at);
     }

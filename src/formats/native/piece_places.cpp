@@ -20,7 +20,7 @@ std::vector<std::uint64_t> PiecePlaces::next_tensor() {
     const auto rank = static_cast<std::size_t>(piece.rank);
     const DType dtype = tensor.meta.dtype;
     if (stored.file != 0) {
-      places.push_back(stored.place);
+      places.push_back(index_.linked_place(t, p));
     } else if (is_packed(index_.format_version, nbytes_of(piece.region, dtype))) {
       places.push_back(
           static_cast<std::uint64_t>(packed_on_rank_[rank].add(dtype, numel_of(piece.region))));

@@ -9,8 +9,8 @@
 
 namespace tessera::formats::native {
 
-/// Computes StoredPiece::place, the place where HDF5 readers find a piece, for all pieces: those in
-/// rank files, and linked ones. Ask for the tensors in the order of the index.
+/// Computes the places where HDF5 readers find the pieces (as Index::linked_places has them), for
+/// all pieces: those in rank files, and linked ones. Ask for the tensors in the order of the index.
 class PiecePlaces {
  public:
   /// `index` must outlive this object.

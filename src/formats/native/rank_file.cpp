@@ -79,17 +79,8 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
       h5_file_(h5::create_file(fs, path_, kHeaderNbytes)) {
   list_pieces();
   std::uint64_t data_nbytes = 0;
-  for (PieceState& piece : pieces_) {
-    const std::uint64_t nbytes = nbytes_of(piece);
-    if (nbytes == 0) continue;
-    const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
-    const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
-    if (stored_of(piece).file != 0) continue;  // its bytes are in a linked file
-    piece.is_packed = is_packed(contents_.whole.format_version, nbytes);
-    piece.may_compress = may_compress(nbytes, options_);
-    piece.block_numel = block_numel_of(numel, element_nbytes, options_);
-    num_blocks_left_ += ceil_div(numel, piece.block_numel);
-    data_nbytes += nbytes;
+  for (const PieceState& piece : pieces_) {
+    if (piece.block_numel > 0) data_nbytes += nbytes_of(piece);
   }
   is_streamed_ = data_nbytes >= kMinStreamedNbytes;
   if (is_streamed_) h5_file_.bytes().bypass_cache();
@@ -103,22 +94,36 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
   if (num_blocks_left_ == 0) complete();
 }
 
-/// Fills `pieces_`, with the number of each piece's tensor in the file's index. This index lists
-/// the tensors of the file's pieces, and the tensors that have no piece on any rank.
+/// Fills `pieces_` and `own_datasets_`. The file's index lists the tensors of the file's pieces,
+/// and the tensors that have no piece on any rank.
 void RankFileWriter::list_pieces() {
   const std::vector<TensorEntry>& tensors = contents_.whole.contents->tensors;
   pieces_.reserve(contents_.pieces.size());
   std::size_t num_tensors = 0;
   std::size_t next = 0;  // tensor
-  for (const CheckpointWriter::PieceId& id : contents_.pieces) {
+  for (const IndexedPiece id : contents_.pieces) {
     for (; next <= id.tensor_index; ++next) {
       if (next == id.tensor_index || tensors[next].pieces.empty()) ++num_tensors;
     }
-    PieceState& piece = pieces_.emplace_back();
-    piece.id = id;
-    piece.tensor_number = num_tensors - 1;
-    stored_of(piece).position = static_cast<std::uint32_t>(id.piece_index);
+    add_piece(id, num_tensors - 1);
   }
+}
+
+void RankFileWriter::add_piece(IndexedPiece id, std::size_t tensor_number) {
+  PieceState& piece = pieces_.emplace_back();
+  piece.id = id;
+  stored_of(piece).position = id.piece_index;
+  const std::uint64_t nbytes = nbytes_of(piece);
+  if (nbytes == 0 || stored_of(piece).file != 0) return;  // linked: its bytes are in another file
+  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
+  piece.is_packed = is_packed(contents_.whole.format_version, nbytes);
+  piece.may_compress = may_compress(nbytes, options_);
+  piece.block_numel = block_numel_of(numel, element_nbytes, options_);
+  num_blocks_left_ += ceil_div(numel, piece.block_numel);
+  if (piece.is_packed) return;
+  piece.own_dataset = static_cast<std::uint32_t>(own_datasets_.size());
+  own_datasets_.push_back({.tensor_number = tensor_number});
 }
 
 const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
@@ -138,7 +143,8 @@ std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
 }
 
 std::string RankFileWriter::link_name_of(const PieceState& piece) const {
-  return piece_link_name(tensor_of(piece).meta.fqn, piece.tensor_number, region_of(piece));
+  return piece_link_name(tensor_of(piece).meta.fqn, own_datasets_[piece.own_dataset].tensor_number,
+                         region_of(piece));
 }
 
 /// Creates one dataset for the packed pieces of each dtype, and sets the place of each packed
@@ -174,7 +180,7 @@ void RankFileWriter::lay_out_packed() {
 
 void RankFileWriter::lay_out_plain(PieceState& piece) {
   const std::uint64_t nbytes = nbytes_of(piece);
-  if (piece.block_numel == 0 || piece.is_packed) return;
+  if (!piece.has_own_dataset()) return;
   const DType dtype = tensor_of(piece).meta.dtype;
   const h5::PlainDataset dataset =
       h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(piece), dtype,
@@ -184,15 +190,15 @@ void RankFileWriter::lay_out_plain(PieceState& piece) {
   stored.encoding = Encoding::plain;
   stored.begin = dataset.range.begin;
   stored.stored_nbytes = nbytes;
-  piece.blocks.resize((nbytes - 1) / kPlainBlockNbytes + 1);
+  own_dataset_of(piece).blocks.resize((nbytes - 1) / kPlainBlockNbytes + 1);
 }
 
 void RankFileWriter::lay_out_zstd(PieceState& piece) {
   const DType dtype = tensor_of(piece).meta.dtype;
   const auto numel = static_cast<std::int64_t>(nbytes_of(piece) / itemsize(dtype));
-  piece.dataset =
-      h5::create_zstd_dataset(h5_file_, link_name_of(piece), dtype, numel, piece.block_numel);
-  describe(piece, piece.dataset);
+  h5::Handle& dataset = own_dataset_of(piece).handle;
+  dataset = h5::create_zstd_dataset(h5_file_, link_name_of(piece), dtype, numel, piece.block_numel);
+  describe(piece, dataset);
   stored_of(piece).encoding = Encoding::zstd;
 }
 
@@ -304,9 +310,9 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   const ByteRange range = plain_range(piece, begin, block.bytes.size());
   if (block.place != range) h5_file_.bytes().write_at(range.begin, block.bytes);
   const std::vector<std::uint64_t> checksums = block_checksums(block.bytes);
-  if (piece.is_packed) stored_of(piece).checksum = checksums.front();
+  if (piece.is_packed) stored_of(piece).checksum_or_table = checksums.front();
   for (std::size_t i = 0; i < checksums.size() && !piece.is_packed; ++i) {
-    piece.blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
+    own_dataset_of(piece).blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
   }
   if (block.place != range) {
     note(piece_number, begin, {.range = range, .checksum = checksum_of_checksums(checksums)});
@@ -371,13 +377,14 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
     return true;
   }
   if (!has_chunk) return false;
+  OwnDataset& dataset = own_dataset_of(piece);
   const ByteRange range =
-      h5::place_chunk(h5_file_, piece.dataset, begin, block.chunk.form, block.chunk.stored);
+      h5::place_chunk(h5_file_, dataset.handle, begin, block.chunk.form, block.chunk.stored);
   reserve(range.end);
-  piece.blocks.push_back({range, block.chunk_checksum});
+  dataset.blocks.push_back({range, block.chunk_checksum});
   next_begin_ += piece.block_numel;
   if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= nbytes_of(piece)) {
-    piece.dataset.reset();
+    dataset.handle.reset();
     pass_on_to_next_piece();
   } else {
     turn_changed_.notify_all();
@@ -407,10 +414,7 @@ void RankFileWriter::reserve(std::uint64_t end) {
 }
 
 void RankFileWriter::skip_empty_pieces() {
-  while (next_piece_ < pieces_.size() &&
-         (pieces_[next_piece_].block_numel == 0 || pieces_[next_piece_].is_packed)) {
-    ++next_piece_;
-  }
+  while (next_piece_ < pieces_.size() && !pieces_[next_piece_].has_own_dataset()) ++next_piece_;
 }
 
 void RankFileWriter::abandon() noexcept {
@@ -422,7 +426,10 @@ void RankFileWriter::abandon() noexcept {
 void RankFileWriter::complete() {
   const std::uint64_t tables_nbytes = settle_storage();
   ByteRange tables_range;
-  std::vector<std::byte> index_bytes;
+  const auto encode = [&](const IndexSink& sink) {
+    encode_rank_index(contents_.whole, contents_.pieces, sink);
+  };
+  EncodedIndex encoded;
   {
     const h5::Handle group =
         own_group_ ? std::move(own_group_) : h5::create_group(h5_file_, kOwnGroup);
@@ -431,47 +438,56 @@ void RankFileWriter::complete() {
                                               static_cast<std::int64_t>(tables_nbytes))
                          .range;
     }
-    for (PieceState& piece : pieces_) {
-      if (piece.blocks.size() > 1) stored_of(piece).table_begin += tables_range.begin;
+    for (const PieceState& piece : pieces_) {
+      if (!piece.has_own_dataset()) continue;
+      if (own_dataset_of(piece).blocks.size() > 1)
+        stored_of(piece).checksum_or_table += tables_range.begin;
     }
-    index_bytes = encode_rank_index(contents_.whole, contents_.pieces);
+    encoded = measure_index(encode);
     index_range_ = h5::create_plain_dataset(h5_file_, group.id(), kIndexDataset, DType::uint8,
-                                            static_cast<std::int64_t>(index_bytes.size()))
+                                            static_cast<std::int64_t>(encoded.nbytes))
                        .range;
   }
   h5::close_file(h5_file_);
 
   if (tables_nbytes > 0) write_block_tables(tables_range);
-  h5_file_.bytes().write_at(index_range_.begin, index_bytes);
+  std::uint64_t index_begin = index_range_.begin;
+  encode([&](std::span<const std::byte> part) {
+    h5_file_.bytes().write_at(index_begin, part);
+    index_begin += part.size();
+  });
 
   const auto written = fs_.open(path_);
   record_.nbytes = written->nbytes();
-  record_.index_checksum = xxh3_64(index_bytes);
+  record_.index_checksum = encoded.checksum;
   record_.structure_checksum = structure_checksum(*written, data_ranges());
   h5_file_.bytes().sync();
   h5_file_.bytes().close();
-  pieces_ = std::vector<PieceState>();  // frees memory for the next file
+  // Frees memory for the next file.
+  pieces_ = std::vector<PieceState>();
+  own_datasets_ = std::vector<OwnDataset>();
   complete_ = true;
 }
 
-/// Sets the StoredPiece of each piece from its blocks. `table_begin` is relative to the start of
-/// the tables, because their place in the file is not known yet. Returns the size of all tables.
-/// Units: bytes.
+/// Sets the StoredPiece of each piece from its blocks. Places of tables are relative to the start
+/// of the first table, because its place in the file is not known yet. Returns the size of all
+/// tables. Units: bytes.
 std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
-  for (PieceState& piece : pieces_) {
+  for (const PieceState& piece : pieces_) {
+    if (!piece.has_own_dataset()) continue;
     StoredPiece& stored = stored_of(piece);
-    if (piece.block_numel == 0 || piece.is_packed) continue;
+    const std::vector<StoredBlock>& blocks = own_dataset_of(piece).blocks;
     if (stored.encoding == Encoding::zstd) {
-      stored.begin = piece.blocks.front().range.begin;
+      stored.begin = blocks.front().range.begin;
       stored.stored_nbytes = 0;
-      for (const StoredBlock& block : piece.blocks) stored.stored_nbytes += block.range.nbytes();
+      for (const StoredBlock& block : blocks) stored.stored_nbytes += block.range.nbytes();
     }
-    if (piece.blocks.size() == 1) {
-      stored.checksum = piece.blocks.front().checksum;
+    if (blocks.size() == 1) {
+      stored.checksum_or_table = blocks.front().checksum;
     } else {
-      stored.table_begin = tables_nbytes;
-      tables_nbytes += piece.blocks.size() * table_entry_nbytes(stored.encoding);
+      stored.checksum_or_table = tables_nbytes;
+      tables_nbytes += blocks.size() * table_entry_nbytes(stored.encoding);
     }
   }
   return tables_nbytes;
@@ -479,9 +495,9 @@ std::uint64_t RankFileWriter::settle_storage() {
 
 void RankFileWriter::write_block_tables(ByteRange range) {
   ByteWriter tables;
-  for (PieceState& piece : pieces_) {
-    if (piece.blocks.size() <= 1) continue;
-    for (const StoredBlock& block : piece.blocks) {
+  for (const PieceState& piece : pieces_) {
+    if (!piece.has_own_dataset() || own_dataset_of(piece).blocks.size() <= 1) continue;
+    for (const StoredBlock& block : own_dataset_of(piece).blocks) {
       if (stored_of(piece).encoding == Encoding::zstd) {
         tables.u64(block.range.begin);
         tables.u64(block.range.nbytes());
@@ -493,15 +509,15 @@ void RankFileWriter::write_block_tables(ByteRange range) {
   h5_file_.bytes().write_at(range.begin, tables.bytes());
 }
 
-std::vector<ByteRange> RankFileWriter::data_ranges() const {
+std::vector<ByteRange> RankFileWriter::data_ranges() {
   std::vector<ByteRange> ranges;
   for (const PieceState& piece : pieces_) {
     const StoredPiece& stored = stored_of(piece);
     if (stored.file != 0) continue;
     if (stored.encoding == Encoding::plain) {
       ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
-    } else {
-      for (const StoredBlock& block : piece.blocks) ranges.push_back(block.range);
+    } else if (piece.has_own_dataset()) {
+      for (const StoredBlock& block : own_dataset_of(piece).blocks) ranges.push_back(block.range);
     }
   }
   std::ranges::sort(ranges, {}, &ByteRange::begin);

@@ -26,7 +26,7 @@ namespace tessera::formats::native {
 /// of these pieces in `whole`, except for linked pieces, whose bytes are in other files.
 struct RankFileContents {
   Index& whole;
-  std::span<const CheckpointWriter::PieceId> pieces;
+  std::span<const IndexedPiece> pieces;
 };
 
 /// Writes one rank's file, except its header.
@@ -68,14 +68,21 @@ class RankFileWriter {
     ByteRange range;  // of the file
     std::uint64_t checksum = 0;
   };
+  /// Small, because a file may have millions of packed pieces.
   struct PieceState {
-    CheckpointWriter::PieceId id{};
-    std::size_t tensor_number = 0;  // the tensor's number in the file's index
+    IndexedPiece id{};
+    std::uint32_t own_dataset = 0;  // index in `own_datasets_`, unless the piece is packed
     bool is_packed = false;
     bool may_compress = false;
-    std::int64_t block_numel = 0;       // elements of a block; 0: nothing to write
-    h5::Handle dataset{};               // set while chunks are written to the dataset
-    std::vector<StoredBlock> blocks{};  // without ranges for plain data; none if packed
+    std::int64_t block_numel = 0;  // elements of a block; 0: nothing to write
+
+    bool has_own_dataset() const { return block_numel > 0 && !is_packed; }
+  };
+  /// What a piece with a dataset of its own needs.
+  struct OwnDataset {
+    std::size_t tensor_number = 0;      // the tensor's number in the file's index
+    h5::Handle handle{};                // set while chunks are written to the dataset
+    std::vector<StoredBlock> blocks{};  // without ranges for plain data
   };
 
   /// A block to be written: its plain bytes, its chunk, or both.
@@ -91,8 +98,10 @@ class RankFileWriter {
   StoredPiece& stored_of(const PieceState& piece) const;
   std::uint64_t nbytes_of(const PieceState& piece) const;
   std::string link_name_of(const PieceState& piece) const;
+  OwnDataset& own_dataset_of(const PieceState& piece) { return own_datasets_[piece.own_dataset]; }
 
   void list_pieces();
+  void add_piece(IndexedPiece id, std::size_t tensor_number);
   void lay_out_packed();
   void lay_out_plain(PieceState& piece);
   void lay_out_zstd(PieceState& piece);
@@ -109,7 +118,7 @@ class RankFileWriter {
   void complete();
   std::uint64_t settle_storage();
   void write_block_tables(ByteRange range);
-  std::vector<ByteRange> data_ranges() const;
+  std::vector<ByteRange> data_ranges();
 
   FileSystem& fs_;
   const std::string path_;
@@ -118,8 +127,9 @@ class RankFileWriter {
   const RankFileContents contents_;
   std::uint64_t reserved_end_ = 0;  // of the space that this or an interrupted writer reserved
   h5::File h5_file_;
-  h5::Handle own_group_;            // in the file; set once it is needed
-  std::vector<PieceState> pieces_;  // indexed by number; their datasets are in the file
+  h5::Handle own_group_;                  // in the file; set once it is needed
+  std::vector<PieceState> pieces_;        // indexed by number
+  std::vector<OwnDataset> own_datasets_;  // in the file
 
   bool is_streamed_ = false;  // written without the page cache, into reserved space
 

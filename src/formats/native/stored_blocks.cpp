@@ -34,12 +34,12 @@ std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std:
                                             std::uint64_t begin, std::uint64_t end) {
   if (begin == end) return {};
   if (grid.num_blocks() == 1) {
-    return {{{stored.begin, stored.begin + stored.stored_nbytes}, stored.checksum}};
+    return {{{stored.begin, stored.begin + stored.stored_nbytes}, stored.checksum_or_table}};
   }
   const std::uint64_t entry_nbytes = table_entry_nbytes(stored.encoding);
   const std::size_t numbers_per_entry = entry_nbytes / sizeof(std::uint64_t);
   std::vector<std::uint64_t> numbers((end - begin) * numbers_per_entry);
-  const std::uint64_t table_begin = stored.table_begin + begin * entry_nbytes;
+  const std::uint64_t table_begin = stored.checksum_or_table + begin * entry_nbytes;
   file.read_at(table_begin, std::as_writable_bytes(std::span(numbers)));
 
   std::vector<StoredBlock> blocks(end - begin);

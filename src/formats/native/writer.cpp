@@ -86,16 +86,11 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
                    pieces_by_rank_[static_cast<std::size_t>(rank)]);
       }
     }
-    std::size_t num_pieces = 0;
-    first_pieces_.reserve(index_.contents->tensors.size());
-    for (const TensorEntry& tensor : index_.contents->tensors) {
-      first_pieces_.push_back(num_pieces);
-      num_pieces += tensor.pieces.size();
-    }
-    numbers_on_rank_.resize(num_pieces);
+    numbers_on_rank_.resize(index_.storage.items().size());
     for (const auto& pieces : pieces_by_rank_) {
       for (std::size_t number = 0; number < pieces.size(); ++number) {
-        numbers_on_rank_[first_pieces_[pieces[number].tensor_index] + pieces[number].piece_index] =
+        const IndexedPiece id = pieces[number];
+        numbers_on_rank_[index_.storage.first(id.tensor_index) + id.piece_index] =
             static_cast<std::uint32_t>(number);
       }
     }
@@ -226,7 +221,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   }
 
   std::size_t number_of(PieceId id) const {
-    return numbers_on_rank_[first_pieces_[id.tensor_index] + id.piece_index];
+    return numbers_on_rank_[index_.storage.first(id.tensor_index) + id.piece_index];
   }
 
   /// Returns the writer of the rank's file. The first block creates it.
@@ -255,11 +250,9 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   const std::string suffix_;
   const NativeWriteOptions options_;
   Journal* const journal_;
-  std::vector<std::vector<PieceId>> pieces_by_rank_;
-  // Each piece's number in its rank's file, for the pieces of all tensors in order, and the index
-  // in this list of each tensor's first piece.
+  std::vector<std::vector<IndexedPiece>> pieces_by_rank_;
+  // Each piece's number in its rank's file; parallel to index_.storage.items().
   std::vector<std::uint32_t> numbers_on_rank_;
-  std::vector<std::size_t> first_pieces_;
   std::vector<RankSlot> rank_slots_;  // indexed by rank
   std::atomic<bool> abandoned_ = false;
   bool are_ranks_there_ = false;  // the shares have written all blocks
@@ -323,9 +316,11 @@ Index describe_checkpoint(SharedContents contents, const std::vector<Value>& val
       options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
   for (const Value& value : values) index.value_json.push_back(value_to_json(value));
   index.contents = std::move(contents);
-  index.storage.reserve(index.contents->tensors.size());
+  std::size_t num_pieces = 0;
+  for (const TensorEntry& tensor : index.contents->tensors) num_pieces += tensor.pieces.size();
+  index.storage.reserve(index.contents->tensors.size(), num_pieces);
   for (const TensorEntry& tensor : index.contents->tensors) {
-    index.storage.emplace_back(tensor.pieces.size());
+    index.storage.add(tensor.pieces.size());
   }
   if (options.linked) enter_linked_pieces(index, *options.linked);
   return index;

@@ -10,10 +10,12 @@
 
 #include "base/checked_math.h"
 #include "base/json.h"
+#include "base/list_of_lists.h"
 #include "formats/file_names.h"
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/part_of_check.h"
+#include "formats/piece_pool.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/shard_names.h"
@@ -282,7 +284,7 @@ class SafetensorsReader final : public DividedReader {
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
-    const Location& location = locations_.at(tensor_index).at(piece_index);
+    const Location& location = locations_[tensor_index][piece_index];
     const TensorMeta& meta = contents_.tensors[tensor_index].meta;
     const std::uint64_t item_nbytes = itemsize(meta.dtype);
     TESSERA_CHECK(0 <= range.begin && range.begin <= range.end &&
@@ -307,7 +309,7 @@ class SafetensorsReader final : public DividedReader {
   Value read_value(std::size_t value_index) const override { return values_.at(value_index); }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
-    const Location& location = locations_.at(tensor_index).at(piece_index);
+    const Location& location = locations_[tensor_index][piece_index];
     return {.file = files_[location.file].name,
             .byte_range = location.byte_range,
             .encoding = "plain",
@@ -467,6 +469,7 @@ class SafetensorsReader final : public DividedReader {
     }
     validate_tensor_meta(named.entry.meta, path);
     named.entry.pieces.push_back({.region = std::move(box), .rank = rank});
+    if (is_new) named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
     named.locations.push_back({files_.size(), tensor.byte_range});
   }
 
@@ -649,10 +652,11 @@ class SafetensorsReader final : public DividedReader {
   void finish_tensors() {
     // `named_tensors_` is sorted by name, in byte order.
     contents_.tensors.reserve(named_tensors_.size());
-    locations_.reserve(named_tensors_.size());
+    locations_.reserve(named_tensors_.size(), named_tensors_.size());
     for (auto& [fqn, named] : named_tensors_) {
+      named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
       contents_.tensors.push_back(std::move(named.entry));
-      locations_.push_back(std::move(named.locations));
+      locations_.add(named.locations);
     }
   }
 
@@ -738,11 +742,13 @@ class SafetensorsReader final : public DividedReader {
   std::string path_;
   std::vector<File> files_;
   CheckpointContents contents_;
-  std::vector<std::vector<Location>> locations_;  // parallel to contents_.tensors and their pieces
-  std::vector<Value> values_;                     // parallel to contents_.values
-  std::vector<Finding> findings_;                 // found while opening, reported by verify
+  /// Parallel to contents_.tensors and their pieces.
+  tessera::detail::ListOfLists<Location> locations_;
+  std::vector<Value> values_;      // parallel to contents_.values
+  std::vector<Finding> findings_;  // found while opening, reported by verify
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
+  PiecePool pieces_pool_;                             // while opening
   std::map<std::string, int> rank_of_prefix_;         // while opening
   std::set<std::string>
       differing_metadata_;                  // keys whose texts differ between files; while opening

@@ -293,8 +293,8 @@ class FileLayout {
       const std::size_t i = tensors[k];
       places_[i].byte_begin = header.size() + header_tensors[k].byte_range.begin;
       if (header_tensors[k].byte_range.nbytes() > 0) write_order_.push_back({i, 0});
-      std::vector<Piece> whole{{.region = whole_box(contents_->tensors[i].meta.shape),
-                                .rank = static_cast<int>(shard_index)}};
+      SharedVector<Piece> whole{{.region = whole_box(contents_->tensors[i].meta.shape),
+                                 .rank = static_cast<int>(shard_index)}};
       // If nothing changes, the contents stay those of the plan.
       if (contents_->tensors[i].pieces != whole) {
         contents_.edit().tensors[i].pieces = std::move(whole);

@@ -185,6 +185,7 @@ EntryReader::Tensor EntryReader::named(KeyPath path) {
 
 void EntryReader::add(Tensor tensor) {
   validate_tensor_meta(tensor.entry.meta, folder_);
+  tensor.entry.pieces = pieces_pool_.share(std::move(tensor.entry.pieces));
   tensors_.push_back(std::move(tensor));
 }
 

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "formats/piece_pool.h"
 #include "formats/recently_used.h"
 #include "formats/torch_files/file.h"
 #include "tessera/base/error.h"
@@ -159,6 +160,7 @@ class EntryReader : public DividedReader {
   std::vector<Renamed> renamed_;               // only while opening
   std::set<std::string> differing_;            // names whose entries differ between ranks
   std::vector<Tensor> tensors_;                // only while opening
+  PiecePool pieces_pool_;                      // only while opening
   std::vector<NamedValue> values_;             // only while opening
   std::vector<std::vector<Source>> sources_;   // parallel to contents_.tensors and their pieces
   std::vector<AnyValueSource> value_sources_;  // parallel to contents_.values

@@ -11,6 +11,7 @@
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/part_of_check.h"
+#include "formats/piece_pool.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/other_records.h"
 #include "formats/torch_zip/part_of_whole.h"
@@ -420,7 +421,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
       }
     }
     entry.key_path = std::move(key_path);
-    if (lists_pieces_) entry.pieces.push_back({whole_box(record.shape), 0});
+    if (lists_pieces_) entry.pieces = pieces_pool_.share({{whole_box(record.shape), 0}});
     contents_.tensors.push_back(std::move(entry));
     records.push_back(std::move(record));
     places_of_tensors_.push_back(place);
@@ -430,6 +431,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::unique_ptr<ReadableFile> file_;
   std::unique_ptr<SavedObject> saved_;
   CheckpointContents contents_;
+  PiecePool pieces_pool_;                  // while opening
   std::vector<Stored> stored_;             // parallel to contents_.tensors
   std::vector<Value> values_;              // parallel to contents_.values; None where refused
   std::map<std::size_t, Error> refusals_;  // key: index of the value

@@ -513,10 +513,8 @@ void bind_job(nb::module_& module) {
         formats::LatestValid found;
         {
           const nb::gil_scoped_release without_gil;
-          object_store::forget(path);
           found = formats::latest_valid(
-              object_store::files(), path,
-              checksums ? formats::Validation::checksums : formats::Validation::structure);
+              path, checksums ? formats::Validation::checksums : formats::Validation::structure);
         }
         nb::list skipped;
         for (const formats::SkippedCheckpoint& each : found.skipped) {

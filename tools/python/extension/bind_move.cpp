@@ -46,6 +46,7 @@ struct Outcome {
   reshard::FileStates source_files;  // states of the source's files when they were opened
   std::string plan_digest;
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
+  std::vector<int> divided_parts;        // parts that begin or end within a file on NFS
 };
 
 formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSystem& fs) {
@@ -99,6 +100,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   if (request.worker) {
     reshard::SharedMoveOptions worker = *request.worker;
     worker.begins = [&](int, std::uint64_t nbytes) { watch.set_total(nbytes); };
+    worker.divides_file_on_nfs = [&](int part) { outcome.divided_parts.push_back(part); };
     outcome.shared = reshard::move_share(plan, reader, fs, place.path, create, worker, options);
     std::uint64_t resumed_nbytes = 0;
     for (const auto& share : outcome.shared->shares) resumed_nbytes += share.resumed_nbytes;
@@ -308,6 +310,9 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
     for (const auto& share : outcome.shared->missing) missing_parts.append(share.index);
   }
   result["missing_parts"] = missing_parts;
+  nb::list divided_parts;
+  for (const int part : outcome.divided_parts) divided_parts.append(part);
+  result["divided_parts"] = divided_parts;
   result["left_over"] = outcome.left_over ? text_to_python(*outcome.left_over) : nb::none();
   return result;
 }

@@ -34,6 +34,7 @@ class _Summary(TypedDict):
     left_files: list[tuple[str, str]]
     notes: list[_Finding]
     problems: list[_Finding]
+    divided_parts: list[int]
     left_over: str | None
 
 class _MoveOptions(TypedDict):

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace tessera::detail {
+
+/// Many short lists in one block of memory: a list of its own takes 40 bytes more. Reads like a
+/// std::vector of lists. Only items change once they are added. Thread-safe as a std::vector.
+template <class T>
+class ListOfLists {
+ public:
+  /// Makes room for further lists with `num_items` items together.
+  void reserve(std::size_t num_lists, std::size_t num_items) {
+    begins_.reserve(begins_.size() + num_lists);
+    items_.reserve(items_.size() + num_items);
+  }
+  /// Adds a list of `num_items` items with their initial values, and returns it. The view is valid
+  /// until the next list is added.
+  std::span<T> add(std::size_t num_items) {
+    const std::size_t begin = items_.size();
+    items_.resize(begin + num_items);
+    begins_.push_back(items_.size());
+    return std::span(items_).subspan(begin);
+  }
+  void add(std::span<const T> list) {
+    items_.insert(items_.end(), list.begin(), list.end());
+    begins_.push_back(items_.size());
+  }
+
+  std::size_t size() const { return begins_.size() - 1; }
+  std::span<const T> operator[](std::size_t i) const {
+    return std::span(items_).subspan(begins_[i], begins_[i + 1] - begins_[i]);
+  }
+  std::span<T> operator[](std::size_t i) {
+    return std::span(items_).subspan(begins_[i], begins_[i + 1] - begins_[i]);
+  }
+  /// The items of all lists.
+  std::span<const T> items() const { return items_; }
+  std::span<T> items() { return items_; }
+  /// Returns the place in `items` of the first item of a list.
+  std::size_t first(std::size_t i) const { return begins_[i]; }
+
+  void shrink_to_fit() {
+    begins_.shrink_to_fit();
+    items_.shrink_to_fit();
+  }
+
+  friend bool operator==(const ListOfLists&, const ListOfLists&) = default;
+
+ private:
+  std::vector<std::size_t> begins_{0};  // of each list, and the end of the last one
+  std::vector<T> items_;
+};
+
+}  // namespace tessera::detail
