@@ -15,8 +15,10 @@
 #include "formats/torch_zip/other_records.h"
 #include "formats/torch_zip/part_of_whole.h"
 #include "formats/torch_zip/simplifications.h"
+#include "formats/torch_zip/tar_members.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "formats/torch_zip/torch_stream.h"
+#include "formats/torch_zip/torch_tar.h"
 
 namespace tessera::formats {
 namespace {
@@ -27,26 +29,21 @@ using torch_zip::SavedObject;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 using torch_zip::TorchStream;
+using torch_zip::TorchTar;
 
 constexpr std::size_t kNumFirstBytes = 512;
 
-/// Throws for files that are neither an archive nor a stream, with advice for files that people
-/// mistake for them: a tar archive of PyTorch 0.1, a bare pickle.
+/// Throws for files that are no file of torch.save, with advice for bare pickles.
 void refuse_other_files(const std::string& path, std::string_view first_bytes) {
-  constexpr std::size_t kTarMark = 257;
-  const bool is_tar =
-      first_bytes.size() > kTarMark && first_bytes.substr(kTarMark).starts_with("ustar");
   const bool is_pickle = first_bytes.size() > 1 && first_bytes[0] == '\x80' &&
                          first_bytes[1] <= 5 && first_bytes[1] >= 2;
-  if (!is_tar && !is_pickle) return;
-  throw Error::expected(
-      ErrorKind::unsupported, {.path = path}, "file", "an archive or a stream of torch.save",
-      is_tar ? "the tar archive of PyTorch 0.1" : "a bare pickle",
-      is_tar ? "load it in PyTorch and torch.save it again" : "pickle.dump instead of torch.save?");
+  if (!is_pickle) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = path}, "file",
+                        "an archive or a stream of torch.save", "a bare pickle",
+                        "pickle.dump instead of torch.save?");
 }
 
-/// Opens the saved object in a file. The first bytes show whether the file is an archive or a
-/// stream.
+/// Opens the saved object in a file. The first bytes show which form the file has.
 std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
                                         const std::vector<std::string>& as_dict) {
   std::string first_bytes(std::min<std::uint64_t>(kNumFirstBytes, file.nbytes()), '\0');
@@ -54,6 +51,7 @@ std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
   if (torch_zip::begins_as_stream(first_bytes)) {
     return std::make_unique<TorchStream>(file, as_dict);
   }
+  if (torch_zip::begins_as_tar(first_bytes)) return std::make_unique<TorchTar>(file, as_dict);
   refuse_other_files(file.path(), first_bytes);
   return std::make_unique<TorchArchive>(file, ByteRange{0, file.nbytes()}, as_dict);
 }
@@ -295,7 +293,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     for (TensorRecord& record : records) stored_.emplace_back(std::move(record));
   }
 
-  /// Reads all storages of a stream, which has no checksums.
+  /// Reads all storages of a stream or a tar archive, which have no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
                     const ProgressSink& progress, PartOfCheck& part) const {
     if (part.takes(0)) {
@@ -303,7 +301,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
             .rule = "checksum-absent",
             .where = {.path = path_},
             .expected = "checksums of the tensor bytes",
-            .found = "none, a stream of torch.save has no place for them"});
+            .found = "none, this form of torch.save has no place for them"});
     }
     std::vector<std::byte> buffer(std::size_t{1} << 20);
     for (const auto& [storage, name] : names) {
