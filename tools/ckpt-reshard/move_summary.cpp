@@ -188,6 +188,9 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::tensor_steps:
       return words("step of the optimizer becomes a float32 tensor",
                    "steps of the optimizer become float32 tensors");
+    case Change::key_order:
+      return words("dict gets its keys in the order of names",
+                   "dicts get their keys in the order of names");
   }
   return {};
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/native/file_header.h"
@@ -20,6 +21,7 @@ enum class Encoding : std::uint8_t {
   zstd = 2,   // chunks, byte-shuffled and compressed
 };
 
+inline constexpr std::string_view kKeyOrder = "tessera.key_order";
 inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // bytes of plain data with one checksum
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 /// All chunk sizes are multiples of the largest itemsize.
@@ -88,7 +90,10 @@ struct Index {
   std::uint64_t chunk_nbytes = 0;
   bool has_virtual_datasets = false;
   SharedContents contents;
-  std::vector<std::string> value_json;            // parallel to contents.values
+  std::vector<std::string> value_json;  // parallel to contents.values
+  /// `key_order_text` of the whole checkpoint, also in a rank file's index. Stored as the
+  /// annotation kKeyOrder; so older readers ignore it. `contents.annotations` does not have it.
+  std::string key_order;
   std::vector<std::vector<StoredPiece>> storage;  // [tensor][piece], parallel to contents.tensors
   std::vector<RankFileRecord> rank_files;         // indexed by rank; empty in a rank file's index
   std::vector<LinkedFile> linked_files;  // sorted by checkpoint id and rank; the same on all ranks

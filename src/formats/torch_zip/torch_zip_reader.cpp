@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "formats/key_order.h"
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/part_of_check.h"
@@ -110,17 +111,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override {
-    std::vector<std::pair<std::size_t, std::string_view>> order;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      order.emplace_back(places_of_tensors_[i], contents_.tensors[i].meta.fqn);
-    }
-    for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
-      order.emplace_back(places_of_aliases_[i], contents_.aliases[i].fqn);
-    }
-    std::ranges::sort(order);
-    std::vector<std::string> names;
-    for (const auto& [place, name] : order) names.emplace_back(name);
-    return {std::move(names)};
+    return {names_in_dict_order(contents_)};
   }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
@@ -146,7 +137,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     return is_whole_storage ? saved_->storages().crc32(record.storage) : std::nullopt;
   }
   std::size_t order_of(std::size_t value_index) const override {
-    return places_of_values_[value_index];
+    return contents_.values[value_index].dict_order;
   }
   std::string saved_name() const override {
     const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
@@ -268,20 +259,18 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     const std::size_t num_values = leaves.size() - num_tensors;  // aliases are few
     contents_.values.reserve(num_values);
     values_.reserve(num_values);
-    places_of_values_.reserve(num_values);
     contents_.tensors.reserve(num_tensors);
     stored_.reserve(num_tensors);
     std::vector<TensorRecord> records;  // parallel to contents_.tensors
     records.reserve(num_tensors);
-    places_of_tensors_.reserve(num_tensors);
     for (auto& [name, leaf, place] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
         add_tensor(name, std::move(key_path), std::move(*record), place, first_names, records);
         continue;
       }
-      contents_.values.push_back({name, std::move(key_path)});
-      places_of_values_.push_back(place);
+      contents_.values.push_back(
+          {name, std::move(key_path), static_cast<std::uint32_t>(place + 1)});
       if (auto* value = std::get_if<Value>(&leaf.content)) {
         values_.push_back(std::move(*value));
       } else {
@@ -403,6 +392,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record, std::size_t place,
                   FirstNames& first_names, std::vector<TensorRecord>& records) {
     torch_zip::note_flags(record, name, contents_.simplifications);
+    const auto dict_order = static_cast<std::uint32_t>(place + 1);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
@@ -412,16 +402,16 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
                               record.negative, record.place != nullptr};
       const auto [first, is_first] = first_names.emplace(elements, name);
       if (!is_first) {
-        contents_.aliases.push_back({name, std::string(first->second), std::move(key_path)});
-        places_of_aliases_.push_back(place);
+        contents_.aliases.push_back(
+            {name, std::string(first->second), std::move(key_path), dict_order});
         return;
       }
     }
     entry.key_path = std::move(key_path);
+    entry.dict_order = dict_order;
     if (lists_pieces_) entry.pieces.push_back({whole_box(record.shape), 0});
     contents_.tensors.push_back(std::move(entry));
     records.push_back(std::move(record));
-    places_of_tensors_.push_back(place);
   }
 
   std::string path_;
@@ -431,10 +421,6 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<Stored> stored_;             // parallel to contents_.tensors
   std::vector<Value> values_;              // parallel to contents_.values; None where refused
   std::map<std::size_t, Error> refusals_;  // key: index of the value
-  // Places in the order of the pickle, parallel to the lists of contents_.
-  std::vector<std::size_t> places_of_tensors_;
-  std::vector<std::size_t> places_of_aliases_;
-  std::vector<std::size_t> places_of_values_;
   std::vector<std::string> foreign_names_;
   bool has_sole_object_ = false;
   bool lists_pieces_;
