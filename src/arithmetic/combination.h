@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "arithmetic/lora_adapter.h"
-#include "arithmetic/underflow_names.h"
+#include "arithmetic/rounding_losses.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/merge.h"
@@ -49,7 +49,7 @@ struct CombineOptions {
   formats::MergePreference preference = formats::MergePreference::none;
   /// Collects the names of tensors in which rounding made sums zero. Null: does not collect them. A
   /// shared_ptr, because the reader adds names and the caller reads them later.
-  std::shared_ptr<UnderflowNames> underflows{};
+  std::shared_ptr<RoundingLosses> losses{};
   /// Its options `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};
 };

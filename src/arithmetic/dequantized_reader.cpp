@@ -40,12 +40,12 @@ std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedW
 class DequantizedReader final : public formats::DerivedReader {
  public:
   DequantizedReader(std::unique_ptr<CheckpointReader> source, QuantizedWeights found, DType to,
-                    reshard::OnOverflow on_overflow, std::shared_ptr<UnderflowNames> underflows)
+                    reshard::OnOverflow on_overflow, std::shared_ptr<RoundingLosses> losses)
       : DerivedReader(std::move(source)),
         weights_(std::move(found.weights)),
         to_(to),
         on_overflow_(on_overflow),
-        underflows_(std::move(underflows)),
+        losses_(std::move(losses)),
         contents_(base().contents()) {
     take_tensors(found.companions);
     std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
@@ -94,7 +94,7 @@ class DequantizedReader final : public formats::DerivedReader {
   std::vector<QuantizedWeight> weights_;
   DType to_;
   reshard::OnOverflow on_overflow_;
-  std::shared_ptr<UnderflowNames> underflows_;
+  std::shared_ptr<RoundingLosses> losses_;
   CheckpointContents contents_;
   std::vector<Origin> origins_;  // parallel to contents_.tensors
   mutable recipe::TileCache tiles_;
@@ -180,9 +180,9 @@ void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
 void DequantizedReader::round(std::span<const float> numbers,
                               std::span<const std::size_t> overflowed, const std::string& fqn,
                               std::span<std::byte> out) const {
-  const bool has_underflow = round_numbers({DType::float32, std::as_bytes(numbers), overflowed},
-                                           on_overflow_, path(), fqn, to_, out);
-  if (has_underflow && underflows_) underflows_->add(fqn);
+  const CastLosses losses = round_numbers({DType::float32, std::as_bytes(numbers), overflowed},
+                                          on_overflow_, path(), fqn, to_, out);
+  if (losses_) losses_->add(fqn, losses);
 }
 
 /// Reads a range of a weight: the rest of a row, then whole rows, then the beginning of a row.
@@ -236,7 +236,19 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std
       if (block++ % recipe::TileCache::kNumShares != share) continue;
       const FlatRange rows{row, std::min(row + at_once, matrix.num_rows)};
       numbers.resize(static_cast<std::size_t>(rows.numel() * columns.numel()));
-      const auto overflowed = matrix.decode(m, rows, columns, numbers);
+      auto overflowed = matrix.decode(m, rows, columns, numbers);
+      // The first and the last column may have numbers outside of the range. Another read counts
+      // their losses.
+      const auto is_outside = [&](std::size_t i) {
+        const auto number = static_cast<std::int64_t>(i);
+        const std::int64_t place = (columns.begin + number % columns.numel()) * matrix.num_rows +
+                                   rows.begin + number / columns.numel();
+        return place < own.begin || place >= own.end;
+      };
+      std::erase_if(overflowed, is_outside);
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        if (is_outside(i)) numbers[i] = 0;
+      }
       rounded.resize(numbers.size() * size);
       round(numbers, overflowed, fqn, rounded);
       const std::byte* from = rounded.data();
@@ -293,7 +305,7 @@ bool can_be_dequantized_to(DType dtype) {
 DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType to,
                                  const Value& config, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,
-                                 std::shared_ptr<UnderflowNames> underflows) {
+                                 std::shared_ptr<RoundingLosses> losses) {
   TESSERA_CHECK(can_be_dequantized_to(to));
   QuantizedWeights found = find_quantized_weights(*reader, config, only);
   DequantizedCheckpoint result{.reader = nullptr,
@@ -311,7 +323,7 @@ DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType
     return result;
   }
   result.reader = std::make_unique<DequantizedReader>(std::move(reader), std::move(found), to,
-                                                      on_overflow, std::move(underflows));
+                                                      on_overflow, std::move(losses));
   return result;
 }
 

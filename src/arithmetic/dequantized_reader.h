@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "arithmetic/underflow_names.h"
+#include "arithmetic/rounding_losses.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
@@ -33,13 +33,13 @@ bool can_be_dequantized_to(DType dtype);
 
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
 /// codes times scales, computed in float32 and rounded. Reads elements when they are asked for, in
-/// bounded memory. Adds to `underflows`, unless null, the tensors in which rounding makes numbers
+/// bounded memory. Adds to `losses`, unless null, the tensors in which rounding makes numbers
 /// zero. It is a shared_ptr, because the reader adds names and the caller reads them later.
 /// `config` is the checkpoint's config.json. `only` selects the weights that must become numbers.
 /// If there are problems, or no quantized weights, returns `reader` itself.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
                                  const Value& config, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,
-                                 std::shared_ptr<UnderflowNames> underflows = nullptr);
+                                 std::shared_ptr<RoundingLosses> losses = nullptr);
 
 }  // namespace tessera::arithmetic

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#include "base/cast.h"
 #include "reshard/cast_losses.h"
 #include "tessera/base/error.h"
 
@@ -42,22 +41,22 @@ void saturate(const CalculatedNumbers& calculated, const std::string& path, cons
 
 }  // namespace
 
-bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
-                   const std::string& path, const std::string& fqn, DType to,
-                   std::span<std::byte> out) {
+CastLosses round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
+                         const std::string& path, const std::string& fqn, DType to,
+                         std::span<std::byte> out) {
   CastLosses losses = cast_and_count(calculated.dtype, calculated.numbers, to, out,
                                      reshard::too_large_by(on_overflow));
   if (on_overflow == reshard::OnOverflow::saturate) saturate(calculated, path, fqn, to, out);
-  const bool has_underflow = losses.num_became_zero > 0;
-  if (on_overflow != reshard::OnOverflow::refuse) return has_underflow;
   if (!calculated.overflowed.empty()) {
     const bool counted = to == DType::float8_e4m3fn;  // without infinity: the cast counted them
     losses.merge(
         {.num_too_large = counted ? 0 : static_cast<std::int64_t>(calculated.overflowed.size()),
          .largest_magnitude = std::numeric_limits<double>::infinity()});
   }
-  if (losses.num_too_large > 0) throw reshard::overflow_error(path, fqn, to, losses);
-  return has_underflow;
+  if (on_overflow == reshard::OnOverflow::refuse && losses.num_too_large > 0) {
+    throw reshard::overflow_error(path, fqn, to, losses);
+  }
+  return losses;
 }
 
 }  // namespace tessera::arithmetic

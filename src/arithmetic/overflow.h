@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "base/cast.h"
 #include "tessera/base/dtype.h"
 #include "tessera/reshard/planner.h"
 
@@ -19,13 +20,12 @@ struct CalculatedNumbers {
 };
 
 /// Rounds numbers to `to`. `on_overflow` decides what becomes of numbers that are too large for
-/// `to`, and of the numbers in `overflowed`. Returns whether numbers that were not zero became
-/// zero.
-/// Throws: Error(mismatch) naming `path` and `fqn` if `on_overflow` is `refuse` and a number is too
-/// large, or if `on_overflow` is `saturate` and the sign of a number that is too large is not
-/// known.
-bool round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
-                   const std::string& path, const std::string& fqn, DType to,
-                   std::span<std::byte> out);
+/// `to`, and of the numbers in `overflowed`. Returns the count of these numbers, and of numbers
+/// that were not zero and became zero. Throws: Error(mismatch) naming `path` and `fqn` if
+/// `on_overflow` is `refuse` and a number is too large, or if `on_overflow` is `saturate` and the
+/// sign of a number that is too large is not known.
+CastLosses round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflow on_overflow,
+                         const std::string& path, const std::string& fqn, DType to,
+                         std::span<std::byte> out);
 
 }  // namespace tessera::arithmetic

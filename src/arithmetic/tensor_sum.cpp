@@ -47,11 +47,11 @@ void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
                           numbers_per_element(meta_.dtype));
   sum_up<Number>(region, window, SumPass::numbers, sum);
   const std::vector<std::size_t> overflowed = mend_overflows<Number>(region, window, sum);
-  const bool has_underflow =
+  const CastLosses losses =
       round_numbers({sizeof(Number) == sizeof(double) ? DType::float64 : DType::float32,
                      std::as_bytes(std::span(sum)), overflowed},
                     options_->on_overflow, {}, meta_.fqn, number_dtype(to), out);
-  if (has_underflow && options_->underflows) options_->underflows->add(meta_.fqn);
+  if (options_->losses) options_->losses->add(meta_.fqn, losses);
 }
 
 /// A sum can be infinite or NaN although all its terms are finite. Computes such sums again from

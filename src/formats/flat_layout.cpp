@@ -264,6 +264,7 @@ void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParamete
   Shown shown;
   shown.entry.meta = {std::move(fqn), below.meta.dtype, parameter.shape};
   shown.entry.key_path = std::move(key_path);
+  shown.entry.dict_order = below.dict_order;
   const std::int64_t parameter_end = parameter.offset + numel_of(parameter.shape);
   for (std::size_t p = 0; p < below.pieces.size(); ++p) {
     const auto held = as_flat_range(below.pieces[p].region, below.meta.shape);
@@ -335,7 +336,8 @@ void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& l
     const auto [first, is_first] =
         first_at.try_emplace({parameter.offset, parameter.shape}, &parameter);
     if (!is_first && numel_of(parameter.shape) != 0) {
-      contents_.aliases.push_back({parameter.fqn, first->second->fqn, std::move(key_path)});
+      contents_.aliases.push_back(
+          {parameter.fqn, first->second->fqn, std::move(key_path), below.dict_order});
       continue;
     }
     of_unit.emplace_back(parameter.fqn, parameter.shape);

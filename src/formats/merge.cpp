@@ -473,8 +473,32 @@ class MergedReader final : public CheckpointReader {
                            .remedy = std::move(remedy)});
   }
 
+  /// Finds the numbers of the order of keys: the keys of the first source come first. If no source
+  /// has an order, the merge has none.
+  void number_sources() {
+    std::uint32_t num_before = 0;
+    for (const MergeSource& source : sources_) {
+      first_numbers_.push_back(num_before);
+      const CheckpointContents& from = source.reader->contents();
+      std::uint32_t last = 0;
+      const auto look_at = [&](const auto& entries) {
+        for (const auto& entry : entries) last = std::max(last, entry.dict_order);
+      };
+      look_at(from.tensors);
+      look_at(from.aliases);
+      look_at(from.values);
+      has_order_ = has_order_ || last > 0;
+      num_before += last + 1;
+    }
+  }
+
+  std::uint32_t order_of(const Origin& origin, std::uint32_t dict_order) const {
+    return has_order_ ? first_numbers_[origin.source] + dict_order : 0;
+  }
+
   /// Fills the lists of `contents_`. The lists are sorted by name, because `chosen_` is sorted.
   void add_chosen() {
+    number_sources();
     for (const Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
       const std::string& prefix = prefix_of(named.origin);
@@ -483,7 +507,8 @@ class MergedReader final : public CheckpointReader {
         add_tensor(named.origin, named.name, prefixed(prefix, tensor.meta.fqn, tensor.key_path));
       } else if (named.kind == EntryKind::value) {
         const ValueEntry& value = from.values[named.origin.index];
-        contents_.values.push_back({named.name, prefixed(prefix, value.name, value.key_path)});
+        contents_.values.push_back({named.name, prefixed(prefix, value.name, value.key_path),
+                                    order_of(named.origin, value.dict_order)});
         values_.push_back(named.origin);
       } else {
         add_alias(named);
@@ -495,6 +520,7 @@ class MergedReader final : public CheckpointReader {
     TensorEntry tensor = reader_of(origin).contents().tensors[origin.index];
     tensor.meta.fqn = name;
     tensor.key_path = std::move(key_path);
+    tensor.dict_order = order_of(origin, tensor.dict_order);
     contents_.tensors.push_back(std::move(tensor));
     tensors_.push_back(origin);
   }
@@ -510,8 +536,10 @@ class MergedReader final : public CheckpointReader {
     const auto [kept, is_lost] = new_names_.try_emplace(target_origin, named.name);
     if (is_lost) {
       add_tensor(target_origin, named.name, std::move(key_path));
+      contents_.tensors.back().dict_order = order_of(named.origin, alias.dict_order);
     } else {
-      contents_.aliases.push_back({named.name, kept->second, std::move(key_path)});
+      contents_.aliases.push_back({named.name, kept->second, std::move(key_path),
+                                   order_of(named.origin, alias.dict_order)});
     }
   }
 
@@ -600,8 +628,10 @@ class MergedReader final : public CheckpointReader {
   MergePreference preference_;
   std::string path_;
   CheckpointContents contents_;
-  std::vector<Origin> tensors_;  // parallel to contents_.tensors
-  std::vector<Origin> values_;   // parallel to contents_.values
+  std::vector<Origin> tensors_;               // parallel to contents_.tensors
+  std::vector<Origin> values_;                // parallel to contents_.values
+  std::vector<std::uint32_t> first_numbers_;  // of each source, in the order of keys
+  bool has_order_ = false;                    // some source has an order of keys
   std::vector<Finding> collisions_;
   std::vector<std::string> parts_;      // names of tensors of which only one part was chosen
   std::vector<std::string> different_;  // names of different tensors, of which one was chosen

@@ -47,7 +47,7 @@ Inputs::Inputs(const CheckpointContents& contents) : has_optimizer_(may_have_opt
         continue;
       }
     }
-    inputs_.push_back({&tensor.meta.fqn, &tensor.key_path, i, false});
+    inputs_.push_back({&tensor.meta.fqn, &tensor.key_path, i, false, tensor.dict_order});
   }
   if (contents.aliases.empty()) return;
   std::map<std::string_view, std::size_t> index;
@@ -55,7 +55,8 @@ Inputs::Inputs(const CheckpointContents& contents) : has_optimizer_(may_have_opt
     index[contents.tensors[i].meta.fqn] = i;
   }
   for (const formats::Alias& alias : contents.aliases) {
-    inputs_.push_back({&alias.fqn, &alias.key_path, index.at(alias.target), true});
+    inputs_.push_back(
+        {&alias.fqn, &alias.key_path, index.at(alias.target), true, alias.dict_order});
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -16,7 +17,8 @@ struct Input {
   const std::string* name;
   const formats::KeyPath* key_path;
   std::size_t tensor;  // index in the contents; for an alias, that of its tensor
-  bool is_alias = false;
+  bool is_alias;
+  std::uint32_t dict_order;
 };
 
 /// A tensor of optimizer state, with the parts of its name.

@@ -269,6 +269,7 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
     target.entry.meta = {each.name, target.tensor.dtype, target.tensor.shape};
     if (is_rename) target.entry.kind = contents_.tensors[from.tensor].kind;
     target.entry.key_path = path_of_new_name(*from.key_path, *from.name, each.name);
+    target.entry.dict_order = from.dict_order;
     if (from.is_alias && is_rename) alias_targets_.emplace_back(each.name, from.tensor);
     result_.targets.push_back(std::move(target));
   }
@@ -381,6 +382,7 @@ void Transformer::add_state(const Rule& rule, const State& like, const std::stri
   target.entry.kind = like.kind;
   target.entry.parameter = parameter;
   target.entry.key_path = path_of_state(old.key_path, like.name, called);
+  target.entry.dict_order = old.dict_order;
   add_new_name(old.meta.fqn, target.entry.meta.fqn);
   result_.targets.push_back(std::move(target));
 }
@@ -400,6 +402,7 @@ void Transformer::keep_rest() {
 void Transformer::keep_input(const Input& input) {
   const std::string name = bare(*input.name);
   add_kept(input.tensor, *input.name, *input.key_path, name);
+  result_.targets.back().entry.dict_order = input.dict_order;
   if (input.is_alias) {
     alias_targets_.emplace_back(name, input.tensor);
     return;
@@ -481,7 +484,8 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
 void Transformer::add_value(const std::string& name, formats::KeyPath path, std::size_t source) {
   const auto [known, is_new] = value_of_name_.emplace(name, result_.values.size());
   if (is_new) {
-    result_.values.push_back({{name, std::move(path)}, {source}});
+    result_.values.push_back(
+        {{name, std::move(path), contents_.values[source].dict_order}, {source}});
   } else {
     result_.values[known->second].sources.push_back(source);
   }
@@ -511,7 +515,8 @@ void Transformer::find_aliases() {
   std::erase_if(result_.targets, [&](const Target& target) {
     const auto alias = aliases.find(target.entry.meta.fqn);
     if (alias == aliases.end()) return false;
-    result_.aliases.push_back({alias->first, alias->second, target.entry.key_path});
+    result_.aliases.push_back(
+        {alias->first, alias->second, target.entry.key_path, target.entry.dict_order});
     return true;
   });
 }

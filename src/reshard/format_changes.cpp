@@ -7,6 +7,7 @@
 #include <string>
 #include <variant>
 
+#include "formats/key_order.h"
 #include "formats/own_annotations.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/format_driver.h"
@@ -174,6 +175,8 @@ std::string_view format_change_name(FormatChange change) {
       return "value_types";
     case FormatChange::tensor_steps:
       return "tensor_steps";
+    case FormatChange::key_order:
+      return "key_order";
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
@@ -199,6 +202,9 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   }
   if (!traits.holds_number_steps) {
     counts[FormatChange::tensor_steps] = num_number_steps(plan.destination);
+  }
+  if (!traits.holds_key_order) {
+    counts[FormatChange::key_order] = formats::num_reordered_dicts(plan.destination);
   }
   Names names;
   count_simplifications(plan, source, selection, counts, names);

@@ -72,7 +72,7 @@ class NameLister {
   /// Adds a tensor under one of its names in the source. Returns its index in
   /// `MovedNames::tensors`.
   std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
-                         const KeyPath& key_path);
+                         const KeyPath& key_path, std::uint32_t dict_order);
   void set_key_paths();
   std::string new_name_of(const std::string& source_name) const;
   RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const;
@@ -137,7 +137,8 @@ void NameLister::list_tensors() {
   for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
     const TensorEntry& tensor = source_.tensors[i];
     if (!selection_.contains(tensor.meta.fqn)) continue;
-    place_of_target_[tensor.meta.fqn] = add_tensor(i, tensor.meta.fqn, tensor.key_path);
+    place_of_target_[tensor.meta.fqn] =
+        add_tensor(i, tensor.meta.fqn, tensor.key_path, tensor.dict_order);
   }
 }
 
@@ -147,14 +148,16 @@ void NameLister::list_aliases() {
     if (!selection_.contains(alias.fqn)) continue;
     const auto target = place_of_target_.find(alias.target);
     if (target != place_of_target_.end() && holds_aliases) {
-      names_.aliases.push_back({new_name_of(alias.fqn), names_.tensors[target->second].name, {}});
+      names_.aliases.push_back(
+          {new_name_of(alias.fqn), names_.tensors[target->second].name, {}, alias.dict_order});
       alias_paths_.push_back(renamed_path_of(alias.fqn, alias.key_path));
       continue;
     }
     const TensorEntry* tensor = source_.find_tensor(alias.target);
     TESSERA_CHECK(tensor != nullptr);  // the reader has checked that each alias has its tensor
     const auto index = static_cast<std::size_t>(tensor - source_.tensors.data());
-    place_of_target_.emplace(alias.target, add_tensor(index, alias.fqn, alias.key_path));
+    place_of_target_.emplace(alias.target,
+                             add_tensor(index, alias.fqn, alias.key_path, alias.dict_order));
   }
 }
 
@@ -162,14 +165,14 @@ void NameLister::list_values() {
   for (std::size_t i = 0; i < source_.values.size(); ++i) {
     const formats::ValueEntry& value = source_.values[i];
     if (!selection_.contains(value.name)) continue;
-    names_.values.push_back({i, {new_name_of(value.name), {}}});
+    names_.values.push_back({i, {new_name_of(value.name), {}, value.dict_order}});
     value_paths_.push_back(renamed_path_of(value.name, value.key_path));
   }
 }
 
 std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string& source_name,
-                                   const KeyPath& key_path) {
-  MovedTensor moved{source_tensor, source_name, false, new_name_of(source_name), {}};
+                                   const KeyPath& key_path, std::uint32_t dict_order) {
+  MovedTensor moved{source_tensor, source_name, false, new_name_of(source_name), {}, dict_order};
   RenamedPath path = renamed_path_of(source_name, key_path);
   const auto state_name = state_names_.find(source_tensor);
   const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;

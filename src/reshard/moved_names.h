@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
@@ -36,6 +37,7 @@ struct MovedTensor {
   bool has_torchrec_name = false;  // its name at the destination is one of torchrec's
   std::string name;
   formats::KeyPath key_path{};
+  std::uint32_t dict_order = 0;
 };
 
 /// A value of the source under its name at the destination.

@@ -101,6 +101,7 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
   entry.meta = {moved.name, tensor.meta.dtype, tensor.meta.shape};
   entry.kind = role.kind;
   entry.key_path = moved.key_path;
+  entry.dict_order = moved.dict_order;
   if (role.parameter_index) {
     entry.parameter = renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
   }

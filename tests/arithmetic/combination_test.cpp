@@ -540,17 +540,35 @@ TEST(LoraTest, MatricesMustMakeTheWeight) {
                             "3], found float32 [4, 2] and float32 [2, 3]")));
 }
 
-TEST(CombinationTest, SumsThatBecomeZeroAreNamed) {
-  for (const float number : {1e-9F, 1.0F}) {
-    CombineOptions options;
-    options.underflows = std::make_shared<UnderflowNames>();
-    const auto result =
-        combined({{one_tensor<std::uint16_t>("a", DType::float16, {1}, {0}), {.weight = 1}},
-                  {one_tensor<float>("b", DType::float32, {1}, {number}), {.weight = 1}}},
-                 options);
-    elements<std::uint16_t>(*result.reader, "w");
-    EXPECT_THAT(options.underflows->all(), SizeIs(number < 1 ? 1 : 0));
-  }
+TEST(CombinationTest, SumsThatAreTooLargeOrBecomeZeroAreCounted) {
+  CombineOptions options;
+  options.on_overflow = reshard::OnOverflow::infinity;
+  options.losses = std::make_shared<RoundingLosses>();
+  const auto result = combined(
+      {{one_tensor<std::uint16_t>("a", DType::float16, {5}, {0, 0, 0, 0, 0}), {.weight = 1}},
+       {one_tensor<float>("b", DType::float32, {5}, {1e-9F, -1e-9F, 7e4F, 1.0F, 0.0F}),
+        {.weight = 1}}},
+      options);
+  EXPECT_THAT(options.losses->all(), IsEmpty());
+  elements<std::uint16_t>(*result.reader, "w");
+  const auto losses = options.losses->all();
+  ASSERT_THAT(losses, SizeIs(1));
+  const CastLosses& lost = losses.at("w");
+  EXPECT_EQ(lost.num_became_zero, 2);
+  EXPECT_EQ(lost.num_too_large, 1);
+  EXPECT_EQ(lost.largest_magnitude, 7e4F);
+}
+
+TEST(CombinationTest, SumsBeyondTheAccumulationAreCountedAsTooLarge) {
+  CombineOptions options;
+  options.on_overflow = reshard::OnOverflow::infinity;
+  options.losses = std::make_shared<RoundingLosses>();
+  const auto result =
+      combined({{one_tensor<float>("a", DType::float32, {2}, {3e38F, 1}), {.weight = 1}},
+                {one_tensor<float>("b", DType::float32, {2}, {3e38F, 1}), {.weight = 1}}},
+               options);
+  elements<float>(*result.reader, "w");
+  EXPECT_EQ(options.losses->all().at("w").num_too_large, 1);
 }
 
 TEST(CombinationTest, RefusesFloatsThatHaveNoSum) {

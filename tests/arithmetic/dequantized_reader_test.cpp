@@ -286,15 +286,15 @@ TEST(DequantizeTest, CodesWithoutAScaleAreRefused) {
   }
 }
 
-TEST(DequantizeTest, NumbersThatBecomeZeroAreNamed) {
+TEST(DequantizeTest, NumbersThatBecomeZeroAreCounted) {
   for (const float scale : {1e-9F, 1.0F}) {
-    const auto underflows = std::make_shared<UnderflowNames>();
+    const auto losses = std::make_shared<RoundingLosses>();
     const auto result = dequantize(scaled_weight(scale), DType::float16, {}, {},
-                                   reshard::OnOverflow::refuse, underflows);
+                                   reshard::OnOverflow::refuse, losses);
     ASSERT_THAT(result.problems, IsEmpty());
-    EXPECT_THAT(underflows->all(), IsEmpty());
+    EXPECT_THAT(losses->all(), IsEmpty());
     test::whole_tensor(*result.reader, 0);
-    EXPECT_THAT(underflows->all(), SizeIs(scale < 1 ? 1 : 0));
+    EXPECT_THAT(losses->all(), SizeIs(scale < 1 ? 1 : 0));
   }
 }
 

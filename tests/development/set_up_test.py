@@ -17,6 +17,9 @@ import python_environment
 from console import Stop
 
 
+REQUIREMENTS = python_environment.requirements  # the tests replace it
+
+
 def write_wheel(folder: Path, version: str) -> None:
     info = f"torch-{version}.dist-info"
     with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
@@ -68,6 +71,18 @@ class SetUpTest(unittest.TestCase):
     def test_another_torch_is_another_environment(self):
         self.assertNotEqual(python_environment.environment_directory(None),
                             python_environment.environment_directory("1.2.4"))
+
+    def test_the_oldest_and_the_newest_torch_have_names(self):
+        numbers = {name: tuple(map(int, version.split("."))) for name, version in python_environment.NAMED_TORCH.items()}
+        self.assertLess(numbers["oldest"], numbers["newest"])
+        self.assertTrue(python_environment.has_runtime(None))
+        self.assertTrue(python_environment.has_runtime("newest"))
+        self.assertFalse(python_environment.has_runtime("oldest"))
+        page = (places.ROOT / "docs/testing.md").read_text()
+        for name, version in python_environment.NAMED_TORCH.items():
+            with self.subTest(name):
+                self.assertIn(f"torch=={version}", REQUIREMENTS(name))
+                self.assertIn(f"| `--torch {name}` | {version} |", page)
 
     def test_unknown_torch_is_refused_by_name_and_never_counts_as_built(self):
         with self.assertRaisesRegex(Stop, r"no torch==9\.9 for Python"):

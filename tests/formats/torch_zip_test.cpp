@@ -789,7 +789,9 @@ std::vector<Finding> findings_of(const CheckpointReader& reader) {
   std::uint64_t nbytes = 0;
   reader.verify([&](const Finding& finding) { findings.push_back(finding); },
                 [&](std::uint64_t num_read) { nbytes += num_read; });
-  EXPECT_GT(nbytes, 0u);
+  if (!reader.contents().tensors.empty()) {
+    EXPECT_GT(nbytes, 0u);
+  }
   return findings;
 }
 
@@ -858,9 +860,10 @@ TEST(TorchZipTest, VerifyFindsEveryInvalidFileThatOpens) {
     ++num_opened;
     const std::vector<Finding> findings = findings_of(*reader);
     ASSERT_FALSE(findings.empty());
-    if (findings[0].severity == Finding::Severity::note) {
-      EXPECT_EQ(findings[0].rule, "value");
-    }
+    const auto is_found = [](const Finding& finding) {
+      return finding.severity == Finding::Severity::error || finding.rule == "value";
+    };
+    EXPECT_TRUE(std::ranges::any_of(findings, is_found));
   }
   EXPECT_GE(num_opened, 1);
 }

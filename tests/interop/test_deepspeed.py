@@ -256,7 +256,7 @@ def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_d
 def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
     """Shows F2, E13. In a move to DeepSpeed; other formats keep it."""
     state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": 7}}
-    torch.save({"model": {"w": torch.ones(2)}, "optim": {"state": state, "param_groups": [{"lr": 0.1, "params": ["w"]}]}}, tmp_path / "source.pt")
+    torch.save({"model": {"w": torch.ones(2)}, "optim": {"param_groups": [{"lr": 0.1, "params": ["w"]}], "state": state}}, tmp_path / "source.pt")
     for to, changes in (("deepspeed", [{"kind": "tensor_steps", "count": 1}]), ("native", [])):
         document = json.loads(succeed("ckpt-reshard", tmp_path / "source.pt", tmp_path / to, "--to", to, "--json"))
         assert document["changes"] == changes

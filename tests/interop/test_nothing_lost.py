@@ -2,6 +2,7 @@
 docs/formats/what-each-holds.md, cell by cell."""
 
 import collections
+import io
 import itertools
 import json
 import math
@@ -13,16 +14,16 @@ from ckpt_tools import ROOT, reshard, run, succeed
 
 FORMATS = (*SIMPLE_FORMATS, "rank_files")
 PAGE = ROOT / "docs" / "formats" / "what-each-holds.md"
-COLUMNS = dict(zip(("native", "dcp", "safetensors", "torch", "rank_files"), range(1, 6)))
+COLUMNS = dict(zip(("native", "dcp", "safetensors", "torch", "rank_files"), range(1, 6))) | {"deepspeed": 6}
 
 
 def read_table():
     """{what: {format: cell, "kind": kind or None}}"""
     rows = [line.strip().strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
-    assert cells[0] == ["what", "native", "DCP", "safetensors", "torch.save", "rank_files", "kind"]
+    assert cells[0] == ["what", "native", "DCP", "safetensors", "torch.save", "rank_files", "DeepSpeed", "kind"]
     return {
-        row[0]: {**{name: row[column] for name, column in COLUMNS.items()}, "kind": None if row[6] == "-" else row[6].strip("`")}
+        row[0]: {**{name: row[column] for name, column in COLUMNS.items()}, "kind": None if row[7] == "-" else row[7].strip("`")}
         for row in cells[1:]
     }
 
@@ -49,7 +50,7 @@ def overlapping():
     return {"a": tensor[:4], "b": tensor[2:]}
 
 
-# Each shows one row, and nothing of the other rows.
+# Each shows one row, and nothing of the other rows: `in_order` sorts the keys of all but the row of the order.
 OBJECTS = {
     "nested dicts": lambda: {"a": {"b": {"w": w()}, "c": 1}},
     "nested lists": lambda: {"a": [w(), [w(3.0), 4], {"b": 5}], "b": [1, [2, 3]]},
@@ -64,7 +65,8 @@ OBJECTS = {
         [{"params": [w().requires_grad_()], "lr": 0.1}, {"params": [w().requires_grad_()], "betas": (0.8, 0.9)}]).state_dict()["param_groups"]},
     "extra state (tensor, bytes, None)": lambda: {"a._extra_state": torch.arange(5, dtype=torch.uint8), "b._extra_state": b"\x80\x04N.",
                                                   "c._extra_state": None, "w": w()},
-    "order of keys": lambda: {"b": w(), "a": w(3.0), "c": 1},
+    "io.BytesIO": lambda: {"a._extra_state": io.BytesIO(b"mine"), "w": w()},
+    "order of keys": lambda: {"b": {"z": w(), "c": 1, "a": [w(4.0), {"y": 2, "x": w(5.0)}]}, "a": w(3.0), "c": 1, "B": 2},
     "None": lambda: {"a": None, "w": w()},
     "bytes": lambda: {"a": b"\x00\xff", "w": w()},
     "sets": lambda: {"a": {1, "b"}, "w": w()},
@@ -89,6 +91,19 @@ OBJECTS = {
 }
 # These are not in an object: a test of their own makes them.
 BESIDE = {"texts beside the tensors", "extra files"}
+
+
+def in_order(state):
+    """The same object with the keys of all dicts in the order of their names."""
+    if isinstance(state, dict):
+        return type(state)((key, in_order(state[key])) for key in sorted(state, key=str))
+    if type(state) in (list, tuple):
+        return type(state)(map(in_order, state))
+    return state
+
+
+def make(what):
+    return OBJECTS[what]() if what == "order of keys" else in_order(OBJECTS[what]())
 
 
 def shares_memory(state):
@@ -119,9 +134,16 @@ def same(a, b):
     return a == b
 
 
+def orders(state):
+    """The keys of all dicts, in their order, as text."""
+    if isinstance(state, dict):
+        return [(str(key), orders(value)) for key, value in state.items()]
+    return [orders(item) for item in state] if isinstance(state, list) else None
+
+
 def is_kept(what, before, after):
     if what == "order of keys":
-        return list(before) == list(after)
+        return orders(before) == orders(after)
     return same(before, after) and shares_memory(before) == shares_memory(after)
 
 
@@ -153,7 +175,7 @@ def test_the_table_has_a_row_for_each_thing_and_each_row_is_tested():
 @pytest.mark.parametrize("what", OBJECTS)
 def test_what_comes_back_is_what_the_table_says(what, way, tmp_path):
     """Shows A2, E2. From torch.save into each format, and through each pair of them, back to torch.save."""
-    before = OBJECTS[what]()
+    before = make(what)
     here = tmp_path / "before.pt"
     torch.save(before, here)
     told = set()
@@ -165,12 +187,23 @@ def test_what_comes_back_is_what_the_table_says(what, way, tmp_path):
     check(what, (*way, "torch"), is_kept(what, before, after), told)
 
 
+@pytest.mark.parametrize("what", OBJECTS)
+def test_what_deepspeed_keeps_beside_a_model_is_what_the_table_says(what, tmp_path):
+    """Shows A2, F2. DeepSpeed returns what is beside the model as client state."""
+    before = {"client": make(what), "model": {"w": w()}}
+    torch.save(before, tmp_path / "before.pt")
+    told = move(tmp_path / "before.pt", tmp_path / "run", "deepspeed") | move(tmp_path / "run", tmp_path / "back.pt", "torch")
+    after = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert same(before["model"], after["model"])
+    check(what, ("deepspeed", "torch"), is_kept(what, before["client"], after["client"]), told)
+
+
 @pytest.mark.parametrize("pair", list(itertools.permutations(FORMATS, 2)), ids=" ".join)
 def test_there_and_back_is_the_same_to_diff(pair, tmp_path):
     """Shows A4. A to B to A: `diff` finds nothing, whatever the rows of the table do."""
-    for number, (what, make) in enumerate(OBJECTS.items()):
+    for number, what in enumerate(OBJECTS):
         source = tmp_path / f"{number}.pt"
-        torch.save(make(), source)
+        torch.save(make(what), source)
         first, there, back = (tmp_path / f"{number}-{name}" for name in ("first", "there", "back"))
         for before, after, target in ((source, first, pair[0]), (first, there, pair[1]), (there, back, pair[0])):
             reshard(before, after, "--to", target)
@@ -178,7 +211,7 @@ def test_there_and_back_is_the_same_to_diff(pair, tmp_path):
         assert process.returncode == 0, f"{what}: {process.stdout}{process.stderr}"
 
 
-@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("target", (*FORMATS, "deepspeed"))
 def test_texts_beside_the_tensors_are_kept_or_told(target, tmp_path):
     """Shows A2."""
     from safetensors.torch import safe_open, save_file
@@ -190,15 +223,19 @@ def test_texts_beside_the_tensors_are_kept_or_told(target, tmp_path):
         check("texts beside the tensors", (target,), back.metadata().get("note") == "mine", told)
 
 
-@pytest.mark.parametrize("target", FORMATS)
-def test_extra_files_are_kept_or_told(target, tmp_path):
-    """Shows A2."""
+@pytest.mark.parametrize("origin", (*(format for format in FORMATS if format != "torch"), "deepspeed"))
+def test_extra_files_are_kept_or_told(origin, tmp_path):
+    """Shows A2. From a folder of each format into each format."""
     torch.save({"w": w()}, tmp_path / "w.pt")
-    source = reshard(tmp_path / "w.pt", tmp_path / "source", "--to", "native")
+    source = tmp_path / "source"
+    if origin == "safetensors":
+        source.mkdir()
+    reshard(tmp_path / "w.pt", source / "model.safetensors" if origin == "safetensors" else source, "--to", origin)
     (source / "notes.txt").write_text("mine")
-    moved = tmp_path / "moved"
-    told = move(source, moved, target)
-    check("extra files", (target,), moved.is_dir() and (moved / "notes.txt").exists(), told)
+    for target in (*FORMATS, "deepspeed"):
+        moved = tmp_path / target
+        told = move(source, moved, target)
+        check("extra files", (target,), moved.is_dir() and any(path.read_text() == "mine" for path in moved.rglob("notes.txt")), told)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
@@ -256,4 +293,6 @@ def test_each_option_and_each_state_of_an_optimizer_comes_back(way, tmp_path):
     through_dcp = "dcp" in way
     for name, state in (with_text_as_numbers(before) if through_dcp else before).items():
         assert same(state, after[name]), name
-    assert told == ({"optimizer_keys"} if through_dcp else set())
+    assert told == ({"optimizer_keys"} if through_dcp else set()) | ({"key_order"} if "safetensors" in way else set())
+    if "safetensors" not in way:
+        assert orders(before) == orders(after)

@@ -151,10 +151,20 @@ def test_an_old_archive_with_storages_out_of_order_has_the_order_of_its_pickle(t
     succeed("ckpt-inspect", "diff", tmp_path / "zip", tmp_path / "stream")
 
 
-def test_a_file_that_tessera_sorted_has_no_order(trained):
-    """Its names are sorted: biases come before weights, so its order says nothing of the optimizer's."""
+@pytest.mark.parametrize("to", ["torch", "native"])
+def test_what_was_moved_has_the_order_of_its_source(trained, to):
     _, folder, _ = trained
-    reshard(folder / "plain.pt", folder / "sorted.pt")
+    moved = reshard(folder / "plain.pt", folder / f"moved_{to}", "--to", to)
+    reshard(moved, folder / f"named_{to}", "--to", "native", "--optimizer-params", "auto")
+    reshard(folder / "plain.pt", folder / f"by_list_{to}", "--to", "native", "--optimizer-params", folder / "names.json")
+    succeed("ckpt-inspect", "diff", folder / f"named_{to}", folder / f"by_list_{to}")
+
+
+def test_a_file_with_sorted_names_has_no_order(trained):
+    """Biases come before weights, so its order says nothing of the optimizer's."""
+    _, folder, _ = trained
+    reshard(folder / "plain.pt", folder / "sorted.safetensors")
+    reshard(folder / "sorted.safetensors", folder / "sorted.pt")
     refused = run("ckpt-reshard", folder / "sorted.pt", folder / "out", "--optimizer-params", "auto")
     assert refused.returncode == 3
     assert "shapes that tell which number is which parameter, found equal shapes: number" in refused.stderr

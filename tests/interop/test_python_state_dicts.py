@@ -65,6 +65,16 @@ def test_nested_dicts_come_back_as_they_were(state, format, tmp_path):
         assert found["tied"] is found["model"]["0.weight"]
 
 
+@pytest.mark.parametrize("format", ["native", "torch", "dcp"])
+def test_dicts_have_the_order_of_the_program(format, tmp_path):
+    torch.save({"b": {"z": torch.ones(1), "a": 1}, "a": torch.zeros(2), "c": [{"y": 1, "x": torch.ones(1)}]}, tmp_path / "source.pt")
+    tessera.reshard(tmp_path / "source.pt", tmp_path / "moved", to=format)
+    with tessera.open(tmp_path / "moved") as checkpoint:
+        found = checkpoint.state_dict()
+        assert list(checkpoint) == sorted(checkpoint)
+    assert (list(found), list(found["b"]), list(found["c"][0])) == (["b", "a", "c"], ["z", "a"], ["y", "x"])
+
+
 @pytest.mark.parametrize("format", ["native", "torch"])
 def test_keys_and_lists_of_lists_are_what_they_were(format, tmp_path):
     state = {"m": {("a", 1): 2, (3, 4): torch.ones(1), 5: {"b": torch.ones(2)}}, "l": [[torch.ones(3)], [{"c": 6}]]}

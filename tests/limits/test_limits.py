@@ -14,8 +14,11 @@ import time
 import unittest
 from pathlib import Path
 
+import torch_save
+
 RESHARD = str(Path(os.environ["TESSERA_BIN"]) / "ckpt-reshard")
 MIB = 1 << 20
+NAMES_MIB = {"native": 120, "torch": 190}  # of 30,000 names, by format
 
 
 def write_safetensors(path: Path, tensors: dict[str, list[int]]) -> None:
@@ -81,6 +84,42 @@ class Limits(unittest.TestCase):
         code, peak, errors = run_measured([str(source), str(self.destination), "--plan", str(plan)])
         self.assertEqual((code, errors), (0, ""))
         self.assertLess(peak, (256 + 64) * MIB)
+
+    # Shows A2.
+    def test_memory_is_bounded_for_a_stream_of_torch_save(self):
+        source = self.folder / "src.pt"
+        torch_save.save_stream({"w": torch_save.Tensor(256 * MIB)}, source)  # 1 GiB in one tensor
+        code, peak, errors = run_measured([str(source), str(self.destination), "--memory", "64MiB"])
+        self.assertEqual((code, errors), (0, ""))
+        self.assertLess(peak, (64 + 64) * MIB)
+
+    # Shows A2.
+    def test_memory_is_bounded_for_a_folder_of_bin_files(self):
+        source = self.folder / "src"
+        for number in (1, 2):
+            torch_save.save({f"w{number}": torch_save.Tensor(64 * MIB)},  # 256 MiB in each
+                            source / f"pytorch_model-0000{number}-of-00002.bin")
+        code, peak, errors = run_measured([str(source), str(self.destination), "--memory", "64MiB"])
+        self.assertEqual((code, errors), (0, ""))
+        self.assertLess(peak, (64 + 64) * MIB)
+
+    # Shows A2. Bounds of half more than was measured.
+    def test_memory_for_the_names_of_torch_save_is_bounded(self):
+        state = {f"model.layers.{i}.mlp.experts.{j}.down_proj.weight": torch_save.Tensor(1)
+                 for i in reversed(range(100)) for j in range(300)}
+        stream, folder = self.folder / "src.pt", self.folder / "src"
+        torch_save.save_stream(state, stream)
+        names = list(state)
+        for number in range(4):
+            torch_save.save({name: state[name] for name in names[number::4]},
+                            folder / f"pytorch_model-0000{number + 1}-of-00004.bin")
+        for source in (stream, folder):
+            for target, bound in NAMES_MIB.items():
+                with self.subTest(source=source.name, target=target):
+                    destination = self.folder / f"{source.name}-{target}"
+                    code, peak, errors = run_measured([str(source), str(destination), "--to", target])
+                    self.assertEqual((code, errors), (0, ""))
+                    self.assertLess(peak, bound * MIB)
 
     def start_and_wait_for_work(self, source: Path) -> subprocess.Popen:
         """Returns a run that has finished some blocks and is at work on others."""

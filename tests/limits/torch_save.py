@@ -1,6 +1,7 @@
 """Writes files as torch.save does, of small tensors of zeros, with the standard library alone."""
 import io
 import pickle
+import struct
 import sys
 import types
 import zipfile
@@ -80,3 +81,21 @@ def save(state: dict, path: Path) -> None:
         for number, numel in enumerate(pickler.storages):
             archive.writestr(f"archive/data/{number}", bytes(4 * numel))
         archive.writestr("archive/version", "3\n")
+
+
+def save_stream(state: dict, path: Path) -> None:
+    """Writes `state` as torch.save did before torch 1.6. The bytes of the storages are holes in the file."""
+    text = io.BytesIO()
+    pickler = Pickler(text)
+    pickler.dump(state)
+    keys = [str(number) for number in range(len(pickler.storages))]
+    machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    with open(path, "wb") as file:
+        for part in (0x1950a86a20f9469cfc6c, 1001, machine):
+            pickle.dump(part, file, protocol=2)
+        file.write(text.getvalue())
+        pickle.dump(keys, file, protocol=2)
+        for numel in pickler.storages:
+            file.write(struct.pack("<q", numel))
+            file.seek(4 * numel, 1)
+        file.truncate()

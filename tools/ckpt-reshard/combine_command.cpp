@@ -210,12 +210,12 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
                          const CombineCommandOptions& options) {
   std::vector<formats::Finding> problems;
   std::optional<Dequantized> dequantized;
-  const auto underflows = std::make_shared<arithmetic::UnderflowNames>();
+  const auto losses = std::make_shared<arithmetic::RoundingLosses>();
   std::vector<arithmetic::WeightedReader> sources;
   for (const SourceStep& source : formula.sources) {
     auto reader = formats::open_checkpoint(fs, source.path, {.as_dict = options.move.as_dict});
     sources.push_back({apply_dequantize(std::move(reader), fs, source.path, options.move, problems,
-                                        dequantized, underflows),
+                                        dequantized, losses),
                        source.step});
   }
   std::vector<arithmetic::LoraAdapter> adapters;
@@ -223,14 +223,14 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
     adapters.push_back(arithmetic::open_lora_adapter(fs, adapter.path, adapter.scale));
   }
   arithmetic::CombineOptions combine = combine_options(formula, options);
-  combine.underflows = underflows;
+  combine.losses = losses;
   auto combined = arithmetic::combine_checkpoints(std::move(sources), std::move(adapters), combine);
   if (problems.empty()) problems = std::move(combined.problems);
   return MoveSource{.reader = std::move(combined.reader),
                     .problems = std::move(problems),
                     .combination = std::move(combined.counts),
                     .dequantized = dequantized,
-                    .underflows = underflows};
+                    .losses = losses};
 }
 
 void add_terms(Command& command, CombineCommandOptions& options) {

@@ -10,8 +10,7 @@ namespace tessera::cli {
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
-    std::optional<Dequantized>& done,
-    const std::shared_ptr<arithmetic::UnderflowNames>& underflows) {
+    std::optional<Dequantized>& done, const std::shared_ptr<arithmetic::RoundingLosses>& losses) {
   if (options.dequantize.empty()) return reader;
   const auto dtype = parse_dtype(options.dequantize);
   if (!dtype || !arithmetic::can_be_dequantized_to(*dtype)) {
@@ -23,9 +22,8 @@ std::unique_ptr<formats::CheckpointReader> apply_dequantize(
   if (config.is<Value::None>() && !options.extra_files_folder.empty()) {
     config = arithmetic::read_model_config(fs, options.extra_files_folder);
   }
-  auto result =
-      arithmetic::dequantize(std::move(reader), *dtype, config, NameSelection(options.only),
-                             options.on_overflow, underflows);
+  auto result = arithmetic::dequantize(std::move(reader), *dtype, config,
+                                       NameSelection(options.only), options.on_overflow, losses);
   problems.insert(problems.end(), result.problems.begin(), result.problems.end());
   if (!done) done.emplace();
   done->dtype = *dtype;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "arithmetic/underflow_names.h"
+#include "arithmetic/rounding_losses.h"
 #include "ckpt-reshard/move_options.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
@@ -25,11 +25,10 @@ struct Dequantized {
 /// With `--dequantize`, returns a reader that shows numbers instead of the codes of quantized
 /// weights; otherwise returns the same reader. Looks for config.json at `path`, then in the folder
 /// of `--extra-files-from`. Adds to `problems` and `done`; reading elements later adds to
-/// `underflows`. Throws: UsageError for a dtype to which codes cannot be converted.
+/// `losses`. Throws: UsageError for a dtype to which codes cannot be converted.
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
-    std::optional<Dequantized>& done,
-    const std::shared_ptr<arithmetic::UnderflowNames>& underflows);
+    std::optional<Dequantized>& done, const std::shared_ptr<arithmetic::RoundingLosses>& losses);
 
 }  // namespace tessera::cli

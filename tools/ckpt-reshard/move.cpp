@@ -233,7 +233,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
   if (!source.combination) {
     source.reader = apply_dequantize(std::move(source.reader), fs, paths.front(), options,
-                                     source.problems, source.dequantized, source.underflows);
+                                     source.problems, source.dequantized, source.losses);
   }
   if (source.dequantized && !source.dequantized->has_weights && source.problems.empty()) {
     source.problems.push_back({.rule = "dequantize",
@@ -287,7 +287,6 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
                   {}};
   outcome.combination = source.combination;
   outcome.dequantized = source.dequantized;
-  outcome.rounded_to_zero = source.underflows;
   // For `combine`, only the first source's files describe the new model.
   const std::vector<std::string> described =
       source.combination ? std::vector{paths.front()} : paths;
@@ -309,6 +308,26 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   const auto& told = outcome.extra_files.notes;
   outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
   return outcome;
+}
+
+/// Adds to the results what the rounding of sums and of dequantized numbers has changed.
+void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader& reader,
+                Outcome& outcome) {
+  outcome.losses_before_recipe = losses.all();
+  const std::vector<formats::TensorEntry>& tensors = reader.contents().tensors;
+  for (std::size_t i = 0; i < outcome.plan.copies.size(); ++i) {
+    const std::string& name = tensors[outcome.plan.copies[i].source_tensor].meta.fqn;
+    const auto found = outcome.losses_before_recipe.find(name);
+    if (found == outcome.losses_before_recipe.end()) continue;
+    const CastLosses& lost = found->second;
+    if (lost.num_too_large > 0) {
+      outcome.overflows.push_back({i, lost.num_too_large, lost.largest_magnitude});
+    }
+    if (lost.num_became_zero > 0) outcome.underflows.push_back({i, lost.num_became_zero});
+    outcome.losses_before_recipe.erase(found);
+  }
+  std::ranges::stable_sort(outcome.overflows, {}, &reshard::TensorOverflow::tensor_index);
+  std::ranges::stable_sort(outcome.underflows, {}, &reshard::TensorUnderflow::tensor_index);
 }
 
 /// Prints the result of a move. If standard output cannot be written, only warns, because the
@@ -395,6 +414,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     move(options, create, {fs, options.destination}, outcome, reader, terminal, signals.token());
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
   }
+  add_losses(*source.losses, reader, outcome);
   if (options.dry_run) {
     print_outcome(options, outcome, reader, start, terminal);
   } else {

@@ -25,8 +25,8 @@ struct MoveSource {
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
   /// The tensors in which sums or dequantized numbers became zero. Filled while `reader` is read.
-  std::shared_ptr<arithmetic::UnderflowNames> underflows =
-      std::make_shared<arithmetic::UnderflowNames>();
+  std::shared_ptr<arithmetic::RoundingLosses> losses =
+      std::make_shared<arithmetic::RoundingLosses>();
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.

@@ -42,26 +42,33 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   return line;
 }
 
-void write_overflows(JsonOutput& json, const Plan& plan,
-                     const std::vector<reshard::TensorOverflow>& overflows) {
+void write_overflows(JsonOutput& json, const Outcome& outcome) {
   json.key("overflows").begin_array();
-  for (const reshard::TensorOverflow& overflow : overflows) {
+  for (const reshard::TensorOverflow& overflow : outcome.overflows) {
     json.begin_object();
-    json.member("name", plan.destination.tensors[overflow.tensor_index].meta.fqn);
+    json.member("name", outcome.plan.destination.tensors[overflow.tensor_index].meta.fqn);
     json.member("elements", overflow.num_elements);
     json.member("largest", overflow.largest_magnitude);
     json.end_object();
   }
+  for (const auto& [name, lost] : outcome.losses_before_recipe) {
+    if (lost.num_too_large == 0) continue;
+    json.begin_object().member("name", name).member("elements", lost.num_too_large);
+    json.member("largest", lost.largest_magnitude).end_object();
+  }
   json.end_array();
 }
 
-void write_underflows(JsonOutput& json, const Plan& plan,
-                      const std::vector<reshard::TensorUnderflow>& underflows) {
+void write_underflows(JsonOutput& json, const Outcome& outcome) {
   json.key("underflows").begin_array();
-  for (const reshard::TensorUnderflow& underflow : underflows) {
+  for (const reshard::TensorUnderflow& underflow : outcome.underflows) {
     json.begin_object();
-    json.member("name", plan.destination.tensors[underflow.tensor_index].meta.fqn);
+    json.member("name", outcome.plan.destination.tensors[underflow.tensor_index].meta.fqn);
     json.member("elements", underflow.num_elements).end_object();
+  }
+  for (const auto& [name, lost] : outcome.losses_before_recipe) {
+    if (lost.num_became_zero == 0) continue;
+    json.begin_object().member("name", name).member("elements", lost.num_became_zero).end_object();
   }
   json.end_array();
 }
@@ -181,6 +188,9 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::tensor_steps:
       return words("step of the optimizer becomes a float32 tensor",
                    "steps of the optimizer become float32 tensors");
+    case Change::key_order:
+      return words("dict gets its keys in the order of names",
+                   "dicts get their keys in the order of names");
   }
   return {};
 }
@@ -354,14 +364,19 @@ void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderfl
   print_num_left(underflows.size() - num_shown, terminal);
 }
 
-/// Prints one line about the tensors in which sums or dequantized numbers became zero.
-void print_rounded_to_zero(const Outcome& outcome, Terminal& terminal) {
-  const std::set<std::string> names =
-      outcome.rounded_to_zero ? outcome.rounded_to_zero->all() : std::set<std::string>();
-  if (names.empty()) return;
-  terminal.print("  too small for the dtype, became zero: elements of " +
-                 counted(names.size(), "tensor") + " (" + printable(*names.begin()) +
-                 (names.size() > 1 ? ", …)\n" : ")\n"));
+/// Prints the counts of all numbers that were too large or became zero.
+void print_losses(const Outcome& outcome, Terminal& terminal) {
+  print_overflows(outcome.plan, outcome.overflows, terminal);
+  print_underflows(outcome.plan, outcome.underflows, terminal);
+  std::size_t num_left = outcome.losses_before_recipe.size();
+  for (const auto& [name, lost] : outcome.losses_before_recipe) {
+    if (outcome.losses_before_recipe.size() - num_left == kMaxUnderflowsShown) break;
+    --num_left;
+    terminal.print("  " + printable(name) + ", before the recipe: " +
+                   counted(static_cast<std::uint64_t>(lost.num_too_large), "element") +
+                   " too large, " + std::to_string(lost.num_became_zero) + " became zero\n");
+  }
+  print_num_left(num_left, terminal);
 }
 
 void print_summary(const MoveOptions& options, const Outcome& outcome,
@@ -379,9 +394,7 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
     line += ", " + iec_size(static_cast<std::uint64_t>(rate)) + "/s";
   }
   terminal.print(line + "\n");
-  print_overflows(plan, outcome.overflows, terminal);
-  print_underflows(plan, outcome.underflows, terminal);
-  print_rounded_to_zero(outcome, terminal);
+  print_losses(outcome, terminal);
 }
 
 /// Prints what this worker has written, and which parts are not complete yet.
@@ -410,9 +423,7 @@ void print_shares(const MoveOptions& options, const Outcome& outcome, Terminal& 
   if (!missing.empty()) {
     say(std::to_string(missing.size()) + " of " + number + " parts are not complete yet: " + list);
   }
-  print_overflows(outcome.plan, outcome.overflows, terminal);
-  print_underflows(outcome.plan, outcome.underflows, terminal);
-  print_rounded_to_zero(outcome, terminal);
+  print_losses(outcome, terminal);
 }
 
 void write_shares(JsonOutput& json, const Outcome& outcome) {
@@ -462,15 +473,8 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
     json.end_object();
   }
   json.end_array();
-  write_overflows(json, plan, outcome.overflows);
-  write_underflows(json, plan, outcome.underflows);
-  const std::set<std::string> rounded_to_zero =
-      outcome.rounded_to_zero ? outcome.rounded_to_zero->all() : std::set<std::string>();
-  if (!rounded_to_zero.empty()) {
-    json.key("rounded_to_zero").begin_array();
-    for (const std::string& name : rounded_to_zero) json.value(name);
-    json.end_array();
-  }
+  write_overflows(json, outcome);
+  write_underflows(json, outcome);
   write_changes(json, plan.changes);
   json.key("left_out").begin_object();
   json.member("tensors", std::uint64_t{plan.left_out.tensors});

@@ -2,12 +2,13 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "arithmetic/combination.h"
+#include "base/cast.h"
 #include "ckpt-reshard/dequantize_option.h"
 #include "ckpt-reshard/move_options.h"
 #include "cli/terminal.h"
@@ -28,11 +29,12 @@ struct Outcome {
   int num_shares = 1;  // number of shares of the move, one for each worker
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
+  // Of sums and dequantized numbers, by names of the source: those of tensors that a recipe changes
+  // further. All others are in `overflows` and `underflows`.
+  std::map<std::string, CastLosses> losses_before_recipe{};
   reshard::FileStates source_files{};  // states of the source's files when they were opened
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
-  // Tensors in which sums or dequantized numbers became zero.
-  std::shared_ptr<arithmetic::UnderflowNames> rounded_to_zero{};
 };
 
 /// Prints the result of a run, or what it would do with `--dry-run`. `start`: when the run began to

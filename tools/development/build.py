@@ -6,6 +6,7 @@ from pathlib import Path
 
 from console import Stop, heading, run, say, shown
 from places import ROOT, locked, relative_to_root
+from python_environment import has_runtime
 
 BUILD_DIRECTORIES = {"dev": ROOT / "build"}  # the other presets build in build/<preset>
 
@@ -20,9 +21,10 @@ def build_environment() -> dict[str, str]:
             "CCACHE_SLOPPINESS": "pch_defines,time_macros"} | os.environ
 
 
-def runtime_definitions(python: Path) -> tuple[str, ...]:
-    """Returns the CMake arguments for the runtime, with the torch of this Python environment."""
-    return (f"TESSERA_PYTHON={python}", "TESSERA_RUNTIME=ON")
+def runtime_definitions(python: Path, torch_version: str | None = None) -> tuple[str, ...]:
+    """Returns the CMake arguments for the runtime, with the torch of this Python environment. Leaves the runtime out if it does
+    not compile with this torch."""
+    return (f"TESSERA_PYTHON={python}", f"TESSERA_RUNTIME={'ON' if has_runtime(torch_version) else 'OFF'}")
 
 
 def announce_and_run(command: list[str]) -> int:

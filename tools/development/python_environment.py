@@ -17,6 +17,10 @@ from places import HERE, cache_directory, locked
 OLDEST_PYTHON = (3, 10)
 NEEDED_GIB = 8  # disk space that pip needs while it unpacks torch and its CUDA libraries
 
+# The versions of torch that `--torch oldest` and `--torch newest` stand for. The C++ runtime needs OLDEST_FOR_RUNTIME.
+NAMED_TORCH = {"oldest": "2.4.1", "newest": "2.15.0"}
+OLDEST_FOR_RUNTIME = (2, 11)
+
 PIP_INSTALL = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
                "--retries", "2")
 
@@ -24,8 +28,15 @@ PROBE = ("import sys, platform, ensurepip, venv; "
          "print('.'.join(map(str, sys.version_info[:3])), platform.machine(), sys.base_prefix)")
 
 
+def has_runtime(torch_version: str | None) -> bool:
+    """Returns whether the C++ runtime compiles with this version of torch."""
+    version = NAMED_TORCH.get(torch_version, torch_version)
+    return version is None or tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_FOR_RUNTIME
+
+
 def requirements(torch_version: str | None) -> str:
     """Returns the requirements file, with another version of torch if one is chosen."""
+    torch_version = NAMED_TORCH.get(torch_version, torch_version)
     text = (HERE / "python-requirements.txt").read_text()
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if torch_version:

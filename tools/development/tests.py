@@ -13,7 +13,7 @@ from console import Stop, heading, run_quietly, say, table, tail
 from debian_packages import install_packages
 from peer_packages import PEERS, peer_packages
 from places import ROOT, locked
-from python_environment import python_environment
+from python_environment import has_runtime, python_environment
 
 PEER_LABELS = tuple(f"interop-{peer}" for peer in PEERS)
 LABELS = ("unit", "property", "cli", "fuzz", "browser", "interop", "distributed", "cuda", "development", "slow",
@@ -208,7 +208,9 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     install_packages({"build", "python", "test"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
-        definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
+        definitions = runtime_definitions(python_environment(torch_version) / "bin/python", torch_version)
+        if not has_runtime(torch_version):
+            say("without the C++ runtime, which needs a newer torch")
     if label in PEER_LABELS:
         peer = label.removeprefix("interop-")
         definitions += (f"TESSERA_{peer.upper()}_PACKAGES={peer_packages(peer, torch_version)}",)

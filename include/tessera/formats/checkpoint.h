@@ -75,6 +75,12 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
+// [Note: Order of keys] A Python dict has an order, and lists of entries are sorted by name. So
+// each entry has a number, `dict_order`: of two keys of a dict, the first one is the key whose
+// entries have the smallest number. Keys with equal numbers are in the order of Key. A reader that
+// knows no order gives every entry a 0. Numbers need not follow each other: a move leaves entries
+// out.
+
 /// A logical tensor with the pieces that cover it. Equal regions are replicas. Tensors of equal
 /// shapes and cuts may share one list of pieces.
 struct TensorEntry {
@@ -83,12 +89,14 @@ struct TensorEntry {
   std::string parameter{};  // of optimizer state: the fqn of its parameter; else empty
   KeyPath key_path{};       // empty: the fqn is a top-level key
   SharedVector<Piece> pieces{};
+  std::uint32_t dict_order = 0;  // [Note: Order of keys]
 };
 
 /// A value that is not a tensor, under its flattened key.
 struct ValueEntry {
   std::string name;
   KeyPath key_path{};
+  std::uint32_t dict_order = 0;  // [Note: Order of keys]
 };
 
 /// A second name of a tensor (tied weights). `target` is the fqn of a tensor, never of another
@@ -97,6 +105,7 @@ struct Alias {
   std::string fqn;
   std::string target;
   KeyPath key_path{};
+  std::uint32_t dict_order = 0;  // [Note: Order of keys]
 };
 
 /// A class whose objects a reader turned into entries or dicts. The reader ran no code of the

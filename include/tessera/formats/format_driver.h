@@ -72,6 +72,7 @@ struct FormatTraits {
   bool holds_key_types = true;    // false: every key of a dict becomes text
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
+  bool holds_key_order = true;    // false: the keys of every dict get the order of Key
   /// The annotation that each writer of the format adds: `format=pt`. A move does not report it
   /// lost.
   std::string_view own_annotation{};

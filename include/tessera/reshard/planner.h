@@ -117,6 +117,7 @@ enum class FormatChange {
   attributes,      // attributes of a tensor or an OrderedDict are dropped
   value_types,     // a frozenset or the like becomes a plainer type
   tensor_steps,    // an optimizer's step that is a number becomes a tensor
+  key_order,       // the keys of a dict get the order of their names
 };
 
 /// Returns the name in JSON output: `text_keys`.

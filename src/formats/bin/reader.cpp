@@ -136,20 +136,30 @@ class BinReader final : public DividedReader {
   }
 
   /// Fills the lists of `contents_`. The lists are sorted by name, because `by_name_` is sorted.
+  /// The order of keys is that of the files, and in a file that of its dict.
   void add_entries() {
+    std::vector<std::uint32_t> num_before{0};  // entries in the files before each file
+    for (const auto& shard : shards_) {
+      const CheckpointContents& from = shard->contents();
+      const std::size_t num_here = from.tensors.size() + from.values.size() + from.aliases.size();
+      num_before.push_back(num_before.back() + static_cast<std::uint32_t>(num_here));
+    }
     for (const auto& [name, origin] : by_name_) {
       const CheckpointContents& from = shards_[origin.shard]->contents();
       switch (origin.kind) {
         case Origin::Kind::tensor:
           contents_.tensors.push_back(from.tensors[origin.index]);
+          contents_.tensors.back().dict_order += num_before[origin.shard];
           tensors_.push_back(origin);
           break;
         case Origin::Kind::value:
           contents_.values.push_back(from.values[origin.index]);
+          contents_.values.back().dict_order += num_before[origin.shard];
           values_.push_back(origin);
           break;
         case Origin::Kind::alias:
           contents_.aliases.push_back(from.aliases[origin.index]);
+          contents_.aliases.back().dict_order += num_before[origin.shard];
           break;
       }
     }

@@ -302,19 +302,20 @@ class Parser final : public pickle::EntryTaker {
 
   void parse_item(std::string_view name, Object item) {
     if (is_instance(item, MetadataGlobal::bytes_storage)) {
-      result_.contents.values.push_back({std::string(name), {}});
+      result_.contents.values.push_back({std::string(name), {}, ++num_items_});
       return;
     }
     const Object state = attributes(item, MetadataGlobal::tensor_storage, "item",
                                     "TensorStorageMetadata or BytesStorageMetadata",
                                     {"properties", "size", "chunks"});
     if (const auto refusal = refusal_of(state)) {
-      result_.contents.values.push_back({std::string(name), {}});
+      result_.contents.values.push_back({std::string(name), {}, ++num_items_});
       result_.refused_tensors.emplace(name, refusal->at_tensor(std::string(name)));
       return;
     }
     TensorEntry& tensor = result_.contents.tensors.emplace_back();
     tensor.meta.fqn = name;
+    tensor.dict_order = ++num_items_;
     const Object properties = attribute(state, "properties");
     tensor.meta.dtype = parse_dtype_of(properties);
     if (requires_grad(properties)) {
@@ -758,6 +759,7 @@ class Parser final : public pickle::EntryTaker {
   // Ids of the dicts whose entries were taken
   std::optional<std::uint32_t> taken_items_;
   std::optional<std::uint32_t> taken_places_;
+  std::uint32_t num_items_ = 0;
   bool is_taking_items_ = false;
   bool are_items_complete_ = false;
   PlaceOfName place_of_;                    // names: views of the contents

@@ -1,4 +1,5 @@
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -7,6 +8,7 @@
 #include <variant>
 
 #include "formats/dcp/metadata.h"
+#include "formats/key_order.h"
 #include "formats/pickle/pickler.h"
 #include "tessera/base/dtype.h"
 
@@ -171,14 +173,16 @@ void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
   pickler.interned("state_dict_metadata");
   pickler.empty_dict();
   pickler.mark();
-  for (const TensorEntry& tensor : contents.tensors) {
-    pickler.interned(tensor.meta.fqn);
-    pickle_tensor_item(pickler, tensor);
-    write_if_much(pickler, write);
-  }
-  for (const ValueEntry& value : contents.values) {
-    pickler.interned(value.name);
-    new_instance(pickler, kMetadataModule, "BytesStorageMetadata");
+  // DCP builds the state dict in the order of this dict.
+  for (const std::uint32_t number : entries_in_dict_order(contents)) {
+    if (number < contents.tensors.size()) {
+      pickler.interned(contents.tensors[number].meta.fqn);
+      pickle_tensor_item(pickler, contents.tensors[number]);
+      write_if_much(pickler, write);
+    } else {
+      pickler.interned(contents.values[number - contents.tensors.size()].name);
+      new_instance(pickler, kMetadataModule, "BytesStorageMetadata");
+    }
   }
   pickler.set_items_from_mark();
 

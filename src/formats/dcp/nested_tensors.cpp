@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "formats/torch_zip/simplifications.h"
@@ -18,12 +19,14 @@ struct TensorRow {
   TensorEntry entry;
   std::vector<StorageInfo> places;
   std::shared_ptr<const Chunk> chunk{};  // set for parts taken out of a value
+  std::uint32_t place_in_value = 0;      // of parts taken out of a value
 };
 
 struct ValueRow {
   ValueEntry entry;
   StorageInfo place;
   std::optional<std::variant<Value, Error>> content{};  // set for parts taken out of a value
+  std::uint32_t place_in_value = 0;
 };
 
 /// Says whether a value must be taken apart: it holds a tensor, or something that Tessera refuses
@@ -59,25 +62,33 @@ class Parts {
   }
 
   void add(const std::string& name, const StorageInfo& info,
-           const std::shared_ptr<const Item>& item, std::vector<Leaf> leaves) {
+           const std::shared_ptr<const Item>& item, std::vector<Leaf> leaves,
+           std::uint32_t dict_order) {
     note_tensors(name, item->archive, leaves);
+    std::uint32_t place = 0;
     for (Leaf& leaf : leaves) {
       KeyPath key_path{name};
       key_path.insert(key_path.end(), leaf.path.begin(), leaf.path.end());
       std::string fqn = spell(key_path);
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
         add_tensor(std::move(fqn), std::move(key_path), info, item, std::move(*record));
-      } else if (auto* value = std::get_if<Value>(&leaf.content)) {
-        values_.push_back({{std::move(fqn), std::move(key_path)}, info, std::move(*value)});
+        tensors_.back().entry.dict_order = dict_order;
+        tensors_.back().place_in_value = ++place;
+        continue;
+      }
+      ValueEntry entry{std::move(fqn), std::move(key_path), dict_order};
+      if (auto* value = std::get_if<Value>(&leaf.content)) {
+        values_.push_back({std::move(entry), info, std::move(*value), ++place});
       } else {
-        const Error refusal = std::get<Error>(leaf.content).at_tensor(fqn);
-        values_.push_back({{std::move(fqn), std::move(key_path)}, info, refusal});
+        const Error refusal = std::get<Error>(leaf.content).at_tensor(entry.name);
+        values_.push_back({std::move(entry), info, refusal, ++place});
       }
     }
   }
 
   /// Moves all tensors and values back into the metadata, sorted by name, and fills `nested`.
   void finish(NestedTensors& nested) {
+    number_entries();
     std::ranges::stable_sort(tensors_, {}, [](const TensorRow& row) -> const std::string& {
       return row.entry.meta.fqn;
     });
@@ -117,6 +128,19 @@ class Parts {
     entry.pieces.push_back({whole_box(record.shape), metadata_.storage.ranks[info.file]});
     tensors_.push_back(
         {std::move(entry), {info}, std::make_shared<const Chunk>(Chunk{item, std::move(record)})});
+  }
+
+  /// Numbers all entries again, so that the parts of a value come in their order at its place.
+  void number_entries() {
+    std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t*>> numbers;
+    for (TensorRow& row : tensors_) {
+      numbers.emplace_back(row.entry.dict_order, row.place_in_value, &row.entry.dict_order);
+    }
+    for (ValueRow& row : values_) {
+      numbers.emplace_back(row.entry.dict_order, row.place_in_value, &row.entry.dict_order);
+    }
+    std::ranges::sort(numbers);
+    for (std::uint32_t i = 0; i < numbers.size(); ++i) *std::get<2>(numbers[i]) = i + 1;
   }
 
   void note_tensors(const std::string& name, const torch_zip::SavedObject& saved,
@@ -173,7 +197,7 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
       parts.keep(std::move(value), info);
       continue;
     }
-    parts.add(value.name, info, item, std::move(flattened.leaves));
+    parts.add(value.name, info, item, std::move(flattened.leaves), value.dict_order);
     nested.taken_apart.push_back(
         {std::move(value.name), info, std::move(item), std::move(flattened.opened_classes)});
   }

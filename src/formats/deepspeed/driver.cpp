@@ -63,6 +63,7 @@ class DeepSpeedDriver final : public FormatDriver {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
             .holds_flat_units = false,
             .holds_annotations = false,
+            .holds_key_order = false,
             .has_ranks_when_read = true,
             .holds_number_steps = false};
   }

@@ -87,6 +87,11 @@ class Archive {
   }
   void add_tensor(const KeyPath& path, const std::string& name, std::size_t tensor) {
     const TensorMeta& meta = contents_.tensors[tensor].meta;
+    const auto [first, is_new] = name_of_.emplace(tensor, name);
+    if (!is_new) {
+      ties_.push_back({name, first->second, path});
+      return;
+    }
     add_storage(path, {name, meta.dtype, meta.shape}, {tensor, {}});
   }
   /// Adds a scalar tensor.
@@ -154,6 +159,7 @@ class Archive {
   std::vector<Tensor> tensors_;
   std::vector<std::pair<ValueEntry, Value>> values_;
   std::vector<Alias> ties_;
+  std::map<std::size_t, std::string> name_of_;  // tensors in the archive, by their first names
   std::vector<PickledObject> objects_;
 };
 

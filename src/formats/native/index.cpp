@@ -1,11 +1,14 @@
 #include "formats/native/index.h"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/checked_math.h"
 #include "base/digest.h"
 #include "base/json.h"
+#include "formats/key_order.h"
 #include "formats/native/byte_stream.h"
 #include "formats/piece_pool.h"
 #include "tessera/base/error.h"
@@ -145,6 +148,18 @@ void put_piece(ByteWriter& out, const Index& index, const CheckpointWriter::Piec
              index.grid(id.tensor_index, id.piece_index));
 }
 
+/// Writes the annotations, and the order of keys as one of them.
+void put_annotations(ByteWriter& out, const Index& index) {
+  std::map<std::string_view, std::string_view> annotations(index.contents->annotations.begin(),
+                                                           index.contents->annotations.end());
+  if (!index.key_order.empty()) annotations[kKeyOrder] = index.key_order;
+  out.uint(std::uint64_t{annotations.size()});
+  for (const auto& [key, text] : annotations) {
+    out.str(key);
+    out.str(text);
+  }
+}
+
 /// Writes everything before the tensors.
 void put_preamble(ByteWriter& out, const Index& index) {
   const CheckpointContents& contents = index.contents;
@@ -173,11 +188,7 @@ void put_preamble(ByteWriter& out, const Index& index) {
       out.uint(parameter.offset);
     }
   }
-  out.uint(std::uint64_t{contents.annotations.size()});
-  for (const auto& [key, text] : contents.annotations) {
-    out.str(key);
-    out.str(text);
-  }
+  put_annotations(out, index);
   if (index.format_version >= kLinkedVersion) put_linked_files(out, index.linked_files);
 }
 
@@ -359,13 +370,26 @@ void get_units(ByteReader& in, CheckpointContents& contents) {
   }
 }
 
-void get_annotations(ByteReader& in, CheckpointContents& contents) {
+void get_annotations(ByteReader& in, Index& index) {
+  CheckpointContents& contents = index.contents.edit();
   const std::size_t num_annotations = in.count(kMinAnnotationNbytes);
   for (std::size_t a = 0; a < num_annotations; ++a) {
     std::string key(in.str());
     const bool is_new = contents.annotations.emplace(std::move(key), in.str()).second;
     if (!is_new) in.fail("annotation", "different keys", "the same key twice");
   }
+  const auto order = contents.annotations.find(std::string(kKeyOrder));
+  if (order == contents.annotations.end()) return;
+  index.key_order = std::move(order->second);
+  contents.annotations.erase(order);
+}
+
+/// Gives the entries the order of keys that the index has. A rank file has not all entries.
+void apply_key_order(const FileHeader& header, Index& index, const std::string& path) {
+  if (header.role != FileRole::index || index.key_order.empty()) return;
+  if (set_key_order(index.contents.edit(), index.key_order)) return;
+  throw Error::expected(ErrorKind::corruption, {.path = path}, "order of keys",
+                        "the number of each entry once", "other numbers");
 }
 
 /// Reads a tensor without its pieces. Returns the number of its pieces.
@@ -597,13 +621,14 @@ Index without_tensors(const Index& whole) {
   contents.units = whole.contents->units;
   contents.annotations = whole.contents->annotations;
   index.value_json = whole.value_json;
+  index.key_order = whole.key_order;
   index.linked_files = whole.linked_files;
   return index;
 }
 
 /// Copies a tensor without its pieces.
 TensorEntry without_pieces(const TensorEntry& tensor) {
-  return {tensor.meta, tensor.kind, tensor.parameter, tensor.key_path, {}};
+  return {tensor.meta, tensor.kind, tensor.parameter, tensor.key_path, {}, tensor.dict_order};
 }
 
 }  // namespace
@@ -701,7 +726,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
   get_values(in, index);
   get_aliases(in, index.contents.edit());
   get_units(in, index.contents.edit());
-  get_annotations(in, index.contents.edit());
+  get_annotations(in, index);
   get_linked_files(in, index);
   get_tensors(in, header, index);
   get_rank_files(in, header, index);
@@ -712,6 +737,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
     validate_names(index.contents, ErrorKind::corruption, path);
   }
   validate_storage(index, header, path);
+  apply_key_order(header, index, path);
   return index;
 }
 

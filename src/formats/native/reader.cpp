@@ -4,6 +4,7 @@
 
 #include "base/byte_buffer.h"
 #include "base/json.h"
+#include "formats/key_order.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/index.h"
 #include "formats/native/native_checkpoint.h"
@@ -52,6 +53,10 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
   Format format() const override { return Format::native; }
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return index_.contents; }
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    if (index_.key_order.empty()) return {};
+    return {names_in_dict_order(index_.contents)};
+  }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "formats/drivers.h"
+#include "formats/key_order.h"
 #include "formats/native/index_file.h"
 #include "formats/native/native_base.h"
 #include "formats/native/native_parts.h"
@@ -315,6 +316,7 @@ Index describe_checkpoint(SharedContents contents, const std::vector<Value>& val
   index.has_virtual_datasets =
       options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
   for (const Value& value : values) index.value_json.push_back(value_to_json(value));
+  index.key_order = key_order_text(contents);
   index.contents = std::move(contents);
   std::size_t num_pieces = 0;
   for (const TensorEntry& tensor : index.contents->tensors) num_pieces += tensor.pieces.size();

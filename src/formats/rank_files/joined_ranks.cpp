@@ -32,6 +32,7 @@ struct Origin {
 /// All entries that the ranks have under one name, each list in the order of ranks.
 struct Gathered {
   KeyPath key_path{};
+  std::uint32_t dict_order = 0;  // of the first rank that has the entry
   std::vector<Origin> tensors{};
   std::vector<Origin> values{};     // values that can be read
   std::vector<Origin> refused{};    // values that cannot be read
@@ -182,12 +183,14 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     }
     return result;
   }
-  Gathered& entry(const RankFile& file, const std::string& name, const KeyPath& path) {
+  Gathered& entry(const RankFile& file, const std::string& name, const KeyPath& path,
+                  std::uint32_t dict_order) {
     const auto [found, is_new] = by_name_.try_emplace(named(file, name));
     KeyPath whole = pathed(file, name, path);
     note_lists(file, whole);
     if (is_new) {
       found->second.key_path = std::move(whole);
+      found->second.dict_order = dict_order;
     } else if (found->second.key_path != whole) {
       other_keys_.emplace(found->first, file.rank);
     }
@@ -210,20 +213,20 @@ class JoinedRanks final : public DividedReader, public MeshSource {
       const CheckpointContents& from = files_[i].reader->contents();
       for (std::size_t t = 0; t < from.tensors.size(); ++t) {
         const TensorEntry& tensor = from.tensors[t];
-        Gathered& gathered = entry(files_[i], tensor.meta.fqn, tensor.key_path);
+        Gathered& gathered = entry(files_[i], tensor.meta.fqn, tensor.key_path, tensor.dict_order);
         gathered.tensors.push_back({i, t});
         gathered.has_own = gathered.has_own || tensor.meta.numel() > 0;
       }
       for (const Alias& alias : from.aliases) {
         const TensorEntry* const target = from.find_tensor(alias.target);
         TESSERA_CHECK(target != nullptr);
-        Gathered& gathered = entry(files_[i], alias.fqn, alias.key_path);
+        Gathered& gathered = entry(files_[i], alias.fqn, alias.key_path, alias.dict_order);
         gathered.tensors.push_back({i, static_cast<std::size_t>(target - from.tensors.data())});
         gathered.targets.insert(named(files_[i], alias.target));
       }
       for (std::size_t v = 0; v < from.values.size(); ++v) {
         const ValueEntry& value = from.values[v];
-        Gathered& gathered = entry(files_[i], value.name, value.key_path);
+        Gathered& gathered = entry(files_[i], value.name, value.key_path, value.dict_order);
         const bool is_refused = files_[i].reader->refusal_of(v) != nullptr;
         (is_refused ? gathered.refused : gathered.values).push_back({i, v});
       }
@@ -247,7 +250,8 @@ class JoinedRanks final : public DividedReader, public MeshSource {
                             "a tensor, as on " + rank_in_words(gathered.tensors.front()), "a value",
                             "files of different saves?");
     } else if (is_tied(gathered)) {
-      contents_.aliases.push_back({name, *gathered.targets.begin(), gathered.key_path});
+      contents_.aliases.push_back(
+          {name, *gathered.targets.begin(), gathered.key_path, gathered.dict_order});
     } else if (is_flat_state(name, gathered)) {
       add_flat_state(name, gathered);
     } else {
@@ -266,6 +270,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     tensor.meta = {name, tensor_of(first).meta.dtype, place_of(first)->whole_shape};
     validate_tensor_meta(tensor.meta, reader_of(first).path());
     tensor.key_path = gathered.key_path;
+    tensor.dict_order = gathered.dict_order;
     std::vector<Origin> origins;
     for (const Origin& origin : gathered.tensors) {
       check_part(tensor.meta, origin, first);
@@ -353,6 +358,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     tensor.meta = tensor_of(gathered.tensors.front()).meta;
     tensor.meta.fqn = name;
     tensor.key_path = gathered.key_path;
+    tensor.dict_order = gathered.dict_order;
     std::int64_t end = 0;
     for (const Origin& origin : gathered.tensors) {
       const std::int64_t numel = tensor_of(origin).meta.numel();
@@ -379,19 +385,21 @@ class JoinedRanks final : public DividedReader, public MeshSource {
         equal.push_back(origin);
       } else {
         add_copy(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
-                 {origin});
+                 gathered.dict_order, {origin});
         differing_.push_back(name);
       }
     }
-    add_copy(name, gathered.key_path, std::move(equal));
+    add_copy(name, gathered.key_path, gathered.dict_order, std::move(equal));
   }
 
   /// Adds a tensor of which each rank in `origins` has a whole copy.
-  void add_copy(const std::string& name, KeyPath key_path, std::vector<Origin> origins) {
+  void add_copy(const std::string& name, KeyPath key_path, std::uint32_t dict_order,
+                std::vector<Origin> origins) {
     TensorEntry tensor;
     tensor.meta = tensor_of(origins.front()).meta;
     tensor.meta.fqn = name;
     tensor.key_path = std::move(key_path);
+    tensor.dict_order = dict_order;
     for (const Origin& origin : origins) {
       tensor.pieces.push_back({whole_box(tensor.meta.shape), rank_of(origin)});
     }
@@ -399,26 +407,29 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   }
 
   void add_values(const std::string& name, const Gathered& gathered) {
-    if (gathered.values.empty()) return add_value(name, gathered.key_path, gathered.refused[0]);
+    if (gathered.values.empty()) {
+      return add_value(name, gathered.key_path, gathered.dict_order, gathered.refused[0]);
+    }
     const Origin& first = gathered.values.front();
     const Value value = reader_of(first).read_value(first.index);
-    add_value(name, gathered.key_path, first);
+    add_value(name, gathered.key_path, gathered.dict_order, first);
     for (const Origin& origin : gathered.values) {
       if (tessera::detail::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
         continue;
       }
       add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
-                origin);
+                gathered.dict_order, origin);
       differing_.push_back(name);
     }
     for (const Origin& origin : gathered.refused) {
       add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
-                origin);
+                gathered.dict_order, origin);
     }
   }
 
-  void add_value(const std::string& name, KeyPath key_path, const Origin& origin) {
-    contents_.values.push_back({name, std::move(key_path)});
+  void add_value(const std::string& name, KeyPath key_path, std::uint32_t dict_order,
+                 const Origin& origin) {
+    contents_.values.push_back({name, std::move(key_path), dict_order});
     values_.push_back(origin);
   }
 

@@ -275,16 +275,19 @@ std::string RankContents::pickle(const File& file) const {
     entry.meta = contents_.tensors[i].meta;
     entry.meta.fqn = tensor_spots_[i].name;
     entry.key_path = tensor_spots_[i].path;
+    entry.dict_order = contents_.tensors[i].dict_order;
     here.tensors.push_back(std::move(entry));
   }
   for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
     const std::size_t found = target_of(i);
     if (alias_spots_[i].item != file.item || !is_on(found, file.rank)) continue;
-    here.aliases.push_back({alias_spots_[i].name, tensor_spots_[found].name, alias_spots_[i].path});
+    here.aliases.push_back({alias_spots_[i].name, tensor_spots_[found].name, alias_spots_[i].path,
+                            contents_.aliases[i].dict_order});
   }
   for (std::size_t i = 0; i < contents_.values.size(); ++i) {
     if (value_spots_[i].item != file.item || !value_spots_[i].is_on(file.rank)) continue;
-    here.values.push_back({value_spots_[i].name, value_spots_[i].path});
+    here.values.push_back(
+        {value_spots_[i].name, value_spots_[i].path, contents_.values[i].dict_order});
     values.push_back(values_[i]);
   }
   check_key_paths(here, destination_);

@@ -133,6 +133,7 @@ class SafetensorsDriver final : public FormatDriver {
 
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
+            .holds_key_order = false,
             .own_annotation = "format=pt",  // Tessera's writer sets it, too
             .has_several_files = true};
   }

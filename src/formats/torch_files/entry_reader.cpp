@@ -211,7 +211,8 @@ void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
 void EntryReader::add_of_each_rank(
     const std::vector<const File*>& files,
     const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
-  std::map<std::string, Origin> first_of;  // key: name
+  std::map<std::string, Origin> first_of;                            // key: name
+  std::map<std::pair<const File*, std::size_t>, std::string> names;  // of tensors
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (files[i] == nullptr) continue;
     const int rank = static_cast<int>(i);
@@ -220,7 +221,10 @@ void EntryReader::add_of_each_rank(
       if (path.empty()) continue;
       std::string name = spell(path);
       const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
-      if (is_new) {
+      const bool is_tensor = entry.kind == Entry::Kind::tensor;
+      if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry.index), name).second) {
+        add_tie(std::move(path), names.at({files[i], entry.index}));
+      } else if (is_new) {
         add_entry(std::move(path), *files[i], entry, rank);
       } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], entry)) {
         add_entry(per_rank_path(rank, name, path), *files[i], entry, rank);
@@ -278,6 +282,12 @@ void EntryReader::add_refused(KeyPath path, const Error& refusal) {
 void EntryReader::add_alias(const std::string& name, const std::string& target) {
   contents_.aliases.push_back(
       {spell({"model", name}), spell({"model", target}), {std::string("model"), name}});
+}
+
+void EntryReader::add_tie(KeyPath path, const std::string& target) {
+  std::string name = spell(path);
+  if (path.size() == 1) path.clear();
+  contents_.aliases.push_back({std::move(name), target, std::move(path)});
 }
 
 void EntryReader::note(std::string rule, std::string expected, std::string found) {

@@ -95,7 +95,8 @@ class EntryReader : public DividedReader {
   void add(Tensor tensor);
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
-  /// Adds entries that may differ between ranks ([Note: Entries of each rank]). `files`: one for
+  /// Adds entries that may differ between ranks ([Note: Entries of each rank]). Names of one tensor
+  /// stay tied. `files`: one for
   /// each rank, null for a rank without one. `path_of` returns the key path under which an entry is
   /// added; an empty path skips the entry.
   void add_of_each_rank(const std::vector<const File*>& files,
@@ -142,6 +143,8 @@ class EntryReader : public DividedReader {
     KeyPath keys;  // key path in the file
     std::string name;
   };
+  /// Adds a second name of the tensor `target`.
+  void add_tie(KeyPath path, const std::string& target);
   void take_entries();
   void add_what_readers_found();
   void add_simplifications();

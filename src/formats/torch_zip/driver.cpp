@@ -7,6 +7,7 @@
 #include "formats/signatures.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/part_of_whole.h"
+#include "formats/torch_zip/tar_members.h"
 #include "formats/torch_zip/torch_stream.h"
 #include "formats/zip/zip_reader.h"
 
@@ -15,8 +16,6 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kSuffixes{".pt", ".pth", ".bin"};
 constexpr std::string_view kPickleName = "/data.pkl";
-constexpr std::string_view kTarSignature("ustar", 5);
-constexpr std::size_t kTarSignatureOffset = 257;
 
 /// Whether the first entry of an archive is not compressed and has a name that torch.save writes:
 /// `<name>/data.pkl`, or for TorchScript `<name>/data/0`. Used for archives that were cut short,
@@ -70,15 +69,9 @@ class TorchZipDriver final : public FormatDriver {
   }
 
   Recognition recognize_file(const FileBegin& file) const override {
-    if (file.bytes.starts_with(detail::kZipSignature) || torch_zip::begins_as_stream(file.bytes)) {
+    if (file.bytes.starts_with(detail::kZipSignature) || torch_zip::begins_as_stream(file.bytes) ||
+        torch_zip::begins_as_tar(file.bytes)) {
       return {Match::certain};
-    }
-    if (file.bytes.size() > kTarSignatureOffset &&
-        file.bytes.substr(kTarSignatureOffset).starts_with(kTarSignature)) {
-      return {Match::certain,
-              Error(ErrorKind::unsupported, {.path = file.path},
-                    "expected an archive or a stream of torch.save, found a tar archive (of "
-                    "PyTorch 0.1? load it in PyTorch and torch.save it again)")};
     }
     return {};
   }
@@ -99,7 +92,7 @@ class TorchZipDriver final : public FormatDriver {
   }
 
   /// Returns whether the file is a stream, or an archive that has the pickle which the reader
-  /// needs.
+  /// needs. A tar archive never is: this program writes none, and it may hold anything.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     if (torch_zip::begins_as_stream(first_bytes)) return true;
     try {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "base/json.h"
 #include "formats/pickle/pickler.h"
@@ -27,25 +28,30 @@ struct Entry {
   const std::string* name;
   KeyPath path;
   std::variant<std::size_t, const Value*> content;
+  std::uint32_t dict_order;
 };
 
-/// Returns all entries, in the order of a walk through the nested dicts and lists.
+/// Returns all entries, sorted by their paths.
 std::vector<Entry> entries_of(const CheckpointContents& contents,
                               const std::vector<Value>& values) {
   std::vector<Entry> entries;
-  const auto add = [&](const std::string& name, const KeyPath& path, auto content) {
-    entries.push_back({&name, path.empty() ? KeyPath{name} : path, content});
+  const auto add = [&](const std::string& name, const KeyPath& path, auto content,
+                       std::uint32_t dict_order) {
+    entries.push_back({&name, path.empty() ? KeyPath{name} : path, content, dict_order});
   };
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
-    add(contents.tensors[i].meta.fqn, contents.tensors[i].key_path, i);
+    const TensorEntry& tensor = contents.tensors[i];
+    add(tensor.meta.fqn, tensor.key_path, i, tensor.dict_order);
   }
   for (const Alias& alias : contents.aliases) {
     const TensorEntry* target = contents.find_tensor(alias.target);
     TESSERA_CHECK(target != nullptr);
-    add(alias.fqn, alias.key_path, static_cast<std::size_t>(target - contents.tensors.data()));
+    add(alias.fqn, alias.key_path, static_cast<std::size_t>(target - contents.tensors.data()),
+        alias.dict_order);
   }
   for (std::size_t i = 0; i < contents.values.size(); ++i) {
-    add(contents.values[i].name, contents.values[i].key_path, &values[i]);
+    const ValueEntry& value = contents.values[i];
+    add(value.name, value.key_path, &values[i], value.dict_order);
   }
   std::ranges::sort(entries, {}, &Entry::path);
   return entries;
@@ -125,18 +131,36 @@ class StateDictPickler {
     pickler_.empty_dict();
     pickler_.mark();
     std::set<std::string> others;  // keys that are not strings
-    while (!entries.empty()) {
-      const Key& key = entries.front().path[depth];
+    for (const DictItem& item : items_in_order(entries, depth)) {
+      const Entry& first = item.entries.front();
+      const Key& key = first.path[depth];
       if (const auto* other = std::get_if<NonStringKey>(&key)) {
         if (!others.insert(text_of_equal_keys(dict_key_value(*other))).second) {
-          refuse(entries.front(), "keys of a dict", "keys that differ in Python",
+          refuse(first, "keys of a dict", "keys that differ in Python",
                  value_to_string(dict_key_value(*other)) + ", which equals another key");
         }
       }
       push_key(key);
-      push(take_item(entries, depth), depth + 1);
+      push(item.entries, depth + 1);
     }
     pickler_.set_items_from_mark();
+  }
+
+  /// The entries below one key of a dict, and the smallest of their numbers.
+  struct DictItem {
+    std::span<const Entry> entries;
+    std::uint32_t dict_order;
+  };
+
+  /// Returns the items of a dict in its order ([Note: Order of keys]).
+  static std::vector<DictItem> items_in_order(std::span<const Entry> entries, std::size_t depth) {
+    std::vector<DictItem> items;
+    while (!entries.empty()) {
+      const std::span<const Entry> item = take_item(entries, depth);
+      items.push_back({item, std::ranges::min(item, {}, &Entry::dict_order).dict_order});
+    }
+    std::ranges::stable_sort(items, {}, &DictItem::dict_order);
+    return items;
   }
 
   void push_key(const Key& key) {

@@ -22,11 +22,11 @@ struct PickledObject {
 /// Writes the tensor number `tensor` of the contents into the pickle.
 using PushTensor = std::function<void(pickle::Pickler&, std::size_t tensor)>;
 
-/// Returns the pickle of the nested dicts and lists that the key paths of all entries form. Keys
-/// are in byte order. Tensor `i` is all of storage `i`; an alias is another tensor of that storage.
-/// List positions without an entry are None, as in PyTorch's distributed checkpoint. The dicts at
-/// the paths of `objects` become objects of classes. `push_tensor` writes each tensor; empty:
-/// writes ordinary tensors.
+/// Returns the pickle of the nested dicts and lists that the key paths of all entries form. The
+/// keys of a dict are in its order ([Note: Order of keys]). Tensor `i` is all of storage `i`; an
+/// alias is another tensor of that storage. List positions without an entry are None, as in
+/// PyTorch's distributed checkpoint. The dicts at the paths of `objects` become objects of classes.
+/// `push_tensor` writes each tensor; empty: writes ordinary tensors.
 /// Requires: the key paths form one tree; `values[i]` belongs to `contents.values[i]`.
 /// Throws: Error(invalid_argument) with `destination` and the name if a key path is too long or
 /// skips too many positions; Error(unsupported) for a value that cannot be pickled.

@@ -7,11 +7,23 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
+#include "tessera/base/shape.h"
 
 namespace tessera::formats::torch_zip {
 
-/// Interface to the bytes of the storages of one saved object, for both forms of file. Each storage
+/// A tensor that the file describes outside of its pickle, as tar archives do. Units: elements.
+struct SavedTensor {
+  std::size_t storage = 0;
+  DType dtype{};
+  std::int64_t storage_offset = 0;
+  Shape shape{};
+  Shape strides{};
+  std::uint64_t stored_nbytes = 0;  // of the part of the storage that the tensor may use
+};
+
+/// Interface to the bytes of the storages of one saved object, for all forms of file. Each storage
 /// has a number, which `find` returns. Immutable and thread-safe.
 class Storages {
  public:
@@ -20,6 +32,8 @@ class Storages {
   /// Returns the number of the storage that the pickle calls `key`; nothing if the file does not
   /// hold this storage.
   virtual std::optional<std::size_t> find(std::string_view key) const = 0;
+  /// Returns the tensor that the pickle calls `id`; null if the file has no such tensor.
+  virtual const SavedTensor* saved_tensor(std::string_view /*id*/) const { return nullptr; }
   /// Returns the name of the storage `key` for messages: `archive/data/0`.
   virtual std::string name_of(std::string_view key) const = 0;
   /// Returns the name of a storage, by its number, for messages.

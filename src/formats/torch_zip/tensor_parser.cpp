@@ -81,13 +81,6 @@ constexpr std::pair<std::string_view, DType> kStorageDTypes[] = {
     {"ComplexDoubleStorage", DType::complex128},
 };
 
-std::optional<DType> dtype_of_storage(std::string_view type_name) {
-  for (const auto& [name, dtype] : kStorageDTypes) {
-    if (name == type_name) return dtype;
-  }
-  return std::nullopt;
-}
-
 std::optional<TensorGlobal> tensor_global(Object object) {
   if (!object.is(ObjectKind::call) && !object.is(ObjectKind::global)) return std::nullopt;
   const std::uint32_t meaning = object.meaning("global");
@@ -174,6 +167,9 @@ RebuildCall unwrap(Object object) {
       if (!TensorParser::is_tensor(call.object)) {
         call.object.fail_expected("parameter", "a tensor");
       }
+      if (call.object.is(ObjectKind::persistent)) {
+        call.object.fail_expected("parameter", "a tensor that the pickle describes");
+      }
       call.function = *tensor_global(call.object);
       call.arguments = call.object.call_arguments("parameter");
     } else if (call.function == TensorGlobal::rebuild_from_type) {
@@ -182,7 +178,7 @@ RebuildCall unwrap(Object object) {
       if (!maker.is(ObjectKind::global)) maker.fail_expected("tensor", "a function by its name");
       if (pickle::is_foreign(type)) {
         const std::optional<LocalTensor> local = local_tensor(call.object, type);
-        if (local && TensorParser::is_tensor(local->tensor)) {
+        if (local && local->tensor.is(ObjectKind::call) && TensorParser::is_tensor(local->tensor)) {
           call = {local->tensor,
                   *tensor_global(local->tensor),
                   local->tensor.call_arguments("tensor"),
@@ -299,6 +295,13 @@ std::span<const AllowedGlobal> tensor_globals() {
   return kTensorGlobals;
 }
 
+std::optional<DType> dtype_of_storage(std::string_view type_name) {
+  for (const auto& [name, dtype] : kStorageDTypes) {
+    if (name == type_name) return dtype;
+  }
+  return std::nullopt;
+}
+
 void add_attribute_names(Object state, std::vector<std::string>& names) {
   constexpr std::size_t kMaxNames = 8;
   constexpr std::size_t kMaxNameNbytes = 80;
@@ -316,6 +319,7 @@ void add_attribute_names(Object state, std::vector<std::string>& names) {
 }
 
 bool TensorParser::is_tensor(Object object) {
+  if (object.is(ObjectKind::persistent)) return object.persistent_id("id").is(ObjectKind::str);
   if (!object.is(ObjectKind::call)) return false;
   switch (tensor_global(object).value_or(TensorGlobal::tensor_class)) {
     case TensorGlobal::rebuild_tensor:
@@ -443,7 +447,28 @@ void TensorParser::spend(Object object, const TensorRecord& tensor) {
   nbytes_left_ -= nbytes;
 }
 
+/// Reads a tensor that the file describes outside of the pickle.
+TensorRecord TensorParser::parse_saved(Object persistent) {
+  const std::string_view id = persistent.persistent_id("tensor").as_text("tensor");
+  const SavedTensor* const saved = stored_.saved_tensor(id);
+  if (saved == nullptr) {
+    persistent.fail(
+        ErrorKind::corruption,
+        "tensor: expected the id of a tensor in the file, found '" + printable(id, 40) + "'");
+  }
+  TensorRecord tensor;
+  tensor.dtype = saved->dtype;
+  tensor.shape = saved->shape;
+  tensor.strides = saved->strides;
+  tensor.storage_offset = saved->storage_offset;
+  tensor.storage = saved->storage;
+  check_extent(persistent, tensor, saved->stored_nbytes);
+  spend(persistent, tensor);
+  return tensor;
+}
+
 TensorRecord TensorParser::parse(Object object) {
+  if (object.is(ObjectKind::persistent)) return parse_saved(object);
   RebuildCall call = unwrap(object);
   const bool is_part = call.place && (!call.place->problem.empty() ||
                                       call.place->region != whole_box(call.place->whole_shape));

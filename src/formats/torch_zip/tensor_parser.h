@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -52,6 +53,9 @@ struct StorageId {
   std::uint64_t nbytes = 0;
 };
 
+/// Returns the dtype of a storage class, such as `FloatStorage`; nothing for other names.
+std::optional<DType> dtype_of_storage(std::string_view type_name);
+
 /// Reads the persistent id of a storage. Throws: Error(corruption) if `persistent` is not the id of
 /// a storage.
 StorageId storage_id(pickle::Object persistent);
@@ -64,7 +68,8 @@ class TensorParser {
   explicit TensorParser(const Storages& stored)
       : stored_(stored), nbytes_left_(max_tensor_nbytes(stored.plain_nbytes())) {}
 
-  /// Says whether the object is a call that makes a tensor of any kind.
+  /// Says whether the object is a call that makes a tensor of any kind, or the id of a tensor that
+  /// the file describes outside of the pickle.
   static bool is_tensor(pickle::Object object);
   static bool is_torchscript_object(pickle::Object object);
 
@@ -84,6 +89,7 @@ class TensorParser {
     std::uint64_t nbytes = 0;
     std::int64_t first_element = 0;  // where a view of the storage starts
   };
+  TensorRecord parse_saved(pickle::Object persistent);
   Storage parse_storage(pickle::Object persistent);
   static Storage view_of(Storage storage, const StorageId& id);
   void spend(pickle::Object object, const TensorRecord& tensor);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "formats/key_order.h"
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/part_of_check.h"
@@ -16,8 +17,10 @@
 #include "formats/torch_zip/other_records.h"
 #include "formats/torch_zip/part_of_whole.h"
 #include "formats/torch_zip/simplifications.h"
+#include "formats/torch_zip/tar_members.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "formats/torch_zip/torch_stream.h"
+#include "formats/torch_zip/torch_tar.h"
 
 namespace tessera::formats {
 namespace {
@@ -28,26 +31,21 @@ using torch_zip::SavedObject;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 using torch_zip::TorchStream;
+using torch_zip::TorchTar;
 
 constexpr std::size_t kNumFirstBytes = 512;
 
-/// Throws for files that are neither an archive nor a stream, with advice for files that people
-/// mistake for them: a tar archive of PyTorch 0.1, a bare pickle.
+/// Throws for files that are no file of torch.save, with advice for bare pickles.
 void refuse_other_files(const std::string& path, std::string_view first_bytes) {
-  constexpr std::size_t kTarMark = 257;
-  const bool is_tar =
-      first_bytes.size() > kTarMark && first_bytes.substr(kTarMark).starts_with("ustar");
   const bool is_pickle = first_bytes.size() > 1 && first_bytes[0] == '\x80' &&
                          first_bytes[1] <= 5 && first_bytes[1] >= 2;
-  if (!is_tar && !is_pickle) return;
-  throw Error::expected(
-      ErrorKind::unsupported, {.path = path}, "file", "an archive or a stream of torch.save",
-      is_tar ? "the tar archive of PyTorch 0.1" : "a bare pickle",
-      is_tar ? "load it in PyTorch and torch.save it again" : "pickle.dump instead of torch.save?");
+  if (!is_pickle) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = path}, "file",
+                        "an archive or a stream of torch.save", "a bare pickle",
+                        "pickle.dump instead of torch.save?");
 }
 
-/// Opens the saved object in a file. The first bytes show whether the file is an archive or a
-/// stream.
+/// Opens the saved object in a file. The first bytes show which form the file has.
 std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
                                         const std::vector<std::string>& as_dict) {
   std::string first_bytes(std::min<std::uint64_t>(kNumFirstBytes, file.nbytes()), '\0');
@@ -55,6 +53,7 @@ std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
   if (torch_zip::begins_as_stream(first_bytes)) {
     return std::make_unique<TorchStream>(file, as_dict);
   }
+  if (torch_zip::begins_as_tar(first_bytes)) return std::make_unique<TorchTar>(file, as_dict);
   refuse_other_files(file.path(), first_bytes);
   return std::make_unique<TorchArchive>(file, ByteRange{0, file.nbytes()}, as_dict);
 }
@@ -113,17 +112,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override {
-    std::vector<std::pair<std::size_t, std::string_view>> order;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      order.emplace_back(places_of_tensors_[i], contents_.tensors[i].meta.fqn);
-    }
-    for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
-      order.emplace_back(places_of_aliases_[i], contents_.aliases[i].fqn);
-    }
-    std::ranges::sort(order);
-    std::vector<std::string> names;
-    for (const auto& [place, name] : order) names.emplace_back(name);
-    return {std::move(names)};
+    return {names_in_dict_order(contents_)};
   }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
@@ -149,7 +138,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     return is_whole_storage ? saved_->storages().crc32(record.storage) : std::nullopt;
   }
   std::size_t order_of(std::size_t value_index) const override {
-    return places_of_values_[value_index];
+    return contents_.values[value_index].dict_order;
   }
   std::string saved_name() const override {
     const auto* const archive = dynamic_cast<const TorchArchive*>(saved_.get());
@@ -271,20 +260,18 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     const std::size_t num_values = leaves.size() - num_tensors;  // aliases are few
     contents_.values.reserve(num_values);
     values_.reserve(num_values);
-    places_of_values_.reserve(num_values);
     contents_.tensors.reserve(num_tensors);
     stored_.reserve(num_tensors);
     std::vector<TensorRecord> records;  // parallel to contents_.tensors
     records.reserve(num_tensors);
-    places_of_tensors_.reserve(num_tensors);
     for (auto& [name, leaf, place] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
         add_tensor(name, std::move(key_path), std::move(*record), place, first_names, records);
         continue;
       }
-      contents_.values.push_back({name, std::move(key_path)});
-      places_of_values_.push_back(place);
+      contents_.values.push_back(
+          {name, std::move(key_path), static_cast<std::uint32_t>(place + 1)});
       if (auto* value = std::get_if<Value>(&leaf.content)) {
         values_.push_back(std::move(*value));
       } else {
@@ -296,7 +283,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     for (TensorRecord& record : records) stored_.emplace_back(std::move(record));
   }
 
-  /// Reads all storages of a stream, which has no checksums.
+  /// Reads all storages of a stream or a tar archive, which have no checksums.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
                     const ProgressSink& progress, PartOfCheck& part) const {
     if (part.takes(0)) {
@@ -304,7 +291,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
             .rule = "checksum-absent",
             .where = {.path = path_},
             .expected = "checksums of the tensor bytes",
-            .found = "none, a stream of torch.save has no place for them"});
+            .found = "none, this form of torch.save has no place for them"});
     }
     std::vector<std::byte> buffer(std::size_t{1} << 20);
     for (const auto& [storage, name] : names) {
@@ -406,6 +393,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record, std::size_t place,
                   FirstNames& first_names, std::vector<TensorRecord>& records) {
     torch_zip::note_flags(record, name, contents_.simplifications);
+    const auto dict_order = static_cast<std::uint32_t>(place + 1);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
@@ -415,16 +403,16 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
                               record.negative, record.place != nullptr};
       const auto [first, is_first] = first_names.emplace(elements, name);
       if (!is_first) {
-        contents_.aliases.push_back({name, std::string(first->second), std::move(key_path)});
-        places_of_aliases_.push_back(place);
+        contents_.aliases.push_back(
+            {name, std::string(first->second), std::move(key_path), dict_order});
         return;
       }
     }
     entry.key_path = std::move(key_path);
+    entry.dict_order = dict_order;
     if (lists_pieces_) entry.pieces = pieces_pool_.share({{whole_box(record.shape), 0}});
     contents_.tensors.push_back(std::move(entry));
     records.push_back(std::move(record));
-    places_of_tensors_.push_back(place);
   }
 
   std::string path_;
@@ -435,10 +423,6 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<Stored> stored_;             // parallel to contents_.tensors
   std::vector<Value> values_;              // parallel to contents_.values; None where refused
   std::map<std::size_t, Error> refusals_;  // key: index of the value
-  // Places in the order of the pickle, parallel to the lists of contents_.
-  std::vector<std::size_t> places_of_tensors_;
-  std::vector<std::size_t> places_of_aliases_;
-  std::vector<std::size_t> places_of_values_;
   std::vector<std::string> foreign_names_;
   bool has_sole_object_ = false;
   bool lists_pieces_;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/key_order.h"
 #include "inspect/element.h"
 #include "move_request.h"
 #include "object_store/files.h"
@@ -127,6 +128,21 @@ class Reader {
     return list;
   }
 
+  /// Returns the names of all tensors, values and aliases in the order of the state dict.
+  nb::list dict_order() const {
+    const formats::CheckpointContents& all = contents();
+    const std::size_t num_tensors = all.tensors.size();
+    nb::list list;
+    for (const std::uint32_t number : formats::entries_in_dict_order(all)) {
+      const std::string& name = number < num_tensors ? all.tensors[number].meta.fqn
+                                : number < num_tensors + all.aliases.size()
+                                    ? all.aliases[number - num_tensors].fqn
+                                    : all.values[number - num_tensors - all.aliases.size()].name;
+      list.append(text_to_python(name));
+    }
+    return list;
+  }
+
   /// Returns the keys of each tensor, value and alias, in this order.
   nb::list paths() const {
     nb::list list;
@@ -216,6 +232,7 @@ void bind_reader(nb::module_& module) {
       .def("tensors", &Reader::tensors)
       .def("values", &Reader::values)
       .def("aliases", &Reader::aliases)
+      .def("dict_order", &Reader::dict_order)
       .def("paths", &Reader::paths)
       .def("opened_classes", &Reader::opened_classes)
       .def("part", &Reader::part)

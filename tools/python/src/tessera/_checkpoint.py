@@ -102,6 +102,7 @@ class Checkpoint(Mapping[str, Any]):
     def state_dict(self, *, like: Mapping[Any, Any] | None = None, lazy: bool = False) -> dict[Any, Any]:
         """Reads everything into nested dicts and lists, as they were in the program that saved the checkpoint.
 
+        Dicts have the order of keys that the program gave them, if the checkpoint has it; otherwise that of names.
         Tensors become torch.Tensors on the CPU; tied names get the same tensor. Values keep their types.
         like: a state dict. Only its names are read, and must have its shapes and dtypes. Its tensors are not changed, and may be
             on the meta device.

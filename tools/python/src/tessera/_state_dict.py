@@ -19,7 +19,7 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
     """Returns the whole state dict. Tied names get the same tensor, as in the program that saved them."""
     root: dict[Any, Any] = {}
     read: dict[str, Any] = {}
-    for name in checkpoint:
+    for name in checkpoint._open_reader().dict_order():
         first = checkpoint.aliases.get(name, name)
         if first not in read:
             entry = checkpoint._entry(first)
