@@ -1,6 +1,6 @@
-"""A Llama trained by FSDP2; verl's FSDPCheckpointManager saves and loads it, or verl's model merger makes one model of its files.
+"""A Llama trained by FSDP; verl's FSDPCheckpointManager saves and loads it, or verl's model merger makes one model of its files.
 
-Usage, on each rank: python verl_ranks.py save|load FOLDER    (prints the losses of the three steps that follow)
+Usage, on each rank: python verl_ranks.py save|load FOLDER [fsdp2|hybrid|fsdp1]    (prints the losses of the three steps that follow)
 Usage, in one process: python verl_ranks.py merge FOLDER DESTINATION
                        python verl_ranks.py merge-without-rounding FOLDER FILE
 """
@@ -29,21 +29,34 @@ def train(model, optimizer, first, number):
     return losses
 
 
-def on_rank(action, folder):
-    import torch.distributed as dist
+def wrapped(model, strategy):
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from verl.utils.fsdp_utils import apply_fsdp2
+
+    ranks = torch.distributed.get_world_size()
+    if strategy == "hybrid":  # as verl with fsdp_size
+        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("ddp", "fsdp"))
+    else:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+    if strategy == "fsdp1":
+        return FullyShardedDataParallel(model, device_mesh=mesh, use_orig_params=False, device_id=torch.device("cpu"))
+    apply_fsdp2(model, {"mesh": mesh}, {})
+    return model
+
+
+def on_rank(action, folder, strategy="fsdp2"):
+    import torch.distributed as dist
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
-    from verl.utils.fsdp_utils import apply_fsdp2
 
     dist.init_process_group("gloo")
     torch.manual_seed(7 if action == "save" else 8)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=61, hidden_size=16, intermediate_size=22, num_hidden_layers=2,
                                          num_attention_heads=2, num_key_value_heads=1, architectures=["LlamaForCausalLM"]))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
-    apply_fsdp2(model, {"mesh": mesh}, {})
+    model = wrapped(model, strategy)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     words = Tokenizer(WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
