@@ -113,6 +113,27 @@ std::size_t end_of_state_component(std::string_view fqn) {
   return dot == std::string_view::npos ? 0 : dot + 1 + kState.size();
 }
 
+/// Returns the layout with the names that its vectors have in the checkpoint. In a folder of one
+/// file per rank, all names begin with the word before the rank: `pytorch_model_fsdp._flat_param`.
+/// A layout may lack this word.
+std::vector<FlatVectorLayout> with_first_components(std::vector<FlatVectorLayout> layout,
+                                                    const CheckpointContents& contents) {
+  std::multimap<std::string_view, const std::string*> by_rest;
+  for (const TensorEntry& tensor : contents.tensors) {
+    if (const auto rest = without_first_component(tensor.meta.fqn)) {
+      by_rest.emplace(*rest, &tensor.meta.fqn);
+    }
+  }
+  for (FlatVectorLayout& vector : layout) {
+    if (contents.find_tensor(vector.key) != nullptr || by_rest.count(vector.key) != 1) continue;
+    const std::string& fqn = *by_rest.find(vector.key)->second;
+    const std::string first = fqn.substr(0, fqn.size() - vector.key.size());
+    vector.key = fqn;
+    for (FlatUnitParameter& parameter : vector.parameters) parameter.fqn.insert(0, first);
+  }
+  return layout;
+}
+
 class FlatLayoutReader final : public DividedReader {
  public:
   FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
@@ -161,6 +182,7 @@ class FlatLayoutReader final : public DividedReader {
   void show_state(std::size_t state, const FlatVectorLayout& layout, std::string_view prefix,
                   std::string_view vector_name, std::string_view state_name);
   void finish();
+  [[noreturn]] void refuse_key(const std::string& key) const;
   void refuse_holes(const TensorEntry& vector, const FlatVectorLayout& layout) const;
   [[noreturn]] void refuse(const std::string& fqn, std::string_view rule, std::string_view expected,
                            std::string_view found, std::string_view likely_cause = {}) const;
@@ -198,10 +220,7 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   std::unordered_map<std::string_view, const FlatVectorLayout*> by_state_name;
   for (const FlatVectorLayout& vector : layout) {
     const TensorEntry* found = below.find_tensor(vector.key);
-    if (found == nullptr) {
-      refuse(vector.key, "flat vector", "a tensor of that name", "none",
-             "is it the layout of another checkpoint?");
-    }
+    if (found == nullptr) refuse_key(vector.key);
     const auto index = static_cast<std::size_t>(found - below.tensors.data());
     if (!replaced.insert(index).second) {
       refuse(vector.key, "flat vector", "one layout for each vector",
@@ -289,6 +308,21 @@ KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   if (!fqn.starts_with(beside)) return {};
   path.emplace_back(std::string(fqn.substr(beside.size())));
   return path;
+}
+
+/// Throws because no tensor of the checkpoint has the name of a vector. Names the tensors that have
+/// it behind another first component.
+void FlatLayoutReader::refuse_key(const std::string& key) const {
+  std::string similar;
+  for (const TensorEntry& tensor : reader_->contents().tensors) {
+    if (without_first_component(tensor.meta.fqn) != key) continue;
+    similar += (similar.empty() ? "'" : ", '") + printable(tensor.meta.fqn) + "'";
+  }
+  if (similar.empty()) {
+    refuse(key, "flat vector", "a tensor of that name", "none",
+           "is it the layout of another checkpoint?");
+  }
+  refuse(key, "flat vector", "a tensor of that name", similar, "add the first word in the layout");
 }
 
 /// Throws if the layout leaves out elements that may be data: if a gap between parameters is larger
@@ -477,7 +511,8 @@ std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::
 
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
                                                     const std::vector<FlatVectorLayout>& layout) {
-  return std::make_unique<FlatLayoutReader>(std::move(reader), layout);
+  const auto named = with_first_components(layout, reader->contents());
+  return std::make_unique<FlatLayoutReader>(std::move(reader), named);
 }
 
 }  // namespace tessera::formats

@@ -131,15 +131,18 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
 }
 
 /// Returns whether a tensor stays whole on all ranks: because the source does not cut it, as for a
-/// buffer, or because ranks have different values of it. A tensor that has one row and is on one
-/// rank may be cut.
+/// buffer, because ranks have different values of it, or because the format never cuts a tensor of
+/// its name. A tensor that has one row and is on one rank may be cut.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
-  if (!keeps_uncut_ || tensor.meta.shape.empty() ||
-      !std::ranges::all_of(tensor.pieces,
-                           [&](const Piece& piece) { return is_whole(tensor, piece); })) {
+  if (tensor.meta.shape.empty() || !std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
+        return is_whole(tensor, piece);
+      })) {
     return false;
   }
+  const std::string_view uncut = formats::traits_of(options_.format).uncut_prefix;
+  if (!uncut.empty() && renamed(tensor.meta.fqn, options_.renames).starts_with(uncut)) return true;
+  if (!keeps_uncut_) return false;
   if (tensor.meta.shape.size() == 1 && is_numbered_state(tensor.meta.fqn)) return false;
   return tensor.meta.shape[0] > 1 ||
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);

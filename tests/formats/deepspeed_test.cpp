@@ -32,7 +32,7 @@ const std::string kFolder = std::string(TESSERA_FIXTURES) + "/deepspeed/";
 const std::string kValid = kFolder + "valid/";
 const std::string kInvalid = kFolder + "invalid/";
 constexpr const char* kFixtures[] = {"zero1",      "zero1_bf16", "zero2_bf16", "zero2_cpu_adam",
-                                     "zero2_fp16", "zero3",      "zero3_bf16"};
+                                     "zero2_fp16", "zero3",      "zero3_bf16", "zero3_offload"};
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_checkpoint(FileSystem::posix(), path);
@@ -297,6 +297,15 @@ TEST_F(DeepSpeedFolderTest, TwoFilesOfOneRankAreRefused) {
               step + "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
   EXPECT_THAT([&] { open(directory_.path()); },
               ThrowsError(ErrorKind::unsupported, "expected one file of rank 1"));
+}
+
+// Shows F2, E3. The optimizer was on NVMe.
+TEST_F(DeepSpeedFolderTest, SwapFilesAreRefusedByTheirFolder) {
+  stdfs::create_directories(directory_ / "global_step2/offloaded_tensors/rank0");
+  write("global_step2/offloaded_tensors/rank0/140230.tensor.swp", "x");
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::unsupported,
+                          "global_step2/offloaded_tensors: offloaded optimizer: expected fp32"));
 }
 
 // Shows F2. The shapes, ranks and steps of both runs are equal.

@@ -85,6 +85,35 @@ TEST(FlatLayoutTest, ParametersAreRangesOfTheVectorsPieces) {
   EXPECT_EQ(reader->contents().world_size, 2);
 }
 
+/// The layout as a program writes it that does not know the first component of the names.
+std::vector<FlatVectorLayout> layout_without_first_component() {
+  return {{"layers.0._flat_param",
+           DType::float32,
+           14,
+           {{"layers.0.a", {2, 3}, 0}, {"layers.0.b", {4}, 8}}}};
+}
+
+TEST(FlatLayoutTest, ALayoutMayLackTheFirstComponent) {
+  const auto reader = applied(checkpoint(), layout_without_first_component());
+  EXPECT_THAT(names_of(reader->contents()),
+              ElementsAre("model.layers.0.a", "model.layers.0.b", "model.scale"));
+  EXPECT_EQ(whole(*reader, "model.layers.0.b"), bytes_of(counting(4, 8)));
+}
+
+TEST(FlatLayoutTest, AFirstComponentIsNotGuessed) {
+  MemoryCheckpoint memory = checkpoint();
+  memory.add({"ema.layers.0._flat_param", DType::float32, {14}}, bytes_of(counting(14)));
+  try {
+    applied(std::move(memory), layout_without_first_component());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("layers.0._flat_param: flat vector: expected a tensor of that name"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("'ema.layers.0._flat_param', 'model.layers.0._flat_param'"));
+  }
+}
+
 TEST(FlatLayoutTest, WhatAReaderFoundIsKept) {
   using Kind = Simplification::Kind;
   MemoryCheckpoint memory = checkpoint();

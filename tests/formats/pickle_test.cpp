@@ -361,6 +361,33 @@ TEST(PickleTest, NumpyArraysAreNamedByTheirShape) {
             "call of numpy._core.multiarray._reconstruct");
 }
 
+// NumPy's random generator keeps its state so.
+TEST(PickleTest, ShortNumpyArraysOfUint32BecomeLists) {
+  const auto array = [](const std::string& sizes, const std::string& dtype,
+                        const std::string& bytes) {
+    return "cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\0\x85U\1btR(K\1("s + sizes +
+           "tcnumpy\ndtype\nU\2" + dtype.substr(1) + "\x89\x88\x87R(K\3U\1" + dtype[0] +
+           "NNNNNNtb\x89"
+           "C" +
+           static_cast<char>(bytes.size()) + bytes + "tb.";
+  };
+  const auto json_of_array = [&](const std::string& sizes, const std::string& bytes) {
+    const ObjectGraph graph = record(array(sizes, "<u4", bytes));
+    WalkBudget budget(graph);
+    return value_to_json(to_value(graph.root(), budget));
+  };
+  const std::string two = "\1\0\0\0\xfe\xff\xff\xff"s;
+  EXPECT_EQ(json_of_array("K\2", two), "[1,4294967294]");
+  EXPECT_EQ(json_of_array("K\0"s, ""), "[]");
+  EXPECT_THAT(error_of([&] { json_of_array("K\3", two); }).what(), HasSubstr("expected 12 bytes"));
+
+  EXPECT_EQ(words_for(array("K\2", ">u4", two)), "NumPy array uint32 [2]");
+  EXPECT_EQ(words_for(array("K\2", "<i4", two)), "NumPy array int32 [2]");
+  EXPECT_EQ(words_for(array("K\1K\2", "<u4", two)), "NumPy array uint32 [1, 2]");
+  EXPECT_EQ(words_for(array("J\xff\xff\xff\xff", "<u4", "")), "NumPy array uint32 [-1]");
+  EXPECT_EQ(words_for(array("M\1\4", "<u4", two)), "NumPy array uint32 [1025]");
+}
+
 TEST(PickleTest, BytesInMemoryBecomeBytes) {
   const auto json_of_recorded = [](const std::string& pickle) {
     const ObjectGraph graph = record(pickle);

@@ -14,6 +14,7 @@
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
@@ -30,7 +31,14 @@ using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
 const std::string kValid = std::string(TESSERA_FIXTURES) + "/rank_files/valid/";
-constexpr const char* kFixtures[] = {"fsdp1", "fsdp1_sharded_tensor", "fsdp2", "fsdp2_hybrid",
+constexpr const char* kFixtures[] = {"fsdp1",
+                                     "fsdp1_sharded_tensor",
+                                     "fsdp1_sharded_tensor_torch2.15",
+                                     "fsdp1_sharded_tensor_torch2.4",
+                                     "fsdp1_torch2.4",
+                                     "fsdp2",
+                                     "fsdp2_hybrid",
+                                     "fsdp2_torch2.15",
                                      "fsdp2_tp"};
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
@@ -183,6 +191,22 @@ TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   }
   const test::TemporaryDirectory directory;
   EXPECT_TRUE(open_saved(directory, {two, two})->contents().opening_findings.empty());
+}
+
+// Shows F1, E2, E3.
+TEST(RankFilesRefusalTest, RefusesEveryInvalidCheckpoint) {
+  for (const test::InvalidFixture& bad : test::invalid_fixtures("rank_files")) {
+    SCOPED_TRACE(bad.path + ": " + bad.rule);
+    try {
+      const auto reader = open(bad.path);
+      for (std::size_t i = 0; i < reader->contents().values.size(); ++i) reader->read_value(i);
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported));
+      EXPECT_THAT(error.what(), HasSubstr(bad.path));
+      for (const std::string& word : bad.contains) EXPECT_THAT(error.what(), HasSubstr(word));
+    }
+  }
 }
 
 // Shows F1.

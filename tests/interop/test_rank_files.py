@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckpt_tools import FIXTURES, assert_same_state, expectation, flip_a_bit, listing, reshard, run, succeed
+from ckpt_tools import FIXTURES, ROOT, assert_same_state, expectation, flip_a_bit, listing, reshard, run, succeed
 from on_ranks import run_function, run_program
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -94,6 +94,43 @@ def test_a_flat_vector_beside_its_parameters_is_refused_by_name(tmp_path):
     assert not (tmp_path / "moved").exists()
 
 
+def save_as_accelerate_does(folder):
+    """On each rank: saves what accelerate saves with LOCAL_STATE_DICT and use_orig_params=False; rank 0 also all parameters."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    sys.path.insert(0, str(ROOT / "docs" / "examples"))
+    from write_flat_layout import write_flat_layout
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    inner = FullyShardedDataParallel(torch.nn.Linear(10, 3), use_orig_params=False, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.BatchNorm1d(10), inner),
+                                     use_orig_params=False, device_id=torch.device("cpu"))
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        torch.save(model.state_dict(), folder / f"pytorch_model_fsdp_rank{dist.get_rank()}.bin")
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        whole = model.state_dict()
+    if dist.get_rank() == 0:
+        write_flat_layout(model, folder.parent / "layout.json")
+        torch.save(whole, folder.parent / "whole.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_flat_vectors_of_accelerate_become_parameters(tmp_path):
+    """Shows F1, F4. The layout that the trainer wrote does not know the first word of the names, which is of the files' names."""
+    saved = tmp_path / "pytorch_model_fsdp_0"
+    saved.mkdir()
+    run_function(save_as_accelerate_does, 2, saved)
+    loaded = load_file(reshard(saved, tmp_path / "model.safetensors", "--flat-layout", tmp_path / "layout.json",
+                               "--rename", "pytorch_model_fsdp.="))
+    expected = torch.load(tmp_path / "whole.pt")
+    assert loaded.keys() == expected.keys() and len(expected) == 9
+    for name, tensor in expected.items():
+        assert torch.equal(loaded[name], tensor), name
+
+
 def save_on_three_dimensions(folder):
     """On each of eight ranks: saves tensors of a mesh of 2 x 2 x 2, with uneven rows and columns."""
     import torch.distributed as dist
@@ -149,7 +186,7 @@ def test_a_sum_that_is_not_formed_is_refused_by_name(tmp_path):
     assert not (tmp_path / "moved").exists()
 
 
-@pytest.mark.parametrize("name", ["fsdp1", "fsdp1_sharded_tensor"])
+@pytest.mark.parametrize("name", [path.name for path in ALL if path.name.startswith("fsdp1")])
 def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
     """Shows F1. Under the name of its parameter, and with its shape, as DCP and FSDP2 want it."""
     held = {row["name"]: row for row in expectation(VALID / name)["tensors"]}

@@ -93,6 +93,17 @@ TEST_F(RankFilesMoveTest, EachRankGetsWhatItHadForItself) {
   EXPECT_TRUE(FileSystem::posix().kind_of(fewer->path() + "/world_size_2_rank_0.pt"));
 }
 
+// Shows F1. A source of one rank cuts nothing, so it does not show which tensors are cut.
+TEST_F(RankFilesMoveTest, OtherStateOfOneRankIsWholeOnEachRank) {
+  test::MemoryCheckpoint source("source");
+  source.add({"generator", DType::uint8, {4}}, test::bytes_of<std::uint8_t>({1, 2, 3, 4}));
+  source.add({"model.w", DType::float32, {3}}, test::bytes_of<float>({1, 2, 3}));
+  const auto moved =
+      move(source, {.world_size = 2, .renames = {{"generator", "extra_state.rng.cpu"}}});
+  EXPECT_EQ(pieces_of(*moved, "extra_state.rng.cpu"), "[0:4] on 0, [0:4] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.w"), "[0:2] on 0, [2:3] on 1");
+}
+
 /// A checkpoint without cut tensors, in which two ranks have other random generators.
 test::MemoryCheckpoint with_own_generators() {
   test::MemoryCheckpoint source("source");

@@ -16,7 +16,8 @@ from python_environment import python_environment
 NAMES = {"listing": "listing", "reshard": "reshard", "compression": "compression", "verify": "verify",
          "recipe": "recipe", "scale": "many_workers", "stores": "stores",
          "build": "core_build", "train": "train_step",
-         "state": "train_state", "tables": "train_tables"}
+         "state": "train_state", "tables": "train_tables", "frameworks": "frameworks"}
+ON_DEMAND = ("frameworks",)  # benchmarks that fetch the packages of a large peer; run only if they are named
 TRAINING = ("train", "state", "tables")  # benchmarks that can run on a GPU
 
 
@@ -39,7 +40,7 @@ def bench(*, names: list[str], device: str, quick: bool, json_file: str | None, 
     sys.path.insert(0, str(ROOT / "tests" / "bench"))
     from bench_device import find_device
     results = []
-    for name in names or (NAMES if device == "cpu" else TRAINING):
+    for name in names or ([name for name in NAMES if name not in ON_DEMAND] if device == "cpu" else TRAINING):
         heading(f"measuring: {name}")
         try:
             where = {"device": find_device(device, python)} if name in TRAINING else {}

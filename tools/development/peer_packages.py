@@ -9,7 +9,7 @@ from places import HERE, cache_directory, locked
 from python_environment import PIP_INSTALL, install, python_environment
 
 PEERS = ("torchrec", "frameworks", "scanners", "models")  # each has tests under the label interop-<peer>
-SIZES = {"torchrec": "about 20 MB", "torchrec_cuda": "about 400 MB", "frameworks": "about 30 MB",
+SIZES = {"torchrec": "about 20 MB", "torchrec_cuda": "about 400 MB", "frameworks": "about 35 MB",
          "scanners": "about 2 MB", "models": "about 110 MB"}  # size of the download, without torch
 
 

@@ -82,9 +82,11 @@ struct FormatTraits {
   bool has_compression = false;      // uses CreateOptions::native.compression
   bool has_base = false;             // shares files with an older checkpoint (base_checkpoint.h)
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
-  bool has_device_mesh = false;      // uses CreateOptions::device_mesh
-  bool has_several_files = false;    // uses CreateOptions::safetensors.max_shard_nbytes
-  bool holds_number_steps = true;    // false: a step that is a number becomes a tensor
+  /// How the names begin of tensors that a move never cuts: `extra_state.`. Empty: none.
+  std::string_view uncut_prefix{};
+  bool has_device_mesh = false;    // uses CreateOptions::device_mesh
+  bool has_several_files = false;  // uses CreateOptions::safetensors.max_shard_nbytes
+  bool holds_number_steps = true;  // false: a step that is a number becomes a tensor
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks

@@ -67,6 +67,19 @@ std::string folder_of(const FileSystem& fs, const std::string& path) {
       "without ZeRO, give the path of mp_rank_00_model_states.pt");
 }
 
+/// Throws if the run kept its optimizer on NVMe. DeepSpeed then copies its swap files beside the
+/// checkpoint: each has the bytes of one vector, under a number that only the process knew.
+void require_no_swap_files(const std::vector<std::string>& names, const std::string& folder) {
+  constexpr const char* kSwapFolder = "offloaded_tensors";
+  if (std::ranges::find(names, kSwapFolder) == names.end()) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = join_path(folder, kSwapFolder)},
+                        "offloaded optimizer",
+                        "fp32 weights and optimizer state in the files of ranks",
+                        "DeepSpeed's swap files, whose names do not say what they hold",
+                        "saved with offload_optimizer on NVMe? Only the same run can load it; "
+                        "engine.save_16bit_model saves the weights");
+}
+
 class ZeroReader final : public deepspeed::ModelStatesReader {
  public:
   ZeroReader(const FileSystem& fs, std::string path, std::string folder,
@@ -237,6 +250,7 @@ std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::stri
   if (deepspeed::are_universal(names)) {
     return deepspeed::open_universal(fs, std::move(path), std::move(folder), as_dict);
   }
+  require_no_swap_files(names, folder);
   if (deepspeed::are_without_zero(names)) {
     return deepspeed::open_without_zero(fs, std::move(path), std::move(folder), as_dict);
   }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/pickle/numpy_array.h"
 #include "formats/pickle/unpickler.h"
 
 namespace tessera::formats::pickle {
@@ -48,45 +49,6 @@ std::optional<Object> class_given_to_maker(Object call) {
   if (arguments.num_items("arguments") == 0) return std::nullopt;
   const Object first = arguments.item(0);
   return first.is(ObjectKind::global) ? std::optional(first) : std::nullopt;
-}
-
-/// Returns `float32` for NumPy's `f4`.
-std::string numpy_dtype_in_words(std::string_view code) {
-  constexpr std::pair<char, std::string_view> kKinds[] = {
-      {'f', "float"}, {'i', "int"}, {'u', "uint"}, {'c', "complex"}};
-  if (code == "b1") return "bool";
-  if (code.size() == 2 && code[1] >= '1' && code[1] <= '8') {
-    for (const auto& [kind, word] : kKinds) {
-      if (kind == code[0]) return std::string(word) + std::to_string(8 * (code[1] - '0'));
-    }
-  }
-  return "of dtype " + printable(code, 20);
-}
-
-/// Returns `NumPy array float32 [2, 3]` for a call of `_reconstruct` whose state is
-/// (1, shape, dtype, is_fortran, bytes); an empty text for any other object.
-std::string numpy_array_in_words(Object call) {
-  constexpr std::size_t kMaxDims = 64;
-  if (!call.is(ObjectKind::call) || call.global_name("call") != "_reconstruct" ||
-      !call.global_module("call").starts_with("numpy.")) {
-    return {};
-  }
-  const std::optional<Object> state = call.call_state("array");
-  if (!state || !state->is(ObjectKind::tuple) || state->num_items("array") < 3) return {};
-  const Object shape = state->item(1);
-  const Object dtype = state->item(2);
-  if (!shape.is(ObjectKind::tuple) || shape.num_items("shape") > kMaxDims ||
-      !dtype.is(ObjectKind::call) || dtype.call_arguments("dtype").num_items("dtype") == 0) {
-    return {};
-  }
-  const Object code = dtype.call_arguments("dtype").item(0);
-  if (!code.is(ObjectKind::str)) return {};
-  std::string sizes;
-  for (std::size_t i = 0; i < shape.num_items("shape"); ++i) {
-    if (!shape.item(i).is(ObjectKind::integer)) return {};
-    sizes += (i == 0 ? "" : ", ") + std::to_string(shape.item(i).as_integer("shape"));
-  }
-  return "NumPy array " + numpy_dtype_in_words(code.as_text("dtype")) + " [" + sizes + "]";
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "base/float_text.h"
 #include "base/json.h"
 #include "formats/pickle/foreign_object.h"
+#include "formats/pickle/numpy_array.h"
 #include "formats/pickle/python_text.h"
 
 namespace tessera::formats::pickle {
@@ -279,7 +280,10 @@ class Walk {
 
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
-    if (!global) return as_dict(call);
+    if (!global) {
+      const std::optional<Object> state = bytes_of_generator_state(call);
+      return state ? integers(call, *state) : as_dict(call);
+    }
     const Descent descent(budget_, call);
     if (const std::string_view type = type_that_changes(*global); !type.empty()) {
       budget_.note_plainer(type);
@@ -339,6 +343,30 @@ class Walk {
     const Descent descent(budget_, object);
     budget_.note_as_dict(object);
     return attributes == object ? put_entries(object) : entries(*attributes);
+  }
+
+  /// Returns the elements of a NumPy array of uint32 as a list.
+  Value integers(Object array, Object elements) {
+    const Descent descent(budget_, array);
+    const Value stored = value(elements);
+    const auto* raw = stored.get_if<Value::Bytes>();
+    const auto numel = static_cast<std::size_t>(
+        array.call_state("array")->item(1).item(0).as_integer("size of a NumPy array"));
+    if (raw == nullptr || raw->data.size() != 4 * numel) {
+      elements.fail_expected("NumPy array", std::to_string(4 * numel) + " bytes");
+    }
+    budget_.spend(array, 64 * numel);
+    budget_.note_plainer("NumPy array");
+    Value::List list;
+    list.reserve(numel);
+    for (std::size_t i = 0; i < numel; ++i) {
+      std::int64_t element = 0;
+      for (std::size_t byte = 4; byte-- > 0;) {
+        element = element << 8 | static_cast<unsigned char>(raw->data[4 * i + byte]);
+      }
+      list.emplace_back(element);
+    }
+    return list;
   }
 
   // Returns the bytes of an io.BytesIO. The state is (bytes, position, attributes or None).

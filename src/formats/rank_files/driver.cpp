@@ -35,6 +35,7 @@ class RankFilesDriver final : public FormatDriver {
             .holds_flat_units = false,
             .holds_annotations = false,
             .holds_replicas = true,
+            .uncut_prefix = "extra_state.",
             .has_device_mesh = true};
   }
 

@@ -53,6 +53,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
+      refuse_part_of_no_tensor(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (is_sharded(gathered)) add_sharded(name, gathered);
     }
@@ -235,6 +236,18 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   }
 
   // --- putting together
+
+  /// Throws if some ranks have a tensor under a name, and another rank what cannot be read. A
+  /// ShardedTensor may be unreadable: then that rank has no shard, or the elements are missing.
+  void refuse_part_of_no_tensor(const std::string& name, const Gathered& gathered) const {
+    if (gathered.tensors.empty() || gathered.refused.empty()) return;
+    const ShardPlace* const place = place_of(gathered.tensors.front());
+    if (place != nullptr && place->mesh.empty()) return;
+    const Origin& origin = gathered.refused.front();
+    throw Error::expected(ErrorKind::unsupported, where(origin, name), "entries of ranks",
+                          "a tensor, as on " + rank_in_words(gathered.tensors.front()),
+                          reader_of(origin).refusal_of(origin.index)->reason());
+  }
 
   bool is_sharded(const Gathered& gathered) const {
     return !gathered.tensors.empty() && gathered.values.empty() && !is_tied(gathered) &&

@@ -120,6 +120,10 @@ void find_place(const std::optional<Object>& spec, ShardPlace& place) {
   }
   place.mesh = *sizes;
   const auto placements = attribute_of(spec, "placements");
+  if (item_of(placements, sizes->size())) {
+    place.problem = "more placements than its mesh has dimensions";
+    return;
+  }
   std::vector<AxisPlacement> parsed;
   for (std::size_t i = 0; i < sizes->size() && place.problem.empty(); ++i) {
     parsed.push_back(placement_of(item_of(placements, i), place.whole_shape.size(), place.problem));

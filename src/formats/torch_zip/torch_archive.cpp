@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "base/size_text.h"
 #include "formats/pickle/foreign_object.h"
+#include "formats/pickle/numpy_array.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 #include "formats/torch_zip/module_parts.h"
@@ -97,7 +98,8 @@ class Flattener {
       }
       return;
     }
-    if (pickle::is_foreign(object)) {  // to_value would throw, which is slower
+    const bool is_read = pickle::bytes_of_generator_state(object).has_value();
+    if (pickle::is_foreign(object) && !is_read) {  // to_value would throw, which is slower
       return add_refused(object, object.error(ErrorKind::unsupported, in_words(object)));
     }
     add(object, [&] {
