@@ -14,7 +14,7 @@ const FormatDriver& bin_driver();                  // read only
 const FormatDriver& torch_checkpointing_driver();  // read only
 const FormatDriver& rank_files_driver();
 const FormatDriver& deepspeed_driver();
-const FormatDriver& megatron_driver();  // read only
+const FormatDriver& megatron_driver();
 const FormatDriver& torch_zip_driver();
 
 const FormatWriter& native_writer();
@@ -23,5 +23,6 @@ const FormatWriter& safetensors_writer();
 const FormatWriter& torch_zip_writer();
 const FormatWriter& rank_files_writer();
 const FormatWriter& deepspeed_writer();
+const FormatWriter& megatron_writer();
 
 }  // namespace tessera::formats

@@ -100,7 +100,9 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_file("units", given.units);
   explanation.add_content("flat-layout", file_of(given.flat_layout));
   explanation.add_list("as-dict", given.as_dict);
-  explanation.add_file_or_word("optimizer-params", given.optimizer_params, kAutomaticParams);
+  const bool is_numbers = given.optimizer_params == kParamsAsNumbers;
+  explanation.add_file_or_word("optimizer-params", given.optimizer_params,
+                               is_numbers ? kParamsAsNumbers : kAutomaticParams);
   explanation.add_content("recipe", file_of(given.recipe));
   explanation.add_content("inverse", given.inverse ? "given" : "");
   explanation.add_content("set", joined(given.set));

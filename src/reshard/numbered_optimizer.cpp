@@ -266,10 +266,11 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
 
 /// Removes each optimizer of which `only` selects no entry of `param_groups`. If `only` selects no
 /// `param_groups` at all, keeps all optimizers.
+template <class Optimizer>
 void select(const CheckpointReader& reader, const NameSelection& only,
-            std::vector<NumberedOptimizer>& optimizers) {
-  std::vector<NumberedOptimizer> selected;
-  for (const NumberedOptimizer& optimizer : optimizers) {
+            std::vector<Optimizer>& optimizers) {
+  std::vector<Optimizer> selected;
+  for (const Optimizer& optimizer : optimizers) {
     if (std::ranges::any_of(optimizer.values, [&](std::size_t value) {
           return only.selects(reader.contents().values[value].name);
         })) {
@@ -279,11 +280,12 @@ void select(const CheckpointReader& reader, const NameSelection& only,
   if (!selected.empty()) optimizers = std::move(selected);
 }
 
+template <class Optimizer>
 [[noreturn]] void refuse_several(const CheckpointReader& reader,
-                                 const std::vector<NumberedOptimizer>& optimizers) {
+                                 const std::vector<Optimizer>& optimizers) {
   std::string found;
   std::string last;
-  for (const NumberedOptimizer& optimizer : optimizers) {
+  for (const Optimizer& optimizer : optimizers) {
     const std::string& root = optimizer.root;
     const std::string name = root.empty() ? "state" : root.substr(0, root.size() - 1);
     found += (found.empty() ? "" : ", ") + printable(name);
@@ -292,6 +294,40 @@ void select(const CheckpointReader& reader, const NameSelection& only,
   throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
                         "one optimizer at a time", std::to_string(optimizers.size()) + ": " + found,
                         {Remedy::Action::leave_out, glob_of(last)});
+}
+
+/// Adds the names in a list `params`. Returns whether the value is a list of texts.
+bool add_names(const Value& params, std::vector<std::string>& names) {
+  const auto* const list = params.get_if<Value::List>();
+  if (list == nullptr) return false;
+  for (const Value& item : *list) {
+    const auto* const name = item.get_if<std::string>();
+    if (name == nullptr) return false;
+    names.push_back(*name);
+  }
+  return true;
+}
+
+/// Returns the optimizer; nothing if its groups hold no names.
+std::optional<NamedOptimizer> read_named(const CheckpointReader& reader, const std::string& root,
+                                         const Groups& groups) {
+  NamedOptimizer optimizer{.root = root, .names = {}, .values = {}};
+  bool are_names = true;
+  if (groups.whole) {
+    const Value value = reader.read_value(*groups.whole);
+    const auto* const list = value.get_if<Value::List>();
+    for (const Value& group : list == nullptr ? Value::List() : *list) {
+      const Value* const params = group.find(kParams);
+      are_names = are_names && params != nullptr && add_names(*params, optimizer.names);
+    }
+    optimizer.values.push_back(*groups.whole);
+  }
+  for (const auto& [group, index] : groups.params) {
+    are_names = are_names && add_names(reader.read_value(index), optimizer.names);
+    optimizer.values.push_back(index);
+  }
+  if (!are_names || optimizer.names.empty()) return std::nullopt;
+  return optimizer;
 }
 
 }  // namespace
@@ -358,6 +394,23 @@ NumberedOptimizer find_numbered_optimizer(const CheckpointReader& reader,
   if (optimizers.size() > 1) select(reader, only, optimizers);
   if (optimizers.size() > 1) refuse_several(reader, optimizers);
   check_numbers(reader, optimizers.front());
+  return std::move(optimizers.front());
+}
+
+NamedOptimizer find_named_optimizer(const CheckpointReader& reader, const NameSelection& only) {
+  std::vector<NamedOptimizer> optimizers;
+  for (const auto& [root, groups] : find_groups(reader)) {
+    if (auto optimizer = read_named(reader, root, groups)) {
+      optimizers.push_back(std::move(*optimizer));
+    }
+  }
+  if (optimizers.empty()) {
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, "numbers for parameters",
+                          "an optimizer whose param_groups list names of parameters (params)",
+                          "none", "does its state have numbers already?");
+  }
+  if (optimizers.size() > 1) select(reader, only, optimizers);
+  if (optimizers.size() > 1) refuse_several(reader, optimizers);
   return std::move(optimizers.front());
 }
 

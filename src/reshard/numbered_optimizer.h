@@ -56,6 +56,19 @@ bool is_flat_state(const formats::TensorEntry& tensor);
 NumberedOptimizer find_numbered_optimizer(const formats::CheckpointReader& reader,
                                           const NameSelection& only);
 
+/// An optimizer whose state has names of parameters.
+struct NamedOptimizer {
+  std::string root;                 // as in NumberedOptimizer
+  std::vector<std::string> names;   // in the optimizer's order, one group after another
+  std::vector<std::size_t> values;  // indices of the values that list names
+};
+
+/// Returns the one optimizer that has names in its `param_groups`. If there are several, `only`
+/// must select the `param_groups` of one. Throws: Error(mismatch) if there is none, or if several
+/// remain; what `read_value` throws.
+NamedOptimizer find_named_optimizer(const formats::CheckpointReader& reader,
+                                    const NameSelection& only);
+
 /// Returns `value` with names instead of numbers. `value` is `param_groups`, or `params` of one
 /// group.
 Value params_with_names(Value value, const std::map<std::string, std::string>& names);

@@ -10,11 +10,12 @@
 #include <vector>
 
 #include "base/json.h"
-#include "formats/derived_reader.h"
 #include "formats/per_rank.h"
 #include "reshard/numbered_optimizer.h"
+#include "reshard/optimizer_numbers.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/params_search.h"
+#include "reshard/renamed_entries.h"
 #include "tessera/base/error.h"
 
 namespace tessera::reshard {
@@ -230,72 +231,21 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
 // The checkpoint with names instead of numbers
 
 /// Reads a checkpoint, and shows names of parameters where one optimizer has numbers.
-class NamedParamsReader final : public formats::DerivedReader {
+class NamedParamsReader final : public RenamedEntries {
  public:
   NamedParamsReader(std::unique_ptr<CheckpointReader> source, const NumberedOptimizer& optimizer,
                     std::map<std::string, std::string> names,
                     const std::map<std::string, Shape>& shapes)
-      : DerivedReader(std::move(source)),
+      : RenamedEntries(std::move(source)),
         root_(optimizer.root),
         names_(std::move(names)),
-        shapes_(shapes) {
-    contents_ = base().contents();
-    rename_tensors();
-    rename_values(optimizer);
-    for (formats::Alias& alias : contents_.aliases) {
-      rename(alias.fqn, alias.key_path);
-      alias.target = renamed_text(alias.target);
-    }
-    std::ranges::sort(contents_.aliases, {}, &formats::Alias::fqn);
-    for (auto& simplified : contents_.simplifications) {
-      simplified.name = renamed_text(simplified.name);
-    }
-    for (Finding& finding : contents_.opening_findings) {
-      finding.where.fqn = renamed_text(finding.where.fqn);
-    }
-    check_no_name_twice();
-  }
-
-  void add_note(Finding note) { contents_.opening_findings.push_back(std::move(note)); }
-
-  const CheckpointContents& contents() const override { return contents_; }
-  std::vector<std::vector<std::string>> dict_orders() const override {
-    std::vector<std::vector<std::string>> orders = base().dict_orders();
-    for (auto& order : orders) {
-      for (std::string& name : order) name = renamed_text(name);
-    }
-    return orders;
-  }
-  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
-                  std::span<std::byte> out) const override {
-    base().read_piece(tensors_[tensor_index], piece_index, range, out);
-  }
-  Value read_value(std::size_t value_index) const override {
-    const std::size_t origin = values_[value_index];
-    Value value = base().read_value(origin);
-    return params_values_.contains(origin) ? params_with_names(std::move(value), names_) : value;
-  }
-  formats::PieceStorage piece_storage(std::size_t tensor_index,
-                                      std::size_t piece_index) const override {
-    return base().piece_storage(tensors_[tensor_index], piece_index);
-  }
-  formats::MissingData find_missing_data() const override {
-    formats::MissingData missing = base().find_missing_data();
-    formats::MissingData found;
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const auto lost = missing.pieces.find(tensors_[i]);
-      if (lost != missing.pieces.end()) found.pieces.emplace(i, std::move(lost->second));
-    }
-    for (std::size_t i = 0; i < values_.size(); ++i) {
-      const auto lost = missing.values.find(values_[i]);
-      if (lost != missing.values.end()) found.values.emplace(i, std::move(lost->second));
-    }
-    return found;
+        shapes_(shapes),
+        params_values_(optimizer.values.begin(), optimizer.values.end()) {
+    rename_entries("state only under a number", "state under this name, too");
   }
 
  private:
-  /// Replaces the number in a name and its path. Returns whether there is one.
-  bool rename(std::string& name, KeyPath& path) const {
+  bool rename(std::string& name, KeyPath& path) const override {
     for (const NumberPlace& place : number_places(name, path)) {
       if (place.root(name) != root_) continue;
       const std::string& param = names_.at(std::string(place.number(name)));
@@ -306,8 +256,7 @@ class NamedParamsReader final : public formats::DerivedReader {
     return false;
   }
 
-  /// Returns a name with its number replaced. For names that come without their key paths.
-  std::string renamed_text(const std::string& name) const {
+  std::string renamed_text(const std::string& name) const override {
     const std::string front = root_ + "state.";
     if (!name.starts_with(front)) return name;
     const std::size_t end = std::min(name.find('.', front.size()), name.size());
@@ -316,7 +265,7 @@ class NamedParamsReader final : public formats::DerivedReader {
   }
 
   /// Gives flat state the shape of its parameter. Each rank keeps its range of the elements.
-  void unflatten(TensorEntry& tensor) const {
+  void change(TensorEntry& tensor) const override {
     if (!is_flat_state(tensor)) return;
     for (const NumberPlace& place : number_places(tensor.meta.fqn, tensor.key_path)) {
       if (place.root(tensor.meta.fqn) != root_) continue;
@@ -327,61 +276,15 @@ class NamedParamsReader final : public formats::DerivedReader {
     }
   }
 
-  void rename_tensors() {
-    std::vector<std::pair<TensorEntry, std::size_t>> renamed;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      TensorEntry& tensor = contents_.tensors[i];
-      unflatten(tensor);
-      if (rename(tensor.meta.fqn, tensor.key_path)) {
-        // Plain, so that classify_state finds the kind by the new name.
-        tensor.kind = formats::StateKind::plain;
-        tensor.parameter.clear();
-      }
-      renamed.emplace_back(std::move(tensor), i);
-    }
-    std::ranges::sort(renamed, {},
-                      [](const auto& each) -> const std::string& { return each.first.meta.fqn; });
-    for (std::size_t i = 0; i < renamed.size(); ++i) {
-      contents_.tensors[i] = std::move(renamed[i].first);
-      tensors_.push_back(renamed[i].second);
-    }
-  }
-
-  void rename_values(const NumberedOptimizer& optimizer) {
-    params_values_.insert(optimizer.values.begin(), optimizer.values.end());
-    std::vector<std::pair<formats::ValueEntry, std::size_t>> renamed;
-    for (std::size_t i = 0; i < contents_.values.size(); ++i) {
-      rename(contents_.values[i].name, contents_.values[i].key_path);
-      renamed.emplace_back(std::move(contents_.values[i]), i);
-    }
-    std::ranges::sort(renamed, {},
-                      [](const auto& each) -> const std::string& { return each.first.name; });
-    for (std::size_t i = 0; i < renamed.size(); ++i) {
-      contents_.values[i] = std::move(renamed[i].first);
-      values_.push_back(renamed[i].second);
-    }
-  }
-
-  /// Throws if the source already has state under one of the new names.
-  void check_no_name_twice() const {
-    std::set<std::string_view> seen;
-    const auto check = [&](const std::string& name) {
-      if (seen.insert(name).second) return;
-      refuse(ErrorKind::mismatch, {.path = path(), .fqn = name}, "state only under a number",
-             "state under this name, too");
-    };
-    for (const auto& tensor : contents_.tensors) check(tensor.meta.fqn);
-    for (const auto& value : contents_.values) check(value.name);
-    for (const auto& alias : contents_.aliases) check(alias.fqn);
+  Value changed(std::size_t value_in_source, Value value) const override {
+    return params_values_.contains(value_in_source) ? params_with_names(std::move(value), names_)
+                                                    : value;
   }
 
   std::string root_;
   std::map<std::string, std::string> names_;  // names of parameters, by number
   std::map<std::string, Shape> shapes_;       // shapes of parameters, by number
-  CheckpointContents contents_;
-  std::vector<std::size_t> tensors_;     // one per tensor of contents_: its index in the source
-  std::vector<std::size_t> values_;      // one per value of contents_: its index in the source
-  std::set<std::size_t> params_values_;  // indices of the source's values that list numbers
+  std::set<std::size_t> params_values_;       // indices of the source's values that list numbers
 };
 
 // Comparison of the names with the tensors of the checkpoint
@@ -478,13 +381,16 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
 }  // namespace
 
 OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& option) {
-  if (option == kAutomaticParams) return {.names = option, .path = {}};
+  if (option == kAutomaticParams || option == kParamsAsNumbers) {
+    return {.names = option, .path = {}};
+  }
   return {.names = read_file(fs, option, kMaxListNbytes), .path = option};
 }
 
 std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<CheckpointReader> source,
                                                         const OptimizerParams& params,
                                                         const NameSelection& only) {
+  if (params.names == kParamsAsNumbers) return number_optimizer_params(std::move(source), only);
   const NumberedOptimizer optimizer = find_numbered_optimizer(*source, only);
   refuse_flat_params(*source, optimizer);
   const ParamNames given = params.names == kAutomaticParams

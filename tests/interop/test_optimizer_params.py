@@ -179,3 +179,55 @@ def test_numbers_that_became_text_in_dcp_get_names(trained):
     reshard(folder / "plain.pt", folder / "text", "--to", "dcp")
     reshard(folder / "text", folder / "dcp", "--to", "dcp", "--optimizer-params", folder / "names.json")
     assert_equal_bits(resumed(name, folder / "dcp", 3, 6), expected)
+
+
+def resumed_under_numbers(name, checkpoint, first, last):
+    """Loads a file of torch.save as most scripts do, and trains on."""
+    model, optimizer = fresh(name, seed=99)
+    state = torch.load(checkpoint, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optim"])
+    train(model, optimizer, first, last)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("way", ["dcp", "native"])
+def test_a_plain_optimizer_resumes_from_numbers_again(trained, way):
+    """Shows F4. From what get_optimizer_state_dict saved; all of it is what the plain optimizer had saved."""
+    name, folder, expected = trained
+    model, optimizer = fresh(name, seed=0)
+    train(model, optimizer, 0, 3)
+    dcp.save({"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer), "step": 3},
+             checkpoint_id=folder / "names", no_dist=True)
+    source = folder / "names" if way == "dcp" else reshard(folder / "names", folder / "native")
+    back = reshard(source, folder / "back.pt", "--optimizer-params", "numbers")
+    assert_equal_bits(resumed_under_numbers(name, back, 3, 6), expected)
+    found, saved = (torch.load(path, weights_only=True)["optim"] for path in (back, folder / "plain.pt"))
+    assert found["state"].keys() == saved["state"].keys()
+    assert [group["params"] for group in found["param_groups"]] == [group["params"] for group in saved["param_groups"]]
+
+
+def test_an_optimizer_by_itself_gets_numbers_at_the_top(trained):
+    """As HF Trainer keeps it in optimizer.pt."""
+    name, folder, _ = trained
+    reshard(folder / "plain.pt", folder / "named", "--optimizer-params", folder / "names.json")
+    back = reshard(folder / "named", folder / "optimizer.pt", "--optimizer-params", "numbers", "--only", "optim",
+                   "--rename", "optim.=")
+    _, optimizer = fresh(name, seed=99)
+    optimizer.load_state_dict(torch.load(back, weights_only=True))
+    saved = torch.load(folder / "optim.pt", weights_only=True)
+    for number, state in optimizer.state_dict()["state"].items():
+        for kind, each in state.items():
+            assert torch.equal(torch.as_tensor(each), torch.as_tensor(saved["state"][number][kind])), (number, kind)
+
+
+def test_state_of_a_parameter_in_no_group_is_refused(trained):
+    _, folder, _ = trained
+    named = torch.load(reshard(folder / "plain.pt", folder / "named.pt", "--optimizer-params", folder / "names.json"))
+    lost = named["optim"]["param_groups"][0]["params"].pop()
+    torch.save(named, folder / "changed.pt")
+    refused = run("ckpt-reshard", folder / "changed.pt", folder / "out", "--optimizer-params", "numbers")
+    assert refused.returncode == 3 and f"optim.state.{lost}." in refused.stderr
+    assert "found state of another one" in refused.stderr
+    numbered = run("ckpt-reshard", folder / "plain.pt", folder / "out", "--optimizer-params", "numbers")
+    assert numbered.returncode == 3 and "does its state have numbers already?" in numbered.stderr

@@ -120,7 +120,8 @@ void add_move_options(Command& command, MoveOptions& options) {
             "Leave out optimizer state and param_groups")
       .option("--optimizer-params", "FILE", options.optimizer_params,
               "Name the state that an optimizer keeps under numbers: a JSON file with the "
-              "parameters' names in the optimizer's order, or auto, which finds them in SRC")
+              "parameters' names in the optimizer's order, or auto, which finds them in SRC. The "
+              "opposite, for a plain optimizer: numbers")
       .choice(
           "--optimizer-names", {"as-stored", "canonical", "torchrec"},
           [&](const std::string& name) {

@@ -15,15 +15,19 @@ namespace tessera::reshard {
 
 /// The text of OptimizerParams::names that asks to find the names in the checkpoint.
 inline constexpr std::string_view kAutomaticParams = "auto";
+/// The text of OptimizerParams::names that asks for the opposite: numbers in place of names, as
+/// `optimizer.state_dict()` has them.
+inline constexpr std::string_view kParamsAsNumbers = "numbers";
 
 /// The names of an optimizer's parameters, as the user gives them.
 struct OptimizerParams {
-  std::string names{};  // JSON: a list of names in the optimizer's order; or kAutomaticParams
-  std::string path{};   // of the file that holds the list, for errors
+  /// JSON: a list of names in the optimizer's order; or kAutomaticParams, or kParamsAsNumbers.
+  std::string names{};
+  std::string path{};  // of the file that holds the list, for errors
 };
 
-/// Returns the names that an option gives: kAutomaticParams itself, or the list in the file whose
-/// path the option is.
+/// Returns the names that an option gives: kAutomaticParams or kParamsAsNumbers itself, or the list
+/// in the file whose path the option is.
 /// Throws: Error(not_found, io); Error(corruption) if the file is too large.
 OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& option);
 
@@ -42,6 +46,9 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// Where a file keeps the order of its state dict (CheckpointReader::dict_orders), each group must
 /// follow that order; elsewhere shapes alone must decide. The names become relative to the model:
 /// `model.emb.weight` gives `emb.weight`.
+///
+/// With kParamsAsNumbers, the optimizer is the one whose `param_groups` list names. Number k is the
+/// name at place k of the lists `params`, one group after another. Recipes must be applied before.
 ///
 /// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
 /// shape of its pointwise state. If there are none, a note (opening_findings) says so.

@@ -1,12 +1,16 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "formats/staging/journal.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/shared_contents.h"
 
 namespace tessera::formats::dcp {
 
@@ -23,5 +27,20 @@ void require_parts(const FileSystem& fs, const std::string& directory, Checkpoin
 
 void finish_parts(FileSystem& fs, const std::string& directory, CheckpointContents contents,
                   const std::vector<Value>& values);
+
+/// The files of a DCP checkpoint that is part of a larger one.
+struct PreparedFiles {
+  std::set<std::string> names;
+  /// Returns a writer of the files into an existing directory; `.metadata` comes last. `journal`
+  /// may be null. Call it once.
+  std::function<std::unique_ptr<CheckpointWriter>(FileSystem& fs, std::string directory,
+                                                  Journal* journal)>
+      start;
+};
+
+/// Lays out the files. `destination`: the path in messages. Throws: what `create_dcp` throws about
+/// the contents and the values.
+PreparedFiles prepare_files(const std::string& destination, SharedContents contents,
+                            std::vector<Value> values);
 
 }  // namespace tessera::formats::dcp

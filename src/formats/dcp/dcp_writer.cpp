@@ -594,6 +594,26 @@ std::unique_ptr<ShareWriter> start_dcp(FileSystem& fs, std::string destination,
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
 }
 
+}  // namespace
+
+namespace dcp {
+
+PreparedFiles prepare_files(const std::string& destination, SharedContents contents,
+                            std::vector<Value> values) {
+  auto layout = std::make_shared<FileLayout>(lay_out(destination, std::move(contents), values));
+  std::set<std::string> names = file_names(*layout);
+  return {std::move(names), [layout = std::move(layout), values = std::move(values)](
+                                FileSystem& fs, std::string directory, Journal* journal) mutable {
+            const RankSelection all_ranks{0, std::max(layout->contents->world_size, 1)};
+            return std::make_unique<DcpWriter>(fs, std::move(directory), std::move(*layout),
+                                               std::move(values), all_ranks, journal);
+          }};
+}
+
+}  // namespace dcp
+
+namespace {
+
 class DcpParts final : public PartsWriter {
  public:
   std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,

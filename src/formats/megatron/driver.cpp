@@ -23,16 +23,19 @@ class MegatronDriver final : public FormatDriver {
   Format format() const override { return Format("megatron"); }
 
   FormatDescription description() const override {
-    return {.title = "Megatron-LM's folders of ranks",
+    return {.title = "Megatron-LM's folders of ranks, written as torch_dist",
             .in_directory = "mp_rank_*/model_optim_rng.pt",
             .as_file = ""};
   }
 
   FormatTraits traits() const override {
-    return {.holds_flat_units = false,
+    return {.pieces = FormatTraits::Pieces::boxes,
+            .holds_aliases = false,
+            .holds_flat_units = false,
+            .holds_key_types = false,
+            .holds_list_roots = false,
             .holds_annotations = false,
-            .has_ranks_when_read = true,
-            .can_be_written = false};
+            .has_ranks_when_read = true};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

@@ -1,6 +1,7 @@
 """Loads a state dict into Megatron's GPTModel, and compares its logits with those of transformers. On the CPU.
 
 Usage: python megatron_logits.py dense|experts|mixtral|deepseek|mtp STATE_DICT LOGITS
+STATE_DICT: a file of torch.save, or a torch_dist checkpoint.
 """
 
 import contextlib
@@ -101,9 +102,19 @@ def further_logits(model, *inputs) -> torch.Tensor:
     raise AssertionError("no such layer ran")
 
 
+def state_from(model, path: str) -> dict:
+    if not os.path.isdir(path):
+        return torch.load(path)
+    from megatron.core import dist_checkpointing
+
+    metadata = dist_checkpointing.load_content_metadata(path)
+    state = dist_checkpointing.load(model.sharded_state_dict(metadata=metadata), path)
+    return {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+
+
 def main(kind: str, state_dict: str, logits: str) -> None:
     model = gpt(kind)
-    loaded = model.load_state_dict(torch.load(state_dict), strict=False)
+    loaded = model.load_state_dict(state_from(model, state_dict), strict=False)
     missing = [name for name in loaded.missing_keys if not name.endswith("_extra_state")]
     assert not missing and not loaded.unexpected_keys, (missing, loaded.unexpected_keys)
     mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]

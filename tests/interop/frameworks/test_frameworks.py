@@ -11,7 +11,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
-from ckpt_tools import MAKE, assert_same_state, expectation, listing, reshard, run, succeed  # noqa: E402
+from ckpt_tools import FIXTURES, MAKE, assert_same_state, expectation, listing, reshard, run, succeed  # noqa: E402
 from on_ranks import run_program  # noqa: E402
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -254,6 +254,61 @@ def test_folders_of_megatrons_ranks_hold_what_its_models_held(tmp_path):
     assert len(folders) >= 7
     for path in folders:
         assert_same_state(listing(path), expectation(path))
+
+
+def ranks_of(case):
+    return case.get("tensor", 1) * case.get("pipeline", 1) * case.get("data", 1)
+
+
+@pytest.mark.parametrize("saved, loaded", [
+    ("tp2", {"layers": 1}),
+    ("tp2_pp2", {"pipeline": 3, "layers": 3, "swiglu": True, "tied": False}),
+    ("tp2_pp2", {"tensor": 2, "layers": 3, "swiglu": True, "tied": False}),
+    ("tp2_fp16", {"tensor": 2, "layers": 1, "dtype": "float16"}),
+    ("pp2_vpp2_bf16", {"tensor": 2, "layers": 4, "dtype": "bfloat16"}),
+    ("tp2_ep2_experts", {"data": 2, "expert": 2, "layers": 1, "experts": 4, "swiglu": True}),
+    ("dp2_distributed", {"tensor": 2, "layers": 1, "distributed": True}),
+    ("tp2_pp2_distributed_bf16", {"data": 2, "distributed": True, "dtype": "bfloat16"}),
+    ("pp2_ep2_experts_distributed_bf16", {"data": 4, "expert": 2, "experts": 2, "distributed": True, "dtype": "bfloat16"}),
+])
+def test_megatron_loads_folders_of_ranks_that_were_moved_to_torch_dist(tmp_path, saved, loaded):
+    """Shows F3. On other ranks, with the optimizer's weights, moments and steps."""
+    source = FIXTURES / "megatron" / "valid" / saved
+    moved = reshard(source, tmp_path / "torch_dist", "--to", "megatron")
+    held = reshard(source, tmp_path / "held.pt", "--only", "model", "--only", "optim")
+    said = run_program([sys.executable, "-B", HERE / "megatron_torch_dist.py", "load", json.dumps(loaded), moved, held],
+                       ranks_of(loaded))
+    assert " weights; " in said[0]
+
+
+@pytest.mark.parametrize("form, saved, loaded", [
+    ("dp_reshardable", {"tensor": 2, "data": 2}, {"tensor": 2, "data": 2}),
+    ("dp_reshardable", {"data": 2, "expert": 2, "experts": 4, "swiglu": True}, {"data": 2, "expert": 2, "experts": 4, "swiglu": True}),
+    ("fully_reshardable", {"tensor": 2, "pipeline": 2}, {"data": 2}),
+    ("fully_reshardable", {"data": 2, "expert": 2, "experts": 4, "swiglu": True}, {"pipeline": 2, "experts": 4, "swiglu": True}),
+], ids=["buckets", "buckets-experts", "model", "model-experts"])
+def test_torch_dist_keeps_the_forms_of_the_distributed_optimizer(tmp_path, form, saved, loaded):
+    """Shows F3. Stacked layers and experts, in other files; and the object in which newer versions keep the common state."""
+    options = {"distributed": True, "dtype": "bfloat16", "tied": False}  # tied over stages, Megatron saves zeros
+    program = [sys.executable, "-B", HERE / "megatron_torch_dist.py"]
+    run_program([*program, "save", json.dumps(saved | options), tmp_path / "run", tmp_path / "held.pt", form], ranks_of(saved))
+    moved = reshard(tmp_path / "run", tmp_path / "moved", "--to", "dcp", "--world-size", "3")
+    run_program([*program, "load", json.dumps(loaded | options), moved, tmp_path / "held.pt"], ranks_of(loaded))
+    common = succeed("ckpt-inspect", "ls", moved, "--values", "common_state*")
+    assert "common_state/shard_0_1" in common and "'steps': [1, 2]" in common
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed"])
+@pytest.mark.parametrize("saved", ["torch_dist", "legacy"])
+def test_megatron_goes_on_with_other_tensor_and_pipeline_ranks(tmp_path, saved, distributed):
+    """Shows F3, F7. From TP 2 and PP 2 to TP 1 and PP 4: the losses of the run that did not stop."""
+    program = [sys.executable, "-B", HERE / "megatron_resume.py"]
+    begun = run_program([*program, "begin", 2, 2, distributed, saved, tmp_path / "run"], 4)
+    way = ["--to", "megatron"] if saved == "legacy" else ["--to", "dcp", "--world-size", "3"]
+    moved = reshard(tmp_path / "run", tmp_path / "moved", *way)
+    resumed = run_program([*program, "resume", 1, 4, distributed, moved], 4)
+    losses, found = (json.loads(said[0].strip().splitlines()[-1]) for said in (begun, resumed))
+    assert losses[0] > losses[2] and found == pytest.approx(losses, rel=0, abs=1e-5)
 
 
 def test_universal_checkpoints_of_the_live_package(zero, tmp_path):

@@ -94,14 +94,17 @@ ATTENTION = ("q|k|v", "q|v|k", "self_attention.linear_qkv")
     ("deepseek", "hf-to-megatron-deepseek-v3", {"layers": sizes.LAYERS}, ("gate|up", "up|gate", "mlp.linear_fc1")),
 ], ids=["dense", "experts", "mixtral", "deepseek"])
 def test_megatron_computes_what_hugging_face_does(tmp_path, kind, recipe, values, swap):
-    """Moments go along, and everything comes back to the bit. Parts that are swapped are what `diff` names."""
+    """From a state dict, and from a torch_dist checkpoint. Moments go along, and everything comes back to the bit. Parts that
+    are swapped are what `diff` names."""
     recipe = recipe_file(recipe)
     step = hugging_face(kind, tmp_path / "hf")
     moved = there_and_back(step, tmp_path, recipe, values)
     torch.save(torch.load(moved)["model"], tmp_path / "weights.pt")
-    program = [sys.executable, "-B", HERE / "megatron_logits.py", kind, tmp_path / "weights.pt", step.parent / "logits"]
-    computed = subprocess.run(program, capture_output=True, text=True)
-    assert computed.returncode == 0, computed.stderr
+    torch_dist = reshard(step, tmp_path / "torch_dist", "--to", "megatron", "--recipe", str(recipe), *PREFIX)
+    for weights in (tmp_path / "weights.pt", torch_dist):
+        program = [sys.executable, "-B", HERE / "megatron_logits.py", kind, weights, step.parent / "logits"]
+        computed = subprocess.run(program, capture_output=True, text=True)
+        assert computed.returncode == 0, computed.stderr
     swapped = tmp_path / "swapped.json"
     swapped.write_text(recipe.read_text().replace(swap[0], swap[1]))
     wrong = reshard(step, tmp_path / "wrong.pt", "--recipe", str(swapped), *PREFIX)
@@ -196,6 +199,9 @@ def test_megatron_predicts_further_tokens_as_deepseek_does(tmp_path):
     assert "proved" in succeed("ckpt-inspect", "recipe", "check", recipe[1], tmp_path / "state.pt", recipe[2])
     moved = reshard(tmp_path / "state.pt", tmp_path / "moved.pt", *recipe)
     program = [sys.executable, "-B", HERE / "megatron_logits.py", "mtp", moved, tmp_path / "logits"]
+    computed = subprocess.run(program, capture_output=True, text=True)
+    assert computed.returncode == 0, computed.stderr
+    program[4] = reshard(tmp_path / "state.pt", tmp_path / "torch_dist", "--to", "megatron", *recipe)
     computed = subprocess.run(program, capture_output=True, text=True)
     assert computed.returncode == 0, computed.stderr
     back = torch.load(reshard(moved, tmp_path / "back.pt", *recipe, "--inverse"))

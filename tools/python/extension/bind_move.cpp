@@ -67,14 +67,19 @@ formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs)
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources, fs);
   formats::require_classes_found(sources.as_dict, {&source.reader->contents()}, "as_dict");
-  if (sources.optimizer_params && source.collisions.empty()) {
+  const bool is_numbers =
+      sources.optimizer_params && sources.optimizer_params->names == reshard::kParamsAsNumbers;
+  const auto apply_optimizer_params = [&] {
+    if (!sources.optimizer_params || !source.collisions.empty()) return;
     source.reader = reshard::name_optimizer_params(std::move(source.reader),
                                                    *sources.optimizer_params, request.plan.only);
-  }
+  };
+  if (!is_numbers) apply_optimizer_params();
   if (sources.recipe && source.collisions.empty()) {
     source.reader = recipe::open_transformed(std::move(source.reader), sources.recipe->recipe,
                                              sources.recipe->options);
   }
+  if (is_numbers) apply_optimizer_params();
   sources.prefixes.check_used(source.reader->contents(), "prefix");
   return source;
 }

@@ -144,7 +144,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     is complete. Without ranks, strategy, plan, mesh and like, tensors keep the pieces that they have in the source.
     ranks alone means the strategy dim0.
 
-    to: "native", "safetensors", "dcp", "torch", "deepspeed" or "rank_files"; None: by the destination's name
+    to: "native", "safetensors", "dcp", "torch", "deepspeed", "megatron" or "rank_files"; None: by the destination's name
         (".safetensors"; ".pt", ".pth" and ".bin" are torch; all others native).
     ranks, or world_size, which is the same: the number of ranks to write for.
     strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "dim1", "hybrid:AxB", "hybrid-flat:AxB" (A replicas of B ranks).
@@ -163,6 +163,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     drop_optimizer: leave out optimizer state and param_groups.
     optimizer_params: gives names to state that an optimizer of PyTorch keeps under numbers: a JSON file that lists the
         names of its parameters in its order, or "auto", which finds them by order and shapes ("./auto" is a file).
+        "numbers" is the opposite: the state under numbers, as optimizer.state_dict() has it.
     optimizer_names: the names of the state of fused optimizers of tables: "as-stored", "canonical" or "torchrec".
     recipe: a JSON file with rules that give the tensors other names and shapes (docs/recipes.md).
     inverse: apply the recipe backwards, from its new names to the old ones.

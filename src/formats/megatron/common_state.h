@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::megatron {
+
+/// What Megatron keeps in `common.pt` of a torch_dist checkpoint: all that is equal on all ranks
+/// and no weight. What the source does not have gets a value with which Megatron loads the rest.
+/// Source: megatron-core 0.16, optimizer/optimizer.py, optimizer/distrib_optimizer.py; Megatron-LM,
+/// megatron/training/checkpointing.py. Not thread-safe.
+class CommonState {
+ public:
+  /// `destination`: the path in messages.
+  explicit CommonState(std::string destination) : destination_(std::move(destination)) {}
+
+  /// Adds a value at a path of the nested dicts. `args.<name>` become attributes of a Namespace.
+  void add(KeyPath path, Value value) { entries_.push_back({std::move(path), std::move(value)}); }
+  /// Adds a tensor at a path; `bytes_of` of `pickled` gives its elements.
+  void add_tensor(KeyPath path, TensorMeta meta, std::size_t number) {
+    tensors_.push_back({std::move(path), std::move(meta), number});
+  }
+  /// Sets a field of a group of the optimizer, all but its list of parameters.
+  void set_group_field(std::int64_t group, std::string field, Value value) {
+    groups_[group].insert_or_assign(std::move(field), std::move(value));
+  }
+  /// Records the number of steps that a parameter has made.
+  /// Throws: Error(unsupported) naming the parameter if another one made more or fewer, because
+  /// Megatron keeps one number.
+  void set_step(const std::string& name, double step);
+
+  /// States that the checkpoint has state of the optimizer, of experts too if `has_experts`.
+  void set_optimizer(bool has_experts) {
+    has_optimizer_ = true;
+    has_experts_ = has_experts;
+  }
+  void set_layers_stacked(bool are_stacked) { are_layers_stacked_ = are_stacked; }
+  /// Whether the source has an argument of that value.
+  const Value* find_arg(std::string_view name) const;
+
+  /// Returns the file. `bytes` are the elements of each tensor, by its number.
+  /// Throws: Error(unsupported) if the groups of the optimizer do not fit Megatron's, or for a
+  /// value that cannot be pickled.
+  std::string pickled(const std::map<std::size_t, std::string>& bytes) const;
+
+ private:
+  struct Entry {
+    KeyPath path;
+    Value value;
+  };
+  struct Tensor {
+    KeyPath path;
+    TensorMeta meta;
+    std::size_t number;
+  };
+  using Group = std::map<std::string, Value>;
+
+  bool has(const KeyPath& path) const;
+  std::vector<Group> megatrons_groups() const;
+  Group completed(Group group, bool is_decayed, bool is_of_experts) const;
+  void add_optimizer(std::vector<Entry>& entries, std::vector<Tensor>& tensors) const;
+
+  std::string destination_;
+  std::vector<Entry> entries_;
+  std::vector<Tensor> tensors_;
+  std::map<std::int64_t, Group> groups_;
+  std::optional<double> step_;
+  std::string name_of_step_;
+  bool has_optimizer_ = false;
+  bool has_experts_ = false;
+  bool are_layers_stacked_ = true;
+};
+
+}  // namespace tessera::formats::megatron

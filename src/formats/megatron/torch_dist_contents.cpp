@@ -1,0 +1,320 @@
+#include "formats/megatron/torch_dist_contents.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "formats/megatron/torch_dist_names.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::megatron {
+namespace {
+
+constexpr std::string_view kModel = "model.";
+constexpr std::string_view kParamGroups = "param_groups";
+constexpr std::string_view kState = "state.";
+constexpr std::string_view kStep = "step";
+constexpr std::string_view kExtraState = "_extra_state";
+constexpr std::string_view kShard = "/shard_";  // in the name of an object
+constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
+constexpr std::array<std::string_view, 4> kMegatrons = {
+    "decoder.layers.", "encoder.layers.", "embedding.word_embeddings.", "output_layer."};
+
+/// Removes `prefix` from the front of a text. Returns whether the text began with it.
+bool take(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+bool take_optimizer(std::string_view& text) {
+  return std::ranges::any_of(kOptimizers, [&](std::string_view each) { return take(text, each); });
+}
+
+std::optional<double> as_number(const Value& value) {
+  if (const auto* const integer = value.get_if<std::int64_t>()) {
+    return static_cast<double>(*integer);
+  }
+  const auto* const real = value.get_if<double>();
+  return real == nullptr ? std::nullopt : std::optional(*real);
+}
+
+bool holds_number(const TensorMeta& meta) {
+  return meta.numel() == 1 && (meta.dtype == DType::float32 || meta.dtype == DType::float64 ||
+                               meta.dtype == DType::int64 || meta.dtype == DType::int32);
+}
+
+/// Takes the number in front of a text, and the dot behind it.
+std::optional<std::int64_t> take_number(std::string_view& text) {
+  std::int64_t number = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
+  if (!text.empty() && !take(text, ".")) return std::nullopt;
+  return number;
+}
+
+class Sorter {
+ public:
+  Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
+         const std::string& destination, bool has_common_file)
+      : contents_(contents),
+        values_(values),
+        destination_(destination),
+        has_common_file_(has_common_file),
+        are_weights_(contents.tensors.size()),
+        sorted_{.common = CommonState(destination + "/common.pt")} {}
+
+  TorchDistContents sort() && {
+    find_weights();
+    const TorchDistNames names(weights_, destination_);
+    for (std::size_t v = 0; v < values_.size(); ++v) add_value(v);
+    add_state(names);
+    for (const auto& [name, meta] : weights_) add_weight(names, name);
+    sorted_.common.set_layers_stacked(names.are_layers_stacked());
+    if (!has_objects()) {
+      for (std::string& name : names.extra_states()) {
+        add_object(std::move(name), Value::List{Value()});
+      }
+    }
+    finish_dcp();
+    return std::move(sorted_);
+  }
+
+ private:
+  /// Whether the source is a torch_dist checkpoint, so that objects are there already.
+  bool has_objects() const {
+    return has_common_file_ || std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
+             return value.name.find(kShard) != std::string::npos;
+           });
+  }
+
+  static bool is_of_optimizer(std::string_view name) { return take_optimizer(name); }
+  static bool is_other(std::string_view name) {
+    return name.starts_with("per_rank.") || name.starts_with("rng_state") ||
+           name.ends_with(kExtraState);
+  }
+
+  void find_weights() {
+    const bool is_bare = std::ranges::none_of(contents_.tensors, [](const TensorEntry& tensor) {
+      return tensor.meta.fqn.starts_with(kModel);
+    });
+    for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
+      std::string_view name = contents_.tensors[t].meta.fqn;
+      if (is_other(name) || is_of_optimizer(name)) continue;
+      if (!is_bare && !take(name, kModel)) continue;
+      weights_.emplace(name, contents_.tensors[t].meta);
+      weight_tensors_.emplace(name, t);
+      are_weights_[t] = true;
+    }
+    const bool is_megatrons = std::ranges::any_of(weights_, [](const auto& weight) {
+      return std::ranges::any_of(kMegatrons, [&](std::string_view name) {
+        return weight.first.find(name) != std::string::npos;
+      });
+    });
+    if (weights_.empty() || is_megatrons) return;
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = destination_, .fqn = weights_.begin()->second.fqn},
+        "names", "names of Megatron's models, such as decoder.layers.0.mlp.linear_fc1.weight",
+        "none of them", "a recipe gives tensors Megatron's names: docs/from/megatron.md");
+  }
+
+  /// Adds a DCP tensor, or a part of one, with the elements of tensor `t`.
+  void add_tensor(std::size_t t, const TorchDistPlace& place) {
+    const TensorEntry& tensor = contents_.tensors[t];
+    auto& sources = sorted_.sources[place.key];
+    if (!sources.emplace(place.index, t).second ||
+        sources.begin()->first.size() != place.index.size()) {
+      throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = tensor.meta.fqn},
+                            "names", "one tensor for the name '" + place.key + "'", "two");
+    }
+    TensorEntry& entry = tensors_[place.key];
+    entry.meta = {place.key, tensor.meta.dtype, place.shape_of(tensor.meta.shape)};
+    for (const Piece& piece : tensor.pieces) {
+      const Box& box = std::get<Box>(piece.region);
+      std::vector<std::int64_t> offsets = place.index;
+      offsets.insert(offsets.end(), box.offsets.begin(), box.offsets.end());
+      std::vector<std::int64_t> sizes(place.index.size(), 1);
+      sizes.insert(sizes.end(), box.sizes.begin(), box.sizes.end());
+      entry.pieces.push_back({Box{Shape(offsets), Shape(sizes)}, piece.rank});
+    }
+  }
+
+  void add_weight(const TorchDistNames& names, const std::string& name) {
+    const std::size_t t = weight_tensors_.at(name);
+    for (TorchDistPlace place : names.places_of(name)) {
+      add_tensor(t, place);
+      if (copies_.empty() || !trained_.contains(name)) continue;
+      place.key = "optimizer.state." + copies_ + "." + place.key;
+      if (!is_fqn(place.key)) add_tensor(t, place);
+    }
+  }
+  bool is_fqn(const std::string& name) const { return contents_.find_tensor(name) != nullptr; }
+
+  /// Adds all tensors but the weights.
+  void add_state(const TorchDistNames& names) {
+    for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
+      const TensorMeta& meta = contents_.tensors[t].meta;
+      std::string_view rest = meta.fqn;
+      if (take_optimizer(rest)) {
+        if (add_of_optimizer(names, t, rest)) continue;
+      } else if (are_weights_[t]) {
+        continue;
+      }
+      add_tensor(t, {.key = meta.fqn});
+    }
+    if (trained_.empty()) return;
+    sorted_.common.set_optimizer(std::ranges::any_of(trained_, [](const std::string& name) {
+      return name.find(".experts.") != std::string::npos;
+    }));
+    copies_ = name_of_copies();
+  }
+
+  /// Adds a tensor `<optimizer>.<rest>`. Returns false if Megatron has no place for it.
+  bool add_of_optimizer(const TorchDistNames& names, std::size_t t, std::string_view rest) {
+    const TensorMeta& meta = contents_.tensors[t].meta;
+    if (rest.starts_with("grad_scaler.") && meta.numel() <= 1 && !has_common_file_) {
+      KeyPath path{"optimizer"};
+      for (std::size_t dot = rest.find('.'); dot != std::string_view::npos; dot = rest.find('.')) {
+        path.emplace_back(std::string(rest.substr(0, dot)));
+        rest.remove_prefix(dot + 1);
+      }
+      path.emplace_back(std::string(rest));
+      sorted_.common.add_tensor(std::move(path), meta, t);
+      sorted_.of_common.insert(t);
+      return true;
+    }
+    const std::size_t dot = rest.rfind('.');
+    if (!take(rest, kState) || dot == std::string_view::npos) return false;
+    const std::string weight(rest.substr(0, rest.rfind('.')));
+    const std::string kind(rest.substr(rest.rfind('.') + 1));
+    const auto found = weights_.find(weight);
+    if (found == weights_.end()) return false;
+    if (kind == kStep && holds_number(meta)) {
+      sorted_.steps.insert(t);
+      sorted_.of_common.insert(t);
+      return true;
+    }
+    if (meta.shape != found->second.shape) return false;
+    trained_.insert(weight);
+    for (TorchDistPlace place : names.places_of(weight)) {
+      place.key = "optimizer.state." + kind + "." + place.key;
+      add_tensor(t, place);
+    }
+    return true;
+  }
+
+  /// Returns what Megatron calls the optimizer's copy of the weights in fp32: `param` in the
+  /// distributed optimizer, `fp32_param` in the one for 16 bits, none in the one for fp32.
+  std::string name_of_copies() const {
+    const Value* const distributed = sorted_.common.find_arg("use_distributed_optimizer");
+    const auto* const is_distributed =
+        distributed == nullptr ? nullptr : distributed->get_if<bool>();
+    if (is_distributed == nullptr || *is_distributed) return "param";
+    const Value* const dtype = sorted_.common.find_arg("params_dtype");
+    const auto* const symbol = dtype == nullptr ? nullptr : dtype->get_if<Value::Symbol>();
+    return symbol != nullptr && symbol->name == "torch.float32" ? "" : "fp32_param";
+  }
+
+  void add_object(std::string name, Value value) {
+    objects_.insert_or_assign(std::move(name), std::move(value));
+  }
+
+  void add_value(std::size_t v) {
+    const ValueEntry& entry = contents_.values[v];
+    const Value& value = values_[v];
+    std::string_view rest = entry.name;
+    const bool is_object = rest.find(kShard) != std::string_view::npos || has_common_file_;
+    if (!is_object && rest.ends_with(kExtraState) && value.is<Value::None>()) return;
+    if (is_object || is_other(rest) || rest.starts_with(kModel)) {
+      add_object(entry.name, value);
+    } else if (entry.name == "args" && value.is<Value::Dict>()) {
+      for (const auto& [key, item] : *value.get_if<Value::Dict>()) {
+        const auto* const field = key.get_if<std::string>();
+        if (field != nullptr) sorted_.common.add({"args", *field}, item);
+      }
+    } else if (take_optimizer(rest)) {
+      add_value_of_optimizer(entry, rest, value);
+    } else {
+      sorted_.common.add(entry.key_path.empty() ? KeyPath{entry.name} : entry.key_path, value);
+    }
+  }
+
+  void add_value_of_optimizer(const ValueEntry& entry, std::string_view rest, const Value& value) {
+    if (take(rest, kParamGroups)) {
+      take(rest, ".");
+      if (add_groups(rest, value)) return;
+    } else if (rest.starts_with(kState) && rest.ends_with(".step") && as_number(value)) {
+      return sorted_.common.set_step(entry.name, *as_number(value));
+    } else if (entry.name.starts_with("optimizer.") && entry.key_path.size() > 1) {
+      return sorted_.common.add(entry.key_path, value);
+    }
+    add_object(entry.name, value);
+  }
+
+  /// Adds the parameter groups, one group, or a field of one. Returns false for another value.
+  bool add_groups(std::string_view rest, const Value& value) {
+    if (rest.empty()) {
+      const auto* const groups = value.get_if<Value::List>();
+      if (groups == nullptr) return false;
+      for (std::size_t g = 0; g < groups->size(); ++g) {
+        if (!add_groups(std::to_string(g), (*groups)[g])) return false;
+      }
+      return true;
+    }
+    const auto number = take_number(rest);
+    if (!number) return false;
+    const auto set = [&](std::string field, const Value& item) {
+      if (field == "params") return;
+      if (field == kStep && as_number(item))
+        sorted_.common.set_step("optim.param_groups", *as_number(item));
+      sorted_.common.set_group_field(*number, std::move(field), item);
+    };
+    if (!rest.empty()) {
+      set(std::string(rest), value);
+      return true;
+    }
+    const auto* const fields = value.get_if<Value::Dict>();
+    if (fields == nullptr) return false;
+    for (const auto& [key, item] : *fields) {
+      if (const auto* const field = key.get_if<std::string>()) set(*field, item);
+    }
+    return true;
+  }
+
+  void finish_dcp() {
+    sorted_.dcp.world_size = contents_.world_size;
+    for (auto& [name, tensor] : tensors_) sorted_.dcp.tensors.push_back(std::move(tensor));
+    for (auto& [name, value] : objects_) {
+      sorted_.dcp.values.push_back({name, {}});
+      sorted_.dcp_values.push_back(std::move(value));
+    }
+  }
+
+  const CheckpointContents& contents_;
+  const std::vector<Value>& values_;
+  const std::string& destination_;
+  const bool has_common_file_;
+  std::vector<bool> are_weights_;  // by tensor
+  std::map<std::string, TensorMeta> weights_;
+  std::map<std::string, std::size_t> weight_tensors_;
+  std::set<std::string> trained_;  // the weights with state
+  std::string copies_;             // the name of their copies in the optimizer; empty: none
+  std::map<std::string, TensorEntry> tensors_;
+  std::map<std::string, Value> objects_;
+  TorchDistContents sorted_;
+};
+
+}  // namespace
+
+TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
+                                      const std::vector<Value>& values,
+                                      const std::string& destination, bool has_common_file) {
+  return Sorter(contents, values, destination, has_common_file).sort();
+}
+
+}  // namespace tessera::formats::megatron

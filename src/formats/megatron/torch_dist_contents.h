@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "formats/megatron/common_state.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::megatron {
+
+/// What a torch_dist checkpoint consists of, made from the entries of any checkpoint whose weights
+/// have Megatron's names.
+struct TorchDistContents {
+  CheckpointContents dcp{};         // the tensors and objects in the DCP files
+  std::vector<Value> dcp_values{};  // parallel to `dcp.values`
+  /// The tensors of the source that make up each tensor in `dcp`, by their index in the dimensions
+  /// that stack them.
+  std::map<std::string, std::map<std::vector<std::int64_t>, std::size_t>> sources{};
+  CommonState common;  // `common.pt`
+  /// The tensors of the source that are no DCP tensor, because `common.pt` has what is in them.
+  std::set<std::size_t> of_common{};
+  std::set<std::size_t> steps{};  // those with the number of steps of a parameter
+};
+
+/// Sorts the entries of `contents`. Weights are `model.<name>`, or without such names all tensors
+/// that are no state. `optim.state.<name>.<kind>` and `optim.param_groups` are the optimizer's.
+/// What Megatron has no place for keeps its name, and Megatron does not read it. If
+/// `has_common_file`, the checkpoint comes with a `common.pt`, and all values stay as they are.
+/// docs/formats/megatron.md has the rules.
+/// Requires: `values[i]` belongs to `contents.values[i]`.
+/// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's, or
+/// if two tensors would get one name.
+TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
+                                      const std::vector<Value>& values,
+                                      const std::string& destination, bool has_common_file);
+
+}  // namespace tessera::formats::megatron

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/base/shape.h"
+#include "tessera/base/tensor_meta.h"
+
+namespace tessera::formats::megatron {
+
+/// The place of a weight in a torch_dist checkpoint. Layers and experts are stacked there: the
+/// tensor `key` has further dimensions in front, of the sizes `stacked`, and the weight is at
+/// `index` of them.
+struct TorchDistPlace {
+  std::string key;                    // `decoder.layers.mlp.linear_fc1.weight`
+  std::vector<std::int64_t> index{};  // of the layer, then of the expert
+  std::vector<std::int64_t> stacked{};
+
+  Shape shape_of(const Shape& weight) const;
+};
+
+/// The names that Megatron's `sharded_state_dict` gives the weights of a model, by their names in
+/// its `state_dict`. Source: megatron-core 0.16, transformer/transformer_block.py,
+/// transformer/moe/experts.py, models/gpt/gpt_layer_specs.py. Immutable.
+class TorchDistNames {
+ public:
+  /// `weights`: of the model, by their names as `GPTModel.state_dict()` has them.
+  /// Throws: Error(unsupported) naming a weight of an expert if the experts of its layer are not
+  /// numbered from 0 without holes, or differ in shape or dtype.
+  TorchDistNames(const std::map<std::string, TensorMeta>& weights, const std::string& destination);
+
+  /// Returns where a weight goes. Norms that the layers of TransformerEngine and Megatron's own
+  /// layers name differently go to both names.
+  const std::vector<TorchDistPlace>& places_of(const std::string& weight) const {
+    return places_.at(weight);
+  }
+  /// Whether the layers of all blocks are alike, and so are stacked.
+  bool are_layers_stacked() const { return are_layers_stacked_; }
+  /// Returns the names of the objects that Megatron expects for the extra state of linear layers:
+  /// `decoder.layers.mlp.linear_fc1._extra_state/shard_0_4`.
+  std::vector<std::string> extra_states() const;
+
+ private:
+  std::map<std::string, std::vector<TorchDistPlace>> places_;
+  bool are_layers_stacked_ = true;
+};
+
+}  // namespace tessera::formats::megatron

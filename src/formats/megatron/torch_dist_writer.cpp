@@ -1,0 +1,234 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "formats/dcp/dcp_parts.h"
+#include "formats/drivers.h"
+#include "formats/megatron/torch_dist_contents.h"
+#include "formats/staging/staged_work.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/format_writer.h"
+
+namespace tessera::formats {
+namespace {
+
+using megatron::TorchDistContents;
+
+constexpr const char* kCommonFile = "common.pt";
+constexpr const char* kConfigFile = "metadata.json";
+/// The version of the format that Megatron knows.
+constexpr std::string_view kConfig =
+    R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+    R"("common_backend": "torch", "common_backend_version": 1})";
+
+/// Returns the one number in `bytes`.
+double number_in(DType dtype, const std::string& bytes) {
+  const auto as = [&](auto number) {
+    TESSERA_CHECK(bytes.size() == sizeof number);
+    std::memcpy(&number, bytes.data(), sizeof number);
+    return static_cast<double>(number);
+  };
+  switch (dtype) {
+    case DType::float32:
+      return as(float{});
+    case DType::float64:
+      return as(double{});
+    case DType::int64:
+      return as(std::int64_t{});
+    default:
+      return as(std::int32_t{});
+  }
+}
+
+bool has_file(const std::vector<ExtraFile>& files, std::string_view name) {
+  return std::ranges::find(files, name, &ExtraFile::name) != files.end();
+}
+
+/// The DCP files, and the names of all that is written.
+struct Prepared {
+  TorchDistContents sorted;
+  dcp::PreparedFiles files;
+  bool writes_common = true;  // false: the source's is copied
+  bool writes_config = true;
+
+  Prepared(const CheckpointContents& contents, const std::vector<Value>& values,
+           const std::string& destination, const CreateOptions& options)
+      : sorted(megatron::sort_for_torch_dist(contents, values, destination,
+                                             has_file(options.extra_files, kCommonFile))),
+        files(dcp::prepare_files(destination, std::move(sorted.dcp), std::move(sorted.dcp_values))),
+        writes_common(!has_file(options.extra_files, kCommonFile)),
+        writes_config(!has_file(options.extra_files, kConfigFile)) {
+    if (writes_common) files.names.insert(kCommonFile);
+    if (writes_config) files.names.insert(kConfigFile);
+  }
+};
+
+/// Writes the pieces of the source into the files of a DCP checkpoint, in which layers and experts
+/// are stacked, and two more files. A piece can have several places. As thread-safe as
+/// CheckpointWriter.
+class TorchDistWriter final : public CheckpointWriter {
+ public:
+  TorchDistWriter(FileSystem& fs, const std::string& destination, SharedContents contents,
+                  Prepared prepared, const WorkOptions& work)
+      : fs_(fs),
+        contents_(std::move(contents)),
+        sorted_(std::move(prepared.sorted)),
+        writes_common_(prepared.writes_common),
+        writes_config_(prepared.writes_config),
+        work_(fs, destination, DestinationKind::directory, work) {
+    work_.set_file_names(prepared.files.names);
+    dcp_ = prepared.files.start(fs, work_.staging_path(), work_.journal());
+    find_places();
+  }
+
+  const CheckpointContents& contents() const override { return contents_; }
+  std::vector<PieceId> write_order() const override { return order_; }
+
+  std::int64_t block_numel(PieceId piece) const override {
+    if (is_of_common(piece)) return std::max<std::int64_t>(1, meta_of(piece).numel());
+    return dcp_->block_numel(places_of(piece).front());
+  }
+
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    if (is_of_common(piece)) {
+      const std::lock_guard lock(mutex_);
+      kept_[piece.tensor_index] = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+      return;
+    }
+    for (const PieceId place : places_of(piece)) {
+      if (!is_there(place, begin)) dcp_->write_block(place, begin, bytes);
+    }
+  }
+
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    if (is_of_common(piece)) return false;
+    std::size_t num_resumed = 0;
+    const auto& places = places_of(piece);
+    for (const PieceId place : places) {
+      if (!dcp_->resume_block(place, begin, room)) continue;
+      ++num_resumed;
+      const std::lock_guard lock(mutex_);
+      resumed_.emplace(place.tensor_index, place.piece_index, begin);
+    }
+    return num_resumed == places.size();
+  }
+
+  bool is_resumed() const override { return work_.is_resumed(); }
+  bool keep_work() noexcept override { return work_.keep(); }
+  void abandon() noexcept override { dcp_->abandon(); }
+
+  void commit() override {
+    for (const std::size_t t : sorted_.steps) {
+      const TensorMeta& meta = contents_->tensors[t].meta;
+      sorted_.common.set_step(meta.fqn, number_in(meta.dtype, kept_.at(t)));
+    }
+    if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
+    if (writes_config_) write(kConfigFile, kConfig);
+    dcp_->commit();
+    work_.commit();
+  }
+
+ private:
+  const TensorMeta& meta_of(PieceId piece) const {
+    return contents_->tensors[piece.tensor_index].meta;
+  }
+  bool is_of_common(PieceId piece) const { return sorted_.of_common.contains(piece.tensor_index); }
+  const std::vector<PieceId>& places_of(PieceId piece) const {
+    return places_.at({piece.tensor_index, piece.piece_index});
+  }
+  /// Whether an interrupted run wrote the block there.
+  bool is_there(PieceId place, std::int64_t begin) {
+    const std::lock_guard lock(mutex_);
+    return resumed_.contains({place.tensor_index, place.piece_index, begin});
+  }
+
+  /// Finds the piece of the source for each piece of the DCP files.
+  void find_places() {
+    for (const std::size_t t : sorted_.of_common) {
+      const auto& pieces = contents_->tensors[t].pieces;
+      const auto whole = std::ranges::find_if(
+          pieces, [](const Piece& piece) { return numel_of(piece.region) != 0; });
+      if (whole == pieces.end()) continue;
+      order_.push_back({t, static_cast<std::size_t>(whole - pieces.begin())});
+    }
+    for (const PieceId place : dcp_->write_order()) {
+      const TensorEntry& tensor = dcp_->contents().tensors[place.tensor_index];
+      const Box& box = std::get<Box>(tensor.pieces[place.piece_index].region);
+      const auto& sources = sorted_.sources.at(tensor.meta.fqn);
+      const auto num_stacked = static_cast<std::ptrdiff_t>(sources.begin()->first.size());
+      const std::size_t t = sources.at({box.offsets.begin(), box.offsets.begin() + num_stacked});
+      const Region region = Box{{box.offsets.begin() + num_stacked, box.offsets.end()},
+                                {box.sizes.begin() + num_stacked, box.sizes.end()}};
+      const auto& pieces = contents_->tensors[t].pieces;
+      const auto found = std::ranges::find(pieces, region, &Piece::region);
+      TESSERA_CHECK(found != pieces.end());
+      const PieceId piece{t, static_cast<std::size_t>(found - pieces.begin())};
+      auto& places = places_[{piece.tensor_index, piece.piece_index}];
+      if (places.empty()) order_.push_back(piece);
+      places.push_back(place);
+    }
+  }
+
+  void write(const char* name, std::string_view content) {
+    const auto file =
+        create_anew(fs_, work_.journal(), join_path(work_.staging_path(), std::string(name)));
+    file->write_at(0, std::as_bytes(std::span(content)));
+    file->sync();
+    file->close();
+  }
+
+  FileSystem& fs_;
+  const SharedContents contents_;
+  TorchDistContents sorted_;
+  const bool writes_common_;
+  const bool writes_config_;
+  StagedWork work_;  // outlives the writer of the DCP files
+  std::unique_ptr<CheckpointWriter> dcp_;
+  std::vector<PieceId> order_;
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<PieceId>> places_;  // of each piece
+  std::mutex mutex_;                         // guards the members below
+  std::map<std::size_t, std::string> kept_;  // the elements of the tensors of `common.pt`
+  std::set<std::tuple<std::size_t, std::size_t, std::int64_t>> resumed_;
+};
+
+class MegatronFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return megatron_driver().format(); }
+
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          SharedContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    Prepared prepared(contents, values, destination, options);
+    return std::make_unique<TorchDistWriter>(fs, destination, std::move(contents),
+                                             std::move(prepared), work_options(options));
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
+                     const CreateOptions& options) const override {
+    const Prepared prepared(contents, values, destination, options);
+    StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
+                      prepared.files.names);
+  }
+};
+
+}  // namespace
+
+const FormatWriter& megatron_writer() {
+  static const MegatronFormatWriter writer;
+  return writer;
+}
+
+}  // namespace tessera::formats

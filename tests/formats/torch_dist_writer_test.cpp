@@ -1,0 +1,287 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/megatron/torch_dist_names.h"
+#include "support/copy_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/fault_file_system.h"
+#include "support/memory_checkpoint.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::formats {
+namespace {
+
+using megatron::TorchDistNames;
+using test::Bytes;
+using test::bytes_of;
+using test::FaultFileSystem;
+using test::MemoryCheckpoint;
+using test::ThrowsError;
+using testing::ElementsAre;
+namespace stdfs = std::filesystem;
+
+TorchDistNames names_of(const std::vector<std::string>& weights) {
+  std::map<std::string, TensorMeta> metas;
+  for (const std::string& name : weights) metas[name] = {name, DType::float32, {4, 2}};
+  return TorchDistNames(metas, "there");
+}
+
+std::vector<std::string> keys_of(const TorchDistNames& names, const std::string& weight) {
+  std::vector<std::string> keys;
+  for (const auto& place : names.places_of(weight)) keys.push_back(place.key);
+  return keys;
+}
+
+TEST(TorchDistNamesTest, LayersThatAreAlikeAreStacked) {
+  const auto names =
+      names_of({"embedding.word_embeddings.weight", "decoder.layers.0.mlp.linear_fc1.weight",
+                "decoder.layers.1.mlp.linear_fc1.weight"});
+  EXPECT_TRUE(names.are_layers_stacked());
+  const auto& place = names.places_of("decoder.layers.1.mlp.linear_fc1.weight").front();
+  EXPECT_EQ(place.key, "decoder.layers.mlp.linear_fc1.weight");
+  EXPECT_THAT(place.index, ElementsAre(1));
+  EXPECT_EQ(place.shape_of({4, 2}), (Shape{2, 4, 2}));
+  EXPECT_THAT(keys_of(names, "embedding.word_embeddings.weight"),
+              ElementsAre("embedding.word_embeddings.weight"));
+  EXPECT_THAT(names.extra_states(),
+              ElementsAre("decoder.layers.mlp.linear_fc1._extra_state/shard_0_2",
+                          "decoder.layers.mlp.linear_fc1._extra_state/shard_1_2"));
+}
+
+TEST(TorchDistNamesTest, LayersThatDifferKeepTheirNumbers) {
+  const auto names =
+      names_of({"decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.1.mlp.router.weight",
+                "mtp.layers.0.eh_proj.weight"});
+  EXPECT_FALSE(names.are_layers_stacked());
+  EXPECT_THAT(keys_of(names, "decoder.layers.1.mlp.router.weight"),
+              ElementsAre("decoder.layers.1.mlp.router.weight"));
+  EXPECT_THAT(names.extra_states(),
+              ElementsAre("decoder.layers.0.mlp.linear_fc1._extra_state/shard_0_1",
+                          "mtp.layers.0.eh_proj._extra_state/shard_0_1"));
+}
+
+TEST(TorchDistNamesTest, ExpertsAreStackedUnderBothOfTheirNames) {
+  const std::string layer = "decoder.layers.0.mlp.experts.";
+  const auto sequential = names_of(
+      {layer + "local_experts.0.linear_fc1.weight", layer + "local_experts.1.linear_fc1.weight"});
+  const auto grouped = names_of({layer + "linear_fc1.weight0", layer + "linear_fc1.weight1"});
+  const auto& one = sequential.places_of(layer + "local_experts.1.linear_fc1.weight").front();
+  const auto& other = grouped.places_of(layer + "linear_fc1.weight1").front();
+  for (const auto& place : {one, other}) {
+    EXPECT_EQ(place.key, "decoder.layers.mlp.experts.experts.linear_fc1.weight");
+    EXPECT_THAT(place.index, ElementsAre(0, 1));
+    EXPECT_THAT(place.stacked, ElementsAre(1, 2));
+  }
+  EXPECT_THAT(
+      sequential.extra_states(),
+      ElementsAre("decoder.layers.mlp.experts.experts.linear_fc1._extra_state/shard_0.0_1.2",
+                  "decoder.layers.mlp.experts.experts.linear_fc1._extra_state/shard_0.1_1.2"));
+}
+
+TEST(TorchDistNamesTest, ExpertsAreNumberedWithoutHoles) {
+  const std::string layer = "decoder.layers.0.mlp.experts.local_experts.";
+  EXPECT_THAT(
+      [&] {
+        names_of({layer + "0.linear_fc1.weight", layer + "2.linear_fc1.weight"});
+      },
+      ThrowsError(
+          ErrorKind::unsupported,
+          layer +
+              "0.linear_fc1.weight: experts: expected all experts from 0 to 2, found 2 of them"));
+}
+
+TEST(TorchDistNamesTest, NormsHaveTheNamesOfMegatronsLayers) {
+  const std::string layer = "decoder.layers.0.";
+  const auto dense =
+      names_of({layer + "input_layernorm.weight", layer + "pre_mlp_layernorm.weight",
+                layer + "mlp.linear_fc1.weight", layer + "self_attention.linear_qkv.weight"});
+  EXPECT_THAT(keys_of(dense, layer + "input_layernorm.weight"),
+              ElementsAre("decoder.layers.self_attention.linear_qkv.layer_norm_weight"));
+  EXPECT_THAT(keys_of(dense, layer + "pre_mlp_layernorm.weight"),
+              ElementsAre("decoder.layers.mlp.linear_fc1.layer_norm_weight"));
+  const auto latent =
+      names_of({layer + "input_layernorm.weight", layer + "self_attention.q_layernorm.weight",
+                layer + "self_attention.linear_q_up_proj.weight"});
+  EXPECT_THAT(keys_of(latent, layer + "input_layernorm.weight"),
+              ElementsAre("decoder.layers.input_layernorm.weight"));
+  EXPECT_THAT(keys_of(latent, layer + "self_attention.q_layernorm.weight"),
+              ElementsAre("decoder.layers.self_attention.q_layernorm.weight",
+                          "decoder.layers.self_attention.linear_q_up_proj.layer_norm_weight"));
+}
+
+class TorchDistWriterTest : public testing::Test {
+ protected:
+  std::string path() const { return tmp_ / "run"; }
+
+  void write(const CheckpointReader& source, FileSystem* fs = nullptr) {
+    std::vector<Value> values;
+    for (std::size_t v = 0; v < source.contents().values.size(); ++v) {
+      values.push_back(source.read_value(v));
+    }
+    const auto writer = create_checkpoint(fs == nullptr ? fs_ : *fs, path(), source.contents(),
+                                          std::move(values), {.format = Format("megatron")});
+    test::copy_checkpoint(source, *writer);
+  }
+  std::map<std::string, std::string> files() const {
+    std::map<std::string, std::string> found;
+    for (const auto& entry : stdfs::directory_iterator(path())) {
+      std::ifstream in(entry.path(), std::ios::binary);
+      found[entry.path().filename()] = {std::istreambuf_iterator<char>(in), {}};
+    }
+    return found;
+  }
+  void clear() {
+    for (const auto& entry : stdfs::directory_iterator(tmp_.path())) {
+      stdfs::remove_all(entry.path());
+    }
+  }
+
+  FileSystem& fs_ = FileSystem::posix();
+  test::TemporaryDirectory tmp_;
+};
+
+std::string layer(int number) {
+  return "decoder.layers." + std::to_string(number) + ".mlp.linear_fc1.weight";
+}
+
+/// Two layers with a moment and a step, and an epoch.
+MemoryCheckpoint trained(float second_step = 2) {
+  MemoryCheckpoint source("trained");
+  for (const int number : {0, 1}) {
+    const auto first = static_cast<float>(number * 4);
+    source.add({"model." + layer(number), DType::float32, {2, 2}},
+               bytes_of<float>({first, first + 1, first + 2, first + 3}));
+    source.add({"optim.state." + layer(number) + ".exp_avg", DType::float32, {2, 2}},
+               bytes_of<float>({first, first, first, first + 9}));
+    source.add({"optim.state." + layer(number) + ".step", DType::float32, {}},
+               bytes_of<float>({number == 0 ? 2 : second_step}));
+  }
+  source.add_value("iteration", Value(std::int64_t{7}));
+  return source;
+}
+
+// Shows F3.
+TEST_F(TorchDistWriterTest, LayersAreRowsOfOneTensor) {
+  write(trained());
+  const auto reader = open_checkpoint(fs_, path());
+  EXPECT_EQ(reader->format(), Format::dcp);
+  std::map<std::string, Bytes> found;
+  for (std::size_t t = 0; t < reader->contents().tensors.size(); ++t) {
+    EXPECT_EQ(reader->contents().tensors[t].meta.shape, (Shape{2, 2, 2}));
+    found[reader->contents().tensors[t].meta.fqn] = test::whole_tensor(*reader, t);
+  }
+  const Bytes weights = bytes_of<float>({0, 1, 2, 3, 4, 5, 6, 7});
+  const std::string name = "decoder.layers.mlp.linear_fc1.weight";
+  EXPECT_EQ(found, (std::map<std::string, Bytes>{{name, weights},
+                                                 {"optimizer.state.exp_avg." + name,
+                                                  bytes_of<float>({0, 0, 0, 9, 4, 4, 4, 13})},
+                                                 {"optimizer.state.param." + name, weights}}));
+  const auto common =
+      open_checkpoint(fs_, path() + "/common.pt", {.as_dict = {"argparse.Namespace"}});
+  std::map<std::string, Value> values;
+  for (std::size_t v = 0; v < common->contents().values.size(); ++v) {
+    values.emplace(common->contents().values[v].name, common->read_value(v));
+  }
+  EXPECT_EQ(values.at("iteration"), Value(std::int64_t{7}));
+  EXPECT_EQ(values.at("optimizer.state.common_step"), Value(2.0));
+  EXPECT_EQ(values.at("optimizer.optimizer.param_groups.1.wd_mult"), Value(0.0));
+  EXPECT_EQ(values.at("args.no_save_rng"), Value(true));
+}
+
+TEST_F(TorchDistWriterTest, MegatronKeepsOneNumberOfSteps) {
+  EXPECT_THAT([&] { write(trained(3)); },
+              ThrowsError(ErrorKind::unsupported,
+                          layer(1) + ".step: step: expected 2.0 as in 'optim.state." + layer(0)));
+  EXPECT_TRUE(stdfs::is_empty(tmp_.path()));
+}
+
+TEST_F(TorchDistWriterTest, NamesOfOtherFrameworksAreRefused) {
+  MemoryCheckpoint source;
+  source.add({"model.layers.0.mlp.up_proj.weight", DType::float32, {1}}, bytes_of<float>({1}));
+  EXPECT_THAT([&] { write(source); },
+              ThrowsError(ErrorKind::unsupported, "a recipe gives tensors Megatron's names"));
+}
+
+TEST_F(TorchDistWriterTest, OtherGroupsThanMegatronsAreRefused) {
+  MemoryCheckpoint source = trained();
+  for (const int group : {0, 1, 2}) {
+    source.add_value("optim.param_groups." + std::to_string(group) + ".lr", Value(0.1));
+  }
+  EXPECT_THAT(
+      [&] { write(source); },
+      ThrowsError(ErrorKind::unsupported, "one without, as Megatron has them, found 3 groups"));
+}
+
+// Shows E4.
+TEST_F(TorchDistWriterTest, AfterAFailureEverythingOrNothingIsThere) {
+  write(trained());
+  const auto expected = files();
+  EXPECT_TRUE(expected.contains("common.pt") && expected.contains("metadata.json"));
+  clear();
+  FaultFileSystem faulty(fs_, tmp_.path());
+  bool has_succeeded = false;
+  for (std::int64_t i = 0; !has_succeeded; ++i) {
+    SCOPED_TRACE("operation " + std::to_string(i));
+    ASSERT_LT(i, 500);
+    faulty.fail_operation(i);
+    try {
+      write(trained(), &faulty);
+      has_succeeded = !faulty.has_failed();
+      EXPECT_TRUE(files() == expected);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
+      EXPECT_TRUE(stdfs::is_empty(tmp_.path()));
+    }
+    clear();
+  }
+}
+
+// Shows E4.
+TEST_F(TorchDistWriterTest, InterruptedWorkIsResumedAndTheFilesAreTheSame) {
+  const MemoryCheckpoint source = trained();
+  write(source);
+  const auto expected = files();
+  clear();
+  CreateOptions options{.format = Format("megatron")};
+  options.journal = JournalOptions{.identity = {{"source", "trained"}}};
+  const auto start = [&] {
+    return create_checkpoint(fs_, path(), source.contents(), {source.read_value(0)}, options);
+  };
+  {
+    const auto writer = start();
+    const auto order = writer->write_order();
+    for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+      writer->write_block(order[i], 0, test::whole_tensor(source, order[i].tensor_index));
+    }
+    EXPECT_TRUE(writer->keep_work());
+  }
+  options.journal->kept_work = KeptWork::resume;
+  const auto writer = start();
+  EXPECT_TRUE(writer->is_resumed());
+  std::size_t num_resumed = 0;
+  for (const auto id : writer->write_order()) {
+    Bytes bytes = test::whole_tensor(source, id.tensor_index);
+    if (writer->resume_block(id, 0, bytes)) {
+      ++num_resumed;
+    } else {
+      writer->write_block(id, 0, bytes);
+    }
+  }
+  EXPECT_EQ(num_resumed, 3U);  // of 4 weights and moments; steps are read again
+  writer->commit();
+  EXPECT_TRUE(files() == expected);
+}
+
+}  // namespace
+}  // namespace tessera::formats
