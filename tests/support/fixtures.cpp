@@ -1,8 +1,11 @@
 #include "support/fixtures.h"
 
+#include <gmock/gmock.h>
+
 #include <utility>
 
 #include "base/json.h"
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::test {
@@ -27,6 +30,26 @@ std::vector<InvalidFixture> invalid_fixtures(const std::string& format_name) {
     fixtures.push_back(std::move(invalid));
   }
   return fixtures;
+}
+
+void expect_invalid_fixtures_refused(
+    const std::string& format_name,
+    const std::function<std::unique_ptr<formats::CheckpointReader>(const std::string& path)>&
+        open) {
+  for (const InvalidFixture& bad : invalid_fixtures(format_name)) {
+    SCOPED_TRACE(bad.path + ": " + bad.rule);
+    try {
+      const auto reader = open(bad.path);
+      for (std::size_t i = 0; i < reader->contents().values.size(); ++i) reader->read_value(i);
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported));
+      EXPECT_THAT(error.what(), testing::HasSubstr(bad.path));
+      for (const std::string& word : bad.contains) {
+        EXPECT_THAT(error.what(), testing::HasSubstr(word));
+      }
+    }
+  }
 }
 
 }  // namespace tessera::test

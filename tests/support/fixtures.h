@@ -1,7 +1,11 @@
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "tessera/formats/checkpoint.h"
 
 namespace tessera::test {
 
@@ -16,5 +20,11 @@ struct InvalidFixture {
 };
 
 std::vector<InvalidFixture> invalid_fixtures(const std::string& format_name);
+
+/// Expects that each invalid fixture of a format is refused, by `open` or when its values are read,
+/// with an error that names the path and has the fixture's texts.
+void expect_invalid_fixtures_refused(
+    const std::string& format_name,
+    const std::function<std::unique_ptr<formats::CheckpointReader>(const std::string& path)>& open);
 
 }  // namespace tessera::test
