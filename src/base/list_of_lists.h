@@ -6,12 +6,12 @@
 
 namespace tessera::detail {
 
-/// Many short lists in one block of memory: a list of its own takes 40 bytes more. Reads like a
-/// std::vector of lists. Only items change once they are added. Thread-safe as a std::vector.
+/// Many short lists in one block of memory. A std::vector for each would take 40 bytes more. Items
+/// can be changed; lists can only be added. Thread-safe as a std::vector.
 template <class T>
 class ListOfLists {
  public:
-  /// Makes room for further lists with `num_items` items together.
+  /// Makes room for `num_lists` more lists, with `num_items` items in total.
   void reserve(std::size_t num_lists, std::size_t num_items) {
     begins_.reserve(begins_.size() + num_lists);
     items_.reserve(items_.size() + num_items);

@@ -310,8 +310,8 @@ KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   return path;
 }
 
-/// Throws because no tensor of the checkpoint has the name of a vector. Names the tensors that have
-/// it behind another first component.
+/// Throws because no tensor of the checkpoint has the name of a vector. Lists the tensors that
+/// have one more component in front of this name.
 void FlatLayoutReader::refuse_key(const std::string& key) const {
   std::string similar;
   for (const TensorEntry& tensor : reader_->contents().tensors) {
@@ -322,7 +322,8 @@ void FlatLayoutReader::refuse_key(const std::string& key) const {
     refuse(key, "flat vector", "a tensor of that name", "none",
            "is it the layout of another checkpoint?");
   }
-  refuse(key, "flat vector", "a tensor of that name", similar, "add the first word in the layout");
+  refuse(key, "flat vector", "a tensor of that name", similar,
+         "put the first part of one of these names before the names in the layout");
 }
 
 /// Throws if the layout leaves out elements that may be data: if a gap between parameters is larger

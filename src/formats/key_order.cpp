@@ -59,29 +59,35 @@ std::vector<Entry> sorted_entries(const CheckpointContents& contents) {
   return entries;
 }
 
+struct WalkResult {
+  std::vector<std::uint32_t> numbers;
+  std::size_t num_reordered_dicts = 0;
+};
+
 /// Walks through the nested dicts and lists in the order of their keys.
 class Walk {
  public:
-  std::vector<std::uint32_t> numbers;
-  std::size_t num_reordered_dicts = 0;
+  explicit Walk(std::size_t num_entries) { result_.numbers.reserve(num_entries); }
 
   /// Requires: all entries have the same first `depth` keys, and are sorted.
   void visit(std::span<const Entry> entries, std::size_t depth) {
     // A tensor or a value at the place of a dict; writers refuse such paths later.
     while (!entries.empty() && entries.front().num_keys() <= depth) {
-      numbers.push_back(entries.front().number);
+      result_.numbers.push_back(entries.front().number);
       entries = entries.subspan(1);
     }
-    if (entries.size() == 1) return numbers.push_back(entries.front().number);
+    if (entries.size() == 1) return result_.numbers.push_back(entries.front().number);
     if (entries.empty()) return;
     std::vector<Item> items = items_of(entries, depth);
     if (!entries.front().is_list_position(depth) &&
         !std::ranges::is_sorted(items, {}, &Item::dict_order)) {
-      ++num_reordered_dicts;
+      ++result_.num_reordered_dicts;
       std::ranges::stable_sort(items, {}, &Item::dict_order);
     }
     for (const Item& item : items) visit(item.entries, depth + 1);
   }
+
+  WalkResult result() && { return std::move(result_); }
 
  private:
   /// An item of a dict or a list, with the smallest number of its entries.
@@ -103,14 +109,15 @@ class Walk {
     }
     return items;
   }
+
+  WalkResult result_;
 };
 
-Walk walk(const CheckpointContents& contents) {
+WalkResult walk_through(const CheckpointContents& contents) {
   const std::vector<Entry> entries = sorted_entries(contents);
-  Walk walk;
-  walk.numbers.reserve(entries.size());
+  Walk walk(entries.size());
   if (!entries.empty()) walk.visit(entries, 0);
-  return walk;
+  return std::move(walk).result();
 }
 
 /// Takes a number from the front of `text`. Returns false if there is none.
@@ -121,7 +128,8 @@ bool take_number(std::string_view& text, std::uint32_t& number) {
   return true;
 }
 
-/// Returns the numbers of the text; nothing unless each number below `num_entries` is there once.
+/// Returns the numbers of the text; nothing if one is repeated, or is not below `num_entries`, or
+/// cannot be read. Numbers may be missing.
 std::vector<std::uint32_t> numbers_in(std::string_view text, std::size_t num_entries) {
   std::vector<std::uint32_t> numbers;
   std::vector<bool> seen(num_entries);
@@ -150,14 +158,14 @@ std::vector<std::uint32_t> numbers_in(std::string_view text, std::size_t num_ent
 }  // namespace
 
 std::vector<std::uint32_t> entries_in_dict_order(const CheckpointContents& contents) {
-  return walk(contents).numbers;
+  return walk_through(contents).numbers;
 }
 
 std::vector<std::string> names_in_dict_order(const CheckpointContents& contents) {
   const std::size_t num_tensors = contents.tensors.size();
   std::vector<std::string> names;
   names.reserve(num_tensors + contents.aliases.size());
-  for (const std::uint32_t number : walk(contents).numbers) {
+  for (const std::uint32_t number : walk_through(contents).numbers) {
     if (number < num_tensors) {
       names.push_back(contents.tensors[number].meta.fqn);
     } else if (number - num_tensors < contents.aliases.size()) {
@@ -168,11 +176,11 @@ std::vector<std::string> names_in_dict_order(const CheckpointContents& contents)
 }
 
 std::size_t num_reordered_dicts(const CheckpointContents& contents) {
-  return walk(contents).num_reordered_dicts;
+  return walk_through(contents).num_reordered_dicts;
 }
 
 std::string key_order_text(const CheckpointContents& contents) {
-  const Walk found = walk(contents);
+  const WalkResult found = walk_through(contents);
   if (found.num_reordered_dicts == 0) return {};
   std::string text;
   for (std::size_t i = 0; i < found.numbers.size();) {

@@ -473,8 +473,8 @@ class MergedReader final : public CheckpointReader {
                            .remedy = std::move(remedy)});
   }
 
-  /// Finds the numbers of the order of keys: the keys of the first source come first. If no source
-  /// has an order, the merge has none.
+  /// Computes what to add to the `dict_order` of each source, so that the keys of the first source
+  /// come first. If no source has an order, the merge has none.
   void number_sources() {
     std::uint32_t num_before = 0;
     for (const MergeSource& source : sources_) {

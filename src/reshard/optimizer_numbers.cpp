@@ -119,8 +119,8 @@ class NumberedParamsReader final : public RenamedEntries {
     return result;
   }
 
-  /// Returns keys that spell `text`, with which `path` begins: the path's own keys where they end
-  /// there, else one key for each component.
+  /// Returns the keys at the front of `path` that spell `text`. If no keys end exactly there,
+  /// splits `text` at its dots.
   static KeyPath split(const KeyPath& path, const std::string& text) {
     for (std::size_t n = 1; n <= path.size(); ++n) {
       const KeyPath keys(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(n));

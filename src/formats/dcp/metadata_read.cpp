@@ -285,7 +285,7 @@ class Parser final : public pickle::EntryTaker {
   struct Place {
     bool is_value;
     std::size_t index;  // into contents.values or contents.tensors
-    /// The item of the entry of storage_data that followed an entry of this item.
+    /// The item that came after this one in storage_data the last time. find_place tries it first.
     mutable const NamedPlace* next = nullptr;
   };
 
@@ -590,7 +590,7 @@ class Parser final : public pickle::EntryTaker {
   /// Throws if a value, or a chunk with elements, has no place. Removes empty chunks that have no
   /// place.
   void check_storage() {
-    bool has_placeless = false;
+    bool has_missing_places = false;
     for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
       if (result_.storage.values[v].nbytes != 0) continue;
       fail(result_.contents.values[v].name, "storage_data", "the place of the value", "none");
@@ -600,16 +600,16 @@ class Parser final : public pickle::EntryTaker {
       const std::span<const StorageInfo> places = result_.storage.pieces[t];
       for (std::size_t p = 0; p < places.size(); ++p) {
         if (places[p].nbytes != 0) continue;
-        has_placeless = true;
+        has_missing_places = true;
         if (numel_of(tensor.pieces[p].region) == 0) continue;
         fail(tensor.meta.fqn, "storage_data",
              "the place of chunk " + region_to_string(tensor.pieces[p].region), "none");
       }
     }
-    if (has_placeless) remove_placeless();
+    if (has_missing_places) remove_chunks_without_place();
   }
 
-  void remove_placeless() {
+  void remove_chunks_without_place() {
     tessera::detail::ListOfLists<StorageInfo> kept;
     std::vector<StorageInfo> places;
     for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {

@@ -67,8 +67,8 @@ std::string folder_of(const FileSystem& fs, const std::string& path) {
       "without ZeRO, give the path of mp_rank_00_model_states.pt");
 }
 
-/// Throws if the run kept its optimizer on NVMe. DeepSpeed then copies its swap files beside the
-/// checkpoint: each has the bytes of one vector, under a number that only the process knew.
+/// Throws if the run kept its optimizer on NVMe. DeepSpeed then copies its swap files into the
+/// step's folder: each has the bytes of one vector, under a number that only the process knew.
 void require_no_swap_files(const std::vector<std::string>& names, const std::string& folder) {
   constexpr const char* kSwapFolder = "offloaded_tensors";
   if (std::ranges::find(names, kSwapFolder) == names.end()) return;

@@ -36,20 +36,20 @@ bool is_true(const std::map<std::string, Value>& group, const std::string& field
   return value != nullptr && *value;
 }
 
-std::optional<double> number_in(const Value& value) {
+bool is_decayed(const std::map<std::string, Value>& group) {
+  const auto found = group.find("weight_decay");
+  return found == group.end() || as_number(found->second) != 0.0;
+}
+
+}  // namespace
+
+std::optional<double> as_number(const Value& value) {
   if (const auto* const integer = value.get_if<std::int64_t>()) {
     return static_cast<double>(*integer);
   }
   const auto* const real = value.get_if<double>();
   return real == nullptr ? std::nullopt : std::optional(*real);
 }
-
-bool is_decayed(const std::map<std::string, Value>& group) {
-  const auto found = group.find("weight_decay");
-  return found == group.end() || number_in(found->second) != 0.0;
-}
-
-}  // namespace
 
 void CommonState::set_step(const std::string& name, double step) {
   if (!step_) {
@@ -73,11 +73,12 @@ bool CommonState::has(const KeyPath& path) const {
   return std::ranges::any_of(entries_, [&](const Entry& e) { return is_below(e.path, path); });
 }
 
-/// Returns a group with all fields that Megatron's optimizers read.
-CommonState::Group CommonState::completed(Group group, bool is_decayed, bool is_of_experts) const {
-  group.emplace("wd_mult", is_decayed ? 1.0 : 0.0);
-  group.emplace("lr_mult", 1.0);
-  group.emplace("is_expert_parallel", is_of_experts);
+/// Returns a group with all fields that Megatron's optimizers read. `wd_mult` and `lr_mult` may
+/// also be there with `pre_` in front, as NeMo names them.
+CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
+  if (!group.contains("pre_wd_mult")) group.emplace("wd_mult", kind.is_decayed ? 1.0 : 0.0);
+  if (!group.contains("pre_lr_mult")) group.emplace("lr_mult", 1.0);
+  group.emplace("is_expert_parallel", kind.is_of_experts);
   group.emplace("is_decoupled_lr", false);
   group.emplace("bias_correction", true);
   if (step_) group.emplace("step", *step_);
@@ -85,15 +86,16 @@ CommonState::Group CommonState::completed(Group group, bool is_decayed, bool is_
 }
 
 /// Returns the groups as Megatron makes them: with and without weight decay; then those of the
-/// experts. Groups that Megatron saved are kept. The one or two groups of another framework become
-/// Megatron's: a group of which all parameters decay stands for both.
-std::vector<CommonState::Group> CommonState::megatrons_groups() const {
+/// experts. Groups that Megatron saved are kept; fields that they lack are added. The one or two
+/// groups of another framework become Megatron's. If there is only one, it is copied for the other.
+std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
   std::vector<Group> groups;
-  const bool are_megatrons = !groups_.empty() && std::ranges::all_of(groups_, [](const auto& g) {
-    return g.second.contains("wd_mult") || g.second.contains("pre_wd_mult");
-  });
-  if (are_megatrons) {
-    for (const auto& [number, group] : groups_) groups.push_back(completed(group, true, false));
+  const bool are_from_megatron =
+      !groups_.empty() && std::ranges::all_of(groups_, [](const auto& g) {
+        return g.second.contains("wd_mult") || g.second.contains("pre_wd_mult");
+      });
+  if (are_from_megatron) {
+    for (const auto& [number, group] : groups_) groups.push_back(completed(group, {}));
     return groups;
   }
   std::array<const Group*, 2> sources{};  // with decay, without
@@ -114,18 +116,18 @@ std::vector<CommonState::Group> CommonState::megatrons_groups() const {
       const Group* const other = sources[decays ? 1 : 0];
       Group group = same != nullptr ? *same : other != nullptr ? *other : Group();
       if (same == nullptr && !decays) group.insert_or_assign("weight_decay", 0.0);
-      groups.push_back(completed(std::move(group), decays, is_of_experts));
+      groups.push_back(completed(std::move(group), {decays, is_of_experts}));
     }
   }
   return groups;
 }
 
-/// Adds the optimizer's part. Megatron has an optimizer for the experts of its own; it chains both.
-/// The groups are there twice: where the distributed optimizer and the one for 16 bits look, and
-/// where the one for fp32 does.
+/// Adds the optimizer's part. A model with experts has two optimizers in Megatron, numbered 0
+/// and 1. Each one's groups are stored twice: under `param_groups` for the fp32 optimizer, and
+/// under `optimizer.param_groups` for the distributed and the 16-bit optimizer.
 void CommonState::add_optimizer(std::vector<Entry>& entries, std::vector<Tensor>& tensors) const {
   std::array<std::vector<Group>, 2> chain;
-  for (Group& group : megatrons_groups()) {
+  for (Group& group : groups_for_megatron()) {
     chain[is_true(group, "is_expert_parallel") ? 1 : 0].push_back(std::move(group));
   }
   const bool is_chained = !chain[0].empty() && !chain[1].empty();

@@ -12,10 +12,10 @@
 
 namespace tessera::formats::megatron {
 
-/// What Megatron keeps in `common.pt` of a torch_dist checkpoint: all that is equal on all ranks
-/// and no weight. What the source does not have gets a value with which Megatron loads the rest.
-/// Source: megatron-core 0.16, optimizer/optimizer.py, optimizer/distrib_optimizer.py; Megatron-LM,
-/// megatron/training/checkpointing.py. Not thread-safe.
+/// What Megatron keeps in `common.pt` of a torch_dist checkpoint: everything except weights
+/// that is equal on all ranks. What the source lacks gets a value with which Megatron loads the
+/// rest. Source: megatron-core 0.16, optimizer/optimizer.py, optimizer/distrib_optimizer.py;
+/// Megatron-LM, megatron/training/checkpointing.py. Not thread-safe.
 class CommonState {
  public:
   /// `destination`: the path in messages.
@@ -23,11 +23,11 @@ class CommonState {
 
   /// Adds a value at a path of the nested dicts. `args.<name>` become attributes of a Namespace.
   void add(KeyPath path, Value value) { entries_.push_back({std::move(path), std::move(value)}); }
-  /// Adds a tensor at a path; `bytes_of` of `pickled` gives its elements.
+  /// Adds a tensor at a path. `pickled` gets its elements in `bytes`, under `number`.
   void add_tensor(KeyPath path, TensorMeta meta, std::size_t number) {
     tensors_.push_back({std::move(path), std::move(meta), number});
   }
-  /// Sets a field of a group of the optimizer, all but its list of parameters.
+  /// Sets a field of a parameter group of the optimizer. Do not pass `params`.
   void set_group_field(std::int64_t group, std::string field, Value value) {
     groups_[group].insert_or_assign(std::move(field), std::move(value));
   }
@@ -42,7 +42,7 @@ class CommonState {
     has_experts_ = has_experts;
   }
   void set_layers_stacked(bool are_stacked) { are_layers_stacked_ = are_stacked; }
-  /// Whether the source has an argument of that value.
+  /// Returns the value of the argument `name`; null if the source has none.
   const Value* find_arg(std::string_view name) const;
 
   /// Returns the file. `bytes` are the elements of each tensor, by its number.
@@ -61,10 +61,14 @@ class CommonState {
     std::size_t number;
   };
   using Group = std::map<std::string, Value>;
+  struct GroupKind {
+    bool is_decayed = true;
+    bool is_of_experts = false;
+  };
 
   bool has(const KeyPath& path) const;
-  std::vector<Group> megatrons_groups() const;
-  Group completed(Group group, bool is_decayed, bool is_of_experts) const;
+  std::vector<Group> groups_for_megatron() const;
+  Group completed(Group group, GroupKind kind) const;
   void add_optimizer(std::vector<Entry>& entries, std::vector<Tensor>& tensors) const;
 
   std::string destination_;
@@ -77,5 +81,8 @@ class CommonState {
   bool has_experts_ = false;
   bool are_layers_stacked_ = true;
 };
+
+/// Returns the number in a value; nothing if the value is no number.
+std::optional<double> as_number(const Value& value);
 
 }  // namespace tessera::formats::megatron

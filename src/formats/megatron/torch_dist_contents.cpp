@@ -21,7 +21,7 @@ constexpr std::string_view kStep = "step";
 constexpr std::string_view kExtraState = "_extra_state";
 constexpr std::string_view kShard = "/shard_";  // in the name of an object
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
-constexpr std::array<std::string_view, 4> kMegatrons = {
+constexpr std::array<std::string_view, 4> kMegatronNames = {
     "decoder.layers.", "encoder.layers.", "embedding.word_embeddings.", "output_layer."};
 
 /// Removes `prefix` from the front of a text. Returns whether the text began with it.
@@ -33,14 +33,6 @@ bool take(std::string_view& text, std::string_view prefix) {
 
 bool take_optimizer(std::string_view& text) {
   return std::ranges::any_of(kOptimizers, [&](std::string_view each) { return take(text, each); });
-}
-
-std::optional<double> as_number(const Value& value) {
-  if (const auto* const integer = value.get_if<std::int64_t>()) {
-    return static_cast<double>(*integer);
-  }
-  const auto* const real = value.get_if<double>();
-  return real == nullptr ? std::nullopt : std::optional(*real);
 }
 
 bool holds_number(const TensorMeta& meta) {
@@ -94,7 +86,9 @@ class Sorter {
   }
 
   static bool is_of_optimizer(std::string_view name) { return take_optimizer(name); }
-  static bool is_other(std::string_view name) {
+  /// Whether an entry belongs to one rank or to a module, and so is neither a weight nor a value
+  /// that goes into `common.pt`.
+  static bool is_rank_or_extra_state(std::string_view name) {
     return name.starts_with("per_rank.") || name.starts_with("rng_state") ||
            name.ends_with(kExtraState);
   }
@@ -105,18 +99,18 @@ class Sorter {
     });
     for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
       std::string_view name = contents_.tensors[t].meta.fqn;
-      if (is_other(name) || is_of_optimizer(name)) continue;
+      if (is_rank_or_extra_state(name) || is_of_optimizer(name)) continue;
       if (!is_bare && !take(name, kModel)) continue;
       weights_.emplace(name, contents_.tensors[t].meta);
       weight_tensors_.emplace(name, t);
       are_weights_[t] = true;
     }
-    const bool is_megatrons = std::ranges::any_of(weights_, [](const auto& weight) {
-      return std::ranges::any_of(kMegatrons, [&](std::string_view name) {
+    const bool has_megatron_names = std::ranges::any_of(weights_, [](const auto& weight) {
+      return std::ranges::any_of(kMegatronNames, [&](std::string_view name) {
         return weight.first.find(name) != std::string::npos;
       });
     });
-    if (weights_.empty() || is_megatrons) return;
+    if (weights_.empty() || has_megatron_names) return;
     throw Error::expected(
         ErrorKind::unsupported, {.path = destination_, .fqn = weights_.begin()->second.fqn},
         "names", "names of Megatron's models, such as decoder.layers.0.mlp.linear_fc1.weight",
@@ -150,10 +144,11 @@ class Sorter {
       add_tensor(t, place);
       if (copies_.empty() || !trained_.contains(name)) continue;
       place.key = "optimizer.state." + copies_ + "." + place.key;
-      if (!is_fqn(place.key)) add_tensor(t, place);
+      // A source with the optimizer's own copy already has a tensor of this name.
+      if (!source_has(place.key)) add_tensor(t, place);
     }
   }
-  bool is_fqn(const std::string& name) const { return contents_.find_tensor(name) != nullptr; }
+  bool source_has(const std::string& name) const { return contents_.find_tensor(name) != nullptr; }
 
   /// Adds all tensors but the weights.
   void add_state(const TorchDistNames& names) {
@@ -188,10 +183,11 @@ class Sorter {
       sorted_.of_common.insert(t);
       return true;
     }
+    if (!take(rest, kState)) return false;
     const std::size_t dot = rest.rfind('.');
-    if (!take(rest, kState) || dot == std::string_view::npos) return false;
-    const std::string weight(rest.substr(0, rest.rfind('.')));
-    const std::string kind(rest.substr(rest.rfind('.') + 1));
+    if (dot == std::string_view::npos) return false;
+    const std::string weight(rest.substr(0, dot));
+    const std::string kind(rest.substr(dot + 1));
     const auto found = weights_.find(weight);
     if (found == weights_.end()) return false;
     if (kind == kStep && holds_number(meta)) {
@@ -230,7 +226,7 @@ class Sorter {
     std::string_view rest = entry.name;
     const bool is_object = rest.find(kShard) != std::string_view::npos || has_common_file_;
     if (!is_object && rest.ends_with(kExtraState) && value.is<Value::None>()) return;
-    if (is_object || is_other(rest) || rest.starts_with(kModel)) {
+    if (is_object || is_rank_or_extra_state(rest) || rest.starts_with(kModel)) {
       add_object(entry.name, value);
     } else if (entry.name == "args" && value.is<Value::Dict>()) {
       for (const auto& [key, item] : *value.get_if<Value::Dict>()) {

@@ -18,11 +18,11 @@ namespace tessera::formats::megatron {
 struct TorchDistContents {
   CheckpointContents dcp{};         // the tensors and objects in the DCP files
   std::vector<Value> dcp_values{};  // parallel to `dcp.values`
-  /// The tensors of the source that make up each tensor in `dcp`, by their index in the dimensions
-  /// that stack them.
+  /// For each tensor in `dcp`: the number of the source tensor at each index of the stacked
+  /// dimensions.
   std::map<std::string, std::map<std::vector<std::int64_t>, std::size_t>> sources{};
   CommonState common;  // `common.pt`
-  /// The tensors of the source that are no DCP tensor, because `common.pt` has what is in them.
+  /// Source tensors whose content goes into `common.pt`, so they are not in `dcp`.
   std::set<std::size_t> of_common{};
   std::set<std::size_t> steps{};  // those with the number of steps of a parameter
 };

@@ -38,7 +38,8 @@ std::optional<Numbered> split_at_number(const std::string& name, std::string_vie
   return std::nullopt;
 }
 
-/// Splits `…experts.linear_fc1.weight3`, a name of a grouped layer, before its last number.
+/// Splits `…experts.linear_fc1.weight3`, a name of a grouped layer, before its last number. Inserts
+/// `experts.`, as Megatron stores it: `…experts.experts.linear_fc1.weight`.
 std::optional<Numbered> split_at_last_number(const std::string& name) {
   const std::size_t digits = name.find_last_not_of("0123456789") + 1;
   if (digits == 0 || digits == name.size() || name.size() - digits > 9) return std::nullopt;
@@ -96,8 +97,8 @@ bool are_alike(const Block& block) {
   });
 }
 
-/// Replaces the norms of a layer by the names under which Megatron stores them. `has` tells whether
-/// the layer has a weight.
+/// Returns the names under which Megatron stores the weight `rest` of a layer; other than `rest`
+/// only for norms. `has` tells whether the layer has a weight.
 std::vector<std::string> stored_names(const std::string& rest, const auto& has) {
   const auto within = [&](std::string_view norm,
                           std::string_view fused) -> std::optional<std::string> {
@@ -125,6 +126,10 @@ std::vector<std::string> stored_names(const std::string& rest, const auto& has) 
   return {rest};
 }
 
+std::string in_words(const TensorMeta& meta) {
+  return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
+}
+
 std::string joined(const std::vector<std::int64_t>& numbers) {
   std::string text;
   for (const std::int64_t number : numbers) {
@@ -144,7 +149,7 @@ Shape TorchDistPlace::shape_of(const Shape& weight) const {
 TorchDistNames::TorchDistNames(const std::map<std::string, TensorMeta>& weights,
                                const std::string& destination) {
   std::map<std::string, ParsedName> parsed;
-  // By block, layer and rest: the experts, and the name of the first one.
+  // By block, layer and rest: the name of each expert, by its number.
   std::map<std::tuple<std::string, std::int64_t, std::string>, std::map<std::int64_t, std::string>>
       experts;
   for (const auto& [name, meta] : weights) {
@@ -159,8 +164,7 @@ TorchDistNames::TorchDistNames(const std::map<std::string, TensorMeta>& weights,
       const TensorMeta& meta = weights.at(name);
       if (meta.shape == first.shape && meta.dtype == first.dtype) continue;
       throw Error::expected(ErrorKind::unsupported, {.path = destination, .fqn = name}, "experts",
-                            shape_to_string(first.shape) + " as in '" + first.fqn + "'",
-                            shape_to_string(meta.shape));
+                            in_words(first) + " as in '" + first.fqn + "'", in_words(meta));
     }
     if (!std::cmp_equal(names.rbegin()->first + 1, names.size())) {
       throw Error::expected(ErrorKind::unsupported,

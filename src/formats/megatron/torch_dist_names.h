@@ -10,9 +10,9 @@
 
 namespace tessera::formats::megatron {
 
-/// The place of a weight in a torch_dist checkpoint. Layers and experts are stacked there: the
-/// tensor `key` has further dimensions in front, of the sizes `stacked`, and the weight is at
-/// `index` of them.
+/// The place of a weight in a torch_dist checkpoint. There, layers and experts are stacked: the
+/// tensor `key` has the extra leading dimensions `stacked`, and the weight is its slice at
+/// `index`.
 struct TorchDistPlace {
   std::string key;                    // `decoder.layers.mlp.linear_fc1.weight`
   std::vector<std::int64_t> index{};  // of the layer, then of the expert

@@ -35,7 +35,7 @@ constexpr std::string_view kConfig =
     R"("common_backend": "torch", "common_backend_version": 1})";
 
 /// Returns the one number in `bytes`.
-double number_in(DType dtype, const std::string& bytes) {
+double decode_number(DType dtype, const std::string& bytes) {
   const auto as = [&](auto number) {
     TESSERA_CHECK(bytes.size() == sizeof number);
     std::memcpy(&number, bytes.data(), sizeof number);
@@ -133,7 +133,7 @@ class TorchDistWriter final : public CheckpointWriter {
   void commit() override {
     for (const std::size_t t : sorted_.steps) {
       const TensorMeta& meta = contents_->tensors[t].meta;
-      sorted_.common.set_step(meta.fqn, number_in(meta.dtype, kept_.at(t)));
+      sorted_.common.set_step(meta.fqn, decode_number(meta.dtype, kept_.at(t)));
     }
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
     if (writes_config_) write(kConfigFile, kConfig);

@@ -387,9 +387,13 @@ void get_annotations(ByteReader& in, Index& index) {
 /// Gives the entries the order of keys that the index has. A rank file has not all entries.
 void apply_key_order(const FileHeader& header, Index& index, const std::string& path) {
   if (header.role != FileRole::index || index.key_order.empty()) return;
-  if (set_key_order(index.contents.edit(), index.key_order)) return;
+  CheckpointContents& contents = index.contents.edit();
+  if (set_key_order(contents, index.key_order)) return;
+  const std::size_t num_entries =
+      contents.tensors.size() + contents.aliases.size() + contents.values.size();
   throw Error::expected(ErrorKind::corruption, {.path = path}, "order of keys",
-                        "the number of each entry once", "other numbers");
+                        "each number below " + std::to_string(num_entries) + " once",
+                        "'" + printable(index.key_order, 80) + "'");
 }
 
 /// Reads a tensor without its pieces. Returns the number of its pieces.

@@ -100,7 +100,7 @@ struct Index {
   std::uint64_t chunk_nbytes = 0;
   bool has_virtual_datasets = false;
   SharedContents contents;
-  std::vector<std::string> value_json;                // parallel to contents.values
+  std::vector<std::string> value_json;  // parallel to contents.values
   /// `key_order_text` of the whole checkpoint, also in a rank file's index. Stored as the
   /// annotation kKeyOrder; so older readers ignore it. `contents.annotations` does not have it.
   std::string key_order;
@@ -140,7 +140,7 @@ struct EncodedIndex {
   std::uint64_t checksum = 0;
 };
 
-/// Returns what `encode`, which passes an encoded index to its sink, makes.
+/// Runs `encode`, and returns the size and the checksum of the bytes that it passes to the sink.
 EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading

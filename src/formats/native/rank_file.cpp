@@ -90,7 +90,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
     const auto ranges = data_ranges();
     if (!ranges.empty()) reserve(ranges.back().end);
   }
-  skip_empty_pieces();
+  skip_pieces_without_dataset();
   if (num_blocks_left_ == 0) complete();
 }
 
@@ -365,7 +365,7 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
   }
   const auto pass_on_to_next_piece = [&] {
     ++next_piece_;
-    skip_empty_pieces();
+    skip_pieces_without_dataset();
     next_begin_ = 0;
     turn_changed_.notify_all();
   };
@@ -413,7 +413,7 @@ void RankFileWriter::reserve(std::uint64_t end) {
   h5_file_.bytes().resize(reserved_end_);
 }
 
-void RankFileWriter::skip_empty_pieces() {
+void RankFileWriter::skip_pieces_without_dataset() {
   while (next_piece_ < pieces_.size() && !pieces_[next_piece_].has_own_dataset()) ++next_piece_;
 }
 

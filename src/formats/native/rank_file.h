@@ -71,7 +71,7 @@ class RankFileWriter {
   /// Small, because a file may have millions of packed pieces.
   struct PieceState {
     IndexedPiece id{};
-    std::uint32_t own_dataset = 0;  // index in `own_datasets_`, unless the piece is packed
+    std::uint32_t own_dataset = 0;  // index in `own_datasets_`; valid if `has_own_dataset()`
     bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;  // elements of a block; 0: nothing to write
@@ -113,7 +113,7 @@ class RankFileWriter {
   Block encode(std::size_t piece_number, std::span<const std::byte> bytes);
   void note(std::size_t piece_number, std::int64_t begin, const FinishedBlock& block);
   void count_off();
-  void skip_empty_pieces();
+  void skip_pieces_without_dataset();
   void reserve(std::uint64_t end);
   void complete();
   std::uint64_t settle_storage();

@@ -10,9 +10,9 @@ namespace tessera::formats::pickle {
 /// Returns `NumPy array float32 [2, 3]` for a NumPy array, an empty text for any other object.
 std::string numpy_array_in_words(Object object);
 
-/// Returns the object that holds the bytes of an array that becomes a list of integers: uint32, one
-/// dimension, at most 1,024 elements, little-endian. This is how NumPy's random generator keeps its
-/// state. Returns nothing for any other object.
+/// Returns the object with the bytes of an array like the state of NumPy's generator: uint32, one
+/// dimension, at most 1,024 elements, little-endian; nothing for any other object. The reader turns
+/// such an array into a list.
 std::optional<Object> bytes_of_generator_state(Object object);
 
 }  // namespace tessera::formats::pickle

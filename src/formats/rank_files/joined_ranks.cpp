@@ -53,7 +53,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
-      refuse_part_of_no_tensor(name, gathered);
+      refuse_unreadable_part(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (is_sharded(gathered)) add_sharded(name, gathered);
     }
@@ -237,9 +237,9 @@ class JoinedRanks final : public DividedReader, public MeshSource {
 
   // --- putting together
 
-  /// Throws if some ranks have a tensor under a name, and another rank what cannot be read. A
-  /// ShardedTensor may be unreadable: then that rank has no shard, or the elements are missing.
-  void refuse_part_of_no_tensor(const std::string& name, const Gathered& gathered) const {
+  /// Throws if one rank has a tensor and another rank, under the same name, an unreadable entry.
+  /// A ShardedTensor may be unreadable: then that rank has no shard, or the elements are missing.
+  void refuse_unreadable_part(const std::string& name, const Gathered& gathered) const {
     if (gathered.tensors.empty() || gathered.refused.empty()) return;
     const ShardPlace* const place = place_of(gathered.tensors.front());
     if (place != nullptr && place->mesh.empty()) return;

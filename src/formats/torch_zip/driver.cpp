@@ -91,8 +91,8 @@ class TorchZipDriver final : public FormatDriver {
     return DestinationKind::file;
   }
 
-  /// Returns whether the file is a stream, or an archive that has the pickle which the reader
-  /// needs. A tar archive never is: this program writes none, and it may hold anything.
+  /// Returns whether the file is a stream, or an archive with the pickle that the reader needs.
+  /// Returns false for a tar archive: Tessera writes none, and it could be another program's file.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     if (torch_zip::begins_as_stream(first_bytes)) return true;
     try {

@@ -85,8 +85,12 @@ class TarReader {
       sum += is_checksum ? std::uint64_t{' '} : static_cast<unsigned char>(header_[i]);
     }
     const std::uint64_t expected = octal(kChecksumOffset, kChecksumNbytes, "checksum");
-    if (sum != expected || header_.substr(kMarkOffset, kMark.size()) != kMark) {
+    if (sum != expected) {
       fail("tar header", "the checksum " + std::to_string(expected), std::to_string(sum));
+    }
+    const std::string mark = header_.substr(kMarkOffset, kMark.size());
+    if (mark != kMark) {
+      fail("tar header", "the mark '" + std::string(kMark) + "'", "'" + printable(mark) + "'");
     }
     return true;
   }

@@ -30,10 +30,10 @@ class MemberReader {
                std::string_view name)
       : file_(file), name_(name), range_(members.at(name_)), position_(range_.begin) {}
 
-  std::uint64_t num_left() const { return range_.end - position_; }
+  std::uint64_t nbytes_left() const { return range_.end - position_; }
 
   ObjectGraph pickle(std::uint64_t max_nbytes, pickle::ForeignGlobals foreign = {}) {
-    const std::uint64_t left = range_.end - position_;
+    const std::uint64_t left = nbytes_left();
     const std::uint64_t end = pickle::pickle_end(
         file_, position_, std::min(max_nbytes, std::max<std::uint64_t>(left, 1)));
     if (end > range_.end) fail("a pickle", std::to_string(left) + " bytes");
@@ -67,7 +67,7 @@ class MemberReader {
 
   /// Goes over bytes, and returns where they begin.
   std::uint64_t skip(std::uint64_t nbytes) {
-    const std::uint64_t left = range_.end - position_;
+    const std::uint64_t left = nbytes_left();
     if (nbytes > left) {
       fail(std::to_string(nbytes) + " more bytes", std::to_string(left) + " up to its end");
     }
@@ -76,7 +76,7 @@ class MemberReader {
 
   void require_end() const {
     if (position_ == range_.end) return;
-    fail("no bytes after the last entry", std::to_string(range_.end - position_));
+    fail("no bytes after the last entry", std::to_string(nbytes_left()));
   }
 
   [[noreturn]] void fail(const std::string& expected, const std::string& found) const {
@@ -177,7 +177,7 @@ class TarStorages final : public Storages {
   static std::int64_t count_of(MemberReader& member) {
     const ObjectGraph graph = member.small_pickle();
     const std::int64_t count = graph.root().as_integer("number of entries");
-    const auto max_count = static_cast<std::int64_t>(member.num_left());
+    const auto max_count = static_cast<std::int64_t>(member.nbytes_left());
     if (count < 0 || count > max_count) {
       graph.root().fail(ErrorKind::corruption,
                         "number of entries: expected 0 to " + std::to_string(max_count) +

@@ -35,8 +35,8 @@ using torch_zip::TorchTar;
 
 constexpr std::size_t kNumFirstBytes = 512;
 
-/// Throws for files that are no file of torch.save, with advice for bare pickles.
-void refuse_other_files(const std::string& path, std::string_view first_bytes) {
+/// Throws if the file is a bare pickle, and says so.
+void refuse_bare_pickle(const std::string& path, std::string_view first_bytes) {
   const bool is_pickle = first_bytes.size() > 1 && first_bytes[0] == '\x80' &&
                          first_bytes[1] <= 5 && first_bytes[1] >= 2;
   if (!is_pickle) return;
@@ -54,7 +54,7 @@ std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
     return std::make_unique<TorchStream>(file, as_dict);
   }
   if (torch_zip::begins_as_tar(first_bytes)) return std::make_unique<TorchTar>(file, as_dict);
-  refuse_other_files(file.path(), first_bytes);
+  refuse_bare_pickle(file.path(), first_bytes);
   return std::make_unique<TorchArchive>(file, ByteRange{0, file.nbytes()}, as_dict);
 }
 
