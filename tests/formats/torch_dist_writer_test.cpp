@@ -101,6 +101,18 @@ TEST(TorchDistNamesTest, ExpertsAreNumberedWithoutHoles) {
               "0.linear_fc1.weight: experts: expected all experts from 0 to 2, found 2 of them"));
 }
 
+TEST(TorchDistNamesTest, ExpertsOfALayerHaveOneDtype) {
+  const std::string layer = "decoder.layers.0.mlp.experts.local_experts.";
+  const std::string first = layer + "0.linear_fc1.weight";
+  const std::string second = layer + "1.linear_fc1.weight";
+  const std::map<std::string, TensorMeta> metas = {{first, {first, DType::float32, {4, 2}}},
+                                                   {second, {second, DType::bfloat16, {4, 2}}}};
+  EXPECT_THAT(
+      [&] { TorchDistNames(metas, "there"); },
+      ThrowsError(ErrorKind::unsupported, second + ": experts: expected float32 [4, 2] as in '" +
+                                              first + "', found bfloat16 [4, 2]"));
+}
+
 TEST(TorchDistNamesTest, NormsHaveTheNamesOfMegatronsLayers) {
   const std::string layer = "decoder.layers.0.";
   const auto dense =
@@ -140,6 +152,16 @@ class TorchDistWriterTest : public testing::Test {
       found[entry.path().filename()] = {std::istreambuf_iterator<char>(in), {}};
     }
     return found;
+  }
+  /// Returns the values in `common.pt`.
+  std::map<std::string, Value> common_values() {
+    const auto common =
+        open_checkpoint(fs_, path() + "/common.pt", {.as_dict = {"argparse.Namespace"}});
+    std::map<std::string, Value> values;
+    for (std::size_t v = 0; v < common->contents().values.size(); ++v) {
+      values.emplace(common->contents().values[v].name, common->read_value(v));
+    }
+    return values;
   }
   void clear() {
     for (const auto& entry : stdfs::directory_iterator(tmp_.path())) {
@@ -187,16 +209,28 @@ TEST_F(TorchDistWriterTest, LayersAreRowsOfOneTensor) {
                                                  {"optimizer.state.exp_avg." + name,
                                                   bytes_of<float>({0, 0, 0, 9, 4, 4, 4, 13})},
                                                  {"optimizer.state.param." + name, weights}}));
-  const auto common =
-      open_checkpoint(fs_, path() + "/common.pt", {.as_dict = {"argparse.Namespace"}});
-  std::map<std::string, Value> values;
-  for (std::size_t v = 0; v < common->contents().values.size(); ++v) {
-    values.emplace(common->contents().values[v].name, common->read_value(v));
-  }
+  const auto values = common_values();
   EXPECT_EQ(values.at("iteration"), Value(std::int64_t{7}));
   EXPECT_EQ(values.at("optimizer.state.common_step"), Value(2.0));
   EXPECT_EQ(values.at("optimizer.optimizer.param_groups.1.wd_mult"), Value(0.0));
   EXPECT_EQ(values.at("args.no_save_rng"), Value(true));
+}
+
+TEST_F(TorchDistWriterTest, FieldsThatNeMoNamesOtherwiseAreNotAddedAgain) {
+  MemoryCheckpoint source = trained();
+  for (const int group : {0, 1}) {
+    const std::string fields = "optim.param_groups." + std::to_string(group) + ".";
+    source.add_value(fields + "pre_lr_mult", Value(0.5));
+    source.add_value(fields + "pre_wd_mult", Value(group == 0 ? 1.0 : 0.0));
+  }
+  write(source);
+  const auto values = common_values();
+  const std::string fields = "optimizer.optimizer.param_groups.1.";
+  EXPECT_EQ(values.at(fields + "pre_lr_mult"), Value(0.5));
+  EXPECT_EQ(values.at(fields + "pre_wd_mult"), Value(0.0));
+  EXPECT_FALSE(values.contains(fields + "lr_mult"));
+  EXPECT_FALSE(values.contains(fields + "wd_mult"));
+  EXPECT_EQ(values.at(fields + "is_decoupled_lr"), Value(false));
 }
 
 TEST_F(TorchDistWriterTest, MegatronKeepsOneNumberOfSteps) {
