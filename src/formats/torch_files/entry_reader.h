@@ -95,9 +95,10 @@ class EntryReader : public DividedReader {
   void add(Tensor tensor);
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
-  /// Adds entries that may differ between ranks ([Note: Entries of each rank]). If two names are
-  /// one tensor, they stay tied. `files`: one for each rank, null for a rank without one. `path_of`
-  /// returns the key path under which an entry is added; an empty path skips the entry.
+  /// Adds entries that may differ between ranks ([Note: Entries of each rank]).
+  /// If two names are one tensor, they stay tied. `files`: one for each rank, null for a rank
+  /// without one. `path_of` returns the key path under which an entry is added; an empty path skips
+  /// the entry.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
   /// Adds the same entries; `path_of` also gets the rank.
