@@ -47,8 +47,8 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// follow that order; elsewhere shapes alone must decide. The names become relative to the model:
 /// `model.emb.weight` gives `emb.weight`.
 ///
-/// With kParamsAsNumbers, the optimizer is the one whose `param_groups` list names. Number k is the
-/// name at place k of the lists `params`, one group after another. Recipes must be applied before.
+/// With kParamsAsNumbers, the optimizer must have names in its `param_groups`. Number k is the name
+/// at place k of the lists `params`, one group after another. Recipes must be applied before.
 ///
 /// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
 /// shape of its pointwise state. If there are none, a note (opening_findings) says so.
