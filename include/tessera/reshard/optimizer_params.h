@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -57,5 +58,13 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 std::unique_ptr<formats::CheckpointReader> name_optimizer_params(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams& params,
     const NameSelection& only = {});
+
+/// Applies a recipe, and `name_optimizer_params` before it; after it with kParamsAsNumbers. If
+/// `params` is null, applies only the recipe. `apply_recipe` may return its argument.
+std::unique_ptr<formats::CheckpointReader> apply_params_and_recipe(
+    std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams* params,
+    const NameSelection& only,
+    const std::function<std::unique_ptr<formats::CheckpointReader>(
+        std::unique_ptr<formats::CheckpointReader>)>& apply_recipe);
 
 }  // namespace tessera::reshard
