@@ -47,8 +47,8 @@ struct CombineOptions {
   /// From which source an entry is taken if it cannot be added up (integers, values) and differs
   /// between sources.
   formats::MergePreference preference = formats::MergePreference::none;
-  /// Collects the names of tensors in which rounding made sums zero. Null: does not collect them. A
-  /// shared_ptr, because the reader adds names and the caller reads them later.
+  /// Counts, by tensor, the sums that rounding made zero or that were too large. Null: does not
+  /// count. A shared_ptr, because the reader adds counts and the caller reads them later.
   std::shared_ptr<RoundingLosses> losses{};
   /// Its options `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};

@@ -410,4 +410,16 @@ std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<Checkpoi
   return reader;
 }
 
+std::unique_ptr<CheckpointReader> apply_params_and_recipe(
+    std::unique_ptr<CheckpointReader> source, const OptimizerParams* params,
+    const NameSelection& only,
+    const std::function<std::unique_ptr<CheckpointReader>(std::unique_ptr<CheckpointReader>)>&
+        apply_recipe) {
+  if (params == nullptr) return apply_recipe(std::move(source));
+  if (params->names == kParamsAsNumbers) {
+    return name_optimizer_params(apply_recipe(std::move(source)), *params, only);
+  }
+  return apply_recipe(name_optimizer_params(std::move(source), *params, only));
+}
+
 }  // namespace tessera::reshard

@@ -13,8 +13,8 @@ at::ScalarType scalar_type_of(DType dtype);
 /// Returns pinned host memory, which an accelerator copies from and to without making the host
 /// wait.
 at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype);
-/// Copies a tensor from the host to a device, on the current stream. Does not make the host wait,
-/// as a copy from memory that is not pinned does. Returns the tensor itself if `device` is the CPU.
+/// Copies a tensor from the host to a device, on the current stream. Copies through pinned memory,
+/// so the host does not wait. Returns the tensor itself if `device` is the CPU.
 at::Tensor to_device(const at::Tensor& on_host, at::Device device);
 
 }  // namespace tessera

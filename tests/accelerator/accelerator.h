@@ -12,8 +12,8 @@
 #include "runtime/support/ranks.h"
 #include "tessera/runtime/dist/mesh.h"
 
-/// The device of tests that have one body for the simulated device and for a GPU. Each of the two
-/// binaries defines these functions.
+/// The device of tests whose code is the same for the simulated device and for a GPU. Each of the
+/// two binaries defines these functions.
 namespace tessera::test::accelerator {
 
 /// Returns what each test runs under: schedules of the simulated device, or `Gpu`.
@@ -42,23 +42,36 @@ dist::Transport transport_of(int rank);
 std::optional<int> num_processes();
 /// Connects this process to the other ranks' processes. Collective. Requires: `num_processes`.
 dist::Mesh connect_processes(const dist::MeshOptions& options);
-/// Returns the operators of a device that made the host wait since the last call. Not known for a
-/// GPU.
+/// Returns whether `take_waiting_operators` can find any: not on a GPU.
+bool knows_waiting_operators();
+/// Returns the operators of a device that made the host wait since the last call. Always empty
+/// unless `knows_waiting_operators`.
 std::vector<std::string> take_waiting_operators(at::Device device);
 
 }  // namespace tessera::test::accelerator
 
 namespace tessera::test {
 
-/// Runs each test once for each mode.
+/// What `on_devices` has done in the present test.
+struct BodyCounts {
+  int run = 0;
+  int left_out = 0;  // a launcher started another number of ranks
+};
+inline BodyCounts body_counts;
+
+/// Runs each test once for each mode. A test whose bodies were all left out is skipped.
 class AcceleratorTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
+    body_counts = {};
     if (accelerator::num_devices() == 0) GTEST_SKIP() << "no GPU";
     accelerator::begin(GetParam());
   }
   void TearDown() override {
     if (accelerator::num_devices() > 0) accelerator::end();
+    if (body_counts.run == 0 && body_counts.left_out > 0) {
+      GTEST_SKIP() << "needs another number of ranks than " << *accelerator::num_processes();
+    }
   }
 };
 
@@ -73,7 +86,11 @@ inline std::string name_of_mode(const ::testing::TestParamInfo<std::string>& inf
 inline void on_devices(int world_size, const std::function<void(const dist::Mesh&)>& body,
                        const dist::MeshOptions& options = {}) {
   if (const std::optional<int> num_processes = accelerator::num_processes()) {
-    if (*num_processes != world_size) return;
+    if (*num_processes != world_size) {
+      ++body_counts.left_out;
+      return;
+    }
+    ++body_counts.run;
     accelerator::set_current(accelerator::device());
     body(accelerator::connect_processes(options));
     return;
@@ -81,6 +98,7 @@ inline void on_devices(int world_size, const std::function<void(const dist::Mesh
   if (accelerator::num_devices() < world_size) {
     GTEST_SKIP() << "needs " << world_size << " devices, found " << accelerator::num_devices();
   }
+  ++body_counts.run;
   on_ranks(
       world_size,
       [&](const dist::Mesh& mesh) {

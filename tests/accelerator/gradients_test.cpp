@@ -82,7 +82,9 @@ TEST_P(GradientsOnDeviceTest, ReplicateAveragesThem) {
       const at::Tensor batch = batch_on(own, mesh.rank());
       test::accelerator::take_waiting_operators(own);
       loss_of(forward(model, batch)).backward();
-      EXPECT_THAT(test::accelerator::take_waiting_operators(own), ::testing::IsEmpty());
+      if (test::accelerator::knows_waiting_operators()) {
+        EXPECT_THAT(test::accelerator::take_waiting_operators(own), ::testing::IsEmpty());
+      }
     }
     for (const auto& each : model->named_parameters()) {
       EXPECT_TRUE(torch::allclose(each.value().grad().cpu(), expected.at(each.key()) / world_size,

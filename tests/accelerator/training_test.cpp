@@ -49,7 +49,7 @@ std::vector<double> losses_of(Transformer& model, at::Device device, const Forwa
     if (on_device.size() == 1) test::accelerator::take_waiting_operators(device);
   }
   const auto waiting = test::accelerator::take_waiting_operators(device);
-  if (waits != Waits::offloaded) {
+  if (test::accelerator::knows_waiting_operators() && waits != Waits::offloaded) {
     EXPECT_THAT(waiting, ::testing::Each("copy to the host"));
     EXPECT_LE(waiting.size(), waits == Waits::none ? 0 : 2 * (kNumSteps - 1));
   }

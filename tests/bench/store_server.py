@@ -35,7 +35,7 @@ class Line:
 
 class Store:
     def __init__(self, log=None):
-        self.log = log  # a file that gets each request's first line; None: none does
+        self.log = log  # a file that gets each request's first line; None: nothing is logged
         self.objects: dict[str, tuple[bytes, str]] = {}  # by bucket and key: bytes, ETag
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.numbers = itertools.count(1)

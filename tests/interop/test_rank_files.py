@@ -119,7 +119,7 @@ def save_as_accelerate_does(folder):
 
 
 def test_flat_vectors_of_accelerate_become_parameters(tmp_path):
-    """Shows F1, F4. The layout that the trainer wrote does not know the first word of the names, which is of the files' names."""
+    """Shows F1, F4. All names begin with the word in the file names; the layout lacks it."""
     saved = tmp_path / "pytorch_model_fsdp_0"
     saved.mkdir()
     run_function(save_as_accelerate_does, 2, saved)

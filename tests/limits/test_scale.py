@@ -49,7 +49,8 @@ class Scale(unittest.TestCase):
         return path
 
     def small_tensors(self, name: str, count: int) -> Path:
-        """Writes tensors of 8 x 4. In a process of its own: Linux counts this process's memory at a tool's start as the tool's."""
+        """Writes tensors of 8 x 4. In a child process, because Linux adds this process's memory to the peak of tools that it
+        starts."""
         child = os.fork()
         if child == 0:
             self.source(name, {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})

@@ -56,6 +56,9 @@ dist::Mesh connect_processes(const dist::MeshOptions& /*options*/) {
 dist::Transport transport_of(int rank) {
   return sim::transport(sim::device(rank));
 }
+bool knows_waiting_operators() {
+  return true;
+}
 std::vector<std::string> take_waiting_operators(at::Device device) {
   return device.is_cpu() ? std::vector<std::string>{} : sim::take_waiting_operators(device.index());
 }

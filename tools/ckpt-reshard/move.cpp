@@ -241,17 +241,14 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                                .expected = "quantized weights",
                                .found = "none"});
   }
-  const bool is_numbers = files.optimizer_params.names == reshard::kParamsAsNumbers;
-  const auto apply_optimizer_params = [&] {
-    if (options.optimizer_params.empty() || !source.problems.empty()) return;
-    source.reader =
-        reshard::name_optimizer_params(std::move(source.reader), files.optimizer_params, only);
-  };
-  if (!is_numbers) apply_optimizer_params();
   if (source.problems.empty()) {
-    source.reader = apply_recipe(std::move(source.reader), options.recipe, paths.front());
+    source.reader = reshard::apply_params_and_recipe(
+        std::move(source.reader),
+        options.optimizer_params.empty() ? nullptr : &files.optimizer_params, only,
+        [&](std::unique_ptr<CheckpointReader> reader) {
+          return apply_recipe(std::move(reader), options.recipe, paths.front());
+        });
   }
-  if (is_numbers) apply_optimizer_params();
   source.prefixes.check_used(source.reader->contents(), "--prefix");
   return source;
 }

@@ -24,7 +24,7 @@ struct MoveSource {
   /// Only for `combine`, which copies only the extra files of the first source.
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
-  /// The tensors in which sums or dequantized numbers became zero. Filled while `reader` is read.
+  /// Counts, by tensor, sums and dequantized numbers that became zero or were too large, as read.
   std::shared_ptr<arithmetic::RoundingLosses> losses =
       std::make_shared<arithmetic::RoundingLosses>();
 };

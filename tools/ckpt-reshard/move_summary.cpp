@@ -364,6 +364,16 @@ void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderfl
   print_num_left(underflows.size() - num_shown, terminal);
 }
 
+/// Returns the counts that are not 0.
+std::string in_words(const CastLosses& lost) {
+  const auto num_too_large = static_cast<std::uint64_t>(lost.num_too_large);
+  const auto num_became_zero = static_cast<std::uint64_t>(lost.num_became_zero);
+  if (num_too_large == 0) return counted(num_became_zero, "element") + " became zero";
+  const std::string too_large = counted(num_too_large, "element") + " too large";
+  if (num_became_zero == 0) return too_large;
+  return too_large + ", " + std::to_string(num_became_zero) + " became zero";
+}
+
 /// Prints the counts of all numbers that were too large or became zero.
 void print_losses(const Outcome& outcome, Terminal& terminal) {
   print_overflows(outcome.plan, outcome.overflows, terminal);
@@ -372,9 +382,7 @@ void print_losses(const Outcome& outcome, Terminal& terminal) {
   for (const auto& [name, lost] : outcome.losses_before_recipe) {
     if (outcome.losses_before_recipe.size() - num_left == kMaxUnderflowsShown) break;
     --num_left;
-    terminal.print("  " + printable(name) + ", before the recipe: " +
-                   counted(static_cast<std::uint64_t>(lost.num_too_large), "element") +
-                   " too large, " + std::to_string(lost.num_became_zero) + " became zero\n");
+    terminal.print("  " + printable(name) + ", before the recipe: " + in_words(lost) + "\n");
   }
   print_num_left(num_left, terminal);
 }

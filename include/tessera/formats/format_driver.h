@@ -82,7 +82,7 @@ struct FormatTraits {
   bool has_compression = false;      // uses CreateOptions::native.compression
   bool has_base = false;             // shares files with an older checkpoint (base_checkpoint.h)
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
-  /// How the names begin of tensors that a move never cuts: `extra_state.`. Empty: none.
+  /// Tensors with this prefix stay whole on every rank, unless the source cuts them. Empty: none.
   std::string_view uncut_prefix{};
   bool has_device_mesh = false;    // uses CreateOptions::device_mesh
   bool has_several_files = false;  // uses CreateOptions::safetensors.max_shard_nbytes

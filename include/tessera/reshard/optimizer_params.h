@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,8 +48,8 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// follow that order; elsewhere shapes alone must decide. The names become relative to the model:
 /// `model.emb.weight` gives `emb.weight`.
 ///
-/// With kParamsAsNumbers, the optimizer is the one whose `param_groups` list names. Number k is the
-/// name at place k of the lists `params`, one group after another. Recipes must be applied before.
+/// With kParamsAsNumbers, the optimizer must have names in its `param_groups`. Number k is the name
+/// at place k of the lists `params`, one group after another. Recipes must be applied before.
 ///
 /// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
 /// shape of its pointwise state. If there are none, a note (opening_findings) says so.
@@ -57,5 +58,13 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 std::unique_ptr<formats::CheckpointReader> name_optimizer_params(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams& params,
     const NameSelection& only = {});
+
+/// Applies a recipe, and `name_optimizer_params` before it; after it with kParamsAsNumbers. If
+/// `params` is null, applies only the recipe. `apply_recipe` may return its argument.
+std::unique_ptr<formats::CheckpointReader> apply_params_and_recipe(
+    std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams* params,
+    const NameSelection& only,
+    const std::function<std::unique_ptr<formats::CheckpointReader>(
+        std::unique_ptr<formats::CheckpointReader>)>& apply_recipe);
 
 }  // namespace tessera::reshard

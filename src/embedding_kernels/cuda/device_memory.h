@@ -16,8 +16,8 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(ErrorKind::io, {}, std::string("CUDA: ") + what + ": " + cudaGetErrorString(status));
 }
 
-/// Allocates and frees device memory in the order of a stream. Both functions may throw only if
-/// memory cannot be had.
+/// Allocates and frees device memory in the order of a stream. `allocate` throws if there is no
+/// memory; `free` must not throw.
 struct DeviceAllocator {
   void* (*allocate)(std::size_t nbytes, cudaStream_t stream);
   void (*free)(void* memory, cudaStream_t stream);

@@ -56,22 +56,23 @@ __device__ inline void store(__nv_bfloat16* to, float v) {
 }
 
 /// Four columns of a row that follow each other. A lane reads and writes them at once.
-constexpr int kColumns = 4;
+constexpr int kColumnsAtOnce = 4;
 struct Four {
-  float v[kColumns];
+  float v[kColumnsAtOnce];
 };
 
-/// Requires: `from` is aligned to four elements. So for the other functions on four columns.
+/// All functions on four columns require that the pointer is aligned to four elements.
 __device__ inline Four load_four(const float* from) {
   const float4 four = *reinterpret_cast<const float4*>(from);
   return {four.x, four.y, four.z, four.w};
 }
 template <class Half>
+struct alignas(kColumnsAtOnce * sizeof(Half)) FourHalves {
+  Half v[kColumnsAtOnce];
+};
+template <class Half>
 __device__ Four load_four(const Half* from) {
-  struct alignas(4 * sizeof(Half)) Halves {
-    Half v[kColumns];
-  };
-  const Halves halves = *reinterpret_cast<const Halves*>(from);
+  const FourHalves<Half> halves = *reinterpret_cast<const FourHalves<Half>*>(from);
   return {to_float(halves.v[0]), to_float(halves.v[1]), to_float(halves.v[2]),
           to_float(halves.v[3])};
 }
@@ -80,32 +81,30 @@ __device__ inline void store_four(float* to, const Four& four) {
 }
 template <class Half>
 __device__ void store_four(Half* to, const Four& four) {
-  struct alignas(4 * sizeof(Half)) Halves {
-    Half v[kColumns];
-  } halves;
-  for (int i = 0; i < kColumns; ++i) store(halves.v + i, four.v[i]);
-  *reinterpret_cast<Halves*>(to) = halves;
+  FourHalves<Half> halves;
+  for (int i = 0; i < kColumnsAtOnce; ++i) store(halves.v + i, four.v[i]);
+  *reinterpret_cast<FourHalves<Half>*>(to) = halves;
 }
 
-/// Returns whether an array begins where four of its elements can be read at once.
-inline bool starts_four(const void* array, std::size_t element_nbytes = sizeof(float)) {
-  return reinterpret_cast<std::uintptr_t>(array) % (kColumns * element_nbytes) == 0;
+/// Returns whether the first four elements of an array can be read at once.
+inline bool is_aligned_to_four(const void* array, std::size_t element_nbytes = sizeof(float)) {
+  return reinterpret_cast<std::uintptr_t>(array) % (kColumnsAtOnce * element_nbytes) == 0;
 }
-inline bool is_in_fours(const TableView& table) {
-  return table.dim % kColumns == 0 &&
-         starts_four(table.weights, table.dtype == DType::float32 ? 4 : 2);
+inline bool has_rows_aligned_to_four(const TableView& table) {
+  return table.dim % kColumnsAtOnce == 0 &&
+         is_aligned_to_four(table.weights, table.dtype == DType::float32 ? 4 : 2);
 }
 
 /// Returns whether each feature begins at a multiple of four columns of the pooled output.
-inline bool have_columns_in_fours(const Bags& bags) {
+inline bool are_features_aligned_to_four(const Bags& bags) {
   return std::ranges::all_of(bags.column_of_feature,
-                             [](std::int64_t column) { return column % kColumns == 0; });
+                             [](std::int64_t column) { return column % kColumnsAtOnce == 0; });
 }
 
 /// Returns how many lanes of a warp take a row of `dim` columns by fours: a power of two.
 inline int num_lanes_for(std::int64_t dim) {
   int lanes = 1;
-  while (lanes < kWarpThreads && lanes * kColumns < dim) lanes *= 2;
+  while (lanes < kWarpThreads && lanes * kColumnsAtOnce < dim) lanes *= 2;
   return lanes;
 }
 
@@ -134,7 +133,7 @@ __device__ inline void store_weights(const TableView& table, std::int64_t i, con
 
 /// Returns the sum over this lane's group of `num_lanes` lanes of a warp, on all of them. Every
 /// lane of the warp has to call it.
-__device__ inline float sum_over_warp(float v, int num_lanes = kWarpThreads) {
+__device__ inline float sum_over_lanes(float v, int num_lanes = kWarpThreads) {
   for (int distance = num_lanes / 2; distance > 0; distance /= 2) {
     v += __shfl_xor_sync(0xFFFFFFFFU, v, distance);
   }

@@ -152,9 +152,9 @@ __device__ void sum_row(const GradientSource& source, std::int64_t index, const 
   }
 }
 
-/// Returns one element of the g of [Note: Update of a row] from its sum `g`. Does not use `weight`
-/// if the update has no decay of gradients.
-__device__ float finished(const DeviceUpdate& update, float scale, float weight, float g) {
+/// Scales and clips the sum `g` of one element, and adds weight decay. Does not use `weight` if the
+/// update has no decay of gradients.
+__device__ float finish_element(const DeviceUpdate& update, float scale, float weight, float g) {
   float v = scale * g;
   if (update.max_gradient > 0) {
     v = v > update.max_gradient ? update.max_gradient : v;
@@ -170,14 +170,14 @@ __device__ float finish_gradient(const DeviceUpdate& update, float scale, const 
   float squares = 0;
   for (std::int64_t k = lane(); k < update.view.dim; k += kWarpThreads) {
     const float weight = update.decay_of_gradient != 0 ? to_float(w[k]) : 0;
-    g[k] = finished(update, scale, weight, g[k]);
+    g[k] = finish_element(update, scale, weight, g[k]);
     squares = fmaf(g[k], g[k], squares);
   }
-  return sum_over_warp(squares);
+  return sum_over_lanes(squares);
 }
 
-/// The part of an update that a row has once: the new value of its state, if the optimizer has a
-/// state for whole rows, and the root by which the step is divided.
+/// What is computed once for a row: the new value of its state, if the optimizer has a state for
+/// whole rows, and the root by which the step is divided.
 struct RowStep {
   float* state = nullptr;
   float value = 0;
@@ -290,7 +290,7 @@ __device__ Four sum_four(const GradientSource& source, std::int64_t index, const
       const TouchedRows::Occurrence& at = source.touched.occurrences[i];
       const std::int64_t first = at.sample * source.gradient.stride + at.column;
       const Four g = load_four(source.gradient.data + first + column);
-      for (int k = 0; k < kColumns; ++k) sum.v[k] = fmaf(at.weight, g.v[k], sum.v[k]);
+      for (int k = 0; k < kColumnsAtOnce; ++k) sum.v[k] = fmaf(at.weight, g.v[k], sum.v[k]);
     }
     return sum;
   }
@@ -300,7 +300,7 @@ __device__ Four sum_four(const GradientSource& source, std::int64_t index, const
   const std::int64_t num_blocks = (row.count + kBlockOccurrences - 1) / kBlockOccurrences;
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     const Four g = load_four(blocks + block * source.max_dim);
-    for (int k = 0; k < kColumns; ++k) sum.v[k] += g.v[k];
+    for (int k = 0; k < kColumnsAtOnce; ++k) sum.v[k] += g.v[k];
   }
   return sum;
 }
@@ -313,7 +313,7 @@ __device__ void apply_four(const DeviceUpdate& update, std::int64_t i, Four w, c
   Four second{};
   if (states.first != nullptr) first = load_four(states.first + i);
   if (states.second != nullptr) second = load_four(states.second + i);
-  for (int k = 0; k < kColumns; ++k) {
+  for (int k = 0; k < kColumnsAtOnce; ++k) {
     w.v[k] = element_step(update, w.v[k], g.v[k], row_root, first.v[k], second.v[k]);
   }
   store_weights(update.view, i, w);
@@ -327,7 +327,7 @@ __device__ void apply_four(const DeviceUpdate& update, std::int64_t i, Four w, c
 __global__ void update_rows_in_fours(GradientSource source, const DeviceUpdate* updates,
                                      int num_lanes) {
   const int rows_per_warp = kWarpThreads / num_lanes;
-  const std::int64_t column = lane() % num_lanes * kColumns;
+  const std::int64_t column = lane() % num_lanes * kColumnsAtOnce;
   const std::int64_t num_rows = *source.touched.num_rows;
   for (std::int64_t first = first_item() * rows_per_warp; first < num_rows;
        first += num_warps() * rows_per_warp) {
@@ -343,12 +343,12 @@ __global__ void update_rows_in_fours(GradientSource source, const DeviceUpdate* 
     if (takes_part) {
       w = load_weights(update.view, i);  // first, so that it arrives while gradients are summed
       g = sum_four(source, index, row, column);
-      for (int k = 0; k < kColumns; ++k) {
-        g.v[k] = finished(update, source.gradient.scale, w.v[k], g.v[k]);
+      for (int k = 0; k < kColumnsAtOnce; ++k) {
+        g.v[k] = finish_element(update, source.gradient.scale, w.v[k], g.v[k]);
         squares = fmaf(g.v[k], g.v[k], squares);
       }
     }
-    squares = sum_over_warp(squares, num_lanes);
+    squares = sum_over_lanes(squares, num_lanes);
     RowStep of_row;
     if (takes_part) {
       of_row = row_step(update, row.row, squares / static_cast<float>(update.view.dim));
@@ -456,18 +456,18 @@ class SummedGradients {
   GradientSource source_{};
 };
 
-bool are_aligned(const TableUpdate& update) {
+bool are_aligned_to_four(const TableUpdate& update) {
   const OptimizerState& state = update.state;
-  return is_in_fours(update.view) && starts_four(state.sum) && starts_four(state.exp_avg) &&
-         starts_four(state.exp_avg_sq);
+  return has_rows_aligned_to_four(update.view) && is_aligned_to_four(state.sum) &&
+         is_aligned_to_four(state.exp_avg) && is_aligned_to_four(state.exp_avg_sq);
 }
 
 /// Returns whether `update_rows_in_fours` takes these updates.
 bool can_update_in_fours(std::span<const TableUpdate> updates, const TouchedRows& touched,
                          const PooledGradient& gradient, std::int64_t max_dim) {
-  return max_dim <= kWarpThreads * kColumns && touched.has_columns_in_fours() &&
-         gradient.stride % kColumns == 0 && starts_four(gradient.data) &&
-         std::ranges::all_of(updates, are_aligned);
+  return max_dim <= kWarpThreads * kColumnsAtOnce && touched.has_features_aligned_to_four() &&
+         gradient.stride % kColumnsAtOnce == 0 && is_aligned_to_four(gradient.data) &&
+         std::ranges::all_of(updates, are_aligned_to_four);
 }
 
 std::vector<std::int64_t> dims_with(int num_tables, int table, std::int64_t dim) {

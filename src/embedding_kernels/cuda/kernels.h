@@ -50,7 +50,7 @@ class TouchedRows {
   View view() const;
   int num_tables() const { return num_tables_; }
   /// Returns whether each feature begins at a multiple of four columns of the pooled output.
-  bool has_columns_in_fours() const { return has_columns_in_fours_; }
+  bool has_features_aligned_to_four() const { return has_features_aligned_to_four_; }
 
   /// Returns the number of touched rows of a table. Waits for the stream.
   std::int64_t num_rows(int table) const;
@@ -67,7 +67,7 @@ class TouchedRows {
   std::int64_t num_ids_;
   int num_tables_;
   int row_bits_ = 0;
-  bool has_columns_in_fours_ = false;
+  bool has_features_aligned_to_four_ = false;
   DeviceArray<std::uint64_t> sorted_keys_{};
   DeviceArray<std::uint64_t> keys_{};
   DeviceArray<std::uint32_t> offsets_{};

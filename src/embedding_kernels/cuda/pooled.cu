@@ -56,14 +56,14 @@ __global__ void pool_bags_in_fours(DeviceBags bags, float* out, std::int64_t out
     const std::int64_t end = bags.offsets[bag + 1];
     with_weights(feature.table, [&](const auto* weights) {
       const std::int64_t dim = feature.table.dim;
-      for (std::int64_t column = lane() % num_lanes * kColumns; column < dim;
-           column += num_lanes * kColumns) {
+      for (std::int64_t column = lane() % num_lanes * kColumnsAtOnce; column < dim;
+           column += num_lanes * kColumnsAtOnce) {
         Four sum{};
 #pragma unroll 4
         for (std::int64_t i = begin; i < end; ++i) {
           const float weight = bags.weights == nullptr ? 1.0F : bags.weights[i];
           const Four row = load_four(weights + bags.ids[i] * dim + column);
-          for (int k = 0; k < kColumns; ++k) sum.v[k] = fmaf(weight, row.v[k], sum.v[k]);
+          for (int k = 0; k < kColumnsAtOnce; ++k) sum.v[k] = fmaf(weight, row.v[k], sum.v[k]);
         }
         store_four(out_bag + column, sum);
       }
@@ -85,7 +85,7 @@ __global__ void multiply_bags(DeviceBags bags, const float* gradient, std::int64
         for (std::int64_t column = lane(); column < dim; column += kWarpThreads) {
           sum = fmaf(bag_gradient[column], to_float(weights[bags.ids[i] * dim + column]), sum);
         }
-        sum = sum_over_warp(sum);
+        sum = sum_over_lanes(sum);
         if (lane() == 0) out[i] = sum;
       }
     });
@@ -124,8 +124,9 @@ class BagsOnDevice {
 /// Returns whether `pool_bags_in_fours` takes these bags.
 bool can_pool_in_fours(std::span<const TableView> tables, const Bags& bags, const float* out,
                        std::int64_t out_stride) {
-  return out_stride % kColumns == 0 && starts_four(out) && have_columns_in_fours(bags) &&
-         std::ranges::all_of(tables, is_in_fours);
+  return out_stride % kColumnsAtOnce == 0 && is_aligned_to_four(out) &&
+         are_features_aligned_to_four(bags) &&
+         std::ranges::all_of(tables, has_rows_aligned_to_four);
 }
 
 }  // namespace

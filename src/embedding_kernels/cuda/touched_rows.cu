@@ -120,7 +120,7 @@ TouchedRows::TouchedRows(std::span<const TableView> tables, const Bags& bags, cu
       num_rows_(1, stream),
       table_begins_(num_tables_ + 1, stream) {
   for (const TableView& table : tables) row_bits_ = std::max(row_bits_, bits_for(table.rows));
-  has_columns_in_fours_ = have_columns_in_fours(bags);
+  has_features_aligned_to_four_ = are_features_aligned_to_four(bags);
   num_rows_.fill_with_zeros();
   table_begins_.fill_with_zeros();
   first_blocks_ = DeviceArray<std::uint32_t>(num_ids_ + 1, stream);

@@ -121,13 +121,14 @@ Tensor has_bad_ids(const TableSet& tables, const TableBatch& batch) {
   std::vector<Tensor> ids;
   const auto num_runs = static_cast<std::int64_t>(runs.size());
   Tensor on_host = pinned({2, num_runs}, at::kLong);
-  auto* const ends = on_host.mutable_data_ptr<std::int64_t>();
+  std::int64_t* end = on_host.mutable_data_ptr<std::int64_t>();  // of each run, within all ids
+  std::int64_t* num_rows = end + num_runs;                       // of the run's table
   std::int64_t num_ids = 0;
-  std::int64_t index = 0;
   for (const auto& [begin, run] : runs) {
     ids.push_back(batch.ids.narrow(0, begin, run.end - begin));
-    ends[index] = num_ids += run.end - begin;
-    ends[num_runs + index++] = run.num_rows;
+    num_ids += run.end - begin;
+    *end++ = num_ids;
+    *num_rows++ = run.num_rows;
   }
   const bool is_whole = num_ids == batch.ids.numel();
   const Tensor all = is_whole ? batch.ids : torch::cat(ids);

@@ -3,8 +3,9 @@
 Usage, on every rank:
     python megatron_torch_dist.py save CASE FOLDER EXPECTED FORM
     python megatron_torch_dist.py load CASE FOLDER EXPECTED
-FORM: of the distributed optimizer's state, such as dp_reshardable. CASE: the fields of write_megatron.Case as JSON. EXPECTED: a file of torch.save with `model`, a dict of weights by
-their names in the whole model, and `optim.state` unless only weights were moved.
+FORM: of the distributed optimizer's state, such as dp_reshardable. CASE: the fields of write_megatron.Case as JSON. EXPECTED: a
+file of torch.save with `model`, a dict of weights by their names in the whole model, and `optim.state` unless only weights were
+moved.
 """
 
 import argparse
@@ -61,8 +62,8 @@ def load(chunks, optimizer, folder):
 
 
 def keep_steps():
-    """Lets the distributed optimizer load the state of torch's Adam: Megatron expects a fused Adam, which has no steps there, and
-    gives all parameters one tensor of steps, which torch's Adam would count up once for each."""
+    """Lets the distributed optimizer load the state of torch's Adam. Megatron expects a fused Adam, which has no steps there, so
+    it gives all parameters one tensor of steps. torch's Adam would then count it up once for each parameter."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     copy = DistributedOptimizer._set_main_param_and_optimizer_states

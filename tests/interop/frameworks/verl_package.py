@@ -1,4 +1,4 @@
-"""Imports parts of verl without ray, which verl's trainer starts its processes with: half a gigabyte that no checkpoint needs."""
+"""Imports verl without ray. Ray is half a gigabyte, and only verl's trainer needs it."""
 
 import importlib.util
 import sys

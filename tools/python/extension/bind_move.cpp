@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -67,19 +68,15 @@ formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs)
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources, fs);
   formats::require_classes_found(sources.as_dict, {&source.reader->contents()}, "as_dict");
-  const bool is_numbers =
-      sources.optimizer_params && sources.optimizer_params->names == reshard::kParamsAsNumbers;
-  const auto apply_optimizer_params = [&] {
-    if (!sources.optimizer_params || !source.collisions.empty()) return;
-    source.reader = reshard::name_optimizer_params(std::move(source.reader),
-                                                   *sources.optimizer_params, request.plan.only);
-  };
-  if (!is_numbers) apply_optimizer_params();
-  if (sources.recipe && source.collisions.empty()) {
-    source.reader = recipe::open_transformed(std::move(source.reader), sources.recipe->recipe,
-                                             sources.recipe->options);
+  if (source.collisions.empty()) {
+    source.reader = reshard::apply_params_and_recipe(
+        std::move(source.reader), sources.optimizer_params ? &*sources.optimizer_params : nullptr,
+        request.plan.only, [&](std::unique_ptr<CheckpointReader> reader) {
+          if (!sources.recipe) return reader;
+          return recipe::open_transformed(std::move(reader), sources.recipe->recipe,
+                                          sources.recipe->options);
+        });
   }
-  if (is_numbers) apply_optimizer_params();
   sources.prefixes.check_used(source.reader->contents(), "prefix");
   return source;
 }

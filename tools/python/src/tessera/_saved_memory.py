@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     import torch
 
-SMALL_NBYTES = 1 << 20  # a smaller tensor is copied at once: a copy of each would cost more than its bytes
+SMALL_NBYTES = 1 << 20  # smaller tensors are copied whole at the start: many tiny copies would be slower
 
 
 class SavedMemory:
-    """The boxes of a save. Large boxes on a GPU are copied part by part while the save writes, so that the host needs
-    no memory for all of them, and copies and writes overlap."""
+    """The boxes of a save: the parts of tensors that this rank holds. Large boxes on a GPU are copied part by part while the
+    save writes, so that the host needs no memory for all of them, and copies and writes overlap."""
 
     def __init__(self, boxes: Mapping[str, Sequence[torch.Tensor | None]]):
         self._kept: list[torch.Tensor] = []  # keeps alive the memory that the addresses point to
