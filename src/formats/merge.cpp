@@ -474,7 +474,8 @@ class MergedReader final : public CheckpointReader {
   }
 
   /// Computes what to add to the `dict_order` of each source, so that the keys of the first source
-  /// come first. If no source has an order, the merge has none.
+  /// come first. The merge has no order if no source has one, or if one dict can get keys of two
+  /// sources: nobody knows where the keys of one were among those of the other.
   void number_sources() {
     std::uint32_t num_before = 0;
     for (const MergeSource& source : sources_) {
@@ -490,6 +491,18 @@ class MergedReader final : public CheckpointReader {
       has_order_ = has_order_ || last > 0;
       num_before += last + 1;
     }
+    has_order_ = has_order_ && !share_dicts();
+  }
+
+  bool share_dicts() const {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      for (std::size_t k = 0; k < i; ++k) {
+        const std::string& one = sources_[i].prefix;
+        const std::string& other = sources_[k].prefix;
+        if (one.starts_with(other) || other.starts_with(one)) return true;
+      }
+    }
+    return false;
   }
 
   std::uint32_t order_of(const Origin& origin, std::uint32_t dict_order) const {

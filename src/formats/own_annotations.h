@@ -1,11 +1,16 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace tessera::formats {
 
+/// The annotation in which native checkpoints keep the order of keys. Readers that know it do not
+/// show it. A text of this name in another file comes from a reader that did not know it.
+inline constexpr std::string_view kKeyOrderAnnotation = "tessera.key_order";
+
 /// Whether a format itself asks for this annotation (FormatTraits::own_annotation), such as
-/// `format=pt` of safetensors. All other annotations may be a user's.
+/// `format=pt` of safetensors, or it is kKeyOrderAnnotation. All others may be a user's.
 bool is_own_annotation(const std::string& name, const std::string& text);
 
 }  // namespace tessera::formats

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/size_text.h"
+#include "formats/own_annotations.h"
 #include "reshard/destination_layout.h"
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
@@ -109,7 +110,10 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   if (traits.holds_flat_units) {
     destination.units = units_at_destination(units, options, selection);
   }
-  if (traits.holds_annotations) destination.annotations = source.annotations;
+  if (traits.holds_annotations) {
+    destination.annotations = source.annotations;
+    destination.annotations.erase(std::string(formats::kKeyOrderAnnotation));
+  }
   plan.on_overflow = options.on_overflow;
 
   sort_by_name(plan);

@@ -257,6 +257,53 @@ TEST_F(TorchDistWriterTest, OtherGroupsThanMegatronsAreRefused) {
       ThrowsError(ErrorKind::unsupported, "one without, as Megatron has them, found 3 groups"));
 }
 
+/// Parts of an optimizer go into `common.pt` with its state, and nowhere without.
+TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
+  const std::string name = "model." + layer(0);
+  const auto weights = [&] {
+    MemoryCheckpoint source;
+    source.add({name, DType::float32, {1}}, bytes_of<float>({1}));
+    return source;
+  };
+  const auto refused = [](const std::string& part) {
+    return ThrowsError(ErrorKind::unsupported,
+                       part + ": a part of the optimizer: expected state of the shape of a weight");
+  };
+  MemoryCheckpoint groups = weights();
+  groups.add_value("optim.param_groups.0.lr", Value(0.1));
+  EXPECT_THAT([&] { write(groups); }, refused("optim.param_groups.0.lr"));
+  MemoryCheckpoint steps = weights();
+  steps.add({"optim.state." + layer(0) + ".step", DType::float32, {}}, bytes_of<float>({2}));
+  EXPECT_THAT([&] { write(steps); }, refused("optim.state." + layer(0) + ".step"));
+  MemoryCheckpoint scaler = weights();
+  scaler.add({"optim.grad_scaler.scale", DType::float32, {}}, bytes_of<float>({2}));
+  EXPECT_THAT([&] { write(scaler); }, refused("optim.grad_scaler.scale"));
+}
+
+TEST_F(TorchDistWriterTest, OtherEntriesOfAnOptimizerKeepTheirNames) {
+  MemoryCheckpoint source = trained();
+  source.add_value("optimizer", Value("adamw"));
+  source.add_value("optim.foo", Value(std::int64_t{3}));
+  source.add({"optimizer.grad_scaler.empty", DType::float32, {0}}, {});
+  write(source);
+  const auto reader = open_checkpoint(fs_, path());
+  EXPECT_NE(reader->contents().find_tensor("optimizer.grad_scaler.empty"), nullptr);
+  std::map<std::string, Value> values;
+  for (std::size_t v = 0; v < reader->contents().values.size(); ++v) {
+    values.emplace(reader->contents().values[v].name, reader->read_value(v));
+  }
+  EXPECT_EQ(values.at("optimizer"), Value("adamw"));
+  EXPECT_EQ(values.at("optim.foo"), Value(std::int64_t{3}));
+}
+
+TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {
+  MemoryCheckpoint source = trained();
+  source.add_value("optim.param_groups.0.lr", Value(0.1));
+  source.add_value("optimizer.param_groups.0.lr", Value(9.0));
+  EXPECT_THAT([&] { write(source); },
+              ThrowsError(ErrorKind::unsupported, "optimizers: expected one, as Megatron has"));
+}
+
 // Shows E4.
 TEST_F(TorchDistWriterTest, AfterAFailureEverythingOrNothingIsThere) {
   write(trained());

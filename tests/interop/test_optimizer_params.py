@@ -231,3 +231,32 @@ def test_state_of_a_parameter_in_no_group_is_refused(trained):
     assert "found state of another one" in refused.stderr
     numbered = run("ckpt-reshard", folder / "plain.pt", folder / "out", "--optimizer-params", "numbers")
     assert numbered.returncode == 3 and "does its state have numbers already?" in numbered.stderr
+
+
+def test_sources_that_share_a_dict_give_no_order(tmp_path):
+    """`auto` goes by the order of keys. Two files of one model do not say which of their keys came first."""
+    names = ["z", "m", "a", "k"]
+    model = {name: torch.full((3, 3), float(i)) for i, name in enumerate(names)}
+    optim = {"state": {i: {"exp_avg": torch.full((3, 3), float(i))} for i in range(4)},
+             "param_groups": [{"lr": 0.1, "params": [0, 1, 2, 3]}]}
+    torch.save({name: model[name] for name in ("m", "z")}, tmp_path / "one.pt")
+    torch.save({name: model[name] for name in ("a", "k")}, tmp_path / "two.pt")
+    torch.save(optim, tmp_path / "optim.pt")
+    succeed("ckpt-reshard", "merge", f"model={tmp_path}/one.pt", f"model={tmp_path}/two.pt", f"optim={tmp_path}/optim.pt",
+            tmp_path / "merged")
+    succeed("ckpt-reshard", tmp_path / "merged", tmp_path / "merged.pt")
+    for source in ("merged", "merged.pt"):
+        refused = run("ckpt-reshard", tmp_path / source, tmp_path / "named", "--optimizer-params", "auto")
+        assert refused.returncode != 0 and "equal shapes" in refused.stderr, refused.stderr
+
+
+def test_the_order_of_keys_is_no_text_of_the_user(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    save_file({"a": torch.ones(2), "b": torch.zeros(3)}, tmp_path / "m.safetensors",
+              metadata={"tessera.key_order": "hello", "mine": "kept"})
+    reshard(tmp_path / "m.safetensors", tmp_path / "native")
+    succeed("ckpt-inspect", "verify", tmp_path / "native")
+    reshard(tmp_path / "native", tmp_path / "back.safetensors")
+    with safe_open(tmp_path / "back.safetensors", "pt") as back:
+        assert back.metadata()["mine"] == "kept" and "tessera.key_order" not in back.metadata()

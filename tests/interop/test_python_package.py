@@ -731,7 +731,7 @@ def test_quantized_weights_are_not_cast(tmp_path):
 def test_words_that_mean_nothing_are_refused(tmp_path):
     moved = tmp_path / "moved"
     refused = [
-        ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors, rank_files, deepspeed or torch, found 'hdf5'"),
+        ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors, rank_files, deepspeed, megatron or torch, found 'hdf5'"),
         ({"compress": "gzip"}, tessera.Error, "compress: expected none, zstd or zstd:LEVEL .* found 'gzip'"),
         ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, because only the native format is compressed, found"),
         ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to=safetensors, found 'dcp'"),

@@ -71,7 +71,7 @@ class MadeUpFormatTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         first, refusal = result.stdout.splitlines()[:2]
         self.assertEqual(first, "rows ['layer.bias', 'layer.weight'] 0000003f000080bf")
-        self.assertIn("native, dcp, safetensors, rank_files, deepspeed or torch", refusal)
+        self.assertIn("native, dcp, safetensors, rank_files, deepspeed, megatron or torch", refusal)
         self.run_tool("ckpt-inspect", "diff", self.rows, self.folder / "moved")
 
 

@@ -18,6 +18,7 @@ constexpr std::string_view kModel = "model.";
 constexpr std::string_view kParamGroups = "param_groups";
 constexpr std::string_view kState = "state.";
 constexpr std::string_view kStep = "step";
+constexpr std::string_view kScaler = "grad_scaler.";
 constexpr std::string_view kExtraState = "_extra_state";
 constexpr std::string_view kShard = "/shard_";  // in the name of an object
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
@@ -162,6 +163,7 @@ class Sorter {
       }
       add_tensor(t, {.key = meta.fqn});
     }
+    require_one_optimizer();
     if (trained_.empty()) return;
     sorted_.common.set_optimizer(std::ranges::any_of(trained_, [](const std::string& name) {
       return name.find(".experts.") != std::string::npos;
@@ -169,10 +171,34 @@ class Sorter {
     copies_ = name_of_copies();
   }
 
+  /// Notes an entry that goes into `common.pt` as a part of the optimizer.
+  void note_of_optimizer(std::string name) {
+    if (name_of_optimizer_.empty()) name_of_optimizer_ = std::move(name);
+  }
+  /// Notes the optimizer of an entry, `optim` or `optimizer`, by the first name that has it.
+  void note_root(const std::string& name) { roots_.emplace(name.substr(0, name.find('.')), name); }
+
+  /// Throws if the checkpoint has two optimizers, or parts of one without the state of any weight:
+  /// Megatron has no place for these.
+  void require_one_optimizer() const {
+    if (roots_.size() > 1) {
+      throw Error::expected(ErrorKind::unsupported,
+                            {.path = destination_, .fqn = roots_.rbegin()->second}, "optimizers",
+                            "one, as Megatron has",
+                            "another one, with '" + roots_.begin()->second + "'", "leave one out");
+    }
+    if (!trained_.empty() || name_of_optimizer_.empty() || has_common_file_) return;
+    throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = name_of_optimizer_},
+                          "a part of the optimizer",
+                          "state of the shape of a weight with it, such "
+                          "as optim.state.<weight>.exp_avg",
+                          "none", "leave this part out, too");
+  }
+
   /// Adds a tensor `<optimizer>.<rest>`. Returns false if Megatron has no place for it.
   bool add_of_optimizer(const TorchDistNames& names, std::size_t t, std::string_view rest) {
     const TensorMeta& meta = contents_.tensors[t].meta;
-    if (rest.starts_with("grad_scaler.") && meta.numel() <= 1 && !has_common_file_) {
+    if (rest.starts_with(kScaler) && meta.numel() == 1 && !has_common_file_) {
       KeyPath path{"optimizer"};
       for (std::size_t dot = rest.find('.'); dot != std::string_view::npos; dot = rest.find('.')) {
         path.emplace_back(std::string(rest.substr(0, dot)));
@@ -181,6 +207,7 @@ class Sorter {
       path.emplace_back(std::string(rest));
       sorted_.common.add_tensor(std::move(path), meta, t);
       sorted_.of_common.insert(t);
+      note_of_optimizer(meta.fqn);
       return true;
     }
     if (!take(rest, kState)) return false;
@@ -193,10 +220,12 @@ class Sorter {
     if (kind == kStep && holds_number(meta)) {
       sorted_.steps.insert(t);
       sorted_.of_common.insert(t);
+      note_of_optimizer(meta.fqn);
       return true;
     }
     if (meta.shape != found->second.shape) return false;
     trained_.insert(weight);
+    note_root(meta.fqn);
     for (TorchDistPlace place : names.places_of(weight)) {
       place.key = "optimizer.state." + kind + "." + place.key;
       add_tensor(t, place);
@@ -226,7 +255,8 @@ class Sorter {
     std::string_view rest = entry.name;
     const bool is_object = rest.find(kShard) != std::string_view::npos || has_common_file_;
     if (!is_object && rest.ends_with(kExtraState) && value.is<Value::None>()) return;
-    if (is_object || is_rank_or_extra_state(rest) || rest.starts_with(kModel)) {
+    if (is_object || is_rank_or_extra_state(rest) || rest.starts_with(kModel) ||
+        rest == "optimizer") {
       add_object(entry.name, value);
     } else if (entry.name == "args" && value.is<Value::Dict>()) {
       for (const auto& [key, item] : *value.get_if<Value::Dict>()) {
@@ -241,15 +271,21 @@ class Sorter {
   }
 
   void add_value_of_optimizer(const ValueEntry& entry, std::string_view rest, const Value& value) {
+    const bool is_of_scaler = rest.starts_with(kScaler) && entry.key_path.size() > 1;
     if (take(rest, kParamGroups)) {
       take(rest, ".");
-      if (add_groups(rest, value)) return;
+      if (!add_groups(rest, value)) return add_object(entry.name, value);
+      note_root(entry.name);
     } else if (rest.starts_with(kState) && rest.ends_with(".step") && as_number(value)) {
-      return sorted_.common.set_step(entry.name, *as_number(value));
-    } else if (entry.name.starts_with("optimizer.") && entry.key_path.size() > 1) {
-      return sorted_.common.add(entry.key_path, value);
+      sorted_.common.set_step(entry.name, *as_number(value));
+    } else if (is_of_scaler) {
+      KeyPath path = entry.key_path;
+      path.front() = "optimizer";
+      sorted_.common.add(std::move(path), value);
+    } else {
+      return add_object(entry.name, value);
     }
-    add_object(entry.name, value);
+    note_of_optimizer(entry.name);
   }
 
   /// Adds the parameter groups, one group, or a field of one. Returns false for another value.
@@ -298,7 +334,9 @@ class Sorter {
   std::vector<bool> are_weights_;  // by tensor
   std::map<std::string, TensorMeta> weights_;
   std::map<std::string, std::size_t> weight_tensors_;
-  std::set<std::string> trained_;  // the weights with state
+  std::set<std::string> trained_;             // the weights with state
+  std::map<std::string, std::string> roots_;  // of optimizers: the first name with each
+  std::string name_of_optimizer_;  // the first entry of the optimizer in `common.pt`; empty: none
   std::string copies_;             // the name of their copies in the optimizer; empty: none
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, Value> objects_;

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "formats/key_order.h"
 #include "formats/native/byte_stream.h"
+#include "formats/own_annotations.h"
 #include "formats/piece_pool.h"
 #include "tessera/base/error.h"
 
@@ -152,7 +153,7 @@ void put_piece(ByteWriter& out, const Index& index, const CheckpointWriter::Piec
 void put_annotations(ByteWriter& out, const Index& index) {
   std::map<std::string_view, std::string_view> annotations(index.contents->annotations.begin(),
                                                            index.contents->annotations.end());
-  if (!index.key_order.empty()) annotations[kKeyOrder] = index.key_order;
+  if (!index.key_order.empty()) annotations[kKeyOrderAnnotation] = index.key_order;
   out.uint(std::uint64_t{annotations.size()});
   for (const auto& [key, text] : annotations) {
     out.str(key);
@@ -378,7 +379,7 @@ void get_annotations(ByteReader& in, Index& index) {
     const bool is_new = contents.annotations.emplace(std::move(key), in.str()).second;
     if (!is_new) in.fail("annotation", "different keys", "the same key twice");
   }
-  const auto order = contents.annotations.find(std::string(kKeyOrder));
+  const auto order = contents.annotations.find(std::string(kKeyOrderAnnotation));
   if (order == contents.annotations.end()) return;
   index.key_order = std::move(order->second);
   contents.annotations.erase(order);

@@ -23,7 +23,6 @@ enum class Encoding : std::uint8_t {
   zstd = 2,   // chunks, byte-shuffled and compressed
 };
 
-inline constexpr std::string_view kKeyOrder = "tessera.key_order";
 inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // bytes of plain data with one checksum
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 /// All chunk sizes are multiples of the largest itemsize.
@@ -102,7 +101,7 @@ struct Index {
   SharedContents contents;
   std::vector<std::string> value_json;  // parallel to contents.values
   /// `key_order_text` of the whole checkpoint, also in a rank file's index. Stored as the
-  /// annotation kKeyOrder; so older readers ignore it. `contents.annotations` does not have it.
+  /// kKeyOrderAnnotation; so older readers ignore it. `contents.annotations` does not have it.
   std::string key_order;
   tessera::detail::ListOfLists<StoredPiece> storage;  // [tensor][piece], as in contents.tensors
   /// Of linked pieces: where HDF5 readers find them in the linked file. If a piece is packed there:

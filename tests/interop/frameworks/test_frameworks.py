@@ -301,7 +301,7 @@ def test_torch_dist_keeps_the_forms_of_the_distributed_optimizer(tmp_path, form,
 @pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed"])
 @pytest.mark.parametrize("saved", ["torch_dist", "legacy"])
 def test_megatron_goes_on_with_other_tensor_and_pipeline_ranks(tmp_path, saved, distributed):
-    """Shows F3, F7. From TP 2 and PP 2 to TP 1 and PP 4: the losses of the run that did not stop."""
+    """Shows F3. From TP 2 and PP 2 to TP 1 and PP 4: the losses of the run that did not stop."""
     program = [sys.executable, "-B", HERE / "megatron_resume.py"]
     begun = run_program([*program, "begin", 2, 2, distributed, saved, tmp_path / "run"], 4)
     way = ["--to", "megatron"] if saved == "legacy" else ["--to", "dcp", "--world-size", "3"]
