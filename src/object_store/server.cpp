@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "base/text_parts.h"
 #include "object_store/curl_library.h"
 
 namespace tessera::object_store {
@@ -28,22 +29,16 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
   return number;
 }
 
-bool take(std::string_view& text, std::string_view expected) {
-  if (!text.starts_with(expected)) return false;
-  text.remove_prefix(expected.size());
-  return true;
-}
-
 std::optional<ContentRange> parse_content_range(std::string_view text) {
-  if (!take(text, "bytes ")) return std::nullopt;
-  if (take(text, "*/")) {
+  if (!tessera::detail::take_prefix(text, "bytes ")) return std::nullopt;
+  if (tessera::detail::take_prefix(text, "*/")) {
     const auto total = take_number(text);
     return total ? std::optional(ContentRange{0, 0, *total}) : std::nullopt;
   }
   const auto first = take_number(text);
-  if (!first || !take(text, "-")) return std::nullopt;
+  if (!first || !tessera::detail::take_prefix(text, "-")) return std::nullopt;
   const auto last = take_number(text);
-  if (!last || *last < *first || !take(text, "/")) return std::nullopt;
+  if (!last || *last < *first || !tessera::detail::take_prefix(text, "/")) return std::nullopt;
   const auto total = take_number(text);
   if (!total || *last >= *total) return std::nullopt;
   return ContentRange{*first, *last + 1, *total};

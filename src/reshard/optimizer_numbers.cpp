@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text_parts.h"
 #include "reshard/numbered_optimizer.h"
 #include "reshard/renamed_entries.h"
 #include "tessera/base/error.h"
@@ -127,10 +128,8 @@ class NumberedParamsReader final : public RenamedEntries {
       if (formats::spell(keys) == text) return keys;
     }
     KeyPath keys;
-    for (std::size_t begin = 0; begin <= text.size();) {
-      const std::size_t end = std::min(text.find('.', begin), text.size());
-      keys.emplace_back(text.substr(begin, end - begin));
-      begin = end + 1;
+    for (std::string& part : tessera::detail::split_at_dots(text)) {
+      keys.emplace_back(std::move(part));
     }
     return keys;
   }

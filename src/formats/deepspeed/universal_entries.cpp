@@ -1,4 +1,5 @@
 #include "formats/deepspeed/universal_entries.h"
+#include "base/text_parts.h"
 
 #include <algorithm>
 #include <charconv>
@@ -13,6 +14,9 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
+using tessera::detail::split_at_dots;
+using tessera::detail::take_prefix;
+
 constexpr std::string_view kModel = "model";
 constexpr std::string_view kOptim = "optim";
 constexpr std::string_view kState = "state";
@@ -25,30 +29,13 @@ bool is_text(const Key& key, std::string_view text) {
   return string != nullptr && *string == text;
 }
 
-std::vector<std::string> split_at_dots(std::string_view text) {
-  std::vector<std::string> parts;
-  for (std::size_t dot = text.find('.'); dot != std::string_view::npos; dot = text.find('.')) {
-    parts.emplace_back(text.substr(0, dot));
-    text.remove_prefix(dot + 1);
-  }
-  parts.emplace_back(text);
-  return parts;
-}
-
-/// Removes `prefix` from the front of a text. Returns whether the text began with it.
-bool take(std::string_view& text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return false;
-  text.remove_prefix(prefix.size());
-  return true;
-}
-
 /// Splits a name such as `optim.state.up.weight.exp_avg` into its key path: optim, state,
 /// up.weight, exp_avg. Returns an empty path for names that are not of the optimizer or of
 /// DeepSpeed.
 KeyPath path_in_name(std::string_view name) {
   KeyPath path;
   std::string_view rest = name;
-  if (take(rest, "optim.state.")) {
+  if (take_prefix(rest, "optim.state.")) {
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) return {};
     return {std::string(kOptim), std::string(kState), std::string(rest.substr(0, dot)),
@@ -156,7 +143,7 @@ class Sorter {
     KeyPath path = path_in_name(name);
     if (!path.empty()) return path;
     std::string_view rest = name;
-    if (!is_bare_ && take(rest, "model.")) return {std::string(kModel), std::string(rest)};
+    if (!is_bare_ && take_prefix(rest, "model.")) return {std::string(kModel), std::string(rest)};
     return {name};
   }
 

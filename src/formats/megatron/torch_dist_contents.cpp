@@ -8,11 +8,15 @@
 #include <utility>
 #include <variant>
 
+#include "base/text_parts.h"
 #include "formats/megatron/torch_dist_names.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::megatron {
 namespace {
+
+using tessera::detail::split_at_dots;
+using tessera::detail::take_prefix;
 
 constexpr std::string_view kModel = "model.";
 constexpr std::string_view kParamGroups = "param_groups";
@@ -25,15 +29,9 @@ constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."}
 constexpr std::array<std::string_view, 4> kMegatronNames = {
     "decoder.layers.", "encoder.layers.", "embedding.word_embeddings.", "output_layer."};
 
-/// Removes `prefix` from the front of a text. Returns whether the text began with it.
-bool take(std::string_view& text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return false;
-  text.remove_prefix(prefix.size());
-  return true;
-}
-
 bool take_optimizer(std::string_view& text) {
-  return std::ranges::any_of(kOptimizers, [&](std::string_view each) { return take(text, each); });
+  return std::ranges::any_of(kOptimizers,
+                             [&](std::string_view each) { return take_prefix(text, each); });
 }
 
 bool holds_number(const TensorMeta& meta) {
@@ -47,7 +45,7 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || number < 0) return std::nullopt;
   text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
-  if (!text.empty() && !take(text, ".")) return std::nullopt;
+  if (!text.empty() && !take_prefix(text, ".")) return std::nullopt;
   return number;
 }
 
@@ -101,7 +99,7 @@ class Sorter {
     for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
       std::string_view name = contents_.tensors[t].meta.fqn;
       if (is_rank_or_extra_state(name) || is_of_optimizer(name)) continue;
-      if (!is_bare && !take(name, kModel)) continue;
+      if (!is_bare && !take_prefix(name, kModel)) continue;
       weights_.emplace(name, contents_.tensors[t].meta);
       weight_tensors_.emplace(name, t);
       are_weights_[t] = true;
@@ -200,17 +198,13 @@ class Sorter {
     const TensorMeta& meta = contents_.tensors[t].meta;
     if (rest.starts_with(kScaler) && meta.numel() == 1 && !has_common_file_) {
       KeyPath path{"optimizer"};
-      for (std::size_t dot = rest.find('.'); dot != std::string_view::npos; dot = rest.find('.')) {
-        path.emplace_back(std::string(rest.substr(0, dot)));
-        rest.remove_prefix(dot + 1);
-      }
-      path.emplace_back(std::string(rest));
+      for (std::string& part : split_at_dots(rest)) path.emplace_back(std::move(part));
       sorted_.common.add_tensor(std::move(path), meta, t);
       sorted_.of_common.insert(t);
       note_of_optimizer(meta.fqn);
       return true;
     }
-    if (!take(rest, kState)) return false;
+    if (!take_prefix(rest, kState)) return false;
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) return false;
     const std::string weight(rest.substr(0, dot));
@@ -272,8 +266,8 @@ class Sorter {
 
   void add_value_of_optimizer(const ValueEntry& entry, std::string_view rest, const Value& value) {
     const bool is_of_scaler = rest.starts_with(kScaler) && entry.key_path.size() > 1;
-    if (take(rest, kParamGroups)) {
-      take(rest, ".");
+    if (take_prefix(rest, kParamGroups)) {
+      take_prefix(rest, ".");
       if (!add_groups(rest, value)) return add_object(entry.name, value);
       note_root(entry.name);
     } else if (rest.starts_with(kState) && rest.ends_with(".step") && as_number(value)) {
