@@ -474,8 +474,8 @@ class MergedReader final : public CheckpointReader {
   }
 
   /// Computes what to add to the `dict_order` of each source, so that the keys of the first source
-  /// come first. The merge has no order if no source has one, or if one dict can get keys of two
-  /// sources: nobody knows where the keys of one were among those of the other.
+  /// come first. The merge has no order if no source has one, or if two sources can have keys of
+  /// one dict, because the order of all its keys together is not known.
   void number_sources() {
     std::uint32_t num_before = 0;
     for (const MergeSource& source : sources_) {

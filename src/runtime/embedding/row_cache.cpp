@@ -1,5 +1,4 @@
 #include "runtime/embedding/row_cache.h"
-#include "runtime/torch_bridge.h"
 
 #include <c10/core/StreamGuard.h>
 #include <torch/types.h>
@@ -7,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
 namespace tessera::embedding {

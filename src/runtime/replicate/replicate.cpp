@@ -31,13 +31,6 @@ using ModulePtr = std::shared_ptr<Module>;
 /// The alignment of gradients in a bucket, for vectorised kernels.
 constexpr std::int64_t kAlignmentNbytes = 16;
 
-/// Returns host memory for elements of the tensor. A copy between the two need not make the host
-/// wait.
-Tensor on_host_for(const Tensor& tensor, std::int64_t numel) {
-  if (!tensor.is_cpu()) return pinned({numel}, tensor.scalar_type());
-  return torch::empty({numel}, tensor.options());
-}
-
 /// Returns whether a module averages its gradients by itself, as sharded embedding tables do.
 bool is_closed(const Module& module) {
   return registry::applied_api(module) == "shard";
@@ -396,10 +389,8 @@ void Reducer::move(Parameter& parameter) const {
 }
 
 void Reducer::start_average(Bucket& bucket, const std::vector<float>& flags) const {
-  const auto num_flags = static_cast<std::int64_t>(flags.size());
-  bucket.flat.narrow(0, bucket.numel, num_flags)
-      .copy_(on_host_for(bucket.flat, num_flags).copy_(torch::tensor(flags)),
-             /*non_blocking=*/true);
+  bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(flags.size()))
+      .copy_(to_device(torch::tensor(flags), bucket.flat.device()));
   bucket.pending =
       group_->all_reduce(bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
@@ -413,9 +404,13 @@ std::vector<std::vector<bool>> Reducer::finish_averages(std::span<Bucket> bucket
   for (Bucket& bucket : buckets) {
     bucket.pending.wait();
     const Tensor flags = bucket.flat.narrow(0, bucket.numel, bucket.flat.numel() - bucket.numel);
-    on_host.push_back(on_host_for(bucket.flat, flags.numel()));
+    if (flags.is_cpu()) {
+      on_host.push_back(flags);
+      continue;
+    }
+    on_host.push_back(pinned(flags.sizes(), flags.scalar_type()));
     on_host.back().copy_(flags, /*non_blocking=*/true);
-    if (!flags.is_cpu()) devices.insert(flags.device());
+    devices.insert(flags.device());
   }
   for (const at::Device device : devices) {
     c10::Event copied(device.type());

@@ -45,7 +45,12 @@ def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
     """Returns whether `data_ptr` points to the elements as they are: on the CPU, row-major, without a pending conj or neg."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.device.type == "cpu" and is_row_major(tensor)
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements lie in memory as they are, in row-major order, without a pending conj or neg."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from ._job_tensors import in_host_memory
+from ._job_tensors import in_host_memory, is_row_major
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,8 +67,7 @@ class SavedMemory:
 
 
 def is_read_in_parts(box: torch.Tensor) -> bool:
-    return (box.is_cuda and box.nbytes >= SMALL_NBYTES and box.is_contiguous()
-            and not (box.is_conj() or box.is_neg()))
+    return box.is_cuda and box.nbytes >= SMALL_NBYTES and is_row_major(box)
 
 
 def _bytes_of(box: torch.Tensor) -> torch.Tensor:
