@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -46,7 +47,7 @@ class Trainer {
     model_->to(tessera::bench::device());
     if (way_ == "replicate") {
       tessera::replicate(*model_, {.mesh = mesh});
-    } else if (way_ != "plain") {
+    } else if (is_wrapped()) {
       tessera::fully_shard(*model_, {.mesh = mesh,
                                      .policy = tessera::ModuleWrapPolicy<example::Block>(),
                                      .strategy = way_ == "NO_SHARD"        ? tessera::NO_SHARD
@@ -64,10 +65,12 @@ class Trainer {
     const double cpu_before = cpu_seconds();
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 1; i < num_backwards_; ++i) {
-      const tessera::NoSyncScope no_sync(*model_);
+      std::optional<tessera::NoSyncScope> no_sync;
+      if (is_wrapped()) no_sync.emplace(*model_);
       train_on(ids);
     }
     const at::Tensor loss = train_on(ids);
+    if (way_ == "lockstep") meet();
     optimizer_->step();
     optimizer_->zero_grad();
     tessera::bench::wait_for_device();
@@ -81,10 +84,19 @@ class Trainer {
                    now.all_reduce - before.all_reduce + now.broadcast - before.broadcast;
   }
 
+  /// Whether Tessera averages gradients: "plain" and "lockstep" train on each rank alone.
+  bool is_wrapped() const { return way_ != "plain" && way_ != "lockstep"; }
+
+  /// Waits for the other ranks, as they wait for each other where gradients are averaged.
+  void meet() {
+    const at::Tensor one = torch::ones({1}, tessera::bench::device());
+    mesh_.world()->all_reduce(one, "meet").wait();
+  }
+
   at::Tensor train_on(const at::Tensor& ids) {
     const at::Tensor input = ids.narrow(1, 0, ids.size(1) - 1);
     const at::Tensor logits =
-        way_ == "plain" ? model_->forward(input) : tessera::forward(model_, input);
+        is_wrapped() ? tessera::forward(model_, input) : model_->forward(input);
     const at::Tensor loss = torch::nn::functional::cross_entropy(
         logits.flatten(0, 1), ids.narrow(1, 1, ids.size(1) - 1).flatten());
     loss.backward();

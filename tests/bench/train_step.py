@@ -50,9 +50,10 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool, device: Device)
     size, shape = SHAPES["quick" if quick else device.name]
     ranks = device.ranks(2)
     for batch, backwards in (("8", "1"), ("2", "1"), ("4", "2")):
+        # In "lockstep" ranks train alone and only wait for each other after a backward: the least that a step can take.
         contenders = {way: [PEERS, device.name, way, *shape, batch, backwards] for way in ("fsdp1", "fsdp2", "ddp")}
         contenders |= {f"tessera {way}": [trainer, way, *shape, batch, backwards]
-                       for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate")}
+                       for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate", "lockstep")}
         results += compare(BENCHMARK.format(size=size, ranks=ranks, device=device.name, batch=batch, backwards=backwards),
                            contenders, ranks=ranks, rounds=1 if quick else 3, steps=5 if quick else 8, python=python)
     small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]
