@@ -309,12 +309,12 @@ class GradientWithoutGaps {
   /// Returns `table` itself. If the caller reads so many occurrences that a copy saves time,
   /// returns it with a copy of the gradient without gaps.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
-    constexpr std::int64_t kUsesThatPay = 4;  // reads per copied element
+    constexpr std::int64_t kMinReads = 4;  // reads per copied element for which a copy pays
     const TouchedRows::Columns& columns = table.touched.columns;
     const std::int64_t num_used = num_occurrences * table.dim;
     const std::int64_t num_copied = table.touched.num_samples * columns.numel();
     const bool has_gaps = table.pooled.data != nullptr && columns.numel() < table.pooled.stride;
-    if (!has_gaps || num_used < kUsesThatPay * num_copied) return table;
+    if (!has_gaps || num_used < kMinReads * num_copied) return table;
     copy_.resize(static_cast<std::size_t>(num_copied));
     const float* from = table.pooled.data + columns.begin;
     for (std::int64_t sample = 0; sample < table.touched.num_samples; ++sample) {
@@ -333,8 +333,8 @@ class GradientWithoutGaps {
   TableGradient table_{};
 };
 
-// If there are enough tables, each thread begins with another table. A thread that has finished a
-// table helps with the others.
+// If there are enough tables, each thread begins with a different table. A thread that has finished
+// a table helps with the others.
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   const std::size_t num_tables = tables_.size();

@@ -50,7 +50,7 @@ std::string name_of(Direction direction) {
   return direction == Direction::forward ? "the forward" : "the backward";
 }
 
-/// Throws if only some ranks ask for `meeting`.
+/// Throws if some ranks need `meeting` next and others do not.
 void check_all_meet(std::span<const Request> requests, const Collective& meeting,
                     const std::string& group_name) {
   const auto wants_it = [&](const Request& request) {
@@ -92,8 +92,8 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
     if (!chosen || goes_before(request.proposal->what, chosen->what)) {
       chosen = request.proposal;
     } else if (request.proposal->what == chosen->what) {
-      // Takes the last of the proposed positions. It comes from the rank that is furthest in the
-      // list, and is right for the other ranks too.
+      // Takes the last of the proposed positions, which is after all entries that these ranks have
+      // needed so far.
       chosen->insert_at = std::max(chosen->insert_at, request.proposal->insert_at);
     }
   }

@@ -42,8 +42,8 @@ void CollectiveRunner::abort_phase() {
   schedule_.abort_phase();
 }
 
-/// Runs the collectives in `due` in order. If the ranks do not all reach a meeting, runs nothing
-/// after it and returns false.
+/// Runs the collectives in `due` in order. If some ranks are not ready for a meeting in `due`, runs
+/// nothing after it and returns false.
 bool CollectiveRunner::run_all(const CollectiveSchedule::DueCollectives& due) {
   return std::ranges::all_of(due, [&](const auto& each) { return run(each); });
 }
@@ -161,7 +161,7 @@ void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
                             : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
           " failed in " +
           (key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward") +
-          "; all ranks give it up (see the error of the failed rank)");
+          "; all ranks cancel it (see the error of the failed rank)");
 }
 
 std::vector<int> CollectiveRunner::end_phase(bool has_failed) {

@@ -18,7 +18,7 @@ struct Collective {
   enum class Verb : std::uint8_t {
     unshard,
     reduce,
-    meet,  // all ranks reach a module with its own collectives
+    meet,  // a barrier: ranks wait for each other before a module runs its own collectives
   };
   Verb verb = Verb::unshard;
   std::size_t handle = 0;
@@ -60,17 +60,17 @@ struct PrefetchRule {
 /// - A gradient that is complete before its reduction's turn is held back, for one unit at most.
 /// - At the end of the phase the rank joins the rest of the list.
 ///
-/// The first phase with a PhaseKey has no list yet. Its ranks agree on each collective before they
-/// start it (CollectiveAgreement); the agreed collectives become the list. In a later phase, a rank
-/// may need a collective that is not in the rest of the list. It then joins the rest of the list
-/// and reports the need in the exchange at the end of the phase. Then all ranks agree on the
-/// missing collectives, which are inserted where that rank needed them. So the needs of each rank
-/// are a subsequence of the list. An entry that no rank needs for `kNumIdlePhases` phases is
+/// The first phase with a PhaseKey has no list yet. Its ranks agree on each collective before
+/// they start it (CollectiveAgreement); the agreed collectives become the list. In a later phase,
+/// a rank may need a collective that is not in the rest of the list. It then joins the rest of
+/// the list and reports the need in the exchange at the end of the phase. Then all ranks agree on
+/// the missing collectives, which are inserted where that rank needed them. So what each rank
+/// needs is a subsequence of the list. An entry that no rank needs for `kNumIdlePhases` phases is
 /// removed.
 ///
-/// A rank cannot join a meeting on behalf of others: a meeting ends when all ranks have reached its
-/// module. If the list leads some ranks to a meeting that others are not ready for, all ranks
-/// remove the rest of the list, from the meeting on, and agree on new collectives.
+/// A meeting (Verb::meet) is a barrier, which ends when all ranks have reached its module; so a
+/// rank cannot join it early. If some ranks come to a meeting in the list that others are not ready
+/// for, all ranks remove the rest of the list, from the meeting on, and agree on new collectives.
 ///
 /// This class has the list and this rank's position in it, and returns the collectives to run next.
 /// CollectiveRunner runs them. Not thread-safe.

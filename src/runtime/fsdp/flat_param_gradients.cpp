@@ -83,8 +83,8 @@ void FlatParamGradients::take(std::size_t index) {
   ++num_taken_;
 }
 
-/// For parameters without a gradient in this pass: takes the gradients that earlier passes have
-/// kept.
+/// Copies the gradients that earlier passes kept into the flat gradient, for parameters that have
+/// no gradient in this pass.
 void FlatParamGradients::take_unused_unsynced() {
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     if (taken_.has[i] || !unsynced_.has[i]) continue;
@@ -147,7 +147,7 @@ void FlatParamGradients::leave_pass() {
         gradient.add_(reduced);
       } else {
         // `set_data` makes a tensor that is not a view, because Optimizer::zero_grad cannot detach
-        // a view in place. The touch key makes operators throw that compute a norm of this shard.
+        // a view in place. The touch key makes operators throw that compute the shard's norm.
         gradient = torch::empty({0}, reduced.options());
         gradient.set_data(contents_.is_sharded() ? with_touch_key(reduced) : reduced);
       }

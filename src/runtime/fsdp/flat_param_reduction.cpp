@@ -29,9 +29,9 @@ Tensor FlatParamReduction::make_unsharded_grad() {
   return grad;
 }
 
-/// Returns the first of two divisors, the one before the sum over the ranks; `finish` uses the
-/// second one after it. With one step alone, half precision could overflow or lose small numbers.
-/// The factors are those of PyTorch's FSDP, so that results round equally.
+/// Returns the number by which gradients are divided before the sum over the ranks; `finish` does
+/// the rest of the division after it. In half precision, a single division could overflow or
+/// underflow. The factors are those of PyTorch's FSDP, so that results round equally.
 double FlatParamReduction::predivide_factor() const {
   const int num_ranks = contents_.num_averaged();
   int factor = 1;

@@ -38,8 +38,8 @@ class FlatParamReduction {
   /// division.
   double predivide_factor() const;
 
-  /// Starts to average `unsharded_grad` over the ranks, after the work that the compute stream has
-  /// now. Collective.
+  /// Starts to average `unsharded_grad` over the ranks, after all work that is on the compute
+  /// stream now. Collective.
   void start(at::Tensor unsharded_grad);
   bool is_in_flight() const { return unsharded_grad_.defined(); }
   /// Adds the average to `sharded_grad`; later operators wait for it. Does nothing if no average is
@@ -65,7 +65,7 @@ class FlatParamReduction {
   dist::Pending pending_;
   bool is_all_reducing_ = false;  // whether the all-reduce of a hybrid strategy has started
   at::Tensor sharded_grad_;
-  at::Tensor shown_;  // the gradient that `.grad`s show or have shown, if it is not sharded
+  at::Tensor shown_;  // the unsharded gradient whose memory `.grad`s use or have used
 };
 
 }  // namespace tessera::fsdp

@@ -153,7 +153,7 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
 /// restores the meta tensors.
 void materialize(const ModulePtr& module, const std::string& fqn,
                  const FullyShardOptions& options) {
-  // The tensors that got memory, each with a copy from before, on the meta device.
+  // The tensors that got memory, each with its old value, a meta tensor.
   std::vector<std::pair<at::Tensor, at::Tensor>> given;
   const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta()) return;
@@ -242,7 +242,7 @@ void refuse_unfit(const FoundParameter& found, const FoundParameter& first) {
     throw Error::expected(
         ErrorKind::invalid_argument, {.fqn = found.fqn}, "parameter for fully_shard",
         "a parameter without a gradient", "a parameter with an unsharded gradient",
-        "call fully_shard before the first backward, and make the optimizer after it");
+        "call fully_shard before the first backward, and create the optimizer after fully_shard");
   }
 }
 

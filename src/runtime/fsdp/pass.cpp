@@ -331,7 +331,7 @@ void Pass::close() {
       if (!first) first = std::current_exception();
     }
   }
-  // A step that accumulates gradients will be followed by another one, which needs this memory.
+  // A step that accumulates gradients keeps this memory, because the next step probably does too.
   if (gradients_ == Gradients::sync && !adds_to_unsynced_) memory_->release();
   if (first) std::rethrow_exception(first);
 }
@@ -408,7 +408,7 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   }
 }
 
-/// Returns whether the gather of this handle is in the order of collectives that all ranks follow.
+/// Returns whether this handle's all-gather is in the list of collectives that all ranks follow.
 bool Pass::is_in_order(const FlatParamHandle& handle) const {
   return group_ ? handle.is_sharded() : handle.storage().has_own_full_buffer();
 }
@@ -607,8 +607,8 @@ void Pass::finish_reduces() {
   for (const auto& handle : handles_) handle->gradients().finish_reduce();
 }
 
-// Queues a call of this pass for the end of the backward. The autograd engine attaches the call to
-// the current backward, which may be a nested one (recomputation). But the first event of a
+// Lets the autograd engine call `end_backward` when the backward ends. The engine attaches the call
+// to the current backward, which may be a nested one (recomputation). But the first event of a
 // backward calls this function, and that event is in the outer backward.
 void Pass::queue_end_of_backward() {
   if (is_end_queued_ && end_of_backward_.is_queued()) return;

@@ -23,7 +23,7 @@ class Pass;
 /// handle (FlatParamHandle) per dtype.
 struct ShardedModule final : registry::ModuleState {
   std::weak_ptr<torch::nn::Module> module;
-  std::weak_ptr<Pass> pass;  // the pass of its root, after the first use
+  std::weak_ptr<Pass> pass;  // the pass of its root; expired until Pass::of(root)
   std::vector<std::shared_ptr<FlatParamHandle>> handles;
   MixedPrecision mixed_precision;
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
@@ -187,7 +187,7 @@ class Pass final : public HandleEvents,
   std::vector<ParameterUse> forward_order_;
   /// By handle and parameter; while forward_order_ is recorded.
   std::vector<std::vector<bool>> is_visited_;
-  std::vector<Gathered> gathered_;  // handles that are not sharded now
+  std::vector<Gathered> gathered_;  // handles that are gathered or being gathered
   FlatParamHandle* last_touched_ = nullptr;
   std::uint64_t operator_of_last_touch_ = 0;
   bool is_before_operator_ = false;  // gathering for an operator that has not run yet

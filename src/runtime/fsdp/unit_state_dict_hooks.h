@@ -18,7 +18,7 @@ struct ShardedModule;
 void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& unit,
                              const dist::Mesh& mesh);
 
-/// Adds hooks by which state dicts have buffers in the dtypes that they had before mixed precision
+/// Adds hooks that give state dicts the buffers in the dtypes that they had before mixed precision
 /// cast them.
 void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module,
                                              std::map<std::string, DType> own_dtypes);

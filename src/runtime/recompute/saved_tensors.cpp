@@ -89,8 +89,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::map<int, std::vector<at::Tensor>> saved_;
 };
 
-/// Stands in the autograd graph for a saved tensor. If autograd needs the tensor, the Note calls
-/// the function again.
+/// A placeholder in the autograd graph for a saved tensor. If autograd needs the tensor, the Note
+/// calls the function again.
 class Note final : public SavedVariableHooks {
  public:
   explicit Note(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
@@ -108,7 +108,7 @@ class Collector final : public SavedVariableHooks {
  public:
   explicit Collector(std::vector<at::Tensor>& saved) : saved_(&saved) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    // Without it, a saved output would keep its own node and this collector alive.
+    // Without `detach`, a saved output would keep its own node and this collector alive.
     tensor_ = tensor.detach();
     saved_->push_back(tensor_);
   }

@@ -11,7 +11,7 @@ namespace tessera::registry {
 class MeetingPoint;
 
 /// What a pass (a forward and its backward over a fully sharded model) offers to a module with its
-/// own collectives: a wait until all ranks have reached the module.
+/// own collectives: a barrier that ends when all ranks have reached the module.
 class BringsRanksTogether {
  public:
   /// Waits until all ranks are about to run the collectives of the module at `point`, and returns
@@ -22,9 +22,9 @@ class BringsRanksTogether {
   ~BringsRanksTogether() = default;
 };
 
-/// The place where all ranks meet before they run the collectives of one module, in its forward or
-/// backward. A rank that waits there takes part in no other collective. So before it waits, it must
-/// finish all collectives that the other ranks need. Thread-safe.
+/// A barrier before the collectives of one module, in its forward or backward. A rank that waits at
+/// the barrier takes part in no other collective. So before a rank waits, it must finish all
+/// collectives that the other ranks need. Thread-safe.
 class MeetingPoint final : public ModuleState {
  public:
   using Passes = std::vector<std::weak_ptr<BringsRanksTogether>>;

@@ -34,17 +34,17 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDict
 StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
                      const std::string& fqn);
 
-/// For the hook after the state dict of a module with sharded parameters. Replaces the entry `fqn`
-/// by `entry` (type SHARDED), converted to the type in `options`. If an earlier hook has renamed
-/// the old entry, replaces it under the new key. Leaves an alias unchanged. Collective over `world`
-/// for FULL.
+/// For the state dict post hook of a module with sharded parameters. Replaces the entry `fqn` by
+/// `entry` (type SHARDED), converted to the type in `options`. If an earlier hook has renamed the
+/// old entry, replaces it under the new key. Leaves an alias unchanged. Collective over `world` for
+/// FULL.
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);
 
-/// For the hook before a module with sharded parameters loads a state dict. Replaces the entry
-/// `fqn` by this rank's shard, with the region of `own` and the shape of `parameter`. If the entry
-/// does not fit, reports this and uses an uninitialised shard. Does nothing for missing entries and
-/// aliases, which the load handles later.
+/// For the load pre hook of a module with sharded parameters. Replaces the entry `fqn` by this
+/// rank's shard, with the region of `own` and the shape of `parameter`. If the entry does not fit,
+/// reports this and uses an uninitialised shard. Does nothing for missing entries and aliases,
+/// which the load handles later.
 void show_local_shard(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
                       const at::Tensor& parameter, LoadReport& report);
 

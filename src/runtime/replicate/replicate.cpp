@@ -82,7 +82,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_pending = false;  // the parameter has a gradient that is not averaged yet
     bool is_moved = false;    // its gradient moved into its bucket in this backward
     bool is_late = false;     // a gradient came after the bucket was sent
-    // The parameter's part of the bucket became its `.grad` after the last `make_room`.
+    // `.grad` was set to the parameter's part of the bucket after the last `make_room`.
     bool has_slot = false;
     Tensor unused{};  // its old gradient, if this backward did not use the parameter
     Tensor late{};    // its late gradient
@@ -241,13 +241,13 @@ void Reducer::check_tree(Module& module) const {
   for (const Parameter& parameter : parameters_) {
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined() || !in_tree.contains(tensor.unsafeGetTensorImpl())) {
-      fail(parameter.fqn, "no parameter of this name, or a new tensor under it");
+      fail(parameter.fqn, "no parameter, or a new tensor, of this name");
     }
   }
 }
 
-// With recomputation, a backward may run inside another one. Then only the end of the outer one
-// counts.
+// With recomputation, a backward may run inside another one. Gradients are then averaged at the end
+// of the outer one.
 void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
   if (syncs() && !buckets_.empty()) begin();
@@ -329,8 +329,8 @@ void Reducer::allocate(Bucket& bucket) const {
       torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, options_of(bucket));
 }
 
-/// Gives a bucket new memory if somebody else still uses its memory. To be called before the first
-/// gradient moves into the bucket.
+/// Gives a bucket new memory if any other tensor still uses its memory. To be called before the
+/// first gradient moves into the bucket.
 void Reducer::make_room(Bucket& bucket) {
   std::size_t num_known = 1;  // known users of the memory: the bucket itself, and `.grad`s in it
   for (const std::size_t index : bucket.parameters) {

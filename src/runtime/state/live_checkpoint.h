@@ -46,7 +46,7 @@ formats::CheckpointContents held_contents(const LiveState& state, int rank);
 /// Returns a plan that writes the pieces of `rank`.
 reshard::Plan plan_save(const LiveState& state, int rank);
 
-/// Reads from this rank's tensors, as a source for a move. `contents` is from `held_contents`;
+/// Reads from this rank's tensors, as the source of a save. `contents` is from `held_contents`;
 /// `held` has the shards of each of its tensors.
 class LiveSource final : public formats::TensorSource {
  public:
@@ -62,7 +62,7 @@ class LiveSource final : public formats::TensorSource {
   std::vector<std::vector<LocalShard>> held_;
 };
 
-/// Writes the pieces of `contents` into this rank's tensors `held`, as the destination of a move.
+/// Writes the pieces of `contents` into this rank's tensors `held`, as the destination of a load.
 class LiveWriter final : public formats::CheckpointWriter {
  public:
   LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)

@@ -26,16 +26,16 @@ std::string quoted(const Rename& rename) {
 /// Returns the text of the option that renames the names in `found`, one line for each rename.
 std::string renames_to_write(const std::vector<RenamedNames>& found) {
   if (found.size() == 1) {
-    return ".renames = {" + quoted(found.front().rename) + "} gives the model its names";
+    return ".renames = {" + quoted(found.front().rename) + "} loads them under the model's names";
   }
-  std::string text = "these give the model its names:\n.renames = {";
+  std::string text = "these renames load the tensors under the model's names:\n.renames = {";
   for (std::size_t i = 0; i < found.size(); ++i) {
     text += (i == 0 ? "" : ",\n") + quoted(found[i].rename);
   }
   return text + "}";
 }
 
-std::string first_step(const std::string& name) {
+std::string first_component(const std::string& name) {
   return name.substr(0, name.find('.'));
 }
 
@@ -72,7 +72,7 @@ std::vector<std::string> hints_for_load(const std::vector<Finding>& problems,
   }
   const bool is_only_more = std::ranges::all_of(problems, [&](const Finding& problem) {
     return problem.rule == "unexpected" &&
-           std::ranges::find(held, first_step(problem.where.fqn)) == held.end();
+           std::ranges::find(held, first_component(problem.where.fqn)) == held.end();
   });
   if (options.only.empty() && is_only_more) {
     std::string patterns;

@@ -35,7 +35,7 @@ std::vector<std::string_view> components_of(std::string_view name) {
   return components;
 }
 
-/// Returns how many components of two names can be matched in order.
+/// Returns the length of the longest common subsequence of the two names' components.
 std::size_t num_common_components(std::string_view a, std::string_view b) {
   const auto left = components_of(a);
   const auto right = components_of(b);
@@ -52,9 +52,9 @@ std::size_t num_common_components(std::string_view a, std::string_view b) {
 }
 
 /// Returns the rename of a prefix that turns the name `from` into `to`: `{"net.fc.", "net.up."}`
-/// for `net.fc.weight` and `net.up.weight`. It keeps the longest end of whole components that both
-/// names have.
-Rename front_of(std::string_view from, std::string_view to) {
+/// for `net.fc.weight` and `net.up.weight`. It leaves out the longest common suffix of whole
+/// components.
+Rename prefix_rename(std::string_view from, std::string_view to) {
   std::size_t num_common = 0;  // bytes at the end that both names have
   for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {
     if (from[from.size() - i] != to[to.size() - i]) break;
@@ -142,7 +142,7 @@ std::vector<RenamedNames> likely_renames(const UnmatchedNames& names) {
   for (const auto& [shape, of_shape] : names.by_shape) add_pairs(of_shape, pairs);
   std::vector<RenamedNames> found;
   for (const auto& [from, to] : pairs) {
-    const Rename rename = front_of(from, to);
+    const Rename rename = prefix_rename(from, to);
     const bool is_new = std::ranges::none_of(
         found, [&](const RenamedNames& each) { return each.rename.from == rename.from; });
     if (is_new) found.push_back({rename});

@@ -28,7 +28,7 @@ class OptimizerAdapter {
   struct Slot {
     std::string name;
     at::Tensor* tensor;  // points to an undefined tensor if the state does not exist yet
-    bool is_required;    // the next step needs it, by the current options
+    bool is_required;    // the optimizer's next step needs it, given its options
   };
   virtual std::vector<Slot> slots(torch::optim::OptimizerParamState& state,
                                   const torch::optim::OptimizerOptions& options) const = 0;

@@ -26,7 +26,7 @@ namespace {
 
 /// Joins the lists of all saved ranks, cuts the result into `world_size` parts of about equal
 /// length, and returns the part of `rank`.
-Value run_of(const std::vector<Value>& lists, int rank, int world_size) {
+Value part_of(const std::vector<Value>& lists, int rank, int world_size) {
   Value::List all;
   for (const Value& list : lists) {
     const auto& items = *list.get_if<Value::List>();
@@ -52,7 +52,7 @@ Value value_for(const std::string& name, const Stateful& object, PerRank policy,
       return Value::List(saved.begin(), saved.end());
     case PerRank::split:
       if (std::ranges::all_of(saved, [](const Value& v) { return v.is<Value::List>(); })) {
-        return run_of(saved, rank, world_size);
+        return part_of(saved, rank, world_size);
       }
       if (!object.branch) break;
       if (number < saved.size()) return saved[number];

@@ -32,8 +32,8 @@ struct SaveJob {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Writes the parts, joins and seals them, and moves the checkpoint to its path. May run on any
-  /// thread. Collective. Throws on all ranks if a rank fails.
+  /// Writes the parts, joins them, marks them as complete, and moves the checkpoint to its path.
+  /// May run on any thread. Collective. Throws on all ranks if a rank fails.
   void run(Rendezvous& rendezvous);
 };
 

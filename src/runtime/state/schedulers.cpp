@@ -17,7 +17,7 @@ using torch::optim::StepLR;
 using Plateau = torch::optim::ReduceLROnPlateauScheduler;
 
 // [Note: Private members of libtorch's schedulers]
-// They have no accessors. C++20 lets an explicit instantiation name a private member
+// These members have no accessors. C++20 lets an explicit instantiation name a private member
 // (temp.spec.general, paragraph 6). Each `Expose…` defines a function that returns such members.
 
 struct StepLrMembers {

@@ -30,8 +30,8 @@ class ValueTree {
   void add_leaf(formats::KeyPath path, Value value);
   /// Adds a value; the items of a dict with string keys become leaves of their own.
   void add(const formats::KeyPath& path, const Value& value);
-  /// Adds a leaf that has the path `path` in the checkpoint under the name `new_name`. The keys at
-  /// the end of `path` that `new_name` ends with stay, with their types. The rest of `new_name` is
+  /// Adds under the name `new_name` a leaf whose path in the checkpoint is `path`. If `new_name`
+  /// ends with the last keys of `path`, these keys keep their types. The rest of `new_name` is
   /// split at its dots; a component of digits becomes a number.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 

@@ -684,7 +684,7 @@ TEST(TrainStateTest, ReportsHintAtTheOptionsThatMayBeMeant) {
     save(saved, other);
     EXPECT_THAT(report_of(TrainState{model}, other),
                 ::testing::EndsWith("\n  hint: .renames = {{\"" + prefix +
-                                    "\", \"model.\"}} gives the model its names"));
+                                    "\", \"model.\"}} loads them under the model's names"));
     TrainState state(model);
     EXPECT_EQ(error_of([&] { load(state, other, {.renames = {{prefix, "model."}}}); }), "none");
     // A tensor that is missing indeed is told beside it.
@@ -745,9 +745,10 @@ TEST(TrainStateTest, RenamedLayersAreALineEachAndAHint) {
     const std::string renames =
         "{{\"model.0.fc.\", \"model.0.up.\"},\n"
         "  {\"model.1.fc.\", \"model.1.up.\"}}";
-    EXPECT_THAT(report, ::testing::EndsWith("hint: these give the model its names:\n"
-                                            "  .renames = " +
-                                            renames));
+    EXPECT_THAT(report, ::testing::EndsWith(
+                            "hint: these renames load the tensors under the model's names:\n"
+                            "  .renames = " +
+                            renames));
     // The optimizer's state goes with them.
     load(state, path,
          {.renames = {{"model.0.fc.", "model.0.up."}, {"model.1.fc.", "model.1.up."}}});

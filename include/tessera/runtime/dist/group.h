@@ -44,8 +44,8 @@ struct Traffic {
 };
 
 /// The ranks along one axis of a mesh, seen from one of these ranks. A group of one rank may have
-/// no backend; collectives then only copy. All ranks of the group must call the collective methods
-/// in the same order. Owns its backend. Not thread-safe, except `traffic`.
+/// no backend; its collectives then copy the input to the output. All ranks of the group must call
+/// the collective methods in the same order. Owns its backend. Not thread-safe, except `traffic`.
 class Group {
  public:
   /// Connects this rank to the other ranks that share `store`. Collective.

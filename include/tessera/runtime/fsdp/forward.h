@@ -39,7 +39,7 @@ class [[nodiscard]] ForwardScope {
   /// Allows a second backward through `output` (retain_graph), which opens the pass again. Also
   /// lets the pass end if all watched outputs are destroyed without a backward.
   void watch(const at::Tensor& output);
-  /// Returns a floating-point tensor in the root's param_dtype, any other tensor unchanged.
+  /// Casts a floating-point tensor to the root's param_dtype. Returns other tensors unchanged.
   at::Tensor cast_input(at::Tensor input) const;
 
  private:
@@ -130,7 +130,7 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
 
 /// All-gathers the unit of a parameter in an open pass. Call it before code that reads
 /// `data_ptr()`: only operators all-gather by themselves. Does nothing for other tensors.
-/// Collective if the unit is sharded now.
+/// Collective if the unit is not gathered yet.
 void touch(const at::Tensor& parameter);
 
 }  // namespace tessera
