@@ -305,7 +305,7 @@ __device__ Four sum_four(const GradientSource& source, std::int64_t index, const
   return sum;
 }
 
-/// Takes the step of four columns of a row. `w`: their weights so far.
+/// Updates four columns of a row. `w`: their weights before the update.
 __device__ void apply_four(const DeviceUpdate& update, std::int64_t i, Four w, const Four& g,
                            float row_root) {
   const ElementStates states(update);
@@ -462,7 +462,7 @@ bool are_aligned_to_four(const TableUpdate& update) {
          is_aligned_to_four(state.exp_avg) && is_aligned_to_four(state.exp_avg_sq);
 }
 
-/// Returns whether `update_rows_in_fours` takes these updates.
+/// Returns whether `update_rows_in_fours` can do these updates.
 bool can_update_in_fours(std::span<const TableUpdate> updates, const TouchedRows& touched,
                          const PooledGradient& gradient, std::int64_t max_dim) {
   return max_dim <= kWarpThreads * kColumnsAtOnce && touched.has_features_aligned_to_four() &&

@@ -121,7 +121,7 @@ class BagsOnDevice {
   DeviceBags view_;
 };
 
-/// Returns whether `pool_bags_in_fours` takes these bags.
+/// Returns whether `pool_bags_in_fours` can pool these bags.
 bool can_pool_in_fours(std::span<const TableView> tables, const Bags& bags, const float* out,
                        std::int64_t out_stride) {
   return out_stride % kColumnsAtOnce == 0 && is_aligned_to_four(out) &&

@@ -30,7 +30,7 @@ void check_memory(const LocalTable& table) {
       table.weight.device() == device ? "" : "do not call Module::to on tables");
 }
 
-/// Returns the optimizer without clipping and weight decay, for gradients that have both already.
+/// Returns the optimizer without clipping and weight decay, for gradients that are not summed yet.
 FusedOptimizer without_changes_to_gradients(FusedOptimizer optimizer) {
   std::visit([](auto& each) { each.max_gradient = each.weight_decay = 0; }, optimizer);
   return optimizer;
@@ -139,7 +139,7 @@ std::vector<Lookup::SplitTable> Lookup::split_tables(TableBackward& backward,
 }
 
 /// Exchanges sums of squares with each peer, for the tables of which both hold columns, in order.
-/// Both have the same tables and touched rows.
+/// For these tables both ranks have the same touched rows.
 void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent, received;
@@ -211,7 +211,7 @@ void Lookup::step_replica(std::size_t looked, TableBackward& backward,
                                  torch::arange(all_rows.numel() + 1, at::kLong),
                                  {},
                                  {}};
-  // Not this Lookup's kernels, which still refer to this batch.
+  // Uses new kernels: a second backward of this Lookup's kernels would make `backward` invalid.
   const auto kernels = cpu_table_kernels();
   kernels->backward({{table.weight, &table.state}}, one_row_each, {all_gradients})
       ->fused_update({&only_table, 1}, optimizer);

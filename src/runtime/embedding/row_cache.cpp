@@ -137,7 +137,7 @@ void RowCache::fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> 
     const c10::Stream computing = stream_->current();
     const c10::StreamGuard guard(stream_->stream());
     const Tensor rows = pinned_copy(missing);
-    std::vector<Tensor> fetched;  // the rows' tensors, copied while the device still computes
+    std::vector<Tensor> fetched;  // the missing rows, copied while the device still computes
     for (const Tensor& each : on_host_) {
       Tensor staged = pinned(shape_with_rows(each, rows.numel()), each.scalar_type());
       at::index_select_out(staged, each, 0, rows);

@@ -38,7 +38,7 @@ void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
                             "a rule for every table", "none for this table",
-                            "make a new plan with plan_tables, or add a rule");
+                            "make a new plan with embedding::plan, or add a rule");
     }
     if (const auto problem = problem_of(rule->second, world_size)) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name},
@@ -526,8 +526,8 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 }
 
 Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
-  // Meets before `start` sends anything. Otherwise, if `meet` throws, a message would be left over,
-  // and a later receive would take this message for its own.
+  // Calls `meet` before `start` sends anything. Otherwise, if `meet` throws, a message would be in
+  // transit, and a later receive would get this message by mistake.
   const registry::MeetingPoint::Passes passes = meeting_point_->meet();
   return looked_up(start(batch), passes);
 }

@@ -58,8 +58,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Error(invalid_argument) if the inputs are of another collection, or were looked up already.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
 
-  /// Returns the meeting point of this module. If the module is inside a fully sharded model, the
-  /// model's passes use it: all ranks reach the module before its collectives begin.
+  /// Returns the meeting point of this module, a barrier. If the module is inside a fully sharded
+  /// model, all ranks wait there for each other before the module's collectives begin.
   const std::shared_ptr<registry::MeetingPoint>& meeting_point() const { return meeting_point_; }
 
   /// Returns the state dict entry of a table's weight, or of its optimizer state.
