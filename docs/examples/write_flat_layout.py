@@ -1,7 +1,7 @@
 """Writes the flat layout of a live FSDP1 model, for checkpoints that hold bare flat vectors.
 
 An FSDP1 LOCAL_STATE_DICT checkpoint stores one flat vector per wrapped module and does not say
-which parameters lie in it. Run this once in the trainer, on any rank, after FSDP has wrapped the
+which parameters it contains. Run this once in the trainer, on any rank, after FSDP has wrapped the
 model, and keep the file beside the checkpoint:
 
     from write_flat_layout import write_flat_layout

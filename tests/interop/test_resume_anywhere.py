@@ -43,10 +43,10 @@ def test_losses_are_those_of_a_run_that_never_stopped(tmp_path):
 
     # At step 40 the learning rate halves: all of it must go along, none of it happen twice.
     said = run_program(in_cpp(checkpoints, moved, 40, "--strategy", "HYBRID_SHARD", "--dcp", tmp_path / "dcp"), 4)[0]
-    assert f"goes on from {checkpoints}/step-3" in said
+    assert f"resumes from {checkpoints}/step-3" in said
     run_program(in_python(tmp_path / "dcp", moved, 47, checkpoints / "step-47"), 2)
     said = run_program(in_cpp(checkpoints, moved, 54, "--strategy", "NO_SHARD"), 1)[0]
-    assert f"goes on from {checkpoints}/step-47, saved by 2 ranks" in said
+    assert f"resumes from {checkpoints}/step-47, saved by 2 ranks" in said
 
     assert [stretch.by for stretch in read_stretches(moved)][1:] == [
         "Tessera, 4 ranks, HYBRID_SHARD", "PyTorch, 2 ranks, FSDP2", "Tessera, 1 rank, NO_SHARD"]

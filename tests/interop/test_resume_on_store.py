@@ -40,7 +40,7 @@ def test_a_trainer_resumes_from_a_store_on_other_ranks(proxy, keys, tmp_path):  
         codes, said, errors = train(proxy, tmp_path, directory, 2, "--steps", 6, "--losses", losses)
         assert codes == {0} and "begins at step 1" in said, errors
         codes, said, errors = train(proxy, tmp_path, directory, 1, "--strategy", "NO_SHARD", "--steps", 12, "--losses", losses)
-        assert codes == {0} and f"goes on from {directory}/step-6, saved by 2 ranks" in said, errors
+        assert codes == {0} and f"resumes from {directory}/step-6, saved by 2 ranks" in said, errors
     assert (tmp_path / "losses-True").read_text() == (tmp_path / "losses-False").read_text()
     assert {key.split("/")[2] for key in names(keys, "new/trainer")} == {"step-6", "step-9", "step-12"}  # the last three
     for step in (6, 12):
@@ -63,5 +63,5 @@ def test_a_save_that_fails_leaves_the_older_checkpoint_to_resume_from(proxy, key
 
     proxy.refuse = None
     codes, said, errors = train(proxy, tmp_path, url, 1, "--strategy", "NO_SHARD", "--steps", 6)
-    assert codes == {0} and f"goes on from {url}/step-3, saved by 2 ranks" in said, errors
+    assert codes == {0} and f"resumes from {url}/step-3, saved by 2 ranks" in said, errors
     assert "new/failing/step-6/index.h5" in names(keys, "new/failing")

@@ -35,11 +35,11 @@ def demo_dlrm(*, torch_version: str | None) -> int:
     heading(f"The same again, stopped after step {MOVED_AT}")
     show_and_run(trainer(2, checkpoints, "--steps", MOVED_AT, "--losses", moved), python)
 
-    heading("Who is to hold what on 3 ranks with little memory?")
+    heading("Which of 3 ranks with little memory should hold which tables?")
     show_and_run(["ckpt-inspect", "plan", str(checkpoints / f"step-{MOVED_AT}"), "--world-size", "3",
                   "--memory-per-rank", "4500KiB", "--output", str(plan)], python)
 
-    heading("It goes on under that plan")
+    heading("It resumes under that plan")
     show_and_run(trainer(3, checkpoints, "--steps", STEPS, "--plan", plan, "--losses", moved), python)
     show_and_run(["ckpt-inspect", "layout", str(checkpoints / f"step-{STEPS}"), "model.tables.*"], python)
 

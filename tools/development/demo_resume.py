@@ -138,11 +138,11 @@ def demo_resume(*, torch_version: str | None) -> int:
     run(show_command(["ls", str(checkpoints)]), cwd=ROOT)
     say()
 
-    heading("It goes on from the newest checkpoint that is whole, on 4 ranks: 2 replicas, each sharded over 2")
+    heading("It resumes from the newest complete checkpoint, on 4 ranks: 2 replicas, each sharded over 2")
     show_and_run(trainer(4, checkpoints, moved, "--strategy", "HYBRID_SHARD", "--steps", str(MOVED_AT),
                          "--dcp", str(for_python)), python)
 
-    heading("PyTorch goes on from there: FSDP2 on 2 ranks")
+    heading("PyTorch resumes from there: FSDP2 on 2 ranks")
     show_and_run(["torchrun", "--standalone", "--nproc-per-node", "2",
                   "docs/examples/resume_anywhere/go_on_fsdp2.py", str(for_python), TEXT, "--losses", str(moved),
                   "--steps", str(STEPS)], python)

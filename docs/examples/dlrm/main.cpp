@@ -107,7 +107,7 @@ void resume(tessera::TrainState& state, const std::string& directory, const Outp
     return;
   }
   const tessera::LoadSummary summary = tessera::load(state, found);
-  output.say("goes on from " + summary.path + ", saved by " + ranks(summary.saved_world_size));
+  output.say("resumes from " + summary.path + ", saved by " + ranks(summary.saved_world_size));
 }
 
 void train(const Options& options) {

@@ -111,7 +111,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=40, gamma=0.5)
     scheduler.load_state_dict(state["scheduler"])
     if rank == 0:
-        print(f"{who}: goes on from {arguments.checkpoint}, step {state['step']}", flush=True)
+        print(f"{who}: resumes from {arguments.checkpoint}, step {state['step']}", flush=True)
 
     losses = open(arguments.losses, "a") if arguments.losses and rank == 0 else None
     for step in range(state["step"] + 1, arguments.steps + 1):

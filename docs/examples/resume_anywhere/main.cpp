@@ -92,13 +92,13 @@ at::Tensor share_of(const at::Tensor& rows, const tessera::dist::Mesh& mesh) {
 void resume(tessera::TrainState& state, const std::string& directory,
             const std::function<void(const std::string&)>& say) {
   const auto found = tessera::formats::latest_valid(directory);
-  for (const auto& skipped : found.skipped) say("passed over " + skipped.path + ": " + skipped.why);
+  for (const auto& skipped : found.skipped) say("skipped " + skipped.path + ": " + skipped.why);
   if (found.path.empty()) {
     say("begins at step 1");
     return;
   }
   const tessera::LoadSummary summary = tessera::load(state, found);
-  say("goes on from " + summary.path + ", saved by " + ranks(summary.saved_world_size));
+  say("resumes from " + summary.path + ", saved by " + ranks(summary.saved_world_size));
 }
 
 void train(const Options& options) {
