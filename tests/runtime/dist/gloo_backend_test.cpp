@@ -10,7 +10,7 @@
 namespace tessera::dist {
 namespace {
 
-/// What rank `rank` gives: `[numel]`, whole numbers, so that sums have no rounding.
+/// The input of rank `rank`: `[numel]`, whole numbers, so that sums are exact.
 at::Tensor given_by(int rank, std::int64_t numel, at::ScalarType dtype) {
   return (torch::arange(numel) % 7 + rank).to(dtype);
 }
@@ -101,7 +101,7 @@ TEST(GlooTest, WhatNobodyWaitsForHoldsNobodyUp) {
         };
         at::Tensor first = torch::empty({2 * kNumel});
         if (mesh.rank() == 0) {
-          gather(first);  // its tensors and its result are dropped before the other rank is here
+          gather(first);  // its tensors and its result are dropped before the other rank gathers
           first = at::Tensor();
         } else {
           std::this_thread::sleep_for(std::chrono::milliseconds(100));

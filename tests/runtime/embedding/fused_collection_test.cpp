@@ -3,8 +3,8 @@
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
 
-// Shows D8, D9. The unsharded collections against each other, and updates against their definitions
-// in terms of libtorch.
+// Shows D8, D9. Compares the unsharded collections with each other, and updates with their
+// definitions, written with libtorch's operators.
 
 namespace tessera {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using embedding::FusedOptimizer;
 using test::TableOptions;
 
-/// State of one table and its step, by the definitions of fused_optimizer.h.
+/// The optimizer state and the step of one table, by the definitions of fused_optimizer.h.
 class Definition {
  public:
   Definition(const FusedOptimizer& optimizer, at::Tensor weight)
@@ -22,7 +22,7 @@ class Definition {
         second_(torch::zeros_like(weight_)),
         row_(torch::zeros({weight_.size(0), 1})) {}
 
-  /// `touched`: the rows that the batch names. Shape: `[rows, 1]`, bool.
+  /// `touched`: which rows the batch looks up. Shape: `[rows, 1]`, bool.
   void step(const at::Tensor& gradient, const at::Tensor& touched) {
     ++num_steps_;
     std::visit([&](const auto& each) { update(each, gradient, touched); }, optimizer_);
@@ -83,7 +83,7 @@ class Definition {
   int num_steps_ = 0;
 };
 
-/// Returns which rows of a table a batch names.
+/// Returns which rows of a table a batch looks up.
 at::Tensor touched_rows_of(const EmbeddingBagConfig& config, const KeyedJaggedTensor& batch) {
   at::Tensor touched = torch::zeros({config.num_embeddings, 1}, at::kBool);
   for (const std::string& feature : config.feature_names) {
@@ -146,7 +146,7 @@ TEST(FusedCollectionTest, TablesOfTwoBytesAreSummedInFloat32) {
       const at::Tensor weight = plain.weight(table);
       const at::Tensor moved = weight.to(at::kFloat) - 0.1 * weight.grad().to(at::kFloat);
       EXPECT_EQ(fused.weight(table).scalar_type(), dtype);
-      // The plain collection's gradient was rounded, the fused one's was not.
+      // The plain collection rounds the gradient to the dtype, the fused one does not.
       EXPECT_TRUE(torch::allclose(fused.weight(table).to(at::kFloat), moved, 2e-2, 2e-2)) << table;
       EXPECT_FALSE(torch::equal(fused.weight(table), weight)) << table;
     }

@@ -12,8 +12,8 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/replicate/replicate.h"
 
-// Shows D2, D5, D7, D8. First values, and what must not end in a wrong row, a crash or a rank that
-// hangs.
+// Shows D2, D5, D7, D8. Initial values, and misuse that must not lead to a wrong row, a crash or a
+// rank that hangs.
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/runtime/embedding/input_pipeline.h"
 
-// Shows D7, D8. How batches come to the ranks that hold their rows, and what is refused about them.
+// Shows D7, D8. How ids reach the ranks that hold their rows, and which batches are refused.
 
 namespace tessera {
 namespace {
@@ -70,7 +70,7 @@ TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
       } else {
         EXPECT_THAT(refusal, HasSubstr("an invalid batch on rank 1"));
       }
-      // And the next batch passes.
+      // The next batch is accepted.
       EXPECT_EQ(tables->forward(one_city(1)).values().size(0), 1);
     });
   }

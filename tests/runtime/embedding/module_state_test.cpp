@@ -7,7 +7,7 @@
 #include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 
-// Shows D1, D2, D3, D4, D5, D6. Sharded tables are an ordinary module.
+// Shows D1, D2, D3, D4, D5, D6. Sharded tables work like any other module.
 
 namespace tessera {
 namespace {

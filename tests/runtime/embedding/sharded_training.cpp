@@ -17,21 +17,21 @@ std::vector<KeyedJaggedTensor> batches_of(int world_size, int step, const TableO
   return batches;
 }
 
-/// Returns the batch with weights that want a gradient.
+/// Returns the batch with weights that require a gradient.
 KeyedJaggedTensor with_weight_gradients(const KeyedJaggedTensor& batch) {
   if (!batch.has_weights()) return batch;
   return KeyedJaggedTensor::from_lengths(batch.keys(), batch.values(), batch.lengths(),
                                          batch.weights().clone().requires_grad_());
 }
 
-/// Returns a rank's rows of what is in order of rank.
+/// Returns the rows of one rank from a tensor with the rows of all ranks, in order of rank.
 at::Tensor rows_of_rank(const at::Tensor& all, int rank, int step) {
   std::int64_t begin = 0;
   for (int before = 0; before < rank; ++before) begin += small_batch_size(before, step);
   return all.narrow(0, begin, small_batch_size(rank, step));
 }
 
-/// Returns a rank's weights of a batch of all ranks: by feature they are in order of rank.
+/// Returns a rank's weights from those of all ranks, which are in order of feature, then rank.
 at::Tensor weights_of_rank(const at::Tensor& all, int rank, int step, int world_size,
                            const TableOptions& options) {
   const auto batches = batches_of(world_size, step, options);

@@ -13,7 +13,7 @@
 
 namespace tessera::test {
 
-/// What training gave, of the batch of all ranks or of one rank. Tensors are on the CPU.
+/// The results of training, for the batch of all ranks or of one rank. Tensors are on the CPU.
 struct Trained {
   std::vector<at::Tensor> outputs;           // by step
   std::vector<at::Tensor> weight_gradients;  // of the batch's weights, by step
@@ -40,7 +40,7 @@ Trained train_sharded(const dist::Mesh& mesh, const PlanKind& kind, const Way& w
 
 void expect_close(const at::Tensor& found, const at::Tensor& expected, const std::string& what);
 void expect_close(const StateDict& found, const StateDict& expected, const std::string& what);
-/// Expects that a rank's training gave its part of what training alone gave.
+/// Expects that a rank's results are its part of the results of training alone.
 void expect_shards_of(const Trained& alone, const Trained& sharded, const Way& way,
                       const dist::Mesh& mesh);
 

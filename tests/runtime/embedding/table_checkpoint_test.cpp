@@ -10,7 +10,7 @@
 #include "tessera/reshard/job_state.h"
 #include "tessera/reshard/planner.h"
 
-// Shows C9, D9. Tables and what else a model has are saved and loaded as one, under any other plan.
+// Shows C9, D9. Tables and the rest of a model are saved and loaded together, under any other plan.
 
 namespace tessera {
 namespace {
@@ -18,10 +18,10 @@ namespace {
 using embedding::FusedOptimizer;
 using test::PlanKind;
 
-/// How the part of a model that is no table is spread.
+/// How the part of a model beside the tables is distributed.
 enum class Top { fully_sharded, replicated, inside };
 
-/// A model of two linear layers' worth and tables, one of them with the dense kernel.
+/// A model of tables, one of them with the dense kernel, and a linear layer.
 struct Trainer {
   Trainer(const dist::Mesh& mesh, const PlanKind& kind, Top top, const FusedOptimizer& fused)
       : rank(mesh.rank()),
@@ -66,7 +66,7 @@ struct Trainer {
   std::unique_ptr<torch::optim::AdamW> optimizer;
 };
 
-/// Trains under a plan, saves, and returns all there is.
+/// Trains under a plan, saves, and returns the whole state.
 StateDict saved(const PlanKind& kind, int world_size, Top top, const FusedOptimizer& fused,
                 const std::string& path, formats::Format format = formats::Format::native) {
   StateDict whole;
@@ -169,7 +169,7 @@ TEST(TableCheckpointTest, OfflineAnyPlanGivesAnyOther) {
   const test::TemporaryDirectory directory;
   const std::string first = directory.path() + "/first";
   const StateDict expected = saved(test::plan_kind("mixed"), 3, Top::fully_sharded, fused, first);
-  // From plan to plan, each from the one before, and home again.
+  // From plan to plan, each from the one before, and back to the first.
   std::string path = first;
   int number = 0;
   for (const int world_size : {4, 2, 3}) {

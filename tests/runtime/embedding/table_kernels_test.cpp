@@ -8,7 +8,7 @@
 #include "runtime/embedding/tables.h"
 #include "support/random.h"
 
-// Kernels of ATen's operators give what Tessera's kernels for the CPU give.
+// Kernels made of ATen's operators give the same results as Tessera's kernels for the CPU.
 
 namespace tessera {
 namespace {
@@ -102,7 +102,7 @@ void expect_close(const at::Tensor& found, const at::Tensor& expected, double to
 }
 
 double tolerance_of(at::ScalarType dtype) {
-  // Two results that round to neighbours of a table's dtype differ by its last bit.
+  // Results that round to adjacent values of a table's dtype differ by its last bit.
   return dtype == at::kFloat ? 2e-6 : dtype == at::kHalf ? 1e-3 : 8e-3;
 }
 
@@ -151,14 +151,14 @@ TEST_P(TableKernelsTest, AtenUpdatesAsTheCpuDoes) {
     const auto by_aten = embedding::aten_table_kernels();
     expect_equal_tables(updated_by(*by_aten), updated_by(*by_cpu), GetParam().dtype, name);
 
-    // In two phases, as tables that are cut by columns.
+    // In two phases, as for tables sharded by columns.
     const auto in_phases = [&](TableKernels& kernels) {
       Lookups lookups = copy_of(drawn_once);
       const auto backward =
           kernels.backward(lookups.tables(), lookups.bags(), {lookups.gradient, 0.5F});
       for (int table = 0; table < 3; ++table) {
         embedding::RowGradients gradients = backward->row_gradients(table, optimizer);
-        gradients.squares = gradients.squares * 2;  // as of an equal shard elsewhere
+        gradients.squares = gradients.squares * 2;  // adds those of an equal shard on another rank
         backward->apply_row_gradients(table, optimizer, gradients,
                                       2 * lookups.weights[static_cast<std::size_t>(table)].size(1));
       }
@@ -167,7 +167,7 @@ TEST_P(TableKernelsTest, AtenUpdatesAsTheCpuDoes) {
     expect_equal_tables(in_phases(*by_aten), in_phases(*by_cpu), GetParam().dtype,
                         name + " in phases");
 
-    // By the dense gradient of a whole table.
+    // In one phase, with the dense gradient of a whole table.
     Lookups masked = copy_of(drawn_once);
     const auto backward =
         by_aten->backward(masked.tables(), masked.bags(), {masked.gradient, 0.5F});

@@ -6,7 +6,7 @@
 #include "support/temporary_directory.h"
 #include "tessera/runtime/state/train_state.h"
 
-// Shows D7. A rank takes its shard, its state, and the buffers of a step.
+// Shows D7. A rank takes memory for its shard, its state, and the buffers of a step.
 
 namespace tessera {
 namespace {
@@ -46,7 +46,7 @@ TEST(TableMemoryTest, ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
       EXPECT_LE(held, kTableNbytes + kSlack) << "half the table, and as much of state";
       EXPECT_LE(test::allocated_memory().peak - before, kTableNbytes + kSlack);
 
-      // Ids twice as int64 here and on the way; outputs and gradients, sent and received.
+      // Ids as int64, two copies here and two sent; outputs and gradients, sent and received.
       constexpr std::int64_t kSamples = 200;
       constexpr std::int64_t kWorkspace =
           4 * 2 * kSamples * (3 + 1) * 8 + 8 * 2 * kSamples * kColumns * 4;
@@ -54,7 +54,7 @@ TEST(TableMemoryTest, ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
       for (int step = 0; step < 20; ++step) {
         test::reset_peak();
         tables->forward(batch_of(kSamples, mesh.rank())).values().sum().backward();
-        // Gloo's threads let go of what was sent a little later.
+        // Gloo's threads free what was sent a little later.
         EXPECT_LE(test::allocated_memory().peak - at_start, kWorkspace + kSlack) << step;
       }
     });

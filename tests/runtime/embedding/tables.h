@@ -9,7 +9,7 @@
 #include "tessera/runtime/embedding/shard.h"
 
 // Small tables with everything that makes sharding hard: fewer rows than ranks, a feature of two
-// tables, two features of one table, widths that no number of ranks divides.
+// tables, two features of one table, widths that the number of ranks does not divide.
 
 namespace tessera::test {
 
@@ -21,15 +21,15 @@ struct TableOptions {
 
 std::vector<EmbeddingBagConfig> small_tables(const TableOptions& options = {});
 
-/// The same rows on every rank and in every run. Rows, weights of samples and with them gradients
-/// begin above 0: where the terms of one cancel, the last bit decides a step of Adagrad.
+/// The same rows on every rank and in every run. Rows and sample weights, and so gradients, begin
+/// above 0: if the terms of a gradient cancelled, a step of Adagrad would depend on the last bit.
 EmbeddingBagCollection small_collection(const TableOptions& options = {});
 
-/// What rank `rank` gets in step `step`: batches differ in size, one is empty.
+/// The batch of rank `rank` in step `step`: batches differ in size, one is empty.
 KeyedJaggedTensor small_batch(int rank, int step, const TableOptions& options = {});
 std::int64_t small_batch_size(int rank, int step);
 
-/// Joins what ranks get into one batch, in order of rank.
+/// Joins the batches of all ranks into one, in order of rank.
 KeyedJaggedTensor joined(const std::vector<KeyedJaggedTensor>& batches);
 
 /// A way to shard all tables, and its plan at a world size.
@@ -55,13 +55,13 @@ struct ModelWithTablesImpl : torch::nn::Module {
 };
 TORCH_MODULE(ModelWithTables);
 
-/// The same top on every rank and in every run.
+/// Returns a model with tables. Its linear layer is the same on every rank and in every run.
 ModelWithTables model_with(std::shared_ptr<EmbeddingBagCollectionBase> tables);
 
-/// A loss that is no linear function of the output, so that a wrong row shows in later steps.
+/// A nonlinear loss: gradients depend on the output, so a wrong row shows in later steps.
 at::Tensor loss_of(const at::Tensor& pooled);
 
-/// Optimizers by name, with weight decay and clipping.
+/// Every kind of optimizer, some with weight decay or clipping.
 std::vector<embedding::FusedOptimizer> fused_optimizers();
 
 }  // namespace tessera::test

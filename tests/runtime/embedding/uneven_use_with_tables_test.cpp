@@ -9,8 +9,8 @@
 #include "runtime/support/checks.h"
 #include "support/error_matchers.h"
 
-// Tables, and units that some ranks use, under one root. While a rank waits for the others in the
-// tables' messages it gathers and reduces nothing for them.
+// Tables, and units that only some ranks use, under one root. A rank that waits in the tables'
+// messages cannot take part in the units' gathers and reductions.
 
 namespace tessera {
 namespace {
@@ -85,7 +85,7 @@ dist::MeshOptions hybrid_if(ShardingStrategy strategy) {
 
 class UnevenUseWithTablesTest : public ::testing::TestWithParam<ShardingStrategy> {
  protected:
-  /// Trains beside the unsharded model, and holds all parameters against it. `route_of(rank,
+  /// Trains together with an unsharded model, and compares all parameters. `route_of(rank,
   /// step)`.
   void expect_training(int num_ranks, int num_steps,
                        const std::function<Route(int, int)>& route_of) {
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, UnevenUseWithTablesTest,
                          ::testing::Values(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 
-/// Looks up nothing on one rank.
+/// A model that looks up nothing on one rank.
 struct SometimesImpl : torch::nn::Module {
   explicit SometimesImpl(std::shared_ptr<EmbeddingBagCollectionBase> its_tables)
       : tables(register_module("tables", std::move(its_tables))),
@@ -214,7 +214,7 @@ TEST(UnevenUseWithTablesTest, TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
   }
 }
 
-/// Passes gradients on, or fails.
+/// Passes gradients through, or throws.
 struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             bool fails) {

@@ -66,7 +66,7 @@ CollectiveSchedule learned(const PhaseKey& key, const std::vector<Collective>& w
   return schedule;
 }
 
-/// Returns the list of a phase, as a rank that needs nothing sees it.
+/// Returns the list of a phase. Acts as a rank that needs none of the collectives.
 std::vector<std::string> list_of(CollectiveSchedule schedule, const PhaseKey& key) {
   schedule.begin_phase(key);
   return texts(schedule.rest());
@@ -136,7 +136,7 @@ TEST(CollectiveScheduleTest, WhatWasToBeAheadButWasJoinedIsNoMoreToBeHad) {
 // Shows B17.
 TEST(CollectiveScheduleTest, OneUnitThatIsEarlyIsHeldBackNotTwo) {
   CollectiveSchedule schedule = learned(kBackward, {reduce(3), reduce(2), reduce(1), reduce(0)});
-  EXPECT_TRUE(schedule.gradients_ready(2).empty());  // unit 3 may come yet
+  EXPECT_TRUE(schedule.gradients_ready(2).empty());  // unit 3 may still become ready
   EXPECT_THAT(texts(schedule.gradients_ready(1)),
               ElementsAre("joined reduce 3", "own reduce 2", "own reduce 1"));
   EXPECT_THAT(texts(schedule.rest()), ElementsAre("joined reduce 0"));
@@ -149,7 +149,7 @@ TEST(CollectiveScheduleTest, OneThatIsEarlyGoesWhenItsTurnComes) {
   EXPECT_THAT(texts(schedule.gradients_ready(3)), ElementsAre("own reduce 3", "own reduce 2"));
 }
 
-/// Rank 1 needs what is not in the list: all take it in at the place where rank 1 needed it.
+/// Rank 1 needs a collective that is not in the list: all add it where rank 1 needed it.
 /// Shows B10.
 TEST(CollectiveScheduleTest, WhatIsMissingJoinsTheListWhereItWasNeeded) {
   const std::vector<Collective> list{unshard(0), unshard(2), unshard(3)};
@@ -165,7 +165,7 @@ TEST(CollectiveScheduleTest, WhatIsMissingJoinsTheListWhereItWasNeeded) {
   EXPECT_EQ(missing, (Proposal{unshard(1), 1}));
   rank0.take_agreed(missing, false);
   rank1.take_agreed(missing, true);
-  // Unit 3 is in the list behind it: it is gathered again in this phase, but not listed twice.
+  // Unit 3 comes later in the list: it is gathered again in this phase, but not listed twice.
   const Proposal again = rank1.propose(unshard(3));
   EXPECT_EQ(again, (Proposal{unshard(3), std::nullopt}));
   rank0.take_agreed(again, false);

@@ -23,8 +23,8 @@ using test::Transformer;
 struct Sizes {
   std::uint64_t root = 0;
   std::uint64_t blocks = 0;
-  /// By which ranks tell each other at the end of a phase what they needed, and which gradients
-  /// there are.
+  /// Of the messages at the end of a phase, by which ranks exchange what they needed, and which
+  /// gradients exist.
   std::uint64_t forward_end = 3 * sizeof(int);
   std::uint64_t backward_end = 3 * sizeof(int);
 };
@@ -59,7 +59,7 @@ TEST_P(CommunicationTest, BytesPerStepFollowTheFormula) {
     const std::uint64_t all = sizes.root + sizes.blocks;
     dist::Traffic expected;
     if (strategy == FULL_SHARD) {
-      // The root stays gathered between the two.
+      // The root stays gathered between forward and backward.
       expected = {all + sizes.blocks, all, sizes.forward_end + sizes.backward_end};
     } else if (strategy == SHARD_GRAD_OP) {
       expected = {all, all, sizes.forward_end + sizes.backward_end};

@@ -45,7 +45,7 @@ at::Tensor batch_of(int step) {
   return torch::rand({kNumRows, 9});
 }
 
-/// What a rank draws its masks from.
+/// Seeds the generator that a rank draws its masks from.
 void seed(int step, int rank) {
   torch::manual_seed(static_cast<std::uint64_t>(1000 + 10 * step + rank));
 }

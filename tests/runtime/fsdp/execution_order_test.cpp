@@ -109,12 +109,12 @@ class CountedEvent final : public fsdp::FreeEvent {
 // Shows B15.
 TEST(ExecutionOrderTest, EachStreamHasAName) {
   const auto model = test::sharded_transformer({});
-  EXPECT_TRUE(streams(*model).empty());  // of a root there is none before its first pass
+  EXPECT_TRUE(streams(*model).empty());  // a root has no streams before its first pass
   forward(model, test::some_ids()).sum().backward();
   std::vector<std::string> names;
   for (const NamedStream& named : streams(*model)) {
     names.push_back(named.name);
-    EXPECT_EQ(named.stream, streams(*model).front().stream);  // the CPU has one
+    EXPECT_EQ(named.stream, streams(*model).front().stream);  // the CPU has only one
   }
   EXPECT_THAT(names,
               ElementsAre("default", "unshard", "pre_unshard", "post_backward", "all_reduce"));
@@ -128,8 +128,8 @@ TEST(ExecutionOrderTest, TheHostWaitsForTheOldestOfTwoFreedUnitsBeforeItTakesMem
     fsdp::Pass::of(*model)->set_rate_limiter(fsdp::RateLimiter(
         [&] { return std::make_unique<CountedEvent>(open_when_waiting, *model); }));
     for (int step = 0; step < 3; ++step) forward(model, some_ids()).sum().backward();
-    // Each gather but the first ones has waited once: at that time the root was open, and at most
-    // the unit that computes now.
+    // Each gather but the first ones waited once. At that time only the root, and at most the unit
+    // that computed, were unsharded.
     EXPECT_GT(open_when_waiting.size(), 12U);
     EXPECT_THAT(open_when_waiting, ::testing::Each(::testing::AnyOf("0", "1", "2")));
   });

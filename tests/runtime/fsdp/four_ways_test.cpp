@@ -9,8 +9,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// mod{sub1{subsub1, subsub2}, sub2{subsub1, subsub2}}, each with a layer of its own. With
-/// options: submodules are wrapped as they are made.
+/// mod{sub1{subsub1, subsub2}, sub2{subsub1, subsub2}}, each with a layer of its own. With options,
+/// the constructor wraps the submodules.
 struct SubImpl : torch::nn::Module {
   explicit SubImpl(int width) {
     subsub1 = register_module("subsub1", torch::nn::Linear(width, 3));
@@ -51,7 +51,7 @@ struct WrappedModImpl : torch::nn::Module {
 };
 TORCH_MODULE(WrappedMod);
 
-/// What one way leads to.
+/// The results of one way to shard.
 struct Outcome {
   std::vector<std::string> units;
   std::vector<std::string> parameters;  // of the flat parameters, with offsets

@@ -12,7 +12,7 @@ namespace {
 
 using test::allocated_memory;
 
-/// Layers whose parameters dwarf all activations.
+/// Layers whose parameters are much larger than all activations.
 struct DeepImpl : torch::nn::Module {
   static constexpr std::int64_t kWidth = 128;
   static constexpr std::int64_t kNumLayers = 16;
@@ -31,7 +31,7 @@ struct DeepImpl : torch::nn::Module {
 };
 TORCH_MODULE(Deep);
 
-constexpr std::int64_t kActivationNbytes = 64 << 10;  // of one row, and small change
+constexpr std::int64_t kActivationNbytes = 64 << 10;  // of one row, and other small tensors
 
 Deep sharded(const dist::Mesh& mesh, const FullyShardOptions& options) {
   Deep model = test::seeded<Deep>();
@@ -52,9 +52,9 @@ TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
   });
 }
 
-/// Peaks of a step. Beside the shards: the unit that computes, one that is gathered ahead, and one
-/// that is about to be freed; in the backward, gradients of the layer at hand (autograd's, and the
-/// flat one) and the one that is on its way; all reduced gradients at the end.
+/// Peaks of a step. In addition to the shards: the unit that computes, one gathered ahead, and one
+/// about to be freed; in the backward, gradients of the current layer (autograd's, and the flat
+/// one) and the flat one that is being reduced; all reduced gradients at the end.
 /// Shows B14.
 TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BACKWARD_POST, BACKWARD_PRE}) {
@@ -75,8 +75,8 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
         const std::int64_t units = prefetch == BACKWARD_PRE ? 2 : 1;
         EXPECT_LE(backward_peak,
                   units * DeepImpl::kLayerNbytes    // parameters
-                      + 3 * DeepImpl::kLayerNbytes  // gradients: autograd's, flat, on its way
-                      + DeepImpl::kLayerNbytes      // Gloo's copy of the one on its way
+                      + 3 * DeepImpl::kLayerNbytes  // gradients: autograd's, flat, one in reduction
+                      + DeepImpl::kLayerNbytes      // Gloo's copy of the one in reduction
                       + shard                       // reduced gradients
                       + kActivationNbytes)
             << step;
@@ -88,7 +88,7 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
 
 /// Peaks of a step that accumulates gradients. Under NoSyncScope parameters stay gathered until the
 /// backward, which frees them as it makes unsharded gradients, one unit at a time. So the first
-/// pass holds the whole model once, as the second one does, which adds to unsharded gradients.
+/// pass takes the memory of one whole model; so does the second, which adds to these gradients.
 TEST(MemoryTest, AccumulatedGradientsTakeTheMemoryOfOneModel) {
   test::on_ranks(4, [](const dist::Mesh& mesh) {
     static_cast<void>(allocated_memory());  // counts from here on
@@ -97,7 +97,7 @@ TEST(MemoryTest, AccumulatedGradientsTakeTheMemoryOfOneModel) {
     const std::int64_t whole = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes;
     const std::int64_t shard = whole / 4;
     const std::int64_t few_layers = 7 * DeepImpl::kLayerNbytes;  // as in a step with one backward
-    forward(model, x).sum().backward();  // after it Gloo has let go of its copies of the model
+    forward(model, x).sum().backward();  // after it Gloo has freed its copies of the model
     model->zero_grad();
     const std::int64_t before = allocated_memory().now;
     const auto step = [&] {
@@ -168,7 +168,7 @@ TEST(MemoryTest, NothingGrowsOverTwoHundredSteps) {
       if (step < 50) early = std::max(early, allocated_memory().now);
     }
     for (int wait = 0; wait < 200 && allocated_memory().now > early; ++wait) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // Gloo's threads let go later
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // Gloo's threads free late
     }
     EXPECT_LE(allocated_memory().now, early);
   });
@@ -182,8 +182,8 @@ TEST(MemoryTest, ADeadModuleLeavesNothing) {
       Deep model = sharded(mesh, {});
       forward(model, torch::ones({1, DeepImpl::kWidth})).sum().backward();
     }
-    // The next look into the registry lets go of what belonged to dead modules; Gloo's threads, and
-    // the other rank's look, may be at it still.
+    // The next access to the registry frees the states of dead modules. Gloo's threads, and the
+    // other rank's access, may still be freeing.
     for (int i = 0; i < 500 && allocated_memory().now != before; ++i) {
       registry::num_modules();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));

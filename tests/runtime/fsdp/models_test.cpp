@@ -7,7 +7,7 @@ namespace tessera {
 namespace {
 
 /// A model of some kind, its units, and a loss. Every rank trains on the same rows, so that batch
-/// statistics are those of the unsharded run too.
+/// statistics equal those of the unsharded run.
 class Subject {
  public:
   virtual ~Subject() = default;
@@ -27,7 +27,7 @@ class MlpSubject final : public Subject {
   test::Mlp model_;
 };
 
-/// Convolutions with BatchNorm, whose buffers move along.
+/// Convolutions with BatchNorm, whose buffers change in each forward.
 class ConvolutionSubject final : public Subject {
  public:
   torch::nn::Module& module() override { return *model_; }
@@ -121,7 +121,7 @@ const char* name_of(Kind kind) {
 }
 
 std::unique_ptr<Subject> make(Kind kind) {
-  at::set_num_threads(1);  // as ranks have it: two threads would add up in another order
+  at::set_num_threads(1);  // as ranks do: two threads would add up in another order
   std::unique_ptr<Subject> subject;
   test::with_generator([&] {
     torch::manual_seed(11);
@@ -149,7 +149,7 @@ std::unique_ptr<Subject> make(Kind kind) {
 enum class Way { plain, recompute, accumulate, accumulate_no_sync };
 constexpr std::size_t kNumSteps = 10;
 
-/// What a run leaves. Gradients show in the parameters, and in their norms.
+/// The results of a run. A wrong gradient shows in the parameters and in the norms.
 struct Outcome {
   std::vector<double> losses;
   std::vector<double> norms;
@@ -165,14 +165,14 @@ void take_tensors(Outcome& outcome, const torch::nn::Module& module) {
   }
 }
 
-/// Not Adam: it divides what rounding leaves of a gradient that is zero by itself.
+/// Not Adam: where a gradient is zero up to rounding, it scales this error up to a full step.
 torch::optim::SGDOptions optimizer_options() {
   return torch::optim::SGDOptions(0.05).momentum(0.9);
 }
 
 constexpr double kMaxNorm = 0.5;
 
-/// What the first pass of a step, and the second, are given. Token ids stay as they are.
+/// The input of the first (0) or second (1) pass of a step. Token ids are the same in both.
 at::Tensor input_of(const Subject& subject, std::size_t index) {
   const at::Tensor input = subject.input();
   return input.is_floating_point() ? input * static_cast<double>(index + 1) : input;
@@ -239,12 +239,12 @@ Outcome train_sharded(Kind kind, Way way, const dist::Mesh& mesh, ShardingStrate
   return outcome;
 }
 
-/// Of numbers of the size of one and below, what they may differ by; of larger ones, relative.
+/// How far numbers may differ: absolute for numbers up to about 1, relative for larger ones.
 struct Tolerance {
   double values;  // losses, parameters, buffers
-  double norms;   // of gradients: steeper, where steps have become small
+  double norms;   // of gradients
 };
-constexpr Tolerance kNone = {0, 1e-12};  // a norm adds up squares rank by rank, in double precision
+constexpr Tolerance kNone = {0, 1e-12};  // norms: squares are added up rank by rank, in float64
 
 void expect_near(double found, double expected, double tolerance, const std::string& what) {
   EXPECT_NEAR(found, expected, tolerance * std::max(1.0, std::abs(expected))) << what;
@@ -290,7 +290,7 @@ dist::MeshOptions mesh_options_of(ShardingStrategy strategy) {
   return options;
 }
 
-/// Holds what ranks come to against `expected`: exactly, but on three.
+/// Compares the results of each world size with `expected`: exactly, except on three ranks.
 void expect_on_all_world_sizes(const Setup& setup, Way way, const MixedPrecision& precision,
                                const Outcome& expected, const Tolerance& of_three) {
   for (const int world_size : world_sizes_of(setup.strategy)) {
@@ -309,9 +309,9 @@ void expect_on_all_world_sizes(const Setup& setup, Way way, const MixedPrecision
 class ModelsTest : public ::testing::TestWithParam<Setup> {};
 class ModelsInBFloat16Test : public ::testing::TestWithParam<Setup> {};
 
-/// All ranks have the same gradients, whose average is exact where the number of ranks is a power
-/// of two: bit for bit the unsharded run. Else a sum of three is rounded, by libtorch 2.14 up to
-/// 5.5e-6 of a norm.
+/// All ranks have the same gradients. Where the number of ranks is a power of two their average is
+/// exact, and the run equals the unsharded one bit by bit. On three ranks the sum is rounded: with
+/// libtorch 2.14 norms differ by up to 5.5e-6.
 /// Shows B1, B10, B12, B19.
 TEST_P(ModelsTest, EqualTheUnshardedRun) {
   const Kind kind = GetParam().kind;
@@ -355,7 +355,7 @@ INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsTest,
                          ::testing::ValuesIn(setups_of({Kind::mlp, Kind::transformer,
                                                         Kind::convolution, Kind::lstm,
                                                         Kind::frozen})));
-// Without the convolution: its buffers stay float32, which BatchNorm refuses to mix.
+// Without the convolution: its buffers stay float32, and BatchNorm refuses mixed dtypes.
 INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsInBFloat16Test,
                          ::testing::ValuesIn(setups_of({Kind::mlp, Kind::transformer,
                                                         Kind::lstm})));

@@ -103,7 +103,7 @@ TEST(ParameterGroupsTest, AreTheSameShardedAndNot) {
 }
 
 TEST(ParameterGroupsTest, TrainAsTheUnshardedRun) {
-  at::set_num_threads(1);  // as ranks have it: two threads would add up in another order
+  at::set_num_threads(1);  // as ranks do: two threads would add up in another order
   const auto train = [](Transformer model, const auto& run) {
     torch::optim::AdamW optimizer(parameter_groups(*model, decay_matrices));
     for (int step = 0; step < 4; ++step) {
@@ -164,7 +164,7 @@ TEST(ParameterGroupsTest, ARuleMayLeaveParametersOut) {
   ASSERT_EQ(groups.size(), 1U);
   EXPECT_EQ(groups[0].params().size(), parameters(*model).size() - 2);
   EXPECT_THAT(names_of(groups, *model)[0], Not(Contains("norm.weight")));
-  // Asked about like any other otherwise.
+  // A rule that leaves nothing out puts the parameter into a group as usual.
   EXPECT_THAT(names_of(parameter_groups(*model, decay_matrices), *model)[1],
               Contains("norm.weight"));
 }

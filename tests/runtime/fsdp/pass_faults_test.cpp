@@ -3,7 +3,7 @@
 
 #include "runtime/support/checks.h"
 
-// Programs that are a little off the usual course, and must be right or refused all the same.
+// Unusual programs: each must give right results or be refused.
 
 namespace tessera {
 namespace {
@@ -90,7 +90,7 @@ TEST_P(PassFaultsTest, AForwardWhoseResultIsDroppedLeavesNothingOpen) {
     torch::optim::SGD optimizer(model->parameters(), 0.1);
     forward(model, some_input()).sum().backward();
     const std::vector<at::Tensor> once = gradients(*model);
-    static_cast<void>(forward(model, some_input()));  // a validation that forgets NoGradGuard
+    static_cast<void>(forward(model, some_input()));  // a validation step without NoGradGuard
     EXPECT_FALSE(is_in_pass(*model));
     expect_same(gradients(*model), once);
     const at::Tensor before = model->down->weight.detach().clone();
@@ -101,7 +101,7 @@ TEST_P(PassFaultsTest, AForwardWhoseResultIsDroppedLeavesNothingOpen) {
 
 // Shows B22.
 TEST_P(PassFaultsTest, AStepBetweenForwardAndBackwardIsNotSilent) {
-  if (GetParam() == NO_SHARD) return;  // whole parameters, whole gradients: a step like any other
+  if (GetParam() == NO_SHARD) return;  // parameters and gradients are whole, so the step is legal
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, GetParam());
     torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -148,7 +148,7 @@ TEST(PassFaultsAloneTest, NoSyncScopesNest) {
   });
 }
 
-/// Uses a unit, or passes it by.
+/// Uses a unit, or skips it.
 struct MaybeImpl : torch::nn::Module {
   MaybeImpl() {
     first = register_module("first", torch::nn::Linear(5, 5));
@@ -197,7 +197,7 @@ TEST(PassFaultsAloneTest, WhatWasKeptUnderNoSyncCanBeDropped) {
       EXPECT_THAT(test::error_of([&] { drop_unsynced_gradients(*model); }),
                   ::testing::HasSubstr("expected a call outside of forward and backward"));
     }
-    const at::Tensor given_up = forward(model, some_rows(), true).sum();  // and its pass is open
+    const at::Tensor given_up = forward(model, some_rows(), true).sum();  // its pass stays open
     drop_unsynced_gradients(*model);
     forward(model, some_rows(), false).sum().backward();
     unsharded->forward(some_rows(), false).sum().backward();
@@ -233,7 +233,7 @@ TEST(PassFaultsAloneTest, ARankWhoseForwardEndsEarlyKeepsStep) {
     const at::NoGradGuard no_grad;
     forward(model, some_input());
     {
-      // Rank 1 leaves after the first layer.
+      // Rank 1 ends its forward after the first layer.
       const ForwardScope scope(*model);
       const at::Tensor hidden = model->up->forward(some_input());
       if (mesh.rank() == 0) model->down->forward(model->middle->forward(hidden));
@@ -421,7 +421,7 @@ TEST(PassFaultsAloneTest, ABackwardThatFailsOnOneRankIsToldOnAll) {
       const std::string error = error_of([&] {
         std::optional<ForwardScope> scope(*model);
         const at::Tensor sum = loss(*scope);
-        if (step < 3) scope.reset();  // the backward may run within it, and after it
+        if (step < 3) scope.reset();  // in later steps the backward runs in the scope
         sum.backward();
       });
       if (fails) {
@@ -434,7 +434,7 @@ TEST(PassFaultsAloneTest, ABackwardThatFailsOnOneRankIsToldOnAll) {
   });
 }
 
-/// One rank alone fails in a forward, anywhere: all hear of it at once, and go on together.
+/// One rank alone fails anywhere in a forward: all get the error at once, and the next step works.
 /// Shows B22.
 TEST(PassFaultsAloneTest, AForwardThatFailsOnOneRankIsToldOnAll) {
   for (const int num_passes_before : {0, 1}) {

@@ -179,7 +179,7 @@ TEST(PassStatesTest, ABranchThatOnlyOneRankTakesIsTrainedOnAll) {
   });
 }
 
-/// A base that is frozen, with a small addition that is trained, as LoRA has it.
+/// A frozen base with a small trained addition, as in LoRA.
 struct AdaptedImpl : torch::nn::Module {
   AdaptedImpl() {
     base = register_module("base",
@@ -207,7 +207,7 @@ TEST(PassStatesTest, FrozenUnitsAreFreedInTheBackward) {
           {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
       const at::Tensor x = torch::linspace(0, 1, 10).reshape({2, 5});
       at::Tensor output = forward(model, x);
-      // When the first layer's gradient comes, the frozen layers after it must have been freed.
+      // When the first layer's gradient is computed, later frozen layers must already be freed.
       std::vector<std::string> open;
       for (int i = 0; i < 2; ++i) {
         if (i > 0) output = forward(model, x);

@@ -113,10 +113,10 @@ TEST(PassTest, TwoForwardsThenOneBackward) {
 // Shows B11.
 TEST(PassTest, AutocastKeepsNoCopyOfAWeightFromOnePassToTheNext) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
-    // Linear uses a view of its weight, of which autocast keeps no copies anyway.
+    // Not Linear: it uses a view of its weight, and autocast caches no copies of views.
     torch::nn::Conv1d model(torch::nn::Conv1dOptions(3, 4, 1));
     fully_shard(*model, {.mesh = mesh});
-    const test::AutocastToBFloat16 autocast;  // over several steps, as some trainers have it
+    const test::AutocastToBFloat16 autocast;  // over several steps, as in some trainers
     const at::Tensor input = torch::ones({2, 3, 5});
     const at::Tensor before = forward(model, input);
     before.sum().backward();

@@ -51,7 +51,7 @@ TEST(PolicyTest, ByAFunction) {
   EXPECT_THAT(units_of(*model), ElementsAre("", "middle"));
 }
 
-/// Counts what it is asked.
+/// Records which modules it is asked about.
 class Asking final : public FsdpPolicy {
  public:
   Asking(std::vector<std::string>& asked, const torch::nn::Module& root)
@@ -122,7 +122,7 @@ TEST(PolicyTest, AModuleThatStandsInTheTreeTwiceIsOneUnit) {
   });
 }
 
-/// Norms of gradients under every strategy, of any type, against torch's own.
+/// Compares gradient norms of several types, under every strategy, with torch's own.
 class ClipTest : public ::testing::TestWithParam<std::tuple<ShardingStrategy, double>> {};
 
 // Shows B12.

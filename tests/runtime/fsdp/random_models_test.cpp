@@ -7,17 +7,17 @@
 #include "runtime/support/checks.h"
 #include "support/random.h"
 
-// Draws models, ways to shard and replicate them, and patterns of use by rank and step, and holds
-// every gradient and every loss to those of the unsharded model. `TESSERA_TEST_SEED` repeats a run,
-// `TESSERA_RANDOM_MODEL` the one case of a seed; `TESSERA_RANDOM_MODELS` sets how many cases each
-// world draws.
+// Draws models, ways to shard and replicate them, and which parts each rank uses in each step.
+// Compares every gradient and loss with those of the unsharded model. `TESSERA_TEST_SEED` repeats a
+// run, `TESSERA_RANDOM_MODEL` one case of it; `TESSERA_RANDOM_MODELS` sets the number of cases per
+// world.
 
 namespace tessera {
 namespace {
 
 constexpr int kWidth = 4;
 
-/// The same numbers on all ranks, whatever threads draw beside it.
+/// A generator that gives the same numbers on all ranks, whatever other threads draw.
 class Drawn {
  public:
   explicit Drawn(std::uint64_t seed) : engine_(seed) {}
@@ -40,7 +40,7 @@ class Drawn {
   std::mt19937_64 engine_;
 };
 
-/// Says which optional nodes one rank uses in one forward, and in which order.
+/// Determines which optional nodes one rank uses in one forward, and in which order.
 struct Use {
   std::uint64_t seed = 0;
   Drawn at(int node) const { return Drawn(seed * 1000003 + static_cast<std::uint64_t>(node)); }
@@ -94,14 +94,14 @@ struct NodeImpl : torch::nn::Module {
 };
 using Node = std::shared_ptr<NodeImpl>;
 
-/// Builds the same model each time it is asked.
+/// Builds the same model for the same seed.
 class ModelDraw {
  public:
   explicit ModelDraw(std::uint64_t seed) : drawn_(seed) {
     is_uneven_ = drawn_.chance(70);
     may_recompute_ = drawn_.chance(25);
     root_ = draw_group(0);
-    // What is always used and trained: every loss has a gradient.
+    // A layer that is always used and trained, so that every loss has a gradient.
     add(*root_, draw(NodeImpl::Kind::linear, 1), false);
     for (at::Tensor& parameter : root_->nodes.back()->parameters()) parameter.requires_grad_(true);
     std::swap(all_[all_.size() - 2], all_.back());
@@ -125,7 +125,7 @@ class ModelDraw {
             "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
         break;
       case Kind::scale:
-        // Some never required a gradient: libtorch keeps nothing of autograd's for them.
+        // Some never required a gradient: libtorch has no autograd metadata for them.
         node->weight = node->register_parameter("weight", drawn_.tensor({kWidth}),
                                                 /*requires_grad=*/drawn_.chance(50));
         break;
@@ -195,7 +195,7 @@ class ModelDraw {
   bool is_uneven_ = false;
   bool may_recompute_ = false;
   int num_nodes_ = 0;
-  std::vector<Node> all_;  // what is inside comes before what is around it
+  std::vector<Node> all_;  // inner nodes before the groups that contain them
   Node root_;
 };
 
@@ -204,7 +204,7 @@ bool is_within(const NodeImpl& node, const NodeImpl& group) {
          std::ranges::any_of(group.nodes, [&](const Node& each) { return is_within(node, *each); });
 }
 
-/// Returns whether nothing of a node stands outside of it as well, as a module or a weight.
+/// Returns whether no module or weight of a node is also used outside of it.
 bool stands_alone(const NodeImpl& node, const ModelDraw& model) {
   const std::vector<at::Tensor> weights = node.parameters();
   for (const Node& other : model.all()) {
@@ -287,7 +287,7 @@ class Case {
   }
 
  private:
-  /// Of one rank, in one forward; the same wherever it is computed.
+  /// The batch of one rank in one forward. Every rank can compute it from the seed.
   struct Batch {
     at::Tensor x;
     Use use;
@@ -301,7 +301,7 @@ class Case {
     const Batch batch = batch_of(mesh_.rank(), seed);
     return forward(*sharded_.root(), batch.x, batch.use).pow(2).sum();
   }
-  /// What the unsharded model makes of this rank's batch.
+  /// Returns the unsharded model's loss for this rank's batch.
   at::Tensor expected_output(std::uint64_t seed) {
     const Batch batch = batch_of(mesh_.rank(), seed);
     return unsharded_.root()->forward(batch.x, batch.use).pow(2).sum();
@@ -415,7 +415,7 @@ class Case {
     }
   }
 
-  /// What plain SGD does.
+  /// A step of plain SGD.
   static void step(torch::nn::Module& model) {
     const at::NoGradGuard no_grad;
     for (at::Tensor& parameter : test::unique_parameters(model)) {
@@ -424,7 +424,7 @@ class Case {
       parameter.mutable_grad() = at::Tensor();
     }
   }
-  /// Freezes a node, or lets it be trained again; but for the last one, which every loss needs.
+  /// Freezes a node, or unfreezes it. Not the last one, which every loss needs.
   void turn(NodeImpl& node) const {
     if (node.kind == NodeImpl::Kind::group || node.number == last_node()) return;
     for (at::Tensor& parameter : node.parameters()) {
@@ -440,7 +440,7 @@ class Case {
   int last_node() const { return sharded_.root()->nodes.back()->number; }
 
   void expect_gradients() {
-    // Sums run in another order, and norms and sums that cancel magnify that.
+    // Sums run in another order; norm layers, and sums whose terms cancel, magnify the difference.
     constexpr double kTolerance = 1e-3;
     test::expect_gradients_of(*unsharded_.root(), *sharded_.root(), mesh_, 1, kTolerance);
     for (std::size_t i = 0; i < sharded_.all().size(); ++i) {

@@ -5,7 +5,7 @@
 
 #include "runtime/support/checks.h"
 
-// Functions of torch that know nothing of ranks: refused where they would meet this rank's shards.
+// Functions of torch that do not know about ranks: refused where they would get shards.
 
 namespace tessera {
 namespace {

@@ -20,7 +20,7 @@ class FillingListener final : public TouchListener {
   at::Tensor whole_;  // without the key
 };
 
-// Without this nothing is ever gathered: docs/decisions/0014-the-key-that-sees-operators.md.
+// Gathers depend on this: see docs/decisions/0014-the-key-that-sees-operators.md.
 TEST(TouchDispatchTest, AnOperatorIsSeenBeforeAutograd) {
   const at::Tensor storage = torch::zeros({3, 3});
   at::Tensor parameter = with_touch_key(storage).requires_grad_();

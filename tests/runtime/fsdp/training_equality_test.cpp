@@ -55,7 +55,7 @@ at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
                                               targets.flatten());
 }
 
-/// What a run leaves: the norm of each step's gradient, and the parameters at the end.
+/// The results of a run: each step's loss and gradient norm, and the parameters at the end.
 struct Outcome {
   std::vector<double> losses;
   std::vector<double> norms;
@@ -83,7 +83,7 @@ Outcome train_unsharded() {
   return outcome;
 }
 
-/// Returns whole parameters, read in a pass under which nothing is recorded.
+/// Returns whole parameters, read in a forward scope without gradients.
 std::map<std::string, at::Tensor> whole_parameters(TransformerImpl& model) {
   const at::NoGradGuard no_grad;
   const ForwardScope scope(model);

@@ -19,7 +19,7 @@ constexpr int kNumExperts = 4;
 /// Which experts a rank uses in a step, in this order.
 using Route = std::vector<int>;
 
-/// Layers of which each forward uses some.
+/// Layers (experts) of which each forward uses some.
 struct RoutedImpl : torch::nn::Module {
   RoutedImpl() {
     first = register_module("first", torch::nn::Linear(kWidth, kWidth));
@@ -88,7 +88,7 @@ dist::MeshOptions hybrid_if(ShardingStrategy strategy) {
 
 class UnevenUseTest : public ::testing::TestWithParam<ShardingStrategy> {
  protected:
-  /// Holds gradients against the unsharded model's over several steps. `route_of(rank, step)`.
+  /// Compares gradients with the unsharded model's over several steps. `route_of(rank, step)`.
   void expect_average(int num_ranks, int num_steps,
                       const std::function<Route(int, int)>& route_of) {
     test::on_ranks(
@@ -186,7 +186,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, UnevenUseTest,
                                            HYBRID_SHARD_ZERO2),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 
-/// A unit whose frozen scale the backward needs once more when its gradients are complete.
+/// A unit whose frozen scale the backward still needs after the unit's gradients are complete.
 struct AroundImpl : torch::nn::Module {
   AroundImpl() {
     scale = register_parameter("scale", torch::full({kWidth}, 2.0), /*requires_grad=*/false);
@@ -214,9 +214,9 @@ struct AroundAnotherImpl : torch::nn::Module {
 };
 TORCH_MODULE(AroundAnother);
 
-// The backward of the first step meets weight, between, shift, scale. In the second one the
-// gradients of `around` are complete before `between` is met, and their turn comes after it, when
-// `around` has been gathered ahead for its scale.
+// The backward of the first step reaches weight, between, shift, scale. In the second step the
+// gradients of `around` are complete before `between` is reached. They are reduced after it, as in
+// step 1, when `around` has been gathered ahead for its scale.
 // Shows B10.
 TEST(UnevenStepsTest, AUnitGatheredAheadOutlivesItsReduction) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
@@ -236,7 +236,7 @@ TEST(UnevenStepsTest, AUnitGatheredAheadOutlivesItsReduction) {
   });
 }
 
-/// A parameter that has never needed a gradient: libtorch keeps nothing of autograd's for it.
+/// A parameter that never required a gradient: libtorch has no autograd metadata for it.
 struct WithConstantImpl : torch::nn::Module {
   WithConstantImpl() {
     scale = register_parameter("scale", torch::full({kWidth}, 2.0), /*requires_grad=*/false);

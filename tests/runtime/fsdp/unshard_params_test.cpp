@@ -26,7 +26,7 @@ struct Setup {
 
 class UnshardParamsTest : public ::testing::TestWithParam<Setup> {
  protected:
-  /// Runs `body` on ranks with a model that is sharded as the parameter of the test says.
+  /// Runs `body` on ranks with a model that is sharded by the test's parameter (Setup).
   static void on_sharded(
       const std::function<void(const dist::Mesh&, Transformer&, const Transformer&)>& body) {
     const auto setup = GetParam();
@@ -48,7 +48,7 @@ class UnshardParamsTest : public ::testing::TestWithParam<Setup> {
   }
 };
 
-/// Holds whole parameters against those of an unsharded model, times `factor`.
+/// Compares whole parameters with those of an unsharded model, times `factor`.
 void expect_values_of(const Transformer& unsharded, Transformer& sharded, double factor = 1) {
   const auto scope = unshard_params(*sharded, {.writeback = false});
   const auto found = sharded->named_parameters();
@@ -117,7 +117,7 @@ TEST_P(UnshardParamsTest, AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
           scale_all(model, 2);
         } else {
           EXPECT_EQ(weight.sizes().vec(), sharded);
-          scale_all(model, 77);  // of its shards: dropped
+          scale_all(model, 77);  // scales this rank's shards: dropped
         }
       }
       expect_values_of(unsharded, model, 2);
@@ -189,7 +189,7 @@ TEST(UnshardParamsScopeTest, OfASubtreeOrOfOneUnitAlone) {
       EXPECT_EQ(model->embedding->weight.dim(), 2);
     }
     {
-      // A part of a unit: the unit that it belongs to.
+      // A module inside a unit: its whole unit is unsharded.
       const auto scope = unshard_params(*model->blocks[2]->as<Block>()->up);
       EXPECT_EQ(sizes(2), 2);
     }
@@ -262,7 +262,7 @@ TEST(UnshardParamsScopeTest, WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
   test::allocated_memory();  // counts from here on
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
-    // Gloo's thread lets go of a tensor some time after its collective: the least of several
+    // Gloo's thread frees a tensor some time after its collective, so take the least of several
     // rounds.
     const auto peak_of = [&](bool writeback) {
       std::int64_t least = std::numeric_limits<std::int64_t>::max();
@@ -270,7 +270,7 @@ TEST(UnshardParamsScopeTest, WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
         std::optional<UnshardedParams> scope(
             std::in_place, *model,
             UnshardParamsOptions{.writeback = writeback, .rank0_only = true});
-        test::reset_peak();  // of leaving the scope: a gather is the same for both
+        test::reset_peak();  // measures only leaving the scope: the gather is the same for both
         scope.reset();
         least = std::min(least, test::allocated_memory().peak);
       }

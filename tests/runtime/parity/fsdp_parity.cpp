@@ -1,4 +1,4 @@
-// Trains a transformer from given values on given data, and writes what the run was like; the peer
+// Trains a transformer from given values on given data, and writes the results; the peer
 // tests/interop/fsdp1_peer.py does the same with PyTorch's FSDP1.
 #include <cstdio>
 #include <fstream>

@@ -10,7 +10,7 @@ namespace {
 
 struct Arguments {
   std::string input;   // safetensors: parameters, and `ids` [steps, rows, sequence + 1]
-  std::string from;    // a checkpoint to go on from; `-`: the input's values
+  std::string from;    // a checkpoint to resume from; `-`: the input's values
   std::string to;      // where to save at the end; `-`: nowhere
   std::string format;  // of what is saved
   std::string way;     // FULL_SHARD, HYBRID_SHARD (2 x n), replicate

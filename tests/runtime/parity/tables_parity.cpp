@@ -50,7 +50,7 @@ tessera::embedding::FusedOptimizer optimizer_named(const std::string& name) {
   return tessera::embedding::RowWiseAdagrad{.lr = kRate, .eps = kEps};
 }
 
-/// Has the tables under the name that they have in the peer.
+/// Has the tables as a member of the same name as in the peer, so that keys are equal.
 struct Net : torch::nn::Module {
   explicit Net(std::shared_ptr<tessera::ShardedEmbeddingBagCollection> tables)
       : ebc(register_module("ebc", std::move(tables))) {}
@@ -74,7 +74,7 @@ void run(char** argv) {
       tessera::shard(whole, plan, mesh, {.optimizer = optimizer_named(argv[3])}));
   tessera::TrainState state{std::shared_ptr<torch::nn::Module>(net)};
   if (const std::string from = argv[5]; from != "-") {
-    // The peer's other layer is not here.
+    // The peer's model has another layer, which is unexpected here.
     tessera::load(state, from, {.allow_unexpected = true});
   }
 
@@ -95,7 +95,7 @@ void run(char** argv) {
   tessera::save(state, argv[8], {.format = tessera::formats::Format::dcp});
   tessera::TrainState own_outputs{outputs};
   const auto folder = std::filesystem::path(argv[9]) / std::to_string(mesh.rank());
-  std::filesystem::create_directories(folder);  // each its own: one writer to a folder
+  std::filesystem::create_directories(folder);  // one per rank: only one writer may use it
   tessera::save(own_outputs, (folder / "outputs.safetensors").string(),
                 {.format = tessera::formats::Format::safetensors});
 }

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 class RecomputeTest : public ::testing::TestWithParam<Recomputation> {
  protected:
   RecomputeOptions options() const { return {.recomputation = GetParam()}; }
-  /// For ranks that are threads: they share one generator, which another may be seeding.
+  /// For ranks that are threads: they share one generator, which another rank may be seeding.
   RecomputeOptions options_of_ranks() const {
     return {.recomputation = GetParam(), .rng_state = RngState::leave};
   }

@@ -59,7 +59,7 @@ TEST(ReplicateTest, EachStepSendsEachGradientOnce) {
     replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
     const std::uint64_t before = mesh.world()->traffic().all_reduce;
     model->forward(some_batch()).mean().backward();
-    std::uint64_t num_elements = 6 + 2;  // a flag for each, for the bucket, for failures
+    std::uint64_t num_elements = 6 + 2;  // flags: one per parameter, the bucket's, failures
     for (const std::uint64_t numel : {7U * 13, 13U, 13U * 11, 11U, 11U * 3, 3U}) {
       num_elements += (numel + 3) / 4 * 4;  // gradients begin at multiples of 16 bytes
     }
@@ -101,7 +101,7 @@ TEST(ReplicateTest, AGradientThatSomebodyKeepsStaysAsItIs) {
   });
 }
 
-// Shows B8, B21. Under NoSyncScope, gradients are added up in the memory that is averaged later.
+// Shows B8, B21. Under NoSyncScope, gradients are added up in the bucket that is averaged later.
 TEST(ReplicateTest, AGradientThatSomebodyKeepsUnderNoSyncStaysAsItIs) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
@@ -200,7 +200,7 @@ TEST(ReplicateTest, AnAverageOfThreeIsRoundedInItsOwnDtype) {
   });
 }
 
-// Rank 0 goes on while the other one has not come as far as the bucket that has left.
+// Rank 0 continues although rank 1 has not reached the bucket whose all-reduce has started.
 // Shows B22.
 TEST(ReplicateTest, ABackwardThatFailedLeavesNothingToTheNext) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
@@ -406,8 +406,8 @@ TEST(ReplicateTest, RecomputationInsideIt) {
   }
 }
 
-/// One rank recomputes a module twice within a backward, in backwards of their own, so that some
-/// gradients come when their bucket has left; the other one does not, and uses a module more.
+/// One rank recomputes a module twice in nested backwards, so that some gradients come after their
+/// bucket's all-reduce has started. The other rank does not, and uses one more module.
 /// Shows B10.
 TEST(ReplicateTest, GradientsThatComeLateOnOneRankOnly) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {

@@ -11,7 +11,7 @@
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
-// Single bits that flip in the files of a checkpoint that a trainer saved.
+// Flips single bits in the files of a checkpoint that a trainer saved.
 
 namespace tessera {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 using test::SmallTrainer;
 
 constexpr int kWorldSize = 2;
-// Shards of 80 KB are compressed, in two chunks; the rest is not.
+// Shards of 80 KB are compressed, in two chunks each; smaller tensors are not.
 constexpr int kWidth = 200;
 const formats::NativeWriteOptions kNative{
     .compression = formats::NativeWriteOptions::Compression::zstd, .chunk_nbytes = 64 << 10};
@@ -44,7 +44,7 @@ struct Flip {
   }
 };
 
-/// Draws a byte of the checkpoint, each as likely as any other, and a bit of it.
+/// Draws a byte of the checkpoint, all with equal probability, and a bit of it.
 Flip draw(test::Random& random, const std::string& checkpoint) {
   std::uintmax_t total = 0;
   for (const char* name : kFiles) total += std::filesystem::file_size(checkpoint + "/" + name);
@@ -58,7 +58,7 @@ Flip draw(test::Random& random, const std::string& checkpoint) {
   throw std::logic_error("a position beyond the last file");
 }
 
-/// Returns copies of all that this rank holds.
+/// Returns copies of all tensors that this rank holds.
 std::vector<at::Tensor> held_by(SmallTrainer& trainer) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> held;
@@ -75,15 +75,15 @@ bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
 
 enum class Outcome { refused, loaded };
 
-/// Loads a checkpoint with one bit flipped, and holds what comes of it against the rules: an error
-/// that names the file, of one kind on all ranks, or what was saved. Collective.
+/// Loads a checkpoint with one bit flipped. Expects either an error that names the file, of the
+/// same kind on all ranks, or the saved state. Collective.
 Outcome load_with(const Flip& flip, const dist::Mesh& mesh, const std::string& path,
                   SmallTrainer& trainer, TrainState& state, const std::vector<at::Tensor>& saved) {
   trainer.fill(-1);
   try {
     load(state, path);
   } catch (const Error& error) {
-    // Without its signature it is no file of ours.
+    // A file whose signature is damaged is not recognized as ours.
     EXPECT_EQ(error.kind(),
               flip.position < kSignatureNbytes ? ErrorKind::unsupported : ErrorKind::corruption)
         << flip.text() << ": " << error.what();
@@ -97,7 +97,7 @@ Outcome load_with(const Flip& flip, const dist::Mesh& mesh, const std::string& p
   return Outcome::loaded;
 }
 
-/// Bytes that loading decides nothing by are HDF5's own, for other readers; `verify` reads them.
+/// Expects that checking checksums finds a flip in bytes of HDF5 that loading ignores.
 void expect_found_by_checksums(const Flip& flip, const std::string& directory) {
   const auto latest =
       formats::latest_valid(FileSystem::posix(), directory, formats::Validation::checksums);
@@ -117,8 +117,8 @@ std::set<std::string> encodings_in(const std::string& path) {
   return encodings;
 }
 
-/// Flips bits of one checkpoint, one at a time, as `choose` says by the path of the checkpoint and
-/// the flip's number. Returns how many loading found.
+/// Flips bits of one checkpoint, one at a time. `choose` gets the checkpoint's path and the flip's
+/// number, and returns the flip. Returns how many flips loading found.
 int flip_bits(int num_flips, const std::function<Flip(const std::string&, int)>& choose) {
   const test::TemporaryDirectory directory;
   const std::string path = directory / "step-1";

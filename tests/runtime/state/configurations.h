@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-/// A way to spread a model over ranks.
+/// A way to distribute a model over ranks.
 struct Configuration {
   enum class Kind { fully_sharded, replicated, replicated_inside } kind = Kind::fully_sharded;
   ShardingStrategy strategy = FULL_SHARD;
@@ -18,7 +18,7 @@ struct Configuration {
   bool is_hybrid() const { return strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2; }
   dist::MeshOptions mesh_options() const;
   std::string name() const;
-  /// Applies it.
+  /// Applies fully_shard or replicate to the model.
   void apply(Transformer& model, const dist::Mesh& mesh) const;
 
   friend void PrintTo(const Configuration& configuration, std::ostream* out) {
@@ -26,7 +26,7 @@ struct Configuration {
   }
 };
 
-/// All strategies that a world of that size knows.
+/// All configurations that are possible on `world_size` ranks.
 std::vector<Configuration> configurations(int world_size);
 std::vector<Configuration> configurations(const std::vector<int>& world_sizes);
 

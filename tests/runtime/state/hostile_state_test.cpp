@@ -11,14 +11,14 @@
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
-// State that is out of the ordinary: what cannot be loaded is refused, and what is loaded is there.
+// Unusual state: what cannot be loaded is refused, and what is loaded arrives completely.
 
 namespace tessera {
 namespace {
 
 using testing::HasSubstr;
 
-/// Saves a model, changes it, loads it. Returns whether everything is as it was.
+/// Saves a model, changes it, loads it. Returns whether the state is the saved one again.
 template <class Model>
 bool comes_back(Model& model) {
   const test::TemporaryDirectory directory;
@@ -70,7 +70,7 @@ TEST(HostileStateTest, AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
           StateDictOptions{.type = LOCAL}}) {
       const StateDictTypeScope scope(*trainer.model, options);
       trainer.fill(3);
-      // Ranks are threads: rank 0's directory is as good as any.
+      // Ranks are threads, so they can share rank 0's string through a static variable.
       static std::string shared;
       if (mesh.rank() == 0)
         shared = directory.path() + "/" + std::to_string(int(options.type)) +
@@ -159,7 +159,7 @@ TEST(HostileStateTest, HooksMayRemoveThemselvesAndEraseParameters) {
   EXPECT_EQ(num_calls, 1);
 }
 
-/// Puts the entries of a module under names that begin with `to` in the place of `from`.
+/// Renames the entries of a module in state dicts: prefix `from` becomes `to`.
 void rename_in_state_dicts(torch::nn::Module& module, const std::string& from,
                            const std::string& to) {
   const auto rename = [](StateDict& state, const std::string& old_front,
@@ -182,8 +182,8 @@ void rename_in_state_dicts(torch::nn::Module& module, const std::string& from,
       });
 }
 
-/// A trainer whose layers have other names in state dicts. `hooks_first`: they are added before
-/// fully_shard is applied.
+/// A trainer whose layers have other names in state dicts. `hooks_first`: the hooks that rename are
+/// added before fully_shard.
 struct RenamedTrainer {
   explicit RenamedTrainer(const dist::Mesh& mesh, bool hooks_first = false)
       : model(test::seeded<test::Mlp>()) {
@@ -336,7 +336,7 @@ TEST(HostileStateTest, KeepLastRemovesOlderOnesOfTheSameNameAlone) {
   for (const std::string name : {"step-10", "step-11", "other-3", "best", "archive.safetensors"}) {
     EXPECT_TRUE(std::filesystem::exists(path(name))) << name;
   }
-  // One that is saved again out of turn stays.
+  // An older step that is saved again is not removed.
   save(state, path("step-2"), {.keep_last = 1});
   EXPECT_TRUE(std::filesystem::exists(path("step-2")));
 }
@@ -493,7 +493,7 @@ TEST(HostileStateTest, OptimizerStateInAnotherDtypeIsForTheCallerToAllow) {
 
 // Shows E7.
 TEST(HostileStateTest, AValueOfManyKeysIsFoundInAboutAsManySteps) {
-  // What looks at every key for each of them takes half an hour for these.
+  // An algorithm that scans all keys for each key would take half an hour here.
   state::ValueTree tree;
   Value::Dict dict;
   for (int i = 0; i < 200'000; ++i) dict.emplace_back("key" + std::to_string(i), i);
@@ -532,7 +532,7 @@ TEST(HostileStateTest, ValuesNestedTooDeepAreRefusedByName) {
       EXPECT_TRUE(own == saved) << name << value_to_string(own);
     });
   };
-  Value pairs = 1;  // a level of which takes the most of JSON
+  Value pairs = 1;  // this kind of level takes the most JSON levels
   for (int i = 0; i < state::kMaxValueDepth; ++i) pairs = Value::Dict{{"$", std::move(pairs)}};
   for (const auto format : {formats::Format::native, formats::Format::safetensors,
                             formats::Format::dcp, formats::Format::torch_zip}) {
@@ -572,7 +572,7 @@ TEST(HostileStateTest, WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
   const test::TemporaryDirectory directory;
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::SmallTrainer trainer(mesh);
-    // What has no memory cannot be copied for a save in the background.
+    // A tensor on the meta device cannot be copied for a save in the background.
     const auto device = mesh.rank() == 0 ? at::kMeta : at::kCPU;  // rank 0's buffers are saved
     trainer.model->register_buffer("a", torch::ones({3}, device));
     const std::string of_rank_0 = mesh.rank() == 0 ? "meta" : "rank 0: ";

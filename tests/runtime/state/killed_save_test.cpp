@@ -15,7 +15,7 @@
 #include "support/random.h"
 #include "support/temporary_directory.h"
 
-// Ranks as processes, of which one is killed while all save.
+// Ranks are processes. One of them is killed during a save.
 
 namespace tessera {
 namespace {
@@ -26,10 +26,10 @@ using std::chrono::steady_clock;
 constexpr const char* kDirectory = "TESSERA_TEST_SAVES";
 constexpr const char* kDoomed = "TESSERA_TEST_DOOMED";
 constexpr const char* kDelay = "TESSERA_TEST_DELAY_US";
-constexpr const char* kTimeOfDeath = ".time-of-death";  // hidden among the checkpoints
+constexpr const char* kTimeOfDeath = ".time-of-death";  // a file that is not listed as a checkpoint
 
 constexpr milliseconds kTimeout{1500};
-/// Other ranks wait that long for rank 0 to tell who is missing; and what they do beside waiting.
+/// Other ranks wait 1.5 timeouts for rank 0 to report the missing rank. Plus 1 s for other work.
 constexpr milliseconds kLongestWait = kTimeout + kTimeout / 2 + milliseconds(1000);
 constexpr milliseconds kLongestWork{5000};
 
@@ -38,7 +38,7 @@ void fill(torch::nn::Module& model, double value) {
   for (at::Tensor& parameter : model.parameters()) parameter.fill_(value);
 }
 
-/// Since the machine's start, in all processes.
+/// Time since the machine's start, the same clock in all processes.
 std::int64_t now_ms() {
   return std::chrono::duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
 }
@@ -51,8 +51,8 @@ void die_in(milliseconds::rep delay_us, const std::string& directory) {
   }).detach();
 }
 
-/// Saves one checkpoint after the other, each full of its own number, until one rank is killed.
-/// Returns the error that this one gets of it.
+/// Saves one checkpoint after the other, each filled with its own number, until one rank is killed.
+/// Returns the error that this rank gets then.
 std::string save_until_one_is_killed(const dist::Mesh& mesh, const std::string& directory) {
   const bool is_doomed = mesh.rank() == std::stoi(std::getenv(kDoomed));
   std::string error = test::error_of([&] {
@@ -98,7 +98,7 @@ Killing draw(test::Random& random, int world_size) {
           .delay_us = random.between(0, 150'000)};
 }
 
-/// `said`: when, and why.
+/// `said`: the time of the error, and its message.
 void expect_error_in_time(const std::string& said, const std::string& directory) {
   std::int64_t died_ms = 0;
   std::ifstream(directory + "/" + kTimeOfDeath) >> died_ms;
@@ -110,12 +110,12 @@ void expect_error_in_time(const std::string& said, const std::string& directory)
   EXPECT_LT(milliseconds(ended_ms - died_ms), kLongestWait + kLongestWork) << error;
 }
 
-/// Loads the latest valid checkpoint in another world. Returns its number; 0: there is none.
+/// Loads the latest valid checkpoint in one process. Returns its number; 0: there is none.
 int load_latest(const std::string& directory, torch::nn::Module& model, TrainState& state) {
   const auto latest =
       formats::latest_valid(FileSystem::posix(), directory, formats::Validation::checksums);
   for (const auto& skipped : latest.skipped) {
-    // What was being written, and what was being removed; never a checkpoint under its name.
+    // Only unfinished saves and removals may be skipped, never a checkpoint under its final name.
     EXPECT_TRUE(skipped.path.ends_with(".partial") || skipped.path.ends_with(".removing"))
         << skipped.path << ": " << skipped.why;
   }
@@ -146,11 +146,11 @@ void kill_one_rank(const Killing& killing) {
   test::Mlp model;
   TrainState state(model);
   const int step = load_latest(directory.path(), *model, state);
-  // A trainer that starts again is not kept from saving by what the killed one left.
+  // Files that the killed trainer left do not prevent a restarted trainer from saving.
   save(state, directory / ("step-" + std::to_string(step + 1)));
 }
 
-/// Several at a time: ranks mostly wait.
+/// Kills several at a time, because ranks mostly wait.
 void kill_often(int num_killings, const std::vector<int>& world_sizes, test::Random random) {
   constexpr int kNumAtOnce = 4;
   std::vector<Killing> killings;

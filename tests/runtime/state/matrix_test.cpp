@@ -3,7 +3,7 @@
 #include "runtime/state/saved_states.h"
 #include "support/temporary_directory.h"
 
-// Every way to spread a model saved, and loaded into every other.
+// Saves a model under every configuration, and loads it under every other.
 
 namespace tessera {
 namespace {
@@ -17,14 +17,14 @@ struct Matrix {
   test::RunOptions options;
 };
 
-/// What the order of sums may change of a loss.
+/// How much another order of sums may change a loss.
 double tolerance_of(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 1e-2 : 1e-6;
 }
 
-/// Saves in every configuration and loads each checkpoint in every one. Goes on in each from its
-/// own checkpoint, with the same bits, and from the one half-way round, so that each is left once
-/// and come to once.
+/// Saves in every configuration and loads each checkpoint in every one. Each configuration also
+/// resumes training twice: from its own checkpoint, with equal bits, and from the checkpoint half
+/// the list away, so that each is the source once and the target once.
 void run(const Matrix& matrix) {
   const test::TemporaryDirectory directory;
   const auto configurations = test::configurations(matrix.world_sizes);

@@ -18,7 +18,7 @@ using test::Transformer;
 using test::unique_parameters;
 using ::testing::HasSubstr;
 
-/// Trains two steps. With `mesh`, each rank on the same batch, so that averages are that of one.
+/// Trains two steps, by default. All ranks use the same batch, so averages equal one rank's values.
 template <class Step>
 void train(torch::optim::Optimizer& optimizer, Step&& loss, int num_steps = 2) {
   for (int step = 0; step < num_steps; ++step) {
@@ -28,7 +28,7 @@ void train(torch::optim::Optimizer& optimizer, Step&& loss, int num_steps = 2) {
   }
 }
 
-/// Holds all that two state dicts of type FULL say against each other.
+/// Compares all entries of two state dicts of type FULL.
 void expect_equal(const StateDict& found, const StateDict& expected, double tolerance = 0) {
   EXPECT_EQ(found.size(), expected.size());
   for (const StateDict::Item& item : expected) {
@@ -66,7 +66,7 @@ TEST_P(OptimStateDictTest, FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
         const StateDict found = optim_state_dict(*model, *optimizer);
         expect_equal(found, optim_state_dict(*unsharded, *reference), 1e-4);
 
-        // From each type into an optimizer that has not stepped.
+        // Loads each type into an optimizer that has not stepped.
         for (const StateDictType type : {FULL, SHARDED, LOCAL}) {
           const StateDict saved = optim_state_dict(*model, *optimizer, {.type = type});
           const auto fresh = make_optimizer(kind, unique_parameters(*model), 0.5);
@@ -168,7 +168,7 @@ TEST(OptimStateDictFormTest, ParametersWithoutStateAndFrozenOnes) {
   torch::optim::AdamW fresh(model->parameters(), torch::optim::AdamWOptions(0.1));
   train(fresh, [&] { return model->forward(torch::ones({2, 7})).sum(); });
   load_optim_state_dict(*model, fresh, found);
-  expect_equal(optim_state_dict(*model, fresh), found);  // what it had for others is gone
+  expect_equal(optim_state_dict(*model, fresh), found);  // state of other parameters is removed
 }
 
 // Shows C7.
@@ -182,7 +182,7 @@ TEST(OptimStateDictFormTest, KeysByNumberAndBack) {
   // Groups: up.weight, middle.bias | up.bias, middle.weight, down.weight, down.bias
   EXPECT_TRUE(by_id.tensor("state.1.exp_avg").equal(by_name.tensor("state.middle.bias.exp_avg")));
   EXPECT_EQ(std::get<Value>(*by_id.find("param_groups.1.params")), Value(Value::List{2, 3, 4, 5}));
-  for (const StateDict::Item& item : by_id) {  // keys of a dict, and not positions in a list
+  for (const StateDict::Item& item : by_id) {  // numbers are dict keys, not list positions
     if (!item.fqn.starts_with("state.")) continue;
     ASSERT_EQ(item.key_path.size(), 3) << item.fqn;
     EXPECT_TRUE(std::holds_alternative<formats::NonStringKey>(item.key_path[1])) << item.fqn;
@@ -216,7 +216,7 @@ TEST(OptimStateDictFormTest, FlattenedGroupsAreToldForEachParameter) {
       }
     }
   }
-  StateDict bare;  // without paths, as a user may build one
+  StateDict bare;  // without key paths, as a user may build one
   for (const StateDict::Item& item : flattened) bare.set(item.fqn, item.entry);
   for (const StateDict* saved : {&flattened, &std::as_const(bare)}) {
     const auto fresh = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters(), 0.5);

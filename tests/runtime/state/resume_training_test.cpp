@@ -14,7 +14,7 @@
 #include "tessera/reshard/job_state.h"
 #include "tessera/reshard/planner.h"
 
-// To train on is to save, to move to other ranks and another strategy, and to train on there.
+// Resumed training gives the same losses after a move to other ranks and another strategy.
 
 namespace tessera {
 namespace {
@@ -25,7 +25,7 @@ using test::OptimizerKind;
 using test::SavedRun;
 using test::Trainer;
 
-constexpr double kTolerance = 1e-6;  // of a loss, for another order of sums
+constexpr double kTolerance = 1e-6;  // relative, of a loss: sums run in another order
 constexpr Configuration::Kind kSharded = Configuration::Kind::fully_sharded;
 const Configuration kSources[] = {{kSharded, FULL_SHARD, 1, 2},
                                   {kSharded, HYBRID_SHARD, 2, 4},
@@ -100,7 +100,7 @@ TEST(ResumeTrainingTest, MovedOfflineARunGoesOnAsIfNothingHadHappened) {
       reshard_offline(path, moved, way.options);
       expect_to_go_on(run, moved, way.to);
     }
-    // And back out of the other format.
+    // And back from the other format.
     reshard_offline(path + "_moved_to_dcp_of_3", path + "_there_and_back", {.world_size = 2});
     expect_to_go_on(run, path + "_there_and_back", {kSharded, HYBRID_SHARD_ZERO2, 2, 2});
   }
@@ -111,7 +111,7 @@ TEST(ResumeTrainingTest, MovedOfflineARunGoesOnAsIfNothingHadHappened) {
 constexpr const char* kPath = "TESSERA_TEST_CHECKPOINT";
 constexpr const char* kStrategy = "TESSERA_TEST_STRATEGY";
 
-/// Goes on from the checkpoint; the first time trains and makes it. Says the losses.
+/// Resumes from the checkpoint; the first run trains and saves it. Returns the losses.
 TEST(ResumeTrainingTest, DISABLED_AsOneRank) {
   test::as_process([](const dist::Mesh& mesh) {
     const std::string path = std::getenv(kPath);

@@ -13,8 +13,8 @@ namespace tessera::test {
 inline constexpr std::int64_t kNumRows =
     24;  // of a batch: 1, 2, 3, 4 and 8 ranks have equal shares
 
-/// A model and its optimizer, spread as a configuration says. A buffer counts the steps and decides
-/// what each trains on, so that a run that goes on must have got it back.
+/// A model and its optimizer, distributed as a configuration says. A buffer counts the steps and
+/// decides the data of each step, so a resumed run is right only if the buffer was loaded.
 struct Trainer {
   Trainer(const Configuration& configuration, const dist::Mesh& its_mesh, OptimizerKind kind,
           at::ScalarType dtype = at::kFloat)
@@ -25,7 +25,7 @@ struct Trainer {
     optimizer = make_optimizer(kind, unique_parameters(*model));
   }
 
-  /// Trains, each rank on its rows. Returns the losses over all rows, the same on every rank.
+  /// Trains, each rank on its rows. Returns the mean losses over all rows, the same on every rank.
   std::vector<double> train(int num_steps) {
     std::vector<double> losses;
     for (int i = 0; i < num_steps; ++i) {
@@ -63,10 +63,10 @@ struct Trainer {
   }
 };
 
-/// Holds what this rank has of a state dict against one of whole tensors, bit by bit.
+/// Compares this rank's shards in a state dict with whole tensors, bit by bit.
 void expect_same_shards(const StateDict& found, const StateDict& expected, const std::string& what);
 
-/// Holds two state dicts of whole tensors against each other, bit by bit.
+/// Compares two state dicts of whole tensors, bit by bit.
 void expect_same_state(const StateDict& found, const StateDict& expected, const std::string& what);
 
 /// How long to train before a save and after it, and how.
@@ -78,17 +78,17 @@ struct RunOptions {
   formats::Format format = formats::Format::native;
 };
 
-/// What a run held when it saved, and its losses from there on.
+/// The state of a run when it saved, and its losses after that.
 struct SavedRun {
   StateDict state;
   std::vector<double> losses;
 };
 
-/// Trains, saves at `path`, and goes on.
+/// Trains, saves at `path`, and trains on.
 SavedRun run_that_saves(const Configuration& configuration, const std::string& path,
                         const RunOptions& options);
 
-/// Trains on and expects the losses of the run that went on, each up to a share of it.
+/// Trains on and expects the losses of the run that did not stop. `tolerance`: relative.
 void expect_to_go_on_as(const SavedRun& run, Trainer& trainer, double tolerance,
                         const std::string& what);
 

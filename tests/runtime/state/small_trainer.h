@@ -10,7 +10,7 @@
 
 namespace tessera::test {
 
-/// Two layers under AdamW, fully sharded, with a number beside them.
+/// Two fully sharded layers under AdamW, and a number in the state.
 struct SmallTrainer {
   explicit SmallTrainer(const dist::Mesh& mesh, int width = 13)
       : model(sharded(mesh, width)), optimizer(model->parameters()) {
@@ -21,12 +21,12 @@ struct SmallTrainer {
 
   TrainState state() { return TrainState(model, optimizer).with("number", number); }
 
-  /// Returns what this rank holds of the optimizer's state, but for the counts of steps.
+  /// Returns this rank's shards of the optimizer's state, except the counts of steps.
   std::vector<at::Tensor> moments() {
     std::vector<at::Tensor> tensors;
     for (const at::Tensor& parameter : model->parameters()) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found == optimizer.state().end()) continue;  // nothing of it is here
+      if (found == optimizer.state().end()) continue;  // this rank has no part of the parameter
       const auto& its_state = static_cast<torch::optim::AdamWParamState&>(*found->second);
       tensors.push_back(its_state.exp_avg());
       tensors.push_back(its_state.exp_avg_sq());
@@ -34,7 +34,7 @@ struct SmallTrainer {
     return tensors;
   }
 
-  /// Makes every element the number, so that whoever loads it knows what was saved.
+  /// Sets every element to the number, so that a load shows which save it came from.
   void fill(std::int64_t its_number) {
     const at::NoGradGuard no_grad;
     number = its_number;

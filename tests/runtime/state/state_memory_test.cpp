@@ -9,7 +9,7 @@
 #include "runtime/support/resident_memory.h"
 #include "support/temporary_directory.h"
 
-// What saving, loading and state dicts take beside the state itself.
+// Memory that saving, loading and state dicts take in addition to the state itself.
 
 namespace tessera {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::int64_t kLayerNbytes = kWidth * kWidth * 4;
 constexpr std::int64_t kLastNbytes = 8 * kLayerNbytes;  // the largest unit, one tensor
 constexpr std::int64_t kModelNbytes = 12 * kLayerNbytes + kLastNbytes;
 
-/// A state that dwarfs every buffer.
+/// A model whose state is much larger than every buffer.
 struct WideImpl : torch::nn::Module {
   WideImpl() {
     const auto layer = [](std::int64_t outputs) {
@@ -42,7 +42,7 @@ struct WideImpl : torch::nn::Module {
 };
 TORCH_MODULE(Wide);
 
-/// A trainer on one rank of two: half of the parameters, and twice that of AdamW's state.
+/// A trainer on one of two ranks: half of the parameters, and AdamW's state, twice as large.
 struct WideTrainer {
   explicit WideTrainer(const dist::Mesh& mesh) {
     fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
@@ -110,7 +110,7 @@ TEST(StateMemoryTest, DISABLED_StateDictAsOneRank) {
   test::as_process([](const dist::Mesh& mesh) -> std::string {
     test::give_back_freed_memory();
     WideTrainer trainer(mesh);
-    trainer.train();  // has every connection made
+    trainer.train();  // opens all connections
     const StateDictOptions options{.offload_to_cpu = true, .rank0_only = true};
     StateDict whole;
     const std::int64_t peak = peak_growth([&] { whole = state_dict(*trainer.model, options); });
@@ -140,8 +140,8 @@ TEST(StateMemoryTest, AFullStateDictOnRankZeroIsGatheredUnitByUnit) {
   run_on_two("StateDictAsOneRank");
 }
 
-/// As counted by libtorch's allocator: other ranks take nothing, rank 0 one shard beside the
-/// result.
+/// Counted by libtorch's allocator: rank 0 takes one shard in addition to the result, other ranks
+/// nothing.
 /// Shows C2.
 TEST(StateMemoryTest, RanksThatOnlySendTakeNoMemory) {
   test::allocated_memory();  // counts from here on

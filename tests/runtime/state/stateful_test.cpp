@@ -49,13 +49,13 @@ TEST(StatefulTest, EpochsOfASchedulerAreThoseOfPython) {
 // Shows C8.
 TEST(StatefulTest, ASchedulerGoesOnFromPythonsWithoutHalvingTwice) {
   Schedule schedule;
-  schedule.optimizer.param_groups()[0].options().set_lr(0.25);  // as Python has it by then
+  schedule.optimizer.param_groups()[0].options().set_lr(0.25);  // as in Python after four epochs
   stateful(schedule.scheduler).load_state_dict(epoch(4));
   EXPECT_EQ(schedule.step(), 0.25);
   EXPECT_EQ(schedule.step(), 0.125);
 }
 
-// A run that moves has, step by step, the learning rates that it would have had where it began.
+// A resumed run has, step by step, the learning rates of a run that did not stop.
 // Shows C8.
 TEST(StatefulTest, AMovedRunHasTheLearningRatesOfARunThatStayed) {
   constexpr int kNumSteps = 9;
@@ -73,7 +73,7 @@ TEST(StatefulTest, AMovedRunHasTheLearningRatesOfARunThatStayed) {
     for (int step = num_before; step < kNumSteps; ++step) moved.push_back(second.step());
     EXPECT_EQ(moved, stayed);
   }
-  // As Python's StepLR(…, 2, 0.5), which has taken its first step when it is made.
+  // As Python's StepLR(…, 2, 0.5), whose constructor takes the first step.
   Schedule as_python;
   as_python.step();
   std::vector<double> rates;
@@ -96,7 +96,7 @@ TEST(StatefulTest, AStepLrOfOtherSettingsIsRefused) {
   EXPECT_THAT(error_of("gamma", 0.1), HasSubstr("found 0.1"));
 }
 
-/// A schedule with state that libtorch knows nothing of.
+/// A scheduler with state of its own, which its base class does not have.
 struct Warmup : torch::optim::StepLR {
   using torch::optim::StepLR::StepLR;
   Value state_dict() const { return Value::Dict{{"warm", warm}}; }
@@ -116,7 +116,7 @@ TEST(StatefulTest, WhatASchedulerSaysOfItselfComesFirst) {
 
 using Plateau = torch::optim::ReduceLROnPlateauScheduler;
 
-/// Two groups, whose learning rates of 1 halve after two losses that are no better.
+/// Two groups with learning rate 1, which halves after two losses without improvement.
 struct PlateauSchedule {
   explicit PlateauSchedule(int patience = 1, int cooldown = 1)
       : scheduler(optimizer, Plateau::min, 0.5, patience, 1e-4, Plateau::rel, cooldown,

@@ -8,7 +8,7 @@
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
 
-// Trainers whose storage fails them.
+// Saving and loading when file operations fail.
 
 namespace tessera {
 namespace {
@@ -23,7 +23,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Fault = FaultFileSystem::Fault;
 
-/// What one rank needs to save again and again, and to look at what there is then.
+/// The tools of one rank to save repeatedly, and to load the latest valid checkpoint.
 struct FaultyRank {
   FaultyRank(const dist::Mesh& its_mesh, const std::string& its_directory)
       : mesh(its_mesh), directory(its_directory), saving(mesh), loading(mesh) {
@@ -36,7 +36,7 @@ struct FaultyRank {
     return directory + "/step-" + std::to_string(number);
   }
 
-  /// Returns what went wrong.
+  /// Returns the error, or "none".
   std::string save_numbered(std::int64_t number, const std::string& path) {
     saving.fill(number);
     return error_of([&] {
@@ -45,7 +45,7 @@ struct FaultyRank {
     });
   }
 
-  /// Loads the latest valid checkpoint, whole. Returns its number.
+  /// Loads the latest valid checkpoint completely. Returns its number.
   std::int64_t load_latest() {
     const auto latest =
         formats::latest_valid(FileSystem::posix(), directory, formats::Validation::checksums);
@@ -76,7 +76,7 @@ bool is_complete(const std::string& error) {
   return error == "none" || error.find("is complete") != std::string::npos;
 }
 
-/// Says what must stand after a save of `number` upon one of `before` that failed with `error`.
+/// Checks the number `found` after a save of `number` over `before` that ended with `error`.
 void expect_whole_or_as_before(std::int64_t found, std::int64_t before, std::int64_t number,
                                const std::string& error, Fault fault) {
   if (is_complete(error)) {
@@ -84,13 +84,13 @@ void expect_whole_or_as_before(std::int64_t found, std::int64_t before, std::int
   } else if (fault == Fault::once) {
     EXPECT_EQ(found, before);
   } else {
-    EXPECT_THAT(found, AnyOf(before, number));  // not even the last rename can be taken back
+    EXPECT_THAT(found, AnyOf(before, number));  // the last rename cannot be undone
   }
 }
 
 enum class Destination { is_new, is_replaced };
 
-/// Fails one file operation of `failing_rank` in a save, each in its turn.
+/// Saves once for each file operation of `failing_rank` in a save, and makes this operation fail.
 void fail_each_operation(FaultyRank& run, Destination destination, int failing_rank, Fault fault) {
   const auto path_of = [&](std::int64_t number) {
     return run.step_path(destination == Destination::is_new ? number : 0);
@@ -101,7 +101,7 @@ void fail_each_operation(FaultyRank& run, Destination destination, int failing_r
     const std::string path = path_of(number);
     run.fs.fail_operation(run.mesh.rank() == failing_rank ? index : -1, fault);
     const std::string error = run.save_numbered(number, path);
-    const bool is_there = FileSystem::posix().kind_of(path).has_value();  // as soon as it is told
+    const bool is_there = FileSystem::posix().kind_of(path).has_value();  // right after the save
     const bool has_failed = run.has_failed();
     SCOPED_TRACE("operation " + std::to_string(index) + ": " + error);
     run.fs.fail_operation(-1);
@@ -114,7 +114,7 @@ void fail_each_operation(FaultyRank& run, Destination destination, int failing_r
       EXPECT_EQ(is_there, is_complete(error));
     }
     expect_whole_or_as_before(run.load_latest(), index, number, error, fault);
-    ASSERT_EQ(run.save_numbered(number, path), "none");  // upon whatever is left
+    ASSERT_EQ(run.save_numbered(number, path), "none");  // over whatever files were left
     EXPECT_EQ(run.load_latest(), number);
     if (!has_failed) {
       EXPECT_GT(index, failing_rank == 0 ? 40 : 10);
@@ -164,7 +164,7 @@ TEST(StorageFaultsTest, ADiskThatIsGoneWhileASaveIsInTheBackground) {
   fail_each_operation({.async = true, .destinations = {Destination::is_new}}, Fault::from_then_on);
 }
 
-/// Fails one file operation of `failing_rank` in a load, each in its turn.
+/// Loads once for each file operation of `failing_rank` in a load, and makes this operation fail.
 void fail_each_operation_of_load(FaultyRank& run, int failing_rank) {
   ASSERT_EQ(run.save_numbered(1, run.step_path(1)), "none");
   for (std::int64_t index = 0;; ++index) {
@@ -202,7 +202,7 @@ TEST(StorageFaultsTest, AnyOperationOfALoadFailingIsAnErrorOnAllRanks) {
   }
 }
 
-/// Keeps this process's files from growing, as a disk that is full does.
+/// Prevents this process's files from growing, like a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(std::uintmax_t nbytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {

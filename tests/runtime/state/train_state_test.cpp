@@ -200,7 +200,7 @@ TEST(TrainStateTest, ASaveInTheBackgroundIsIsolated) {
       const at::NoGradGuard no_grad;
       for (at::Tensor& parameter : trainer.model->parameters()) parameter.fill_(7);
     }
-    trainer.train(3);                      // its collectives and those of the save do not meet
+    trainer.train(3);  // its collectives and those of the save do not get mixed up
     load(state, directory.path() + "/a");  // waits for it
     test::expect_same_state(trainer.state(), expected, "saved in the background");
   });
@@ -212,12 +212,12 @@ TEST(TrainStateTest, TheNextCallThrowsWhatWentWrongInTheBackground) {
   on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
     TrainState state(trainer.model, *trainer.optimizer);
     save(state, directory.path() + "/a", {.async = true});
-    // The place is taken meanwhile.
+    // Another directory takes the save's path in the meantime.
     if (mesh.rank() == 0) std::filesystem::create_directories(directory.path() + "/a/x");
     mesh.world()->max(0, "both are here");
     const std::string error = error_of([&] { state.wait(); });
     if (error == "none") return;                         // the save was faster
-    EXPECT_EQ(error_of([&] { state.wait(); }), "none");  // told once
+    EXPECT_EQ(error_of([&] { state.wait(); }), "none");  // reported only once
     EXPECT_EQ(error_of([&] { save(state, directory.path() + "/b"); }), "none");
   });
 }
@@ -230,7 +230,7 @@ TEST(TrainStateTest, AFailureOnOneRankIsOneOnAllAndLeavesNothing) {
     save(state, directory.path() + "/a");
     EXPECT_THAT(error_of([&] { save(state, directory.path() + "/a"); }), HasSubstr("exists"));
     EXPECT_THAT(error_of([&] { save(state, directory.path() + "/none/a"); }), HasSubstr("none"));
-    // One rank has other state than the rest.
+    // One rank has different state.
     if (mesh.rank() == 1) trainer.model->register_buffer("extra", torch::ones({2}));
     EXPECT_THAT(error_of([&] { save(state, directory.path() + "/b"); }),
                 HasSubstr("state to save"));
@@ -404,7 +404,7 @@ TEST(TrainStateTest, OneReportOnAllRanks) {
   });
 }
 
-// As where one host sees a directory later than another.
+// This happens if one host sees a new directory later than another.
 // Shows E7.
 TEST(TrainStateTest, RanksThatLoadDifferentCheckpointsAreRefused) {
   const test::TemporaryDirectory directory;
@@ -480,7 +480,7 @@ TEST(TrainStateTest, ReplacingTakesCheckpointsAlone) {
   EXPECT_THAT(error_of([&] { save(state, directory.path() + "/mine", replacing); }),
               HasSubstr("it was not changed"));
   EXPECT_TRUE(std::filesystem::exists(directory.path() + "/mine/notes.txt"));
-  // What latest_valid passes over must not be in the way for ever.
+  // A checkpoint that latest_valid skips can still be replaced.
   std::filesystem::resize_file(path + "/rank-00000.h5", 100);
   EXPECT_THAT(error_of([&] { save(state, path); }), HasSubstr("OverwritePolicy::replace"));
   save(state, path, replacing);
@@ -534,7 +534,7 @@ TEST(TrainStateTest, AFailureThatNobodyAskedForIsAWarning) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   test::FaultFileSystem failing(FileSystem::posix(), directory.path());
-  // The first operations are those of the call itself, which throws.
+  // If one of the first operations fails, the call itself throws.
   for (int i = 0; i < 100 && heard.text.empty(); ++i) {
     TrainState state(model);
     failing.fail_operation(i, test::FaultFileSystem::Fault::from_then_on);
@@ -583,7 +583,7 @@ TEST(TrainStateTest, WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
               HasSubstr("0.weight: missing: expected a parameter group that has it"));
   load(state, directory.path() + "/b", {.allow_missing = true});
   test::expect_same_state(optim_state_dict(*model, other), after, "model alone");
-  // Amsgrad wants what the checkpoint has not.
+  // Amsgrad needs state that the checkpoint does not have.
   torch::optim::AdamW amsgrad(model->parameters(), torch::optim::AdamWOptions(0.1).amsgrad(true));
   train(amsgrad);
   const StateDict of_amsgrad = optim_state_dict(*model, amsgrad);
@@ -615,7 +615,7 @@ TEST(TrainStateTest, OtherNamesAndDtypesAreForTheCallerToAllow) {
   EXPECT_TRUE(nested->parameters()[0].equal(model->weight));
 }
 
-// As where each host has a disk of its own, and one of them another run's checkpoint.
+// This happens if each host has a disk of its own, and one disk has another run's checkpoint.
 // Shows E7.
 TEST(TrainStateTest, RanksThatLoadDifferentRunsUnderOneNameAreRefused) {
   const test::TemporaryDirectory directory;
@@ -673,7 +673,7 @@ TEST(TrainStateTest, ReportsHintAtTheOptionsThatMayBeMeant) {
       ::testing::EndsWith("\n  hint: .only = {\"model\"} loads only what this TrainState has"));
   EXPECT_THAT(report_of(TrainState{model}.with("step", step), path),
               HasSubstr(".only = {\"model\", \"step\"}"));
-  // Of a model that was wrapped, bare, or put under another name.
+  // Checkpoints of a model that was wrapped, bare, or saved under another name.
   for (const std::string prefix : {"", "module.", "model.module.", "model_state_dict."}) {
     SCOPED_TRACE(prefix);
     StateDict saved;
@@ -687,7 +687,7 @@ TEST(TrainStateTest, ReportsHintAtTheOptionsThatMayBeMeant) {
                                     "\", \"model.\"}} loads them under the model's names"));
     TrainState state(model);
     EXPECT_EQ(error_of([&] { load(state, other, {.renames = {{prefix, "model."}}}); }), "none");
-    // A tensor that is missing indeed is told beside it.
+    // A tensor that is really missing is reported in addition to the hint.
     saved.erase(prefix + "0.bias");
     save(saved, other + "less");
     const std::string report = report_of(TrainState{model}, other + "less");
@@ -824,7 +824,7 @@ TEST(TrainStateTest, NothingOfAnOptimizerIsLeftOutSilently) {
         load(state, path, {.allow_unexpected = true, .only = only_optimizer});
     EXPECT_THAT(summary_to_string(summary), HasSubstr(expected));
     EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
-    // Where all is loaded the model's own names tell it.
+    // Without a filter the whole model is loaded, and the report has the model's own names.
     const std::string report = error_of([&] { load(state, path); });
     EXPECT_THAT(report, HasSubstr("model.1.bias: unexpected: the checkpoint has a tensor of this "
                                   "name, but the model does not"));

@@ -24,9 +24,9 @@ struct ProcessOptions {
 };
 
 /// Runs a disabled test of this program in `world_size` processes. The test must call `as_process`.
-/// Returns the text that each process returned there, by rank. Use it where threads cannot stand
-/// for ranks: they share state, and a rank that dies would end the others. Starts the program anew,
-/// because a forked process has only one of its parent's threads. Thread-safe.
+/// Returns the text that each process returned there, by rank. Use it where ranks cannot be
+/// threads: threads share state, and a rank that dies would end the others. Starts the program
+/// anew, because a forked process has only one of its parent's threads. Thread-safe.
 std::vector<std::string> run_processes(int world_size, const std::string& disabled_test,
                                        const ProcessOptions& options = {});
 
