@@ -14,12 +14,12 @@
 
 namespace tessera::test {
 
-/// Integers in [low, high], all as likely from the first case on.
+/// Integers in [low, high], all with equal probability from the first case on.
 inline std::int64_t pick(std::int64_t low, std::int64_t high) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<std::int64_t>(low, high + 1));
 }
 
-/// Ranges within [0, size): mostly wide ones, so that two of them mostly meet; some empty.
+/// Ranges within [0, size): mostly wide ones, so that two of them often overlap; some empty.
 inline FlatRange pick_range(std::int64_t size) {
   if (pick(0, 9) == 0) {
     const std::int64_t at = pick(0, size);
@@ -29,7 +29,7 @@ inline FlatRange pick_range(std::int64_t size) {
   return {begin, pick(begin, size)};
 }
 
-/// Shapes of 0 to 4 dimensions, zero sizes and ones among them, of a few hundred elements at most.
+/// Shapes of 0 to 4 dimensions, with sizes from 0 to 7.
 inline rc::Gen<Shape> arbitrary_shape() {
   return rc::gen::exec([] {
     constexpr std::int64_t kSizes[] = {0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 7, 7, 2, 3, 4, 5, 6, 6};
@@ -53,7 +53,7 @@ inline rc::Gen<Region> arbitrary_region(const Shape& shape) {
   });
 }
 
-/// Any strategy that needs nothing but ranks, and the flat ones.
+/// Any strategy that needs no further options.
 inline rc::Gen<std::string> arbitrary_strategy() {
   return rc::gen::exec([]() -> std::string {
     const std::string name =

@@ -19,7 +19,7 @@ using test::counting_bytes;
 using test::MemoryCheckpoint;
 using test::pick;
 
-/// A random recipe as JSON, with a checkpoint that it fits.
+/// A random recipe as JSON, with a checkpoint to which it applies.
 struct Case {
   MemoryCheckpoint source{"source", 2};
   std::vector<std::string> rules;
@@ -136,7 +136,7 @@ std::string rule_of(const std::string& from, const std::string& to,
   return "{\"from\": " + from + ", \"to\": " + to + ", \"ops\": [" + list + "]}";
 }
 
-/// Two or three tensors that become one, which is perhaps cut elsewhere.
+/// Two or three tensors that are joined, and then sometimes split along dimension 0.
 void add_concat_rule(Case& made, const std::string& front) {
   const Shape shape = shape_of_tensor();
   const std::int64_t num_parts = pick(2, 3);
@@ -343,16 +343,16 @@ RC_GTEST_PROP(RecipeLaws, DamageInAnyRuleIsFound, ()) {
   std::string& rule = made.rules[static_cast<std::size_t>(
       pick(0, static_cast<std::int64_t>(made.rules.size()) - 1))];
   switch (pick(0, 3)) {
-    case 0:  // the rule is lost
+    case 0:  // remove the rule
       made.rules.erase(made.rules.begin() + (&rule - made.rules.data()));
       break;
-    case 1:  // it names something else
+    case 1:  // rename one of its tensors
       rule.replace(rule.find("m.r"), 3, "m.x");
       break;
-    case 2:  // there is a source more
+    case 2:  // add a rule whose source does not exist
       made.rules.push_back(R"({"from": "missing", "to": "found"})");
       break;
-    default:  // it is there twice
+    default:  // add the rule a second time
       made.rules.push_back(rule);
   }
   const RecipeReport report =

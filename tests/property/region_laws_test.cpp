@@ -115,7 +115,7 @@ RC_GTEST_PROP(RegionLaws, CoverageAgreesWithCountingElements, ()) {
   for (const Region& region : distinct) {
     for (const std::int64_t element : elements_of(region, shape)) ++uses[element];
   }
-  // A box and a range may be the same elements: replicas for the sweep where both are ranges.
+  // Skip cases where a box and a range have the same elements: they may count as replicas.
   std::set<std::pair<std::int64_t, std::int64_t>> ranges;
   bool has_twins = false;
   for (const Region& region : distinct) {

@@ -46,7 +46,7 @@ TableConstraint arbitrary_constraint(int world_size) {
   for (const TableSharding sharding : kShardings) {
     if (pick(0, 3) == 0) constraint.shardings.push_back(sharding);
   }
-  // Which is always possible; without it many constraints contradict themselves.
+  // table_wise is always possible; without it many constraints would contradict each other.
   if (pick(0, 3) > 0) constraint.shardings.push_back(TableSharding::table_wise);
   if (pick(0, 2) == 0) {
     for (int rank = 0; rank < world_size; ++rank) {
@@ -73,7 +73,7 @@ PlannerOptions arbitrary_options(const std::vector<TableSize>& tables) {
   return options;
 }
 
-/// Checks a table's rule by what it makes of the table, not by how it was found.
+/// Checks the shards that a table's rule makes, not how the planner found the rule.
 void check_table(const TableSize& size, const PlannedTable& planned, const PlannerOptions& options,
                  std::vector<std::uint64_t>& kept_nbytes) {
   const Shape shape{size.rows, size.columns};
@@ -99,7 +99,7 @@ void check_table(const TableSize& size, const PlannedTable& planned, const Plann
   }
 }
 
-/// Shardings that are named after hosts lie on whole hosts, or within one.
+/// Checks that table_row_wise, table_column_wise and grid use one host or whole hosts as they must.
 void check_hosts(const TableRule& rule, int ranks_per_host) {
   std::map<int, int> num_ranks_of_host;
   for (const int rank : rule.ranks) ++num_ranks_of_host[rank / ranks_per_host];

@@ -90,7 +90,7 @@ def link_command(build: Path, extra: Path, output: Path) -> list[str]:
     words = shlex.split(commands[-1].removeprefix(": && ").removesuffix(" && :"))
     at = words.index("-o") + 1
     words[at] = str(output)
-    # The object stands before the library, so that the linker does not take the library's object.
+    # The object must come before the library, so that the linker does not take the library's object.
     words.insert(at + 1, str(extra))
     return words
 
