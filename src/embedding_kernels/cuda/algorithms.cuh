@@ -5,7 +5,7 @@
 #include <cub/device/device_run_length_encode.cuh>
 #include <cub/device/device_scan.cuh>
 #else
-#include "cuda_on_cpu/cub.h"  // of the tests
+#include "cuda_on_cpu/cub.h"  // in tests/: runs on the CPU
 #endif
 
 #include <algorithm>

@@ -132,7 +132,7 @@ void RowCache::fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> 
     }
   }
   if (!missing.empty()) {
-    finish_write_back();  // a row that is needed now may still be on its way to the host
+    finish_write_back();  // a row that is needed now may be in a write-back
     const std::vector<std::int64_t> taken = take_slots(static_cast<std::int64_t>(missing.size()));
     const c10::Stream computing = stream_->current();
     const c10::StreamGuard guard(stream_->stream());

@@ -392,7 +392,7 @@ void Pass::record_use(std::size_t handle, std::size_t parameter) {
   forward_order_.push_back({handle, parameter});
 }
 
-// [Note: Leaving]
+// See [Note: Leaving] in pass.h.
 void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   const std::size_t unit = places_[handle].unit;
   for (std::size_t i = gathered_.size(); i-- > 0;) {

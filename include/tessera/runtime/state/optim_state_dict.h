@@ -35,8 +35,8 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 /// flattened (see `flatten_optim_state_dict`), and are matched by their parameters. A parameter
 /// that was saved without state loses its state. Checks everything before it replaces anything.
 /// Collective only with `rank0_only`. Throws: Error(mismatch) listing everything that is missing,
-/// unexpected or does not fit; Error(unsupported) naming a field whose value libtorch cannot follow
-/// (`maximize`).
+/// unexpected or does not fit; Error(unsupported) naming a field whose value libtorch does not
+/// support (`maximize`).
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 

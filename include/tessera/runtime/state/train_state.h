@@ -68,7 +68,7 @@ struct SaveOptions {
 struct SaveReport {
   std::uint64_t nbytes_written = 0;    // of tensors, by this rank; with `async`, linked ones too
   std::uint64_t nbytes_linked = 0;     // of tensors that stay in files of the base; 0 with `async`
-  bool has_planned = true;             // false: reused the plan of the save before
+  bool has_planned = true;             // false: reused the previous save's plan
   std::chrono::nanoseconds stalled{};  // how long training was blocked
 };
 
