@@ -22,7 +22,7 @@ class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
-  /// A request other than a plain read. It is signed, except for a body that is sent by HTTPS.
+  /// A request other than a plain read. It is signed, but a body that is sent over HTTPS is not.
   struct Call {
     /// Whether the request is about an object or its bucket. The URL names the object in both
     /// cases.

@@ -328,7 +328,7 @@ ObjectVersion S3Uploads::complete(const std::string& url, const MultipartUpload&
 void S3Uploads::abort(const std::string& url, const std::string& id) {
   const Answer answer = server_.send(url, {.method = "DELETE", .query = {{"uploadId", id}}});
   if (!answer.is_success() && answer.response.status != 404) {
-    throw failure(url, answer, "end of an unfinished upload");
+    throw failure(url, answer, "removal of an unfinished upload");
   }
 }
 

@@ -173,7 +173,7 @@ class OperationParser {
   std::size_t join() { return std::exchange(num_streams_, 1); }
   std::size_t fork(const RecipeJson& json, std::size_t num_parts) {
     if (num_streams_ != 1) {
-      json.refuse("one tensor to take apart", std::to_string(num_streams_));
+      json.refuse("one tensor to split", std::to_string(num_streams_));
     }
     if (num_parts > kMaxNames) json.refuse("at most 256 parts", std::to_string(num_parts));
     return num_streams_ = num_parts;
