@@ -32,7 +32,7 @@ def demo_frameworks(*, torch_version: str | None) -> int:
     def torchrun(ranks: int, *command: str) -> list[str]:
         return ["torchrun", "--standalone", "--nproc-per-node", str(ranks), *command]
 
-    heading("DeepSpeed's ZeRO 3 learns the license on 2 ranks, in one go")
+    heading("DeepSpeed's ZeRO 3 learns the license on 2 ranks, without interruption")
     show_and_run(torchrun(2, f"{EXAMPLES}/begin_deepspeed.py", str(WORK / "in-one-go"), TEXT, "--losses", str(in_one_go)),
                  python)
 
@@ -43,12 +43,12 @@ def demo_frameworks(*, torch_version: str | None) -> int:
     heading("Tessera moves what DeepSpeed saved to PyTorch's distributed checkpoint, for 4 ranks")
     show_and_run(["ckpt-reshard", str(zero), str(for_fsdp2), "--to", "dcp", "--world-size", "4"], python)
 
-    heading("PyTorch goes on from there: FSDP2 on 4 ranks")
+    heading("PyTorch resumes from there: FSDP2 on 4 ranks")
     checkpoints.mkdir()
     show_and_run(torchrun(4, f"{EXAMPLES}/go_on_fsdp2.py", str(for_fsdp2), TEXT, "--losses", str(moved),
                           "--steps", str(TO_TESSERA), "--save", str(checkpoints / f"step-{TO_TESSERA}")), python)
 
-    heading("Tessera's C++ trainer goes on from PyTorch's checkpoint, on 1 rank")
+    heading("Tessera's C++ trainer resumes from PyTorch's checkpoint, on 1 rank")
     show_and_run(["resume_anywhere", str(checkpoints), TEXT, "--losses", str(moved), "--steps", str(STEPS)], python)
 
     return compare_runs(in_one_go, moved, TOLERANCE)

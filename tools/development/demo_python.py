@@ -1,4 +1,4 @@
-"""Kills a Python trainer while it saves, resumes it on other ranks in another form, and measures it beside PyTorch's DCP."""
+"""Kills a Python trainer while it saves, resumes it on more ranks as HSDP, and measures saves and loads beside PyTorch's DCP."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def demo_python(*, torch_version: str | None) -> int:
     show_and_kill(trainer(2, checkpoints, "LICENSE", "--steps", STEPS, "--losses", moved), 1,
                   checkpoints / f"step-{KILLED_AT}", python, WORK / "killed.log")
 
-    heading("It goes on from the newest complete checkpoint, on 4 ranks as HSDP")
+    heading("It resumes from the newest complete checkpoint, on 4 ranks as HSDP")
     show_and_run(trainer(4, checkpoints, "LICENSE", "--steps", STEPS, "--hybrid", "--losses", moved), python)
     show_and_run(["ckpt-inspect", "tree", str(checkpoints / f"step-{STEPS}"), "--depth", "2"], python)
     result = compare_runs(alone, moved, TOLERANCE)
