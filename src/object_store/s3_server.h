@@ -51,7 +51,7 @@ class S3Server final : public Server {
   /// Whether the server checks bodies by the header `x-amz-checksum-crc32`.
   enum class Crc32Support { unknown, yes, no };
   Crc32Support crc32_support() const { return crc32_support_; }
-  /// Records what an answer shows. An answer that shows no support outweighs all others.
+  /// Records what an answer shows. After `no`, later answers change nothing.
   void note_crc32_support(Crc32Support shown);
 
   std::optional<std::vector<Entry>> list(const std::string& url) override;

@@ -251,7 +251,7 @@ MultipartUpload S3Uploads::begin(const std::string& url) {
   });
   if (upload.id.empty()) {
     throw Error::expected(ErrorKind::io, {.path = url}, "begin of an upload", "an UploadId", "none",
-                          "does the server have S3's multipart uploads?");
+                          "does the server support multipart uploads?");
   }
   return upload;
 }
