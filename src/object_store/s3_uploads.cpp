@@ -123,7 +123,7 @@ namespace {
                                   const std::string& found) {
   const std::string name(kind);
   throw Error::expected(ErrorKind::io, {.path = url}, what, name + " " + expected,
-                        name + " " + printable(found), "the bytes were damaged on their way");
+                        name + " " + printable(found), "the bytes were damaged in transfer");
 }
 
 /// What a successful answer to an upload says of the bytes.

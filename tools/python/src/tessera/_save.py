@@ -125,7 +125,8 @@ class SaveSteps:
         return self._save
 
     def run(self) -> None:
-        """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
+        """Writes each rank's part, checks that all parts exist (`join`), marks each as a part of this checkpoint (`seal`), and makes
+        the checkpoint appear. Collective."""
         first = self.ranks.rank == 0
         if self.has_base:
             texts = self.together(self._compare)
