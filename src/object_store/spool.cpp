@@ -322,7 +322,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
   if (path == path_ && is_folder) require_no_objects_of_others();  // written meanwhile
-  std::map<std::string, Begun> abandoned;  // uploads of files that were written and removed again
+  std::map<std::string, Begun> abandoned;  // the claim, and uploads of files that were removed
   {
     const std::scoped_lock lock(mutex_);
     for (const FilePointer& file : files) files_.erase(file->path());
