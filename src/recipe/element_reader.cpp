@@ -361,7 +361,7 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
 }
 
 /// Reads elements that are near one another in the source, in one read. The dimensions of `inner`
-/// are sorted by their strides in the source.
+/// are sorted by their strides in the source, largest first.
 void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   std::int64_t span = 1;
   for (std::size_t d = 0; d < inner.sizes.size(); ++d) {
