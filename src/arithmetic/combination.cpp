@@ -192,8 +192,8 @@ class Combination {
     }
   }
 
-  /// Leaves out the values that the first source lacks. Reports them as problems, or as a note if
-  /// there is a preference.
+  /// Reports the values that the first source lacks: as problems, or in a note if there is a
+  /// preference. The result does not have these values.
   void note_values_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {

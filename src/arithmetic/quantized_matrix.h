@@ -15,11 +15,11 @@ namespace tessera::arithmetic {
 enum class CodeForm {
   elements,        // each one is an element of its tensor
   fp4_pairs,       // two float4_e2m1 in a byte, the lower half first
-  signed_columns,  // integers of `bits`, packed along the columns; each is stored plus 2^(bits-1)
-  signed_rows,     // the same, packed along the rows
-  columns,         // unsigned integers of `bits`, packed along the columns
-  rows,            // the same, packed along the rows
-  awq_columns,     // eight unsigned integers of 4 bits, packed along the columns in AWQ's order
+  signed_columns,  // integers of `bits` plus 2^(bits-1); a word has several columns of one row
+  signed_rows,     // the same, but a word has several rows of one column
+  columns,         // unsigned integers of `bits`; a word has several columns of one row
+  rows,            // the same, but a word has several rows of one column
+  awq_columns,     // unsigned integers of 4 bits; a word has eight columns of a row, in AWQ's order
 };
 
 /// Matrices of codes with their scales: `number = (code - zero) * scale`. Rows and columns are

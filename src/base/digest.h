@@ -29,7 +29,7 @@ class Xxh3 {
   std::unique_ptr<State> state_;
 };
 
-/// An XXH3-128 digest (seed 0) of bytes that arrive in blocks: tells contents apart, but does not
+/// An XXH3-128 digest (seed 0) of bytes that arrive in blocks. Distinguishes contents, but does not
 /// protect against forgery. Not thread-safe.
 class Xxh3Wide {
  public:

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Passes every call on to another file system, which must outlive it. A derived class overrides
+/// Forwards every call to another file system, which must outlive it. A derived class overrides
 /// the calls that it changes or observes. As thread-safe as the other one.
 class ForwardingFileSystem : public FileSystem {
  public:

@@ -20,17 +20,17 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
   std::atomic<std::int64_t> next_task{0};
   std::atomic<bool> failed{false};
   std::mutex failure_mutex;
-  // The exception to throw: a failure rather than an interruption; among equals, the exception of
+  // The exception to throw: a failure rather than an interruption; among several, the exception of
   // the task with the lowest index. Tasks start in order, so the choice does not depend on the
   // number of threads.
   std::exception_ptr first_failure;
-  std::pair<bool, std::int64_t> first_rank;
+  std::pair<bool, std::int64_t> first_key;
   const auto fail = [&](std::int64_t index, std::exception_ptr failure, bool interrupts) {
     const std::scoped_lock lock(failure_mutex);
-    const std::pair<bool, std::int64_t> rank{interrupts, index};
-    if (!first_failure || rank < first_rank) {
+    const std::pair<bool, std::int64_t> key{interrupts, index};
+    if (!first_failure || key < first_key) {
       first_failure = std::move(failure);
-      first_rank = rank;
+      first_key = key;
     }
     failed = true;
   };

@@ -29,11 +29,11 @@ Characters range(char first, char last) {
   return characters;
 }
 
-// The bytes of characters outside of ASCII, and those bytes but the first of each character.
+// The bytes of characters outside of ASCII, and the same without each character's first byte.
 const Characters kBeyondAscii = range('\x80', '\xff');
 const Characters kContinuation = range('\x80', '\xbf');
 
-/// Parses an expression. Every part becomes steps that can stand anywhere, as jumps are relative.
+/// Parses an expression. Its parts become steps that can be placed anywhere: jumps are relative.
 class Parser {
  public:
   Parser(const std::string& text, const std::string& path, std::string_view rule)
@@ -259,12 +259,12 @@ class Parser {
   int depth_ = 0;
 };
 
-/// The steps at which the search can be, without jumps and splits.
+/// The steps that can read the next character. Jumps and splits are followed, not kept.
 class Places {
  public:
   explicit Places(const Steps& steps) : steps_(steps), seen_(steps.size() + 1, false) {}
 
-  /// Adds a step and all that follow without a character. Returns whether the end is among them.
+  /// Adds a step and all that it reaches without a character. Returns whether it reaches the end.
   bool add(std::ptrdiff_t first, bool is_begin, bool is_end) {
     left_.assign(1, first);
     bool is_match = false;

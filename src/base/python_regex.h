@@ -9,12 +9,12 @@
 
 namespace tessera::detail {
 
-/// A regular expression of Python. Knows the parts that names of parameters need: characters, `.`,
+/// A regular expression of Python. Supports what patterns of parameter names use: characters, `.`,
 /// classes such as `[0-9]` and `\d`, groups, `|`, `*`, `+`, `?`, `{m,n}`, `^` and `$`. Reads
-/// UTF-8. Every character outside of ASCII counts as a letter, and cannot stand in brackets.
+/// UTF-8. Every character outside of ASCII counts as a letter, and is not allowed in brackets.
 /// Immutable. A match takes at most (length of the expression) * (length of the name) steps,
-/// so an expression out of a file is safe. std::regex tries all ways one by one, which may never
-/// end.
+/// so an expression from a file is safe. std::regex backtracks, which can take exponential
+/// time.
 class PythonRegex {
  public:
   /// `path`, `rule`: for errors, the file and the part of it that has the expression. Throws:

@@ -138,8 +138,8 @@ std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empt
   return best;
 }
 
-/// A search through the combinations of all tables' candidates, for few tables and little memory.
-/// Each candidate is placed on the ranks that come first in a LoadOrder.
+/// A search through the combinations of all tables' candidates, for kMostTablesCombined tables or
+/// fewer. Each candidate is placed on the ranks that come first in a LoadOrder.
 class Combination {
  public:
   Combination(const Assignment& empty, std::optional<Assignment> best)

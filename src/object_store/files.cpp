@@ -25,7 +25,7 @@ RemoteFileSystem& remote_files() {
   return RemoteFileSystem::of_process();
 }
 
-/// Passes each call on: for a URL to the file system of the servers, else to the operating system.
+/// Forwards each call: for a URL to the file system of the servers, else to the operating system.
 class Files final : public FileSystem {
  public:
   std::optional<FileKind> kind_of(const std::string& path) const override {

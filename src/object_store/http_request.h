@@ -55,7 +55,7 @@ struct RetryPolicy {
   int max_attempts_without_server = 3;        // if no server answers at all
   std::chrono::milliseconds first_wait{100};  // doubles with each attempt
   std::chrono::milliseconds max_wait{10'000};
-  std::chrono::seconds deadline{120};  // after the last byte that arrived
+  std::chrono::seconds deadline{120};  // since the first attempt, or the last byte that arrived
 
   /// Returns the default policy, with `max_attempts` from AWS_MAX_ATTEMPTS if that is set.
   static RetryPolicy of_process();

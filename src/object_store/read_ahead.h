@@ -18,9 +18,9 @@ namespace tessera::object_store {
 struct ReadAheadSizes {
   std::uint64_t small_nbytes = std::uint64_t{1} << 20;   // smaller reads are served from a window
   std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // files up to this size are one window
-  std::uint64_t first_nbytes = std::uint64_t{64} << 10;  // of the first window of a larger file
+  std::uint64_t first_nbytes = std::uint64_t{64} << 10;  // of the window of a small read
   std::uint64_t window_nbytes = std::uint64_t{8}
-                                << 20;  // of later windows, and of the parts of large reads
+                                << 20;  // of windows read ahead, and of the parts of large reads
   std::uint64_t split_nbytes = std::uint64_t{16}
                                << 20;  // larger reads are sent as several requests
   std::uint64_t ahead_nbytes = std::uint64_t{64} << 20;  // the most that is read ahead of a stream

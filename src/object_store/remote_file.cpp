@@ -130,7 +130,7 @@ std::uint64_t RemoteFile::take_from_window(ByteRange rest, std::span<std::byte> 
   std::memcpy(out.data(), bytes->data() + (rest.begin - window->range().begin),
               static_cast<std::size_t>(nbytes_taken));
   // A window of which all bytes were read is not needed again. But the first window of a file is
-  // kept, because several parts of a reader look at it.
+  // kept, because readers of formats read the begin of a file several times.
   if (window->note_read(nbytes_taken) && window->range().begin != 0) forget(window);
   return nbytes_taken;
 }

@@ -203,7 +203,7 @@ std::vector<std::string> RemoteFileSystem::list_directory(const std::string& pat
   const Folder entries = folder(url);
   if (entries->empty() && !is_root(url)) {
     const auto known =
-        look_in_parent(url);  // a key `<url>/`, made for a folder, may be all there is
+        look_in_parent(url);  // there may be only a placeholder object, a key `<url>/`
     if (!known || !known->is_folder) throw missing(path, "a directory", "none");
   }
   std::vector<std::string> names;

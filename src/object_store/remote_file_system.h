@@ -70,7 +70,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   mutable std::map<std::string, std::unique_ptr<S3Server>> s3_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Server> hub_;
-  mutable std::map<std::string, Folder> folders_;  // an empty folder does not exist
+  mutable std::map<std::string, Folder> folders_;  // empty list: no such folder
   mutable std::map<std::string, std::optional<FoundObject>> objects_;
   mutable std::vector<std::unique_ptr<Server>> old_servers_;  // open files may use them
 };

@@ -15,7 +15,7 @@ namespace tessera::object_store {
 /// the same time. Started when they are first needed. Thread-safe.
 class RequestWorkers {
  public:
-  enum class Turn { next, last };
+  enum class Turn { next, last };  // before or after the tasks that wait already
 
   /// Returns the workers that all code shares. They end with the process, which aborts their
   /// transfers.

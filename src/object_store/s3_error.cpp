@@ -42,7 +42,7 @@ Error clock_error(const std::string& url, const HttpResponse& response) {
   const std::string of_server = response.header("date");
   return Error::expected(ErrorKind::io, {.path = url}, "clock of this machine",
                          of_server.empty() ? "the server's time" : printable(of_server), text,
-                         "signatures hold for 15 minutes; set the clock");
+                         "signatures are valid for 15 minutes; set the clock");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
-  /// A request other than a plain read. It is signed, except for a body that is sent by HTTPS.
+  /// A request other than a plain read. It is signed, but a body that is sent over HTTPS is not.
   struct Call {
     /// Whether the request is about an object or its bucket. The URL names the object in both
     /// cases.
@@ -51,7 +51,7 @@ class S3Server final : public Server {
   /// Whether the server checks bodies by the header `x-amz-checksum-crc32`.
   enum class Crc32Support { unknown, yes, no };
   Crc32Support crc32_support() const { return crc32_support_; }
-  /// Records what an answer shows. An answer that shows no support outweighs all others.
+  /// Records what an answer shows. After `no`, later answers change nothing.
   void note_crc32_support(Crc32Support shown);
 
   std::optional<std::vector<Entry>> list(const std::string& url) override;

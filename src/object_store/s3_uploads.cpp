@@ -123,7 +123,7 @@ namespace {
                                   const std::string& found) {
   const std::string name(kind);
   throw Error::expected(ErrorKind::io, {.path = url}, what, name + " " + expected,
-                        name + " " + printable(found), "the bytes were damaged on their way");
+                        name + " " + printable(found), "the bytes were damaged in transfer");
 }
 
 /// What a successful answer to an upload says of the bytes.
@@ -251,7 +251,7 @@ MultipartUpload S3Uploads::begin(const std::string& url) {
   });
   if (upload.id.empty()) {
     throw Error::expected(ErrorKind::io, {.path = url}, "begin of an upload", "an UploadId", "none",
-                          "does the server have S3's multipart uploads?");
+                          "does the server support multipart uploads?");
   }
   return upload;
 }
@@ -328,7 +328,7 @@ ObjectVersion S3Uploads::complete(const std::string& url, const MultipartUpload&
 void S3Uploads::abort(const std::string& url, const std::string& id) {
   const Answer answer = server_.send(url, {.method = "DELETE", .query = {{"uploadId", id}}});
   if (!answer.is_success() && answer.response.status != 404) {
-    throw failure(url, answer, "end of an unfinished upload");
+    throw failure(url, answer, "removal of an unfinished upload");
   }
 }
 

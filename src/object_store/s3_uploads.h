@@ -33,8 +33,8 @@ struct ListedParts {
   BodyCheck check = BodyCheck::md5;  // as far as the list shows it
 };
 
-/// Returns a part that the server has listed, as if it had just been uploaded. Returns nothing if
-/// `bytes` are not the bytes of the part, or its ETag does not show this.
+/// Returns a part that the server has listed, so that `bytes` need not be uploaded again. Returns
+/// nothing unless the size and the ETag (an MD5) of the part are those of `bytes`.
 std::optional<UploadedPart> listed_part(const UploadedPart& listed,
                                         std::span<const std::byte> bytes);
 
@@ -49,7 +49,7 @@ class S3Uploads {
   /// Requires: `server` outlives this.
   explicit S3Uploads(S3Server& server) : server_(server) {}
 
-  /// Whether the server surely refuses to replace objects with Existing::refuse. Some servers
+  /// Whether the server surely obeys Existing::refuse, so that no object is replaced. Some servers
   /// ignore the condition (If-None-Match), or do not know it.
   bool surely_refuses_existing() const { return server_.is_amazon(); }
 

@@ -46,11 +46,11 @@ class Server {
   /// Returns the entries of a folder, sorted by name; an empty list for a folder that does not
   /// exist. Returns nothing if the server cannot list folders.
   virtual std::optional<std::vector<Entry>> list(const std::string& url) = 0;
-  /// Returns the object, or nothing if no object has this URL. Sends one request.
+  /// Returns the object, or nothing if no object has this URL. Repeats requests that fail.
   std::optional<FoundObject> find(const std::string& url);
   /// Fills `out` with the bytes of the object from `offset` on. Repeats requests that fail, and
   /// continues after broken connections. Throws: Error(mismatch) if the object has another version
-  /// now; Error(io).
+  /// now; Error(unsupported) if the server does not send ranges; what `error_for` returns.
   void read(const std::string& url, const ObjectVersion& version, std::uint64_t offset,
             std::span<std::byte> out);
 

@@ -184,8 +184,8 @@ void Spool::publish_file(SpooledFile& file) {
   published_[file.url()] = std::move(version);
 }
 
-/// Returns the files at a staging path in the order in which they appear: small files first, and
-/// the index, which makes them a checkpoint, last.
+/// Returns the files at a staging path in the order in which they appear: small files first, the
+/// index last, because without it readers find no checkpoint.
 std::vector<Spool::FilePointer> Spool::in_order_of_publication(
     const std::string& staging_path) const {
   std::vector<FilePointer> files;
@@ -227,9 +227,9 @@ void Spool::claim() {
     begun_[upload.id] = {url};
   }
   for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
-    if (other.key == parse_url(url).path) continue;  // this run's, perhaps begun twice
+    if (other.key == parse_url(url).path) continue;  // of this run; a repeat may have begun two
     throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
-                          "no other one", "'" + printable(other.key) + "'",
+                          "no claim of another program", "'" + printable(other.key) + "'",
                           "another program writes here");
   }
 }
@@ -266,8 +266,8 @@ bool may_be_equal(const ObjectVersion& one, const ObjectVersion& other) {
 
 }  // namespace
 
-/// Throws if another program has written into the folder of the destination. Not all servers
-/// refuse to replace an object, and none refuses a checkpoint of other names.
+/// Throws if another program has written into the folder of the destination. Some servers do not
+/// refuse to replace an object, and no server refuses objects with other names in the same folder.
 void Spool::require_no_objects_of_others() const {
   const StoredObjects there = list_objects(options_.url);
   const auto refuse = [](const std::string& url, const std::string& expected,
@@ -321,15 +321,15 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
   if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
-  if (path == path_ && is_folder) require_no_objects_of_others();  // that appeared meanwhile
-  std::map<std::string, Begun> abandoned;  // uploads of files that were written and removed again
+  if (path == path_ && is_folder) require_no_objects_of_others();  // written meanwhile
+  std::map<std::string, Begun> abandoned;  // the claim, and uploads of files that were removed
   {
     const std::scoped_lock lock(mutex_);
     for (const FilePointer& file : files) files_.erase(file->path());
     if (path == path_) abandoned.swap(begun_);
   }
   for (const auto& [id, upload] : abandoned) uploads_.abort(upload.url, id);
-  // Of files that the interrupted run had, and this one has not.
+  // Remove the unfinished uploads of files that the interrupted run had and this run does not have.
   if (path == path_ && options_.resumes) find_unfinished(options_.url, Unfinished::remove);
   forget(options_.url);
 }

@@ -27,8 +27,8 @@ struct SpoolOptions {
   /// The objects at the URL that are to be replaced. Empty: the upload fails if an object with
   /// other bytes exists there.
   std::optional<StoredObjects> replaced{};
-  /// Whether a file, given by its path relative to the destination, is an index, which makes the
-  /// other files a checkpoint. Index files are removed first and uploaded last.
+  /// Returns whether a file, given by its path relative to the destination, is an index. Without
+  /// its index, a checkpoint cannot be read. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
   bool resumes = false;   // takes over parts that an interrupted run has uploaded; removes others

@@ -81,8 +81,8 @@ class SpooledFile {
   std::vector<Work> rest();
   std::vector<std::byte> read(ByteRange range) const;
 
-  /// Records that a part was uploaded. Does nothing if the part was written again since it was
-  /// taken.
+  /// Records that a part was uploaded. Does nothing if the part was written again after this
+  /// object had returned `work`.
   void note_uploaded(const Work& work, UploadedPart part);
   /// Returns all parts. Requires: all are uploaded.
   std::vector<UploadedPart> uploaded_parts() const;

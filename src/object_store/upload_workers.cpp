@@ -38,7 +38,7 @@ void UploadWorkers::stop() noexcept {
   failure_ = nullptr;
 }
 
-/// Whether the next task fits beside the running ones.
+/// Whether the limits allow the next task to run now.
 bool UploadWorkers::may_begin_next() const {
   if (tasks_.empty()) return false;
   return num_running_ < UploadLimits::kMinUploads ||

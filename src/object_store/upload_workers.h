@@ -16,8 +16,8 @@ namespace tessera::object_store {
 /// How many parts are uploaded at the same time. Each is in memory meanwhile.
 struct UploadLimits {
   static constexpr int kMaxUploads = 8;
-  static constexpr int kMinUploads = 4;                                 // of parts of any size
-  static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;  // of more than kMinUploads
+  static constexpr int kMinUploads = 4;                                 // also of large parts
+  static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;  // if over kMinUploads run
 
   /// Returns how many parts of this size are uploaded at the same time.
   static int num_uploads(std::uint64_t part_nbytes) {
@@ -30,7 +30,7 @@ struct UploadLimits {
 /// Threads that upload parts, within UploadLimits. Thread-safe.
 class UploadWorkers {
  public:
-  /// `max_waiting`: the number of waiting tasks from which on `run` blocks.
+  /// `run` blocks while `max_waiting` tasks or more wait.
   explicit UploadWorkers(std::size_t max_waiting) : max_waiting_(max_waiting) {}
   /// Drops the tasks that have not begun, and waits for the running tasks.
   ~UploadWorkers();

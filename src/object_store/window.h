@@ -26,7 +26,7 @@ class Window {
 
   using NbytesInUse = std::shared_ptr<std::atomic<std::uint64_t>>;
 
-  /// Adds the number of bytes to `in_use`, until the window is dropped.
+  /// Adds the number of bytes to `in_use`; `drop` and the destructor subtract it again.
   Window(ByteRange range, NbytesInUse in_use);
   ~Window();
   Window(const Window&) = delete;

@@ -60,7 +60,7 @@ BlockTensor constant_tensor(DType dtype, const Shape& shape, double value);
 
 // The operations. Requires: dimensions exist, unless said otherwise. Throws: ShapeProblem.
 
-/// Returns `dim`; if it is negative, it counts from the last dimension (-1), as in PyTorch.
+/// Returns `dim` as an index from 0. A negative `dim` counts from the end (-1: the last one).
 std::size_t dim_of(std::int64_t dim, std::size_t num_dims);
 
 /// Cuts a tensor along a dimension into slices of these sizes. Requires: sizes add up to its size.

@@ -361,7 +361,7 @@ void ElementReader::read_copy(const Work& work, Copy copy) const {
 }
 
 /// Reads elements that are near one another in the source, in one read. The dimensions of `inner`
-/// are sorted by their strides in the source.
+/// are sorted by their strides in the source, largest first.
 void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   std::int64_t span = 1;
   for (std::size_t d = 0; d < inner.sizes.size(); ++d) {
@@ -380,7 +380,7 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
   if (work.added != 0 && add_to(elements, work.dtype, work.added).num_too_large > 0) {
-    // The sum that is too large may belong to an element in a gap, which the window does not take.
+    // The sum that is too large may be that of an element in a gap, which is not in the window.
     check_sums(work, inner);
   }
   // The column dimension has the smallest stride in the target. Of the others, the row dimension

@@ -140,7 +140,7 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
                      const std::vector<RenamedEntry>& entries, const std::string& path,
                      std::vector<Finding>& notes) {
   if (source.aliases.empty()) return;
-  std::unordered_map<std::string_view, std::string_view> tensor_of;  // old tensor, by new name
+  std::unordered_map<std::string_view, std::string_view> tensor_of;  // new tensor, by new name
   for (const Target& target : made.targets) {
     tensor_of.emplace(target.entry.meta.fqn, target.entry.meta.fqn);
   }
@@ -162,7 +162,7 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
     if (own.empty() || others.empty()) continue;
     const TensorEntry& tensor = *source.find_tensor(alias.target);
     const auto index = static_cast<std::uint32_t>(&tensor - source.tensors.data());
-    std::int64_t placed = 0;  // elements that both new tensors have
+    std::int64_t placed = 0;  // elements of the source tensor that are in `own`
     for (const std::string_view each : own) {
       const auto found = num_placed.find({index, each});
       if (found != num_placed.end()) placed += found->second;

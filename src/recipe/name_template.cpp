@@ -267,7 +267,7 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
   }
   if (num_texts > kMaxTexts || (repeats && num_texts > 0)) {
     return Problem{"at most " + std::to_string(kMaxTexts) +
-                       " captures of text, and none beside a repeated number",
+                       " captures of text, and none if a number is repeated",
                    "'" + printable(text_) + "'"};
   }
   return std::nullopt;

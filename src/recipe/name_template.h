@@ -39,8 +39,8 @@ struct Capture {
 /// A name with captures: `model.layers.{L}.mlp.{p:gate|up}_proj.weight`. Matches names, and makes
 /// names out of the captures' values. Immutable; thread-safe.
 ///
-/// All values of captures are texts: for a number its digits (before the template adds, as in
-/// `{L+4}`), for alternatives the index of the word, for a text the text itself.
+/// All values of captures are texts: for a number its digits (for `{L+4}` those of L, not of the
+/// number in the name), for alternatives the index of the word, for a text the text itself.
 class NameTemplate {
  public:
   /// Why a text is not a valid template.

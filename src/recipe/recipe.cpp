@@ -173,7 +173,7 @@ class OperationParser {
   std::size_t join() { return std::exchange(num_streams_, 1); }
   std::size_t fork(const RecipeJson& json, std::size_t num_parts) {
     if (num_streams_ != 1) {
-      json.refuse("one tensor to take apart", std::to_string(num_streams_));
+      json.refuse("one tensor to split", std::to_string(num_streams_));
     }
     if (num_parts > kMaxNames) json.refuse("at most 256 parts", std::to_string(num_parts));
     return num_streams_ = num_parts;
@@ -314,8 +314,8 @@ bool are_of_one_kind(const Capture& a, const Capture& b) {
               "two kinds");
 }
 
-/// Checks that the captures in `name` with the same name as `kind` also have its kind and its
-/// number of words.
+/// Checks that the captures in `name` with the same name as `kind` also have its kind, its number
+/// of words and its range.
 void require_kind(const RecipeJson& json, const NameTemplate& name, const Capture& kind) {
   for (const auto& part : name.parts()) {
     const auto* capture = std::get_if<Capture>(&part);
@@ -354,7 +354,7 @@ void resolve_captures(const RecipeJson& json, std::vector<NameTemplate>& side,
   }
 }
 
-/// Checks that each capture of a name has one kind, and one number of alternatives, in all names of
+/// Checks that each capture of a name has the same kind, number of words and range in all names of
 /// the rule.
 void check_kinds(const RecipeJson& json, const Rule& rule, const NameTemplate& name) {
   for (const std::string& capture : name.captures()) {

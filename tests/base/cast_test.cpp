@@ -89,7 +89,7 @@ TEST(CastTest, RoundsToNearestEvenAndOverflowsAsTorchDoes) {
   EXPECT_EQ(half(65520.0F), 0x7C00);
   EXPECT_EQ(half(65519.0F), 0x7BFF);
   EXPECT_EQ(half(-1e30F), 0xFC00);
-  EXPECT_EQ(half(std::ldexp(1.0F, -25)), 0);  // half the least
+  EXPECT_EQ(half(std::ldexp(1.0F, -25)), 0);  // half of the smallest number: a tie, to zero
   EXPECT_EQ(half(std::ldexp(1.5F, -25)), 1);
   const auto e4m3 = [](float v) {
     return cast_one<std::uint8_t>(DType::float32, v, DType::float8_e4m3fn);
@@ -99,7 +99,7 @@ TEST(CastTest, RoundsToNearestEvenAndOverflowsAsTorchDoes) {
 }
 
 TEST(CastTest, DoubleIsRoundedOnce) {
-  // Just above the tie between 1 and the next bfloat16; through float32 it would become the tie.
+  // Just above the tie between 1 and the next bfloat16. Rounded to float32 first, it is the tie.
   const double above_tie = 1.0 + std::ldexp(1.0, -8) + std::ldexp(1.0, -40);
   EXPECT_EQ(cast_one<std::uint16_t>(DType::float64, above_tie, DType::bfloat16), 0x3F81);
 }
@@ -109,7 +109,7 @@ TEST(CastTest, NanStaysNan) {
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
     EXPECT_TRUE(std::isnan(decode16(dtype, cast_one<std::uint16_t>(DType::float32, nan, dtype))));
   }
-  // All payload bits beyond the kept ones.
+  // A NaN whose payload bits are all among those that bfloat16 drops.
   const auto quiet_tail = std::bit_cast<float>(0x7F800001U);
   EXPECT_TRUE(std::isnan(decode16(
       DType::bfloat16, cast_one<std::uint16_t>(DType::float32, quiet_tail, DType::bfloat16))));
@@ -221,7 +221,7 @@ TEST(CastLossesTest, CountsNumbersThatBecomeZero) {
   }
 }
 
-// The count is right for every dtype: a number counts if it is not zero and its code is.
+// The count is right for every dtype: a number counts if it is not zero and its code is zero.
 TEST(CastLossesTest, CountsTheZerosThatTheCodesShow) {
   const DType small[] = {DType::float16, DType::bfloat16, DType::float8_e4m3fn, DType::float8_e5m2,
                          DType::float32};

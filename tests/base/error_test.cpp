@@ -45,9 +45,9 @@ TEST(ErrorTest, PrintableKeepsUnicodeAndEscapesWhatIsNone) {
   EXPECT_EQ(printable("a\u202e"
                       "b\u2066"),
             "a\\xe2\\x80\\xae"
-            "b\\xe2\\x81\\xa6");  // turns of direction
+            "b\\xe2\\x81\\xa6");  // change the writing direction
   EXPECT_EQ(printable("\u200e\u061c\u2028"), "\\xe2\\x80\\x8e\\xd8\\x9c\\xe2\\x80\\xa8");
-  EXPECT_EQ(printable("\u200d\u2010\u202f"), "\u200d\u2010\u202f");  // no such characters
+  EXPECT_EQ(printable("\u200d\u2010\u202f"), "\u200d\u2010\u202f");  // change nothing
 }
 
 TEST(ErrorTest, PrintableCutsTheMiddleBetweenCharacters) {

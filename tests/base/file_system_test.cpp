@@ -46,7 +46,7 @@ TEST_F(FileSystemTest, BytesWrittenAtOffsetsAreReadBack) {
 }
 
 TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
-  // Large and small ranges, aligned and not, in the file and in memory.
+  // Large and small ranges; their offsets in the file and in memory are aligned or not.
   std::string expected(9'000'000, '\0');
   for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<char>(i * i >> 7);
   const auto file = fs_.create(tmp_ / "a");

@@ -31,7 +31,7 @@ TEST(GlobTest, ACharacterIsACodePoint) {
   EXPECT_FALSE(glob_match("[é日]", "è"));  // shares its first byte with é
   EXPECT_TRUE(glob_match("[!x]", "é"));
   EXPECT_FALSE(glob_match("[!é]", "é"));
-  EXPECT_FALSE(glob_match("*[!é]", "aé"));  // `*` takes no half of a character
+  EXPECT_FALSE(glob_match("*[!é]", "aé"));  // `*` does not match half of a character
   EXPECT_TRUE(glob_match("*[!é]", "éa"));
   EXPECT_TRUE(glob_match("\\é", "é"));
 }

@@ -25,7 +25,7 @@ TEST(ParallelTest, EveryTaskRunsOnce) {
   }
 }
 
-// More tasks than anybody waits for: a test that ends was stopped.
+// So many tasks that they would never end: if a test ends, its tasks were stopped.
 constexpr std::int64_t kEndless = std::int64_t{1} << 60;
 
 TEST(ParallelTest, TheFirstExceptionStopsTheRestAndReachesTheCaller) {
@@ -63,7 +63,7 @@ TEST(ParallelTest, AFailureIsToldAlsoWhereItInterruptsOthersFirst) {
   EXPECT_THAT(
       [&] {
         std::latch both_work(2);
-        std::latch helper_has_ended(1);  // so that its failure is known
+        std::latch helper_has_ended(1);  // then its failure was recorded
         parallel_for(2, 2, {}, [&](std::int64_t) {
           both_work.arrive_and_wait();
           if (std::this_thread::get_id() != caller) {
@@ -90,7 +90,7 @@ TEST(ParallelTest, OfTwoFailuresTheCallerSeesThatOfTheEarlierTask) {
               one_has_failed.count_down();
             } else {
               one_has_failed.wait();
-              std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that it is noted
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));  // lets it be noted
             }
             throw Error(ErrorKind::io, {}, "task " + std::to_string(i));
           });

@@ -53,7 +53,7 @@ TEST(PythonRegexTest, AnErrorSaysWhichLimitIsExceeded) {
   refused("(a", "without back references");
 }
 
-// Shows F2, E3. A search that tries all ways one by one would not end.
+// Shows F2, E3. A search that backtracks would take exponential time.
 TEST(PythonRegexTest, AnExpressionWithManyWaysToMatchIsQuick) {
   const std::string name(4000, 'a');
   EXPECT_FALSE(PythonRegex("(a*)*(a|a)*(a?){50}b", "file", "pattern").matches(name));

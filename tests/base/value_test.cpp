@@ -56,12 +56,12 @@ TEST(ValueTest, PrintsAsPythonDoes) {
 
 TEST(ValueTest, SurrogatesPrintAsInPython) {
   EXPECT_EQ(value_to_string("日\xed\xb3\xa9t"), "'日\\udce9t'");
-  // What would change how a terminal shows the text around it, as Python's repr() writes it.
+  // Characters that change how a terminal shows the text around them, as Python's repr() does.
   EXPECT_EQ(value_to_string("\u0085\u061c\u202e\u2028é"), R"('\x85\u061c\u202e\u2028é')");
   EXPECT_EQ(value_to_string(Value::Symbol{"device:\u202e\x1b"}), R"(device:\u202e\x1b)");
   EXPECT_EQ(value_to_string("\xed\xa0\xbd\xed\xb8\x80"), "'\\ud83d\\ude00'");
   EXPECT_EQ(value_to_string("日\xed\xa0"),
-            "'\\xe6\\x97\\xa5\\xed\\xa0'");  // cut short: no str of Python's
+            "'\\xe6\\x97\\xa5\\xed\\xa0'");  // cut short: not a Python str
 }
 
 TEST(ValueTest, FloatsPrintAsInPython) {

@@ -13,7 +13,7 @@ class Device:
     num_gpus: int = 0
 
     def ranks(self, wanted: int) -> int:
-        """Two ranks of NCCL need two GPUs, where two ranks of Gloo share the processors."""
+        """Returns `wanted`, but at most one rank for each GPU, as NCCL needs. Ranks on the CPU share its cores."""
         return min(wanted, self.num_gpus) if self.name == "cuda" else wanted
 
     def build(self, program: str, *others: str, tools: Path, python: Path) -> Path:

@@ -1,5 +1,5 @@
-"""Compressed tensors of each kind: size and speed on one thread, against h5py with shuffle and zstd level 1. Moves of
-compressed checkpoints: chunks that are moved as they are and chunks that are encoded again, against `cp` and sync.
+"""Size and speed of compressed tensors of each kind, on one thread, against h5py with shuffle and zstd level 1. Then moves of
+compressed checkpoints, which copy chunks or encode them again, against `cp` and sync.
 """
 
 import json
@@ -24,7 +24,7 @@ def measured(command: list) -> dict:
 
 
 def interleaved(benchmark: str, ways: dict[str, list], rounds: int) -> list[Result]:
-    """Runs all commands `rounds` times in turn; each says how long its calls took."""
+    """Runs all commands `rounds` times in turn. Each command prints how long its calls took."""
     results = [Result(benchmark, name, [], 0) for name in ways]
     told = {}
     for _ in range(rounds):
@@ -101,7 +101,7 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
         for name, path in (("plain", plain), ("zstd", native)):
             outcome = measured([ours, "load-part", path])
             stored_part = outcome["nbytes_read"] / outcome["nbytes"]
-            parts.append(Result(f"load 1/8 of {kind}", f"tessera, {name} ({stored_part:.4f} bytes read for one given)",
+            parts.append(Result(f"load 1/8 of {kind}", f"tessera, {name} ({stored_part:.4f} bytes read per byte of the result)",
                                 outcome["seconds"], 0))
     results += parts + moves(tools, python, folder, nbytes, rounds)
     shutil.rmtree(folder)

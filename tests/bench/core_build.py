@@ -1,4 +1,4 @@
-"""Compiling the core from a clean folder, without a compiler cache."""
+"""Compiles the core in a clean folder, without a compiler cache."""
 
 import shutil
 from pathlib import Path

@@ -15,7 +15,7 @@ namespace tessera::bench {
 dist::Mesh connect();
 /// Returns this rank's device. Requires: `connect`.
 at::Device device();
-/// Lets the host wait until the device has nothing left to do.
+/// Waits until the device has finished all its work.
 void wait_for_device();
 /// Returns the most memory that tensors had on the device; on the CPU, the most memory that this
 /// process had resident.

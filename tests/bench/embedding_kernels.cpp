@@ -1,6 +1,6 @@
 // Times the kernels of embedding tables without torch. Prints a JSON object per line: first how
-// fast this machine reads and updates rows at random, then each kernel, with the share of that
-// speed.
+// fast this machine reads and updates rows at random, then each kernel, with its speed as a share
+// of that.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -47,7 +47,7 @@ double median_seconds(const std::function<void()>& body) {
 
 bool with_huge_pages = false;
 
-/// Memory that has been written to, so that no page is missing when time is taken.
+/// Memory that has been written to, so that no page fault happens while time is measured.
 struct Memory {
   std::unique_ptr<std::byte[]> bytes;
   explicit Memory(std::int64_t nbytes) : bytes(new std::byte[static_cast<std::size_t>(nbytes)]) {
@@ -59,7 +59,7 @@ struct Memory {
 
 enum class Ids { uniform, zipf };
 
-/// Draws ids. Of Zipf's, the k-th most frequent has a share of 1 / k^1.05; they lie anywhere.
+/// Draws ids. Ids::zipf: the k-th most frequent id has the weight 1 / k^1.05, and is any row.
 class IdSource {
  public:
   explicit IdSource(Ids ids) : ids_(ids) {
@@ -85,7 +85,7 @@ class IdSource {
   std::vector<double> cumulative_{};
 };
 
-/// Runs `body(thread)` on each of some threads.
+/// Runs `body(thread)` on `num_threads` threads.
 void on_threads(int num_threads, const std::function<void(int)>& body) {
   std::vector<std::jthread> threads;
   for (int thread = 1; thread < num_threads; ++thread) threads.emplace_back(body, thread);
@@ -220,7 +220,7 @@ class Step {
   }
   float* gradient() { return reinterpret_cast<float*>(gradient_.bytes.get()); }
 
-  /// Of a row and its pointwise state.
+  /// Returns the bytes of a row and of its pointwise optimizer state.
   double touched_nbytes(const FusedOptimizer& optimizer) const {
     const std::int64_t num_pointwise = std::holds_alternative<Adam>(optimizer) ? 2
                                        : std::holds_alternative<Adagrad>(optimizer) ||
@@ -300,9 +300,9 @@ void measure(const Case& measured) {
 
 }  // namespace
 
-/// Measures everything, or with `--quick` the case of most interest alone; with `--huge-pages` all
-/// memory is in such. `--bandwidth NBYTES THREADS`, the last: only how fast rows of so many bytes
-/// are reached.
+/// Measures all cases; with `--quick` only float32 with 64 columns. `--huge-pages` uses such pages.
+/// `--bandwidth NBYTES THREADS`, as the last argument: only measures how fast rows of NBYTES bytes
+/// are read and updated at random.
 int main(int argc, char** argv) {
   bool is_quick = false;
   for (int i = 1; i < argc; ++i) {

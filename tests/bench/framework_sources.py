@@ -1,4 +1,4 @@
-"""Writes what the benchmark `frameworks` moves. Needs the packages of the label interop-frameworks.
+"""Writes the checkpoints that the benchmark `frameworks` moves. Needs the packages of the label interop-frameworks.
 
     python framework_sources.py verl|zero|megatron FOLDER LAYERS
 """
@@ -19,7 +19,7 @@ HIDDEN, INTERMEDIATE, VOCABULARY = 2048, 5632, 32000
 
 
 def save_rank_of_verl(folder: Path, layers: int) -> None:
-    """On each rank: saves the model that verl's FSDPCheckpointManager saves, and what its merger reads beside it."""
+    """On each rank: saves a model as verl's FSDPCheckpointManager saves it. Rank 0 also writes the other files that verl's merger reads."""
     import torch.distributed as dist
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -1,4 +1,4 @@
-"""What training frameworks save, to safetensors: against verl's model merger, DeepSpeed's zero_to_fp32, and `cp` with sync."""
+"""Moves of checkpoints of training frameworks to safetensors, against verl's model merger, DeepSpeed's zero_to_fp32, and `cp` with sync."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
         run_once([python, "-B", SOURCES, source, saved, layers])
         move = [tools / "ckpt-reshard", "--quiet", saved, moved, "--to", "safetensors", "--only", "model", "--rename", "model.=",
                 "--extra-files", "leave"]
-        run_once(move)  # what `cp` copies
+        run_once(move)  # makes the files that `cp` copies
         result = folder / f"{source}-result"
         moved.rename(result)
         nbytes = sum(file.stat().st_size for file in result.iterdir())

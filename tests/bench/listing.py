@@ -1,4 +1,4 @@
-"""Start-up and listing: `ckpt-inspect ls` in every format against what Python offers."""
+"""Start-up and listing: `ckpt-inspect ls` in every format against the ways of Python libraries."""
 
 from pathlib import Path
 

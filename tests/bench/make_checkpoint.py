@@ -25,7 +25,7 @@ LAYER = [  # the nine tensors of one transformer layer
 
 
 def tensor_names(count: int) -> list[str]:
-    """Returns `count` names as a transformer has them (291 is a model of 32 layers)."""
+    """Returns `count` names of tensors of a transformer (a model of 32 layers has 291)."""
     names = ["tok_embeddings.weight", "norm.weight", "output.weight"]
     layer = 0
     while len(names) < count:
@@ -35,7 +35,7 @@ def tensor_names(count: int) -> list[str]:
 
 
 def many_tensors(arguments: argparse.Namespace) -> None:
-    """Small tensors, many of them: what listing costs does not depend on their bytes."""
+    """Writes many small tensors. The cost of a listing does not depend on their bytes."""
     torch.manual_seed(0)
     state = {"model": {name: torch.randn(16, 32).to(torch.bfloat16) for name in tensor_names(arguments.tensors)}}
     dcp.save(state, checkpoint_id=arguments.dcp, no_dist=True)

@@ -1,5 +1,5 @@
 // Simulates one move by many workers: plans it, divides it as `ckpt-reshard --part I/N` does, and
-// runs workers with a source and a destination that count what is asked of them, without bytes:
+// runs workers with a source and a destination that count reads and writes and hold no bytes:
 //   many_workers TENSORS ROWS COLUMNS SOURCE_RANKS RANKS WORKERS SAMPLED
 // Tensors are float32 [ROWS, COLUMNS], cut by rows. Source and destination have one file for each
 // rank, as DCP has. Runs every (WORKERS / SAMPLED)th worker. Prints JSON.
@@ -53,7 +53,7 @@ CheckpointContents contents_of(const Arguments& arguments) {
   return contents;
 }
 
-/// Counts what is read. Leaves the buffers as they are.
+/// Counts what is read. Does not fill the buffers.
 class CountingSource final : public formats::TensorSource {
  public:
   explicit CountingSource(const CheckpointContents& contents) : contents_(contents) {}

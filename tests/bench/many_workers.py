@@ -1,8 +1,8 @@
 """Many names, and many workers.
 
 - Moves 100,000 tensors in 400,000 pieces, and lists 800,000 pieces.
-- Simulates one move of 10 TB by 1,000 workers: what the plan costs, and what each worker reads and opens.
-- Runs one worker of 1,000 on as many files, but with small tensors: counts what it asks of a file system and of a store.
+- Simulates one move of 10 TB by 1,000 workers: the cost of the plan, and the bytes and files that each worker reads.
+- Runs one of 1,000 workers on as many files, but with small tensors: counts its calls to a file system and its requests to a store.
 """
 
 import json
@@ -24,7 +24,7 @@ ROWS, COLUMNS = 131_072, 16_384  # of a tensor: 8 GiB in float32
 MOVES = ((4096, 2048), (4096, 3000))  # ranks of the source and of the destination
 
 
-# What strace shows, under plain names. Locks are fcntl calls.
+# The calls that strace shows, and their names in the table. Locks are fcntl calls.
 CALLS = {"openat": "opens", "open": "opens", "stat": "stats", "newfstatat": "stats", "statx": "stats", "lstat": "stats",
          "fstat": "stats of open files", "statfs": "stats of file systems", "getdents64": "list calls", "mkdir": "creates",
          "rename": "renames", "renameat2": "renames", "unlink": "removals", "unlinkat": "removals", "rmdir": "removals",
@@ -79,7 +79,7 @@ def count_operations(tools: Path, folder: Path, *, quick: bool) -> None:
     write_names(model, 8, source_ranks)
     run_once([tools / "ckpt-reshard", model, dcp, "--to", "dcp", "--world-size", source_ranks, "--quiet"])
     part = ["--to", "dcp", "--world-size", ranks, "--part", f"{workers // 2}/{workers}", "--quiet"]
-    say(f"what one of {workers} workers asks for, {source_ranks} to {ranks} ranks, DCP, 8 small tensors:")
+    say(f"calls and requests of one of {workers} workers, {source_ranks} to {ranks} ranks, DCP, 8 small tensors:")
     if shutil.which("strace"):
         log = folder / "strace.txt"
         run_once(["strace", "-f", "-o", log, "-e", f"trace={','.join(f'?{name}' for name in CALLS)}",
@@ -118,7 +118,7 @@ def count_calls(text: str, folder: str) -> list[tuple[str, int]]:
         if name == "fcntl" and "SETLK" not in arguments:
             continue
         if arguments.startswith(('"', "AT_FDCWD")) and folder not in arguments:
-            continue  # libraries
+            continue  # a file of a library
         counts["creates" if name.startswith("open") and "O_CREAT" in arguments else CALLS[name]] += 1
     return counts.most_common()
 

@@ -2,8 +2,8 @@
 //   native_compression save VALUES DTYPE DIRECTORY COMPRESSION ROUNDS
 //   native_compression load DIRECTORY ROUNDS
 //   native_compression load-part DIRECTORY     the second eighth of the tensor
-// VALUES is a file of elements. Prints JSON; seconds are those of the calls, a save's until it is
-// on the disk.
+// VALUES is a file of elements. Prints JSON. Seconds are those of the calls; a save includes the
+// sync to the disk.
 
 #include <algorithm>
 #include <charconv>
@@ -43,7 +43,7 @@ std::uint64_t nbytes_of_files(const std::string& directory) {
   return nbytes;
 }
 
-/// Returns the bytes that this process has read from files, whether or not from a disk.
+/// Returns the bytes that this process has read from files, from the page cache or from a disk.
 std::uint64_t nbytes_read() {
   std::ifstream counters("/proc/self/io");
   std::string name;
@@ -137,7 +137,7 @@ int main(int argc, char** argv) {
     }
     if (words.size() == 3 && words[0] == "load") return load(words[1], std::stoi(words[2]));
     if (words.size() == 2 && words[0] == "load-part") return load_part(words[1]);
-    std::cerr << "native_compression: wrong words; see the head of its source\n";
+    std::cerr << "native_compression: wrong arguments; see the top of its source\n";
     return 2;
   } catch (const std::exception& error) {
     std::cerr << "native_compression: " << error.what() << '\n';

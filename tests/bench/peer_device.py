@@ -20,6 +20,6 @@ def begin_on(device_type: str) -> torch.device:
 
 
 def wait_for(device: torch.device) -> None:
-    """Lets the host wait until the device has nothing left to do."""
+    """Waits until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

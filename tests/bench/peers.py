@@ -1,4 +1,4 @@
-"""The Python way of doing what the tools do, as short and fast as Python allows; each is run as a command.
+"""Does in Python what the tools do, in code as short and fast as possible. Each way is a command.
 
     peers.py list-dcp|list-torch|list-safetensors|list-safetensors-header PATH
     peers.py dcp-to-safetensors|dcp-to-torch|torch-to-dcp SRC DST
@@ -49,7 +49,7 @@ def dcp_to_safetensors(source: str, destination: str) -> None:
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    state: dict = {}  # what dcp_to_torch_save does, without its detour over a torch.save file
+    state: dict = {}  # does what dcp_to_torch_save does, but writes no torch.save file
     _load_state_dict(state, storage_reader=FileSystemReader(source), planner=_EmptyStateDictLoadPlanner(),
                      no_dist=True)
     flat: dict[str, torch.Tensor] = {}

@@ -1,10 +1,10 @@
-"""One tensor saved and loaded by h5py with the filters shuffle and zstd, and the values that are saved.
+"""Saves and loads one tensor by h5py with the filters shuffle and zstd. Also makes the values that are saved.
 
     peers_compression.py make bfloat16|float32|exp_avg_sq NBYTES FILE
     peers_compression.py save VALUES ITEMSIZE FILE ROUNDS
     peers_compression.py load FILE ROUNDS
 
-Prints JSON; seconds are those of the calls, a save's until it is on the disk.
+Prints JSON. Seconds are those of the calls; a save includes the sync to the disk.
 """
 
 import json
@@ -18,7 +18,7 @@ CHUNK_NBYTES = 1 << 20
 
 
 def make(kind: str, nbytes: int, path: str) -> None:
-    """Weights as they are initialised, or what Adam keeps of squared gradients after some steps."""
+    """Writes values like those of initialised weights, or of Adam's exp_avg_sq after some steps."""
     generator = np.random.default_rng(0)
     numel = nbytes // (2 if kind == "bfloat16" else 4)
     if kind == "exp_avg_sq":

@@ -24,13 +24,13 @@ WIDTH = 4096
 
 
 def status_nbytes(name: str) -> int:
-    """Returns a line of /proc/self/status that tells of memory."""
+    """Returns the bytes in a line of /proc/self/status, such as VmRSS."""
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) * 1024
 
 
 def begin_peak() -> int:
-    """Forgets the peak so far. Returns what is resident."""
+    """Resets the peak of resident memory (VmHWM). Returns the bytes that are resident now."""
     Path("/proc/self/clear_refs").write_text("5")
     return status_nbytes("VmRSS")
 
@@ -46,7 +46,7 @@ def sum_over_ranks(value: float, device: torch.device) -> float:
 
 
 def seconds_of(body: Callable[[], None], end: Callable[[], None]) -> float:
-    """From the moment that all ranks are there to `end`."""
+    """Returns the seconds that `body` and `end` take. Starts when all ranks have called this function."""
     dist.barrier()
     begin = time.perf_counter()
     body()

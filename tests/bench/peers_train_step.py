@@ -1,6 +1,6 @@
 """Times training steps of a transformer with PyTorch's own FSDP and DDP; run under torchrun.
 
-Prints one JSON object on rank 0, as tests/bench/train_step.cpp does, whose model this one repeats.
+Prints one JSON object on rank 0. Model and output are those of tests/bench/train_step.cpp.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 class Traffic:
-    """Counts bytes where torch.distributed takes them, as tessera::dist::Traffic does."""
+    """Counts the bytes that are passed to functions of torch.distributed, as tessera::dist::Traffic does."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -84,7 +84,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = begin_on(device_type)
     traffic = Traffic()
-    # Imported before the memory of a run is counted.
+    # Imported before the memory of a run is measured.
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -102,7 +102,7 @@ def main() -> None:
         fully_shard(model, mesh=mesh)
     elif way == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
-        traffic.nbytes = sum(p.nbytes for p in model.parameters())  # its reducer is out of reach
+        traffic.nbytes = sum(p.nbytes for p in model.parameters())  # DDP's reducer does not call the functions that are counted
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     ids = torch.randint(256, (batch, sequence + 1), device=device)
 

@@ -3,10 +3,10 @@
     PYTHONPATH=build/python python tests/bench/python_state.py FOLDER [--layers N] [--ranks N] [--load-ranks N] [--rounds N]
     PYTHONPATH=build/python python tests/bench/python_state.py FOLDER --tensors N     many small tensors instead
 
-A layer has 64 MiB of parameters and 128 MiB of optimizer state. Prints medians of seconds and of peak memory beside the
-state, each with its ratio to DCP's. `write` writes the bytes of each rank's tensors to a file and syncs it, `read` reads as
-many bytes into them: what the disk and the page cache take without any other work.
-`memcpy` copies what a rank writes into memory that it has used before.
+A layer has 64 MiB of parameters and 128 MiB of optimizer state. Prints medians of seconds, their ratio to DCP's, and the peak
+of memory in addition to the state. Three ways show how fast the machine is without any other work: `write` writes the bytes of
+each rank's tensors to a file and syncs it, `read` reads as many bytes into the tensors, and `memcpy` copies the bytes that a
+rank writes into memory that was used before.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Converting names and shapes with a recipe, beside the converters of transformers and mbridge. On the CPU.
+"""Converts names and shapes with a recipe, and for comparison with the converters of transformers and mbridge. On the CPU.
 
     PYTHONPATH=PACKAGES python tests/bench/recipe_peers.py TOOLS FOLDER
 
@@ -129,7 +129,7 @@ def main(tools: Path, folder: Path) -> None:
                 Contender(f"ckpt-reshard, {recipe}", convert, prepare=remove(ours))], rounds=3):
             print(f"{result.benchmark:32} {result.name:46} {result.median:7.2f} s {result.peak_nbytes / 2**20:7.0f} MiB "
                   f"{result.ratio or 1:6.2f}", flush=True)
-        subprocess.run([sys.executable, __file__, "require-equal", ours, theirs], check=True)  # keeps this process small
+        subprocess.run([sys.executable, __file__, "require-equal", ours, theirs], check=True)  # in a process of its own, so that this one stays small
         subprocess.run(["rm", "-r", source, ours, theirs], check=True)
 
 

@@ -1,4 +1,4 @@
-"""Moving 2 GB: against `cp -r` with sync, and against the Python way."""
+"""Moves of 2 GB, against `cp -r` with sync, and against the same in Python."""
 
 import shutil
 from pathlib import Path

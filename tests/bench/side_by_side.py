@@ -1,7 +1,7 @@
 """Runs commands in turn, several rounds, and compares their medians.
 
-Contenders alternate within each round, so that a slow minute of the machine hits all of them alike.
-Seconds differ from machine to machine; ratios of one run hold.
+Contenders alternate within each round, so that a slow minute of the machine slows all of them alike.
+Seconds differ from machine to machine; ratios of one run differ less.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclasses.dataclass
 class Contender:
-    """One way of doing the work: a command line, timed whole, from start to exit."""
+    """One way of doing the work: a command that is timed from start to exit."""
 
     name: str
     command: list[str]
@@ -78,7 +78,7 @@ def with_ratios(results: list[Result]) -> list[Result]:
 
 
 def remove(path: Path) -> Callable[[], None]:
-    """Returns a preparation that removes `path` and lets the disk come to rest."""
+    """Returns a preparation that removes `path` and waits until the disk has written everything."""
 
     def prepare() -> None:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reads or writes an object by plain Python, on several connections at once: what the line allows.
+"""Reads or writes an object by plain Python, on several connections at once, as fast as the link allows.
 
 usage: store_peer.py read|write PORT PATH NBYTES
 """

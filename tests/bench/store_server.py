@@ -1,7 +1,7 @@
-"""An S3 server in memory, with a latency and a line of limited speed, so that a move can be measured against the line.
+"""An S3 server in memory, with a latency and a link of limited speed, so that a move can be compared with the speed of the link.
 
-It answers what ckpt-reshard asks: lists, ranges, objects and uploads in parts. It checks neither signatures nor checksums, but repeats
-CRC-32s as a server does that checks them. Its ETags are no MD5. So it needs little processor time.
+It answers the requests that ckpt-reshard sends: lists, ranges, objects and uploads in parts. To need little processor time, it checks
+neither signatures nor checksums, and its ETags are not MD5 digests. It repeats CRC-32s, as a server does that checks them.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 SLICE_NBYTES = 256 * 1024
 
 
-class Line:
+class Link:
     """All connections together send, or receive, at most `rate` bytes a second."""
 
     def __init__(self, rate: float):
@@ -61,7 +61,7 @@ class Store:
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(entries)}{common}</ListBucketResult>"
 
 
-def handler(store: Store, line: Line, latency_s: float) -> type:
+def handler(store: Store, link: Link, latency_s: float) -> type:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
@@ -82,7 +82,7 @@ def handler(store: Store, line: Line, latency_s: float) -> type:
                 nbytes = self.rfile.readinto(memoryview(room)[at:at + SLICE_NBYTES])
                 if not nbytes:
                     break
-                line.take(nbytes)
+                link.take(nbytes)
                 at += nbytes
             return bytes(room)
 
@@ -94,7 +94,7 @@ def handler(store: Store, line: Line, latency_s: float) -> type:
             self.end_headers()
             for begin in range(0, len(body), SLICE_NBYTES):
                 part = body[begin:begin + SLICE_NBYTES]
-                line.take(len(part))
+                link.take(len(part))
                 self.wfile.write(part)
 
         def repeated(self) -> dict:
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--bytes-per-second", type=float, required=True)
     parser.add_argument("--log", type=argparse.FileType("w"), help="write the first line of each request to this file")
     arguments = parser.parse_args()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Store(arguments.log), Line(arguments.bytes_per_second), arguments.latency_ms / 1000))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Store(arguments.log), Link(arguments.bytes_per_second), arguments.latency_ms / 1000))
     server.daemon_threads = True
     print(server.server_address[1], flush=True)
     server.serve_forever()

@@ -1,4 +1,4 @@
-"""Moves from and to an object store with a latency of 50 ms, against what its line allows."""
+"""Moves from and to an object store with a latency of 50 ms, compared with the speed of its link."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from side_by_side import Contender, Result, compare, remove, run_once
 
 HERE = Path(__file__).parent
 LATENCY_MS = 50
-LINE = 500_000_000  # bytes a second
+LINK = 500_000_000  # bytes a second
 
 
 def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
@@ -24,7 +24,7 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
     run_once([tools / "ckpt-reshard", "--quiet", dcp, local, "--to", "safetensors"])
     nbytes = local.stat().st_size
     server = subprocess.Popen([sys.executable, HERE / "store_server.py", "--latency-ms", str(LATENCY_MS),
-                               "--bytes-per-second", str(LINE)], stdout=subprocess.PIPE, text=True)
+                               "--bytes-per-second", str(LINK)], stdout=subprocess.PIPE, text=True)
     try:
         port = server.stdout.readline().strip()
         results = measure(tools, folder, local, port, nbytes, rounds)
@@ -65,9 +65,9 @@ def measure(tools: Path, folder: Path, local: Path, port: str, nbytes: int, roun
 
 
 def show(results: list[Result], nbytes: int) -> None:
-    rows = [["benchmark", "way", "MB/s", "of the line"]]
+    rows = [["benchmark", "way", "MB/s", "of the link"]]
     for result in results:
         speed = nbytes / result.median
-        rows.append([result.benchmark, result.name, f"{speed / 1e6:.0f}", f"{speed / LINE:.0%}"])
-    say(f"{nbytes / 1e6:.0f} MB; a latency of {LATENCY_MS} ms and a line of {LINE / 1e6:.0f} MB/s:")
+        rows.append([result.benchmark, result.name, f"{speed / 1e6:.0f}", f"{speed / LINK:.0%}"])
+    say(f"{nbytes / 1e6:.0f} MB; a latency of {LATENCY_MS} ms and a link of {LINK / 1e6:.0f} MB/s:")
     say(table(rows, right={2, 3}))

@@ -23,7 +23,7 @@ using tessera::dist::Mesh;
 
 constexpr std::int64_t kWidth = 4096;
 
-/// Returns a line of /proc/self/status that tells of memory.
+/// Returns the bytes in a line of /proc/self/status, such as VmRSS.
 std::int64_t status_nbytes(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -33,7 +33,7 @@ std::int64_t status_nbytes(const std::string& name) {
   return 0;
 }
 
-/// Forgets the peak so far. Returns what is resident.
+/// Resets the peak of resident memory (VmHWM). Returns the bytes that are resident now.
 std::int64_t begin_peak() {
   std::ofstream("/proc/self/clear_refs") << 5;
   return status_nbytes("VmRSS");
@@ -61,7 +61,7 @@ double seconds_of(const std::function<void()>& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Of all ranks together, from the first that begins to the last that ends.
+/// Returns the seconds from the moment when all ranks begin `body` to the last rank's end of it.
 double seconds_of_all(const Mesh& mesh, const std::function<void()>& body) {
   sum_over_ranks(mesh, 0);
   return seconds_of([&] {
@@ -140,7 +140,7 @@ class Trainer {
     num_plans_ += report.has_planned ? 1 : 0;
   }
 
-  /// As a trainer feels it: this rank's own.
+  /// Returns for how many seconds a save in the background blocked this rank.
   double stall_of(const std::string& path, const tessera::SaveOptions& options) {
     sum_over_ranks(mesh_, 0);
     const tessera::SaveReport report = tessera::save(*state_, path, options);
@@ -149,7 +149,7 @@ class Trainer {
     return std::chrono::duration<double>(report.stalled).count();
   }
 
-  /// Copies as many bytes as this rank's snapshot has, all ranks at once, to memory in use.
+  /// Times a memcpy of as many bytes as this rank's snapshot has. All ranks copy at once.
   double copy_once() {
     if (from_.empty()) {
       from_.resize(copied_, 1);
@@ -173,7 +173,7 @@ class Trainer {
   std::unique_ptr<tessera::TrainState> state_;
   std::map<std::string, std::string> seconds_;
   std::int64_t before_ = 0;  // resident
-  std::int64_t peak_ = 0;    // above that, as long as there are no buffers of our own
+  std::int64_t peak_ = 0;    // above before_, before copy_once has allocated its buffers
   std::vector<char> from_;
   std::vector<char> to_;
   std::uint64_t copied_ = 0;

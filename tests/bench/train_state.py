@@ -1,4 +1,4 @@
-"""A trainer's save and load of 2 GB against PyTorch's distributed checkpoint, `cp`, a plain read and a memcpy."""
+"""A trainer's saves and loads of 2 GB, against PyTorch's distributed checkpoint, `cp`, a plain read and a memcpy."""
 
 import dataclasses
 import shutil
@@ -38,7 +38,7 @@ def add(result: Result, seconds: list[float], peak_nbytes: int) -> None:
 
 
 def saving(setup: Setup) -> list[Result]:
-    """Every save ends on the disk, as the copy does; the first of a process plans."""
+    """Times saves, and a copy; both include the sync to the disk. Only the first save of a process plans."""
     original, copied, saved = (setup.folder / name for name in ("original", "copied", "saved"))
     setup.ours("save", original, "native", 2, 1)
     benchmark = f"save by {setup.device.ranks(2)} ranks, {setup.title}"
@@ -62,7 +62,7 @@ def saving(setup: Setup) -> list[Result]:
 
 
 def stalling(setup: Setup) -> list[Result]:
-    """The second save of a process and later ones: buffers are there."""
+    """Times how long a save in the background blocks the trainer. Leaves out the first save of a process, which allocates buffers."""
     saved = setup.folder / "saved"
     benchmark = f"stall of a save in the background, {setup.device.ranks(2)} ranks, {setup.title}"
     memcpy, ours, peer = (Result(benchmark, name, [], 0) for name in (
@@ -79,7 +79,7 @@ def stalling(setup: Setup) -> list[Result]:
 
 
 def loading(setup: Setup) -> list[Result]:
-    """From the page cache, saved by 4 ranks."""
+    """Times loads, from the page cache, of what 4 ranks saved."""
     native, dcp = setup.folder / "native", setup.folder / "dcp"
     setup.ours("save", native, "native", 4, 1)
     setup.peer("save", dcp, 4, 1)
@@ -98,7 +98,7 @@ def loading(setup: Setup) -> list[Result]:
         add(peer, measured["seconds"], measured["peak_nbytes"])
         nbytes_read[peer.name] = measured["nbytes_read"] / needed
     for result in (ours, ours_dcp, peer):
-        result.name += f" ({nbytes_read[result.name]:.3f} bytes read for one needed)"
+        result.name += f" ({nbytes_read[result.name]:.3f} bytes read per byte needed)"
     return with_ratios([read, ours, ours_dcp, peer])
 
 

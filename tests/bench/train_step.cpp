@@ -70,7 +70,7 @@ class Trainer {
       train_on(ids);
     }
     const at::Tensor loss = train_on(ids);
-    if (way_ == "lockstep") meet();
+    if (way_ == "lockstep") wait_for_ranks();
     optimizer_->step();
     optimizer_->zero_grad();
     tessera::bench::wait_for_device();
@@ -87,10 +87,10 @@ class Trainer {
   /// Whether Tessera averages gradients: "plain" and "lockstep" train on each rank alone.
   bool is_wrapped() const { return way_ != "plain" && way_ != "lockstep"; }
 
-  /// Waits for the other ranks, as they wait for each other where gradients are averaged.
-  void meet() {
+  /// Waits for the other ranks, as an average of gradients makes all ranks wait.
+  void wait_for_ranks() {
     const at::Tensor one = torch::ones({1}, tessera::bench::device());
-    mesh_.world()->all_reduce(one, "meet").wait();
+    mesh_.world()->all_reduce(one, "wait").wait();
   }
 
   at::Tensor train_on(const at::Tensor& ids) {
@@ -103,7 +103,7 @@ class Trainer {
     return loss;
   }
 
-  /// Of the process, and so of all trainers in it: `peak_nbytes`.
+  /// Returns the member for JSON. `peak`: of the process, and so of all trainers in it.
   std::string to_json(std::int64_t peak) const {
     return "\"" + way_ + "\": {\"seconds\": [" + seconds_ + "], \"cpu_seconds\": [" + cpu_seconds_ +
            "], \"peak_nbytes\": " + std::to_string(peak) +
@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
   }
   at::set_num_threads(1);
   const tessera::dist::Mesh mesh = tessera::bench::connect();
-  // What libraries take once is not counted.
+  // Lets libraries allocate what they keep, so that it does not count as memory of the training.
   torch::mm(torch::ones({512, 512}, torch::requires_grad()), torch::ones({512, 512}))
       .sum()
       .backward();

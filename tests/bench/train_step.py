@@ -1,4 +1,4 @@
-"""Training steps of a sharded transformer against PyTorch's FSDP1, FSDP2 and DDP, and the cost of the touch."""
+"""Training steps of a sharded transformer against PyTorch's FSDP1, FSDP2 and DDP, and the overhead of wrappers that have nothing to do."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ BENCHMARK = "step of {size}M parameters, {ranks} rank(s), {device}, batch {batch
 # Millions of parameters, and width, layers, heads, sequence. A GPU computes the small model faster than the host launches it.
 SHAPES = {"quick": ("0.1", ["64", "2", "2", "16"]), "cpu": ("50", ["640", "10", "10", "64"]),
           "cuda": ("800", ["2048", "16", "16", "512"])}
-TOUCH = "step of 1M parameters, 1 rank, batch 1"
+OVERHEAD = "step of 1M parameters, 1 rank, batch 1"
 NUM_WARM_UP = 3
 
 
@@ -19,7 +19,7 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
             python: Path) -> list[Result]:
     """Interleaves runs of all contenders; seconds are those of steps after the first few.
 
-    Other programs on the machine lengthen a step, but hardly the processor time that it takes.
+    Also compares processor times: other programs on the machine change these much less than the seconds.
     """
     results = {name: Result(benchmark, name, [], 0) for name in contenders}
     cpu_results = {name: Result(benchmark + ", CPU time of rank 0", name, [], 0) for name in contenders}
@@ -36,11 +36,11 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
     return with_ratios(list(results.values())) + with_ratios(list(cpu_results.values()))
 
 
-def cost_of_touch(trainer: Path, shape: list[str], *, steps: int, python: Path) -> list[Result]:
-    """Compares sharding where it has nothing to do with plain modules: in one process, step by step in turn."""
+def wrapper_overhead(trainer: Path, shape: list[str], *, steps: int, python: Path) -> list[Result]:
+    """Compares plain modules with sharded ones on one rank, where sharding has nothing to do. They take turns, step by step, in one process."""
     ways = "plain,NO_SHARD,FULL_SHARD"
     measured = run_on_ranks([trainer, ways, *shape, "1", str(steps)], 1, python)
-    return with_ratios([Result(TOUCH, f"tessera {way}", figures["seconds"][NUM_WARM_UP:], figures["peak_nbytes"])
+    return with_ratios([Result(OVERHEAD, f"tessera {way}", figures["seconds"][NUM_WARM_UP:], figures["peak_nbytes"])
                         for way, figures in measured.items()])
 
 
@@ -50,12 +50,12 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool, device: Device)
     size, shape = SHAPES["quick" if quick else device.name]
     ranks = device.ranks(2)
     for batch, backwards in (("8", "1"), ("2", "1"), ("4", "2")):
-        # In "lockstep" ranks train alone and only wait for each other after a backward: the least that a step can take.
+        # In "lockstep" each rank trains alone, and ranks only wait for each other after the last backward: no step can be faster.
         contenders = {way: [PEERS, device.name, way, *shape, batch, backwards] for way in ("fsdp1", "fsdp2", "ddp")}
         contenders |= {f"tessera {way}": [trainer, way, *shape, batch, backwards]
                        for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate", "lockstep")}
         results += compare(BENCHMARK.format(size=size, ranks=ranks, device=device.name, batch=batch, backwards=backwards),
                            contenders, ranks=ranks, rounds=1 if quick else 3, steps=5 if quick else 8, python=python)
     small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]
-    results += cost_of_touch(trainer, small, steps=10 if quick else 1000, python=python)
+    results += wrapper_overhead(trainer, small, steps=10 if quick else 1000, python=python)
     return results

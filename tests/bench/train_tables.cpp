@@ -46,7 +46,7 @@ tessera::KeyedJaggedTensor make_batch(std::int64_t num_features, std::int64_t ro
       keys, ids, torch::full({num_features * samples}, pooling, at::kLong));
 }
 
-/// Returns how many rows a batch names, of all tables.
+/// Returns how many different rows a batch looks up, in all tables together.
 std::int64_t num_touched_rows(const tessera::KeyedJaggedTensor& batch) {
   std::int64_t number = 0;
   for (const auto& [key, bags] : batch.to_dict()) {

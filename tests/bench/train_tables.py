@@ -1,4 +1,4 @@
-"""Steps of embedding tables against torchrec and torch.nn.EmbeddingBag, and the speed at which this machine reaches random rows."""
+"""Steps of embedding tables against torchrec and torch.nn.EmbeddingBag, and the speed at which this machine reads and updates random rows."""
 
 import json
 import os
@@ -19,8 +19,8 @@ OPTIMIZERS = {"row_wise_adagrad": "row-wise Adagrad", "sgd": "SGD"}
 
 
 def seconds_of_rows_alone(kernels: Path, measured: dict, *, columns: int, threads: int) -> float:
-    """Returns how long this machine takes to read the rows that a step looks up and to update those that it touches, at
-    random and in huge pages, and nothing else."""
+    """Returns how many seconds this machine needs only to read the rows that a step looks up, and to update the rows that it
+    changes, in random order and in huge pages."""
     nbytes = columns * 4
     lines = subprocess.run([kernels, "--huge-pages", "--bandwidth", str(nbytes), str(threads)], capture_output=True,
                            text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Checking 2 GB, read before: against a plain read and against what prints a digest of files."""
+"""Checks of 2 GB in the page cache, against a plain read and against programs that print digests of files."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The promises of ckpt-reshard about memory and about what stands at the destination.
+"""The promises of ckpt-reshard about memory, and about the destination after a failure.
 
 Needs only the standard library. TESSERA_BIN names the folder with the tools.
 """
@@ -22,7 +22,7 @@ NAMES_MIB = {"native": 120, "torch": 190}  # of 30,000 names, by format
 
 
 def write_safetensors(path: Path, tensors: dict[str, list[int]]) -> None:
-    """Writes float32 tensors of zeros as holes, so that any size costs nothing."""
+    """Writes float32 tensors of zeros as a hole in the file, so that any size takes no disk space."""
     header, end = {}, 0
     for name, shape in tensors.items():
         nbytes = 4
@@ -64,7 +64,7 @@ class Limits(unittest.TestCase):
         return path
 
     def assert_nothing_there(self):
-        self.assertFalse(self.destination.exists(), "a destination stands there")
+        self.assertFalse(self.destination.exists(), "the destination exists")
 
     # Shows A2.
     def test_memory_is_bounded_whatever_the_size_of_a_tensor(self):
@@ -103,7 +103,7 @@ class Limits(unittest.TestCase):
         self.assertEqual((code, errors), (0, ""))
         self.assertLess(peak, (64 + 64) * MIB)
 
-    # Shows A2. Bounds of half more than was measured.
+    # Shows A2. The bounds are 1.5 times what was measured.
     def test_memory_for_the_names_of_torch_save_is_bounded(self):
         state = {f"model.layers.{i}.mlp.experts.{j}.down_proj.weight": torch_save.Tensor(1)
                  for i in reversed(range(100)) for j in range(300)}
@@ -135,7 +135,7 @@ class Limits(unittest.TestCase):
     def assert_kept_and_resumed(self, source: Path):
         self.assert_nothing_there()
         code, _, errors = run_measured([str(source), str(self.destination)])
-        self.assertEqual(code, 2, "what is kept was not refused")
+        self.assertEqual(code, 2, "a run without --resume accepted the kept work")
         self.assertIn("--resume", errors)
         code, _, errors = run_measured([str(source), str(self.destination), "--resume"])
         self.assertEqual((code, errors), (0, ""))

@@ -49,8 +49,8 @@ class Scale(unittest.TestCase):
         return path
 
     def small_tensors(self, name: str, count: int) -> Path:
-        """Writes tensors of 8 x 4. In a child process, because Linux adds this process's memory to the peak of tools that it
-        starts."""
+        """Writes tensors of 8 x 4. Does so in a child process, to keep this process small: Linux counts its memory in the peak of
+        the tools that it starts."""
         child = os.fork()
         if child == 0:
             self.source(name, {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})
@@ -84,7 +84,7 @@ class Scale(unittest.TestCase):
 
     # Shows A3.
     def test_each_further_name_costs_a_move_little_memory(self):
-        """Peaks with 200,000 names less peaks with 100,000; docs/performance.md has what was measured."""
+        """Bounds the peak with 200,000 names minus the peak with 100,000. docs/performance.md has the measured numbers."""
         count = 100_000
         few, many = (self.small_tensors(str(times), times * count) for times in (1, 2))
 
@@ -101,7 +101,7 @@ class Scale(unittest.TestCase):
         native = each(["--to", "native", "--world-size", "4"], [few, many], 950)
         each(["--to", "native", "--world-size", "8"], native, 1250)
         each(["--to", "dcp", "--world-size", "8"], [few, many], 1150)
-        # The pickle of 1,600,000 pieces has too many objects for the reader, so from four ranks.
+        # Reads DCP of four ranks: a .metadata of eight, with 1,600,000 pieces, has more objects than the reader accepts.
         dcp = each(["--to", "dcp", "--world-size", "4"], [few, many], 1150)
         each(["--to", "native", "--world-size", "3"], dcp, 1200)
 
@@ -113,7 +113,7 @@ class Scale(unittest.TestCase):
         self.assertLess(self.run_tool("ckpt-inspect", "ls", moved), 192 * MIB)  # 1,104 before
 
     def bytes_per_name_and_rank(self, write, num_ranks: int) -> float:
-        """`write(folder, count)` writes a checkpoint. Returns what `ls` takes for each further name and rank."""
+        """Returns the bytes of memory that `ls` takes for each further name and rank. `write(folder, count)` writes a checkpoint."""
         peaks = []
         for count in (10_000, 20_000):
             folder = self.folder / f"{write.__name__}-{count}"

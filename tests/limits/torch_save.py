@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def stand_in(module: str, name: str):
-    """Returns an object that a pickle names `module.name`. pickle looks the name up before it writes it."""
+    """Returns an object that a pickle names `module.name`. pickle checks that this name exists before it writes it."""
     owner = sys.modules.setdefault(module, types.ModuleType(module))
 
     def named(*_arguments):

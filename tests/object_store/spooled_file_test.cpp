@@ -77,11 +77,11 @@ TEST(WrittenRangesTest, RangesMergeWhereTheyMeet) {
 TEST_F(SpooledFileTest, PartsAreTakenOnceWholeAndTheFirstAtTheEnd) {
   SpooledFile file = make();
   file.resize(4 * kPart + 100);
-  EXPECT_EQ(indices(write(file, 0, kPart)), std::vector<int>());  // the first waits
+  EXPECT_EQ(indices(write(file, 0, kPart)), std::vector<int>());  // part 0 waits for rest()
   EXPECT_EQ(indices(write(file, 2 * kPart, kPart / 2)), std::vector<int>());
   EXPECT_EQ(indices(write(file, 2 * kPart + kPart / 2, kPart)), std::vector<int>{2});
   EXPECT_EQ(indices(write(file, kPart, kPart)), std::vector<int>{1});
-  EXPECT_EQ(indices(file.sync()), (std::vector<int>{3, 4}));  // with bytes that are zero
+  EXPECT_EQ(indices(file.sync()), (std::vector<int>{3, 4}));  // never written: zeros
   const auto rest = file.rest();
   EXPECT_EQ(indices(rest), std::vector<int>{0});
   EXPECT_EQ(rest.front().range, (ByteRange{0, kPart}));
@@ -94,7 +94,7 @@ TEST_F(SpooledFileTest, APartThatIsWrittenAgainIsTakenAgain) {
   const auto first = write(file, kPart, kPart);
   ASSERT_EQ(indices(first), std::vector<int>{1});
   EXPECT_TRUE(write(file, kPart + 5, 10, 'y').empty());  // may be written once more
-  upload(file, first);                                   // of old bytes
+  upload(file, first);                                   // the old bytes
   const auto again = file.sync();
   ASSERT_EQ(indices(again), (std::vector<int>{1, 2}));
   EXPECT_EQ(file.read(again.front().range)[5], std::byte{'y'});

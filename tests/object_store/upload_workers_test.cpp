@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kMib = std::uint64_t{1} << 20;
 
 /// Runs tasks that hold parts of these sizes, and returns how many ran together at most. A task
-/// ends only when `num_expected` tasks have begun, or all are waiting for longer than a moment.
+/// waits until `num_expected` tasks have run together (20 s at most), then 20 ms for a further one.
 int most_together(const std::vector<std::uint64_t>& part_nbytes, int num_expected) {
   std::mutex mutex;
   std::condition_variable changed;
@@ -28,7 +28,7 @@ int most_together(const std::vector<std::uint64_t>& part_nbytes, int num_expecte
       most = std::max(most, ++num_running);
       changed.notify_all();
       changed.wait_for(lock, std::chrono::seconds(20), [&] { return most >= num_expected; });
-      // Give a task that must not run beside this one the time to show itself.
+      // Give a task that must not run now the time to start by mistake.
       changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return most > num_expected; });
       --num_running;
     });

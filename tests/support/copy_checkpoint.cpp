@@ -44,7 +44,7 @@ void copy_checkpoint(const formats::CheckpointReader& source, formats::Checkpoin
       try {
         writer.write_block(block.piece, block.range.begin, bytes);
       } catch (...) {
-        writer.abandon();  // others may wait for this block
+        writer.abandon();  // other threads may wait for this block to be written
         throw;
       }
     });

@@ -1,4 +1,4 @@
-"""The terminal: headings, commands, and one moving line for long work."""
+"""The terminal: headings, commands, and one line that shows the progress of long work."""
 
 import os
 import shlex
@@ -50,7 +50,7 @@ def run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = N
 def run_quietly(command: list[str], log: Path, *, environment: dict[str, str] | None = None) -> int:
     """Runs a long command with its output in `log`, and shows its progress. Returns its exit code.
 
-    On a terminal the latest line of output stands behind the elapsed time; elsewhere a line
+    On a terminal, one line always shows the elapsed time and the latest line of output. Elsewhere, such a line
     is printed every 15 seconds.
     """
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ def bytes_under(path: Path) -> int:
 
 
 def show_command(command: list[str]) -> list[str]:
-    """Prints a command with paths relative to the root, and returns it. It is to be run in the root."""
+    """Prints a command with paths relative to the root, and returns it. Run the result in the root."""
     command = [relative_to_root(word) for word in command]
     say(bold(f"$ {shown(command)}"))
     return command

@@ -29,17 +29,17 @@ def demo_dlrm(*, torch_version: str | None) -> int:
         return ["torchrun", "--standalone", "--no-python", "--nproc-per-node", str(ranks), "dlrm",
                 *map(str, arguments)]
 
-    heading("A recommendation model learns made-up clicks on 2 ranks, in one go")
+    heading("A recommendation model learns made-up clicks on 2 ranks, without interruption")
     show_and_run(trainer(2, WORK / "in-one-go", "--steps", STEPS, "--losses", in_one_go), python)
 
     heading(f"The same again, stopped after step {MOVED_AT}")
     show_and_run(trainer(2, checkpoints, "--steps", MOVED_AT, "--losses", moved), python)
 
-    heading("Which of 3 ranks with little memory should hold which tables?")
+    heading("Which rank is to hold which table, on 3 ranks with little memory?")
     show_and_run(["ckpt-inspect", "plan", str(checkpoints / f"step-{MOVED_AT}"), "--world-size", "3",
                   "--memory-per-rank", "4500KiB", "--output", str(plan)], python)
 
-    heading("It resumes under that plan")
+    heading("It resumes with this plan")
     show_and_run(trainer(3, checkpoints, "--steps", STEPS, "--plan", plan, "--losses", moved), python)
     show_and_run(["ckpt-inspect", "layout", str(checkpoints / f"step-{STEPS}"), "model.tables.*"], python)
 

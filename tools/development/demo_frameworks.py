@@ -32,7 +32,7 @@ def demo_frameworks(*, torch_version: str | None) -> int:
     def torchrun(ranks: int, *command: str) -> list[str]:
         return ["torchrun", "--standalone", "--nproc-per-node", str(ranks), *command]
 
-    heading("DeepSpeed's ZeRO 3 learns the license on 2 ranks, in one go")
+    heading("DeepSpeed's ZeRO 3 learns the license on 2 ranks, without interruption")
     show_and_run(torchrun(2, f"{EXAMPLES}/begin_deepspeed.py", str(WORK / "in-one-go"), TEXT, "--losses", str(in_one_go)),
                  python)
 

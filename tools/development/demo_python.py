@@ -1,4 +1,4 @@
-"""Kills a Python trainer while it saves, resumes it on other ranks in another form, and measures it beside PyTorch's DCP."""
+"""Kills a Python trainer while it saves, resumes it on more ranks as HSDP, and measures saves and loads beside PyTorch's DCP."""
 
 import os
 import shutil

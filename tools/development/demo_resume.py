@@ -40,7 +40,7 @@ def rank_process(launcher: int, rank: int) -> int | None:
 def kill_while_saving(launcher: subprocess.Popen, rank: int, checkpoint: Path) -> bool:
     """Kills a rank as soon as it writes `checkpoint`, and waits until torchrun has ended the others.
 
-    Returns False where the job ended before.
+    Returns False if the job ended before that.
     """
     partial = checkpoint.with_name(checkpoint.name + ".partial")
     doomed = None
@@ -86,7 +86,7 @@ def side_by_side(expected: list[float], stretches: list[Stretch], columns: int) 
     owners = [owner_of[place] for place in sampled(len(losses), width)]
     left = plot(expected, low=low, high=high, width=width, height=PLOT_HEIGHT)
     right = plot(losses, low=low, high=high, width=width, height=PLOT_HEIGHT)
-    lines = [f"{'loss':{margin}}{'in one go':{width}}   stopped, moved, resumed"]
+    lines = [f"{'loss':{margin}}{'uninterrupted':{width}}   stopped, moved, resumed"]
     lines += [f"{mark:{margin}}{one}   {in_colours(other, owners)}".rstrip()
               for mark, one, other in zip(scale, left, right, strict=True)]
     runs = "".join(str(owner + 1) for owner in owners)
@@ -96,7 +96,7 @@ def side_by_side(expected: list[float], stretches: list[Stretch], columns: int) 
 
 def comparison(expected: Stretch, stretches: list[Stretch]) -> str:
     """Returns a table with a row for each run: its steps, its last loss, and the difference from the first run."""
-    rows = [["run", "trained by", "steps", "loss", "in one go", "difference"],
+    rows = [["run", "trained by", "steps", "loss", "uninterrupted", "difference"],
             ["0", expected.by, f"{expected.first}-{expected.last}", "", f"{expected.losses[-1]:.6f}", ""]]
     for number, stretch in enumerate(stretches, 1):
         same_steps = expected.losses[stretch.first - 1 : stretch.last]
@@ -111,7 +111,7 @@ def compare_runs(in_one_go: Path, moved: Path, tolerance: float) -> int:
     say(side_by_side(expected.losses, stretches, shutil.get_terminal_size().columns) + "\n")
     say(comparison(expected, stretches) + "\n")
     largest = largest_difference([loss for stretch in stretches for loss in stretch.losses], expected.losses)
-    verdict = "the curves coincide" if largest <= tolerance else f"the curves part: more than {tolerance}"
+    verdict = "the curves coincide" if largest <= tolerance else f"the curves differ by more than {tolerance}"
     say(f"largest relative difference of {len(expected.losses)} steps: {largest:.1e}; {verdict}")
     return 0 if largest <= tolerance else 1
 
@@ -130,7 +130,7 @@ def demo_resume(*, torch_version: str | None) -> int:
         return ["torchrun", "--standalone", "--no-python", "--nproc-per-node", str(ranks), "resume_anywhere",
                 str(directory), TEXT, "--losses", str(losses), *options]
 
-    heading("A C++ trainer learns the license on 2 ranks, in one go")
+    heading("A C++ trainer learns the license on 2 ranks, without interruption")
     show_and_run(trainer(2, WORK / "in-one-go", in_one_go), python)
 
     heading("The same again, but a rank is killed while the others save")

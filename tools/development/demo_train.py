@@ -46,6 +46,6 @@ def demo_train(*, torch_version: str | None) -> int:
         line = plot(losses, low=min(losses), high=max(losses), width=50, height=1)[0]
         say(f"{ranks} rank(s)  {losses[0]:.2f} {line} {losses[-1]:.2f}")
     largest = max(abs(one - two) for one, two in zip(curves[1], curves[2], strict=True))
-    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
+    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves differ by more than {TOLERANCE}"
     say(f"largest difference of 100 steps: {largest:.1e}; {verdict}")
     return 0 if largest <= TOLERANCE else 1

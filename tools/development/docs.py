@@ -1,7 +1,7 @@
 """Builds the documentation: the public headers and the pages as a static site, and checks both.
 
-Doxygen reads copies that are made here. In the copies of headers a comment behind a member is one for
-Doxygen, and labels such as "Throws:" begin a paragraph. In those of pages links lead to pages of the site.
+Doxygen reads copies that this module makes. In the copies of headers, comments after members have the form that
+Doxygen reads, and labels such as "Throws:" begin a paragraph. In the copies of pages, links lead to pages of the site.
 """
 
 import html
@@ -171,9 +171,9 @@ def is_described(element: ElementTree.Element) -> bool:
 def needs_comment(member: ElementTree.Element, owner: ElementTree.Element, line: str) -> bool:
     """Returns whether a member needs a comment. `line`: where it is declared.
 
-    Not what every class has (constructors are described with the class, destructor, copies, comparison), nor what
-    overrides, nor what a container has, nor an accessor whose one line shows what it returns. Members of a struct
-    need a comment where it is one of options.
+    These need none: members that every class has (constructors, destructor, copies, comparison), members that override,
+    members with the names of container members, and accessors whose one line shows what they return. A variable
+    needs one only in a struct whose name ends with `Options`.
     """
     name = member.findtext("name") or ""
     owner_name = (owner.findtext("compoundname") or "").split("::")[-1]

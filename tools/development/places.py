@@ -30,7 +30,7 @@ def cache_directory() -> Path:
 def locked(directory: Path, purpose: str) -> Iterator[None]:
     """Locks `directory` for this process. If another tools/dev has locked it, says so and waits.
 
-    Child processes inherit the lock: what a killed tools/dev left running keeps others out until it ends.
+    Child processes inherit the lock: if tools/dev is killed, its children hold the lock until they end.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def build_environment(directory: Path, wanted: str) -> None:
     heading(f"building the Python environment with torch {torch}: about 3 GB to download once, 5 GB on disk")
     say(f"    in {directory}")
     if directory.exists():
-        say("    starting again: an earlier set-up did not reach its end")
+        say("    starting again: an earlier set-up was interrupted")
         shutil.rmtree(directory)
     free_gib = shutil.disk_usage(cache_directory()).free / 2**30
     if free_gib < NEEDED_GIB:

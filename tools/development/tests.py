@@ -36,7 +36,7 @@ THREAD_SANITIZER_OPTIONS = {
                     f"suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
     "OMP_NUM_THREADS": "1",  # because OpenMP's library is not instrumented either
 }
-# No threads, or memory that is counted.
+# Tests whose ranks are processes, and tests that measure memory: not run under ThreadSanitizer.
 RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest|StateMemoryTest|ResumeTrainingTest.*RandomNumbers)"
 
 
@@ -204,7 +204,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     """Runs all tests except those on demand, or the tests of one label. Returns the exit code."""
     begin = time.monotonic()
     if quick and label in ONLY_SANITIZED:
-        raise Stop(f"{label}: runs under the sanitizers alone, which --quick leaves out")
+        raise Stop(f"{label}: runs only under the sanitizers, which --quick leaves out")
     install_packages({"build", "python", "test"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:

@@ -1,8 +1,8 @@
 """Builds the Python package for others to install: an sdist that needs only a compiler, and a wheel from it.
 
 The sdist brings the sources of the core and of the libraries that it is built on. The wheel is built from the sdist by
-Zig's C++ compiler, which links against the glibc of older systems; libraries are linked into the files that use them,
-so that they meet no others in a process.
+Zig's C++ compiler, which links against the glibc of older systems. Libraries are linked statically into the files that
+use them, so that they do not conflict with other copies of these libraries in one process.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def packaging_tools(python: Path) -> Path:
 
 
 def source_lists() -> list[str]:
-    """Returns options by which apt finds sources on the servers of this machine's packages, without a change to its lists."""
+    """Returns options with which apt fetches sources from the servers that this system already uses, without changing its lists."""
     lists = cache_directory() / "apt"
     (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
     parts = lists / "parts"
@@ -147,8 +147,8 @@ def make_sdist(python: Path, log: Path) -> Path:
 
 
 def debian_configuration(python: Path, folder: Path) -> Path:
-    """Returns a folder of headers that has what Debian's own Python includes from /usr/include, where Zig does not look:
-    <x86_64-linux-gnu/python3.13/pyconfig.h>. It is empty for other Pythons."""
+    """Returns a folder with the header that Debian's own Python includes from /usr/include, where Zig does not look:
+    <x86_64-linux-gnu/python3.13/pyconfig.h>. For other Pythons, the folder is empty."""
     asked = "import sysconfig; print(sysconfig.get_path('include'), sysconfig.get_config_var('MULTIARCH'))"
     include, multiarch = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
     headers = folder / "include"

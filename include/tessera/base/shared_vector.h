@@ -52,7 +52,7 @@ class SharedVector {
     } else if (items_.use_count() > 1) {
       items_ = std::make_shared<std::vector<T>>(*items_);
     } else {
-      // What another thread read before it let go of the list happens before the change.
+      // Other threads may have read the list before they released it: their reads come first.
       std::atomic_thread_fence(std::memory_order_acquire);
     }
     return *items_;

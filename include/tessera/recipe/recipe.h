@@ -93,9 +93,9 @@ struct RecipeReport {
   formats::CheckpointContents targets{};  ///< names, shapes and kinds; without pieces
 };
 
-/// Applies a recipe to names and shapes, and proves it: each element of the source is placed once
-/// or dropped by a rule; each element of a target comes from one place; the inverse gives back
-/// the source. Reads no tensor.
+/// Applies a recipe to names and shapes, and proves it: each element of the source is placed, or
+/// dropped by a rule; each element of a target comes from one place; the inverse gives back the
+/// source. Reads no tensor.
 /// Throws: Error(mismatch) if a variable has no value.
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);

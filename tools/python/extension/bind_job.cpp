@@ -149,8 +149,8 @@ std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
   return data;
 }
 
-/// The boxes in a rank's memory. Boxes without an address lie on a device: Python copies what is
-/// read of them.
+/// The boxes in a rank's memory. Boxes without an address are on a device: the Python function
+/// `read` copies their bytes to the host.
 class JobMemory final : public formats::TensorSource {
  public:
   /// `read(name, box, begin, end, address)` copies bytes [begin, end) of a box. It must outlive

@@ -27,7 +27,7 @@ std::string python_remedy(const Remedy& remedy) {
     case Remedy::Action::keep_dtype:
       return "move without cast, or leave it out with only='!" + remedy.argument + "'";
     case Remedy::Action::use_less_memory:
-      return "try a smaller memory or threads";
+      return "set a smaller memory, or fewer threads";
     case Remedy::Action::choose_source:
       return "prefer takes one of them; {PREFIX: SRC} keeps both";
     case Remedy::Action::rebuild_index:

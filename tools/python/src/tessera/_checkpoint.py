@@ -18,7 +18,7 @@ from ._tensor import Tensor, TensorMeta
 class Checkpoint(Mapping[str, Any]):
     """An open checkpoint: names to tensors (`Tensor`, which read nothing yet) and Python values.
 
-    Names are in order. Several threads may use it at once. It is closed by `close`, by the end of a `with`, or when
+    Names are sorted. Several threads may use it at once. It is closed by `close`, by the end of a `with`, or when
     nothing uses it any more.
     """
 

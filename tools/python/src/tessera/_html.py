@@ -1,4 +1,4 @@
-"""The HTML that notebooks show for a checkpoint: the tree of names, and a map in which an area stands for bytes."""
+"""The HTML that notebooks show for a checkpoint: the tree of names, and a map of rectangles whose areas show bytes."""
 
 from __future__ import annotations
 

@@ -44,12 +44,12 @@ def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
 
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Returns whether `data_ptr` points to the elements as they are: on the CPU, row-major, without a pending conj or neg."""
+    """Returns whether the tensor is on the CPU, contiguous, and has no pending conj or neg: then `data_ptr` points to its elements, in order."""
     return tensor.device.type == "cpu" and is_row_major(tensor)
 
 
 def is_row_major(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements lie in memory as they are, in row-major order, without a pending conj or neg."""
+    """Returns whether the tensor is contiguous and has no pending conj or neg: then its memory has its elements, in order."""
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 

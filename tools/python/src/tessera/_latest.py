@@ -29,8 +29,8 @@ def latest_valid(folder: PathLike, *, checksums: bool = False, endpoint: str | N
     folder: a path, or s3://BUCKET/PREFIX.
 
     The newest is the last by name, where runs of digits are numbers: step-1000 is newer than step-999. A checkpoint is
-    valid if it opens, and each of its files exists, has the right size and belongs to it. A folder that does not exist
-    has none. Not collective: call it on rank 0 and send the path to the others, so that all ranks load the same.
+    valid if it opens, and each of its files exists, has the right size and belongs to it. If the folder does not exist,
+    `path` is None. Not collective: call it on rank 0 and send the path to the others, so that all ranks load the same.
 
     checksums: also read every stored byte and compare it with its checksum.
     endpoint: the S3 that s3:// paths name, as for `open`.
@@ -40,6 +40,6 @@ def latest_valid(folder: PathLike, *, checksums: bool = False, endpoint: str | N
 
 
 def numbered(folder: str, prefix: str) -> list[tuple[int, Path]]:
-    """Returns the paths in a folder whose names are `prefix` and a number, by number. Ignores names that go on after the number."""
+    """Returns the paths in a folder whose names are `prefix` and a number, by number. Ignores names with more text after the number."""
     return sorted((int(number), path) for path in Path(folder).glob(f"{prefix}*")
                   if (number := path.name.removeprefix(prefix)).isdecimal())

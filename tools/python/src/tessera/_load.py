@@ -76,7 +76,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
                                                    progress_function(progress, f"load, rank {ranks.rank}")))
         if any(has_steps):
             ranks.gather(what, lambda: load.put_back(state_dict))
-        else:  # nothing of the user's runs, so nothing fails
+        else:  # no code of the user runs here, so nothing fails
             load.put_back(state_dict)
     return load.report()
 
@@ -118,7 +118,7 @@ class _Load:
         return describe_job(self.state), list(self.state.values)
 
     def plan_of_all(self, described: list[tuple[Description, list[str]]]) -> None:
-        """Plans anew, with the descriptions of all ranks."""
+        """Plans again, with the descriptions of all ranks."""
         self._plan(merged(self.path, [of_rank for of_rank, _ in described]),
                    set(self.state.values).union(*(of_rank for _, of_rank in described)))
 
@@ -190,8 +190,8 @@ class _Load:
                 to.copy_(copy)
         for first, name, tensor, copy in tied:
             if not _are_same_bits(tensor, copy):
-                raise Error(f"{name}: tied tensors: expected what the checkpoint has under {first}, as both are one tensor "
-                            "in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
+                raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names are one "
+                            "tensor in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
         return bool(self.state.objects or self.of_ranks)
 
     @staticmethod
@@ -219,7 +219,7 @@ class _Load:
 
 
 def _untied(described: Description) -> Description:
-    """Returns a job in which every name of a tied tensor is a tensor, because the checkpoint may have them apart."""
+    """Returns a job in which each name of a tied tensor is a tensor of its own, because the checkpoint may store separate tensors."""
     tensors, aliases = described
     return tensors | {alias: (path, *tensors[target][1:]) for alias, (path, target) in aliases.items()}, {}
 
@@ -242,7 +242,7 @@ class _SavedValues:
         self._index: dict[str, int] = {}
         self._paths: dict[str, list[Any]] = {}
         self._below: dict[str, list[str]] = {}  # by name of the state dict: the checkpoint's names below it
-        self.wanted: list[str] = []  # names of the checkpoint that the state dict has a place for
+        self.wanted: list[str] = []  # names of the checkpoint that become values of the state dict, or items in them
         self.found: set[str] = set()
         for i, (name, path) in enumerate(load.values()):
             new = next((to + name[len(at):] for at, to in rename.items() if name.startswith(at)), name)

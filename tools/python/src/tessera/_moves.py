@@ -142,7 +142,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
 
     Copies the bytes in bounded memory and checks them against their checksums. The destination appears only when it
     is complete. Without ranks, strategy, plan, mesh and like, tensors keep the pieces that they have in the source.
-    ranks alone means the strategy dim0.
+    If only ranks is given, the strategy is dim0.
 
     to: "native", "safetensors", "dcp", "torch", "deepspeed", "megatron" or "rank_files"; None: by the destination's name
         (".safetensors"; ".pt", ".pth" and ".bin" are torch; all others native).
@@ -293,8 +293,8 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
                       RuntimeWarning, stacklevel=3)
     for part in result["divided_parts"]:
         warnings.warn(f"{os.fspath(destination)!s}: part {part} begins or ends within a file on NFS, where bytes that two machines write "
-                      "side by side may be lost (let parts end with files: native, or as many ranks or files as parts; then check the "
-                      "result with tessera.verify or ckpt-inspect diff)", RuntimeWarning, stacklevel=3)
+                      "next to each other may be lost (write the native format, or as many ranks or files as parts, so that no file has "
+                      "two parts; check the result with tessera.verify or ckpt-inspect diff)", RuntimeWarning, stacklevel=3)
     return Resharded(
         source_format=result["source_format"], format=result["format"], world_size=result["world_size"],
         num_tensors=result["num_tensors"], num_values=result["num_values"], num_aliases=result["num_aliases"],

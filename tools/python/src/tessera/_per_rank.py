@@ -112,7 +112,7 @@ class rng:
         generator = torch.Generator(self.device)
         generator.set_state(torch.frombuffer(bytearray(saved), dtype=torch.uint8))
         drawn = int(torch.randint(2**62, (), generator=generator, device=self.device))
-        generator.manual_seed((drawn ^ (0x9E3779B97F4A7C15 * (rank + 1))) % 2**63)  # odd: spreads neighbouring ranks
+        generator.manual_seed((drawn ^ (0x9E3779B97F4A7C15 * (rank + 1))) % 2**63)  # the odd factor gives neighbouring ranks different seeds
         return _bytes(generator.get_state())
 
     def _module(self) -> Any:

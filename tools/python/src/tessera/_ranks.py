@@ -101,7 +101,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def holding_interrupts(self) -> Iterator[None]:
-        """Holds Ctrl-C back until the next exchange, so that all ranks end the work together."""
+        """Delays Ctrl-C until the next exchange between ranks, so that all ranks stop together."""
         is_held = (self._group is not None and threading.current_thread() is threading.main_thread()
                    and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
         if not is_held:
@@ -172,8 +172,8 @@ class Ranks:
         return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
 
     def _exchange_short(self, message: bytes) -> list[bytes]:
-        """Returns the messages of all ranks, filled up with zeros. Every rank sends to every other one at once: Gloo's
-        all_gather passes messages from rank to rank, so where ranks outnumber cores, each waits for all before it."""
+        """Returns the messages of all ranks, padded with zeros. Uses all-to-all, in which each rank sends to all others at once.
+        Gloo's all_gather passes messages around a ring: with more ranks than cores, each rank would wait for many others."""
         import torch
         import torch.distributed as dist
 

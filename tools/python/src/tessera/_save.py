@@ -55,12 +55,12 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     first two in parallel. For the other two, all ranks write parts beside the destination, and rank 0
     makes the file from them.
     overwrite: replace the checkpoint at the path, in one step. On s3://, there is no checkpoint during the upload.
-    keep_last: how many checkpoints to keep, with this one. Older ones are removed if their names differ only in the
+    keep_last: how many checkpoints to keep, including this one. Older ones are removed if their names differ only in the
     last number.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
     base: the path of an older native checkpoint on the same file system, such as that of the save before. Pieces with
-    the same bytes are not written again; hard links to the base's files hold them. The new checkpoint is whole without
-    the base. Every rank reads the base to compare its pieces. Native format only.
+    the same bytes are not written again; hard links to the base's files hold them. The new checkpoint does not need the
+    base afterwards. Every rank reads the base to compare its pieces. Native format only.
     memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
     endpoint: the S3 that s3:// paths name, as for `open`.
 
@@ -125,7 +125,8 @@ class SaveSteps:
         return self._save
 
     def run(self) -> None:
-        """Writes the parts, joins and seals them, and makes the checkpoint appear. Collective."""
+        """Writes each rank's part, checks that all parts exist (`join`), marks each as a part of this checkpoint (`seal`), and makes
+        the checkpoint appear. Collective."""
         first = self.ranks.rank == 0
         if self.has_base:
             texts = self.together(self._compare)
@@ -301,7 +302,7 @@ class _Job(SaveSteps):
 
 
     def with_linked(self, report: Saved) -> Saved:
-        """Counts apart, in `linked_nbytes`, the bytes that stay in files of the base."""
+        """Counts the bytes that stay in files of the base in `linked_nbytes`, and no longer in `nbytes`."""
         linked = self.save.linked_nbytes
         return report._replace(nbytes=report.nbytes - linked, linked_nbytes=linked)
 
@@ -450,7 +451,7 @@ def _in_words(description: Any) -> str:
 
 
 def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str, Any]]) -> list[tuple[list[Any], Any]]:
-    """Replaces each per-rank value by the list of those of all ranks. Raises Error if a rank has none."""
+    """Replaces each PerRank value by a list of the values of all ranks. Raises Error if a rank lacks one."""
     for rank, of_rank in enumerate(per_rank):
         for name in sorted(set().union(*per_rank).difference(of_rank)):
             raise Error(f"{name}: per rank: expected a PerRank of this name on all ranks, found none on rank {rank}", kind="mismatch",

@@ -31,14 +31,14 @@ class SavedMemory:
         """Returns the address of a box; 0 if it is read in parts."""
         if is_read_in_parts(box):
             self._on_device[name, index] = _bytes_of(box)
-            self._stream_of(box)  # waits for what computes the box now, and not for what the trainer starts later
+            self._stream_of(box)  # waits for the kernels that compute the box, but not for kernels that the trainer starts later
             return 0
         in_memory = in_host_memory(box)
         self._kept.append(in_memory)
         return in_memory.data_ptr()
 
     def read(self, name: str, index: int, begin: int, end: int, address: int) -> None:
-        """Copies bytes [begin, end) of a box to the host. Is called on several threads."""
+        """Copies bytes [begin, end) of a box to the host. Several threads call it at the same time."""
         import torch
 
         of_box = self._on_device[name, index][begin:end]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Place(NamedTuple):
-    """Where a tensor's bytes are. The elements lie at `begin` + the sum of index * stride, with strides in bytes."""
+    """Where a tensor's bytes are. An element is at the address `begin` + the sum of index * stride, with strides in bytes."""
 
     begin: int
     end: int
@@ -26,7 +26,7 @@ def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Raises Error if two tensors partly share memory, because loading one would change a part of the other.
     Also raises Error if elements of one tensor share memory, as in a tensor that `expand` made.
 
-    Views that lie between each other's elements, such as columns of a matrix, are apart.
+    Accepts views whose elements alternate in memory, such as columns of one matrix.
     """
     places: dict[str, list[_Place]] = {}
     for name, tensor in tensors:
@@ -39,7 +39,7 @@ def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
                         "(call clone first)", kind="invalid_argument", tensor=name)
         places.setdefault(str(tensor.device), []).append(place)
     for of_device in places.values():
-        active: list[_Place] = []  # that end behind the beginning of the next
+        active: list[_Place] = []  # earlier places that end after the begin of the current one
         for place in sorted(of_device):
             active = [other for other in active if other.end > place.begin]
             for other in active:
@@ -59,7 +59,7 @@ def _place_of(name: str, tensor: torch.Tensor) -> _Place:
 
 
 def _extent(dimensions: Sequence[tuple[int, int]]) -> int:
-    """Returns how many bytes lie from the first to behind the last one."""
+    """Returns the number of bytes from the first byte to the last one, both included."""
     return 1 + sum(stride * (size - 1) for stride, size in dimensions)
 
 
@@ -77,8 +77,8 @@ def _are_elements_apart(place: _Place) -> bool:
 
 
 def _share_elements(one: _Place, other: _Place) -> bool:
-    """Says whether two tensors, of which `other` begins later, share bytes. Not if both are all of the same bytes: such
-    views are loaded one after the other, each as a whole."""
+    """Returns whether two tensors share bytes. Returns False if both have exactly the same bytes: the one that is loaded second
+    then overwrites the other completely. Requires: `other` does not begin before `one`."""
     if one[:3] == other[:3]:
         return False
     if one.is_contiguous and other.is_contiguous:
@@ -91,12 +91,12 @@ def _share_elements(one: _Place, other: _Place) -> bool:
 
 
 def _indices(strides: Sequence[int], place: _Place, origin: int) -> list[tuple[int, int]] | None:
-    """Returns the first and the last index + 1 in each dimension of a grid of bytes with the given strides and origin.
-    None if the tensor is no box in the grid: an index would go beyond the next larger stride."""
+    """Returns the range of indices, [begin, end), that the tensor has in each dimension of a grid of bytes with these strides and
+    this origin. None if the tensor is not a box of this grid, because an index would reach the next larger stride."""
     sizes = dict(place.dimensions)
     rest = place.begin - origin
     indices = []
-    nbytes = 1  # from the origin to the last byte, without the dimensions of larger strides
+    nbytes = 1  # from the origin to the last byte, counting only the dimensions with smaller strides
     for stride in strides:
         indices.append((rest // stride, rest // stride + sizes.get(stride, 1)))
         rest %= stride

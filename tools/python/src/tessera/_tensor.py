@@ -52,7 +52,7 @@ class Tensor:
     """The name in the checkpoint."""
 
     def __init__(self) -> None:
-        raise TypeError("a Tensor comes out of a checkpoint: tessera.open(path)[name]")
+        raise TypeError("a Tensor cannot be created directly: use tessera.open(path)[name]")
 
     @classmethod
     def _make(cls, checkpoint: Checkpoint, name: str, meta: TensorMeta, offsets: tuple[int, ...],

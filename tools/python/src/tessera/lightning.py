@@ -10,7 +10,7 @@ from typing import Any
 
 try:
     from lightning.fabric.plugins import TorchCheckpointIO
-except ImportError:  # the package that contains only Lightning
+except ImportError:  # installed as pytorch-lightning
     from lightning_fabric.plugins import TorchCheckpointIO
 
 from ._arguments import flag, text
@@ -42,7 +42,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
-            target.unlink()  # "last.ckpt" of an earlier run, without Tessera
+            target.unlink()  # such as "last.ckpt" of an earlier run without this plugin
         options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
         if self._is_asynchronous:
             self._saving = async_save(checkpoint, target, **options)

@@ -40,7 +40,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
         self._options = {"format": config.format, "compress": config.compress}
         super().__init__(config, **kwargs)
         if config.enable:
-            self.stager = _NoStager()  # or torchtitan would make one that nothing uses
+            self.stager = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
 
     @torch.no_grad()
     def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode,
