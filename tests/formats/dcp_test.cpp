@@ -487,7 +487,7 @@ TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
     TensorEntry& tensor = contents.tensors.emplace_back();
     tensor.meta = {"w", DType::float32, {4}};
     tensor.pieces.push_back({Box{{0}, {4}}, 0});
-    storage.pieces.add(1)[0] = {0, 100, 100};
+    storage.pieces.add(1)[0] = {.offset = 100, .nbytes = 100, .file = 0};
   }
   const std::string bytes = dcp::pickle_metadata(contents, storage);
   EXPECT_THAT(
@@ -738,7 +738,7 @@ void write_expanded(const TemporaryDirectory& directory, const std::string& meta
   for (const char* name : {"a", "b", "c"}) {
     contents.tensors.push_back({.meta = {name, DType::float32, {kNumel}},
                                 .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});
-    storage.pieces.add(1)[0] = {.file = 0, .offset = 0, .nbytes = item.size()};
+    storage.pieces.add(1)[0] = {.offset = 0, .nbytes = item.size(), .file = 0};
   }
   const auto put = [&](const std::string& name, std::string_view bytes, std::uint64_t nbytes) {
     const auto file = FileSystem::posix().create(directory / name);

@@ -394,11 +394,11 @@ std::optional<std::string_view> safetensors_dtype(DType dtype) {
   return std::nullopt;
 }
 
-std::string format_header(const std::vector<HeaderTensor>& tensors, const Metadata& metadata) {
+std::string format_header(const std::vector<PlacedTensor>& tensors, const Metadata& metadata) {
   constexpr std::size_t kTextNbytesBesideName = 96;  // an estimate
   std::size_t expected_nbytes = 0;
-  for (const HeaderTensor& tensor : tensors) {
-    expected_nbytes += tensor.meta.fqn.size() + kTextNbytesBesideName;
+  for (const PlacedTensor& tensor : tensors) {
+    expected_nbytes += tensor.meta->fqn.size() + kTextNbytesBesideName;
   }
   std::string header;
   header.reserve(expected_nbytes);
@@ -417,19 +417,19 @@ std::string format_header(const std::vector<HeaderTensor>& tensors, const Metada
     }
     header += '}';
   }
-  for (const HeaderTensor& tensor : tensors) {
-    const auto dtype = safetensors_dtype(tensor.meta.dtype);
+  for (const auto& [meta, begin] : tensors) {
+    const auto dtype = safetensors_dtype(meta->dtype);
     TESSERA_CHECK(dtype.has_value());
-    begin_entry(tensor.meta.fqn);
+    begin_entry(meta->fqn);
     ((header += "{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
-    for (std::size_t d = 0; d < tensor.meta.shape.size(); ++d) {
+    for (std::size_t d = 0; d < meta->shape.size(); ++d) {
       const bool is_packed =
-          tensor.meta.dtype == DType::float4_e2m1fn_x2 && d + 1 == tensor.meta.shape.size();
+          meta->dtype == DType::float4_e2m1fn_x2 && d + 1 == meta->shape.size();
       if (d > 0) header += ',';
-      header += std::to_string(tensor.meta.shape[d] * (is_packed ? kF4PerByte : 1));
+      header += std::to_string(meta->shape[d] * (is_packed ? kF4PerByte : 1));
     }
-    header += "],\"data_offsets\":[" + std::to_string(tensor.byte_range.begin) + "," +
-              std::to_string(tensor.byte_range.end) + "]}";
+    header += "],\"data_offsets\":[" + std::to_string(begin) + "," +
+              std::to_string(begin + meta->nbytes()) + "]}";
   }
   header += '}';
   header.append(round_up(header.size(), kHeaderLengthNbytes) - header.size(), ' ');
