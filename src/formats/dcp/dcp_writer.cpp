@@ -263,6 +263,8 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
+  /// Frees the memory that only the caller's blocks need.
+  void forget_order() { order_ = {}; }
   /// Completes the files and returns their final names (without a suffix for unfinished files).
   /// Requires: all blocks have been written.
   std::vector<std::string> finish_files();
@@ -535,6 +537,7 @@ class DcpWriter final : public RankFilesWriter {
 
   void commit() override {
     finish_files();
+    forget_order();
     const auto out =
         create_anew(file_system(), journal(), join_path(directory(), dcp::kMetadataFile));
     write_metadata(*out, layout());

@@ -196,6 +196,12 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return found.header;
   }
 
+  /// Frees memory that only blocks and `finish_rank` need.
+  void forget_pieces() {
+    pieces_by_rank_ = {};
+    written_pieces_ = {};
+  }
+
   /// Returns the index with the results of `finish_rank`.
   const Index& index() const { return index_; }
 
@@ -259,7 +265,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   const std::string suffix_;
   const NativeWriteOptions options_;
   Journal* const journal_;
-  const tessera::detail::ListOfLists<PieceId> pieces_by_rank_;
+  tessera::detail::ListOfLists<PieceId> pieces_by_rank_;
   bool are_all_written_ = true;          // of the selected ranks
   std::vector<PieceId> written_pieces_;  // of the selected ranks; empty if all are written
   std::vector<RankSlot> rank_slots_;  // indexed by rank
@@ -280,6 +286,7 @@ class NativeWriter final : public RankFilesWriter {
     for (int rank = ranks().begin; rank < ranks().end; ++rank) {
       headers.push_back(finish_or_adopt_rank(rank));
     }
+    forget_pieces();
     const std::string index_path = join_path(directory(), kIndexFileName);
     // HDF5 needs a new file, in which all unwritten bytes are zero. So the index that an
     // interrupted run began is removed.
