@@ -117,7 +117,8 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   if (!is_cast_kind) return note_uncast(entry);
   if (!is_no_quantized_part(
           *quantized_, moved.source_tensor, *moved.source_name, *options_.cast,
-          {Remedy::Action::keep_dtype, formats::pattern_of(source_, *moved.source_name)}, report_)) {
+          {Remedy::Action::keep_dtype, formats::pattern_of(source_, *moved.source_name)},
+          report_)) {
     return false;
   }
   if (is_never_cast(source_.tensors[moved.source_tensor].meta)) return note_uncast(entry);

@@ -483,14 +483,14 @@ TEST(DcpTest, StorageDataMayComeBeforeTheTensorsThatItBelongsTo) {
 TEST(DcpTest, AnItemThatIsTooLongIsRefused) {
   constexpr auto kMax = static_cast<std::int64_t>(dcp::StorageInfo::kMaxNbytes);
   const auto parse = [](std::int64_t item_nbytes) {
-    const std::string bytes = metadata_with_enumerator_by_name(
-        "_MEM_FORMAT_ENCODING", DictOrder::items_first, item_nbytes);
+    const std::string bytes = metadata_with_enumerator_by_name("_MEM_FORMAT_ENCODING",
+                                                               DictOrder::items_first, item_nbytes);
     return dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
   };
   EXPECT_EQ(parse(kMax).storage.pieces[0][0].nbytes, static_cast<std::uint64_t>(kMax));
   EXPECT_THAT([&] { parse(kMax + 1); },
-              ThrowsError(ErrorKind::corruption, "w: pickle: length: expected at most " +
-                                                     std::to_string(kMax) + " bytes"));
+              ThrowsError(ErrorKind::corruption,
+                          "length: expected at most " + std::to_string(kMax) + " bytes"));
 }
 
 TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
@@ -754,7 +754,8 @@ void write_expanded(const TemporaryDirectory& directory, const std::string& meta
   for (const char* name : {"a", "b", "c"}) {
     contents.tensors.push_back({.meta = {name, DType::float32, {kNumel}},
                                 .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});
-    storage.pieces.add(1)[0] = {.offset = 0, .nbytes = item.size() & dcp::StorageInfo::kMaxNbytes, .file = 0};
+    storage.pieces.add(1)[0] = {
+        .offset = 0, .nbytes = item.size() & dcp::StorageInfo::kMaxNbytes, .file = 0};
   }
   const auto put = [&](const std::string& name, std::string_view bytes, std::uint64_t nbytes) {
     const auto file = FileSystem::posix().create(directory / name);

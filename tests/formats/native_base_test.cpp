@@ -307,10 +307,9 @@ native::Index linked_index() {
   index.contents.edit().tensors = {
       {.meta = {"w", DType::float32, {4}}, .pieces = {{Box{{0}, {4}}, 0}}}};
   index.storage.add(1);
-  index.storage.set({0, 0}, {.file = 2,
-                             .encoding = native::Encoding::plain,
-                             .begin = 5000,
-                             .checksum_or_table = 7});
+  index.storage.set(
+      {0, 0},
+      {.file = 2, .encoding = native::Encoding::plain, .begin = 5000, .checksum_or_table = 7});
   index.linked_places = {3};
   index.rank_files = {{.nbytes = 8192}};
   index.linked_files = {

@@ -85,7 +85,8 @@ struct SourceGaps {
 /// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names);
 
-/// Where one destination tensor's elements come from. Small, because a move has one for each tensor.
+/// Where one destination tensor's elements come from. Small, because a move has one for each
+/// tensor.
 struct TensorCopy {
   std::size_t source_tensor = 0;
   /// For every destination piece, the source pieces that share elements with it, without replicas.

@@ -159,8 +159,7 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
 void require_placeable(const std::string& destination, const std::string& fqn, std::uint32_t file,
                        std::uint64_t nbytes) {
   if (file >= StorageInfo::kMaxFiles) {
-    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles),
-           "more");
+    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles), "more");
   }
   if (nbytes > StorageInfo::kMaxNbytes) {
     refuse(destination, fqn, "size of a piece",

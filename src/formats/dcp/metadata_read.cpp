@@ -212,9 +212,10 @@ class Dataclass {
   const MetadataGlobal global_;
   const std::string_view class_name_;
   const std::array<std::string_view, kNumNames> names_;
-  std::optional<Object> state_;         // the attributes of the instance that is read
+  std::optional<Object> state_;                  // the attributes of the instance that is read
   std::array<std::size_t, kNumNames> places_{};  // of the attributes in `state_`
-  std::vector<std::string_view> keys_;  // of `state_`, views of the pickle; empty: compare all names
+  std::vector<std::string_view>
+      keys_;  // of `state_`, views of the pickle; empty: compare all names
 };
 
 std::int64_t non_negative(Object object, std::string_view rule) {
@@ -582,9 +583,9 @@ class Parser final : public pickle::EntryTaker {
   }
 
   /// Finds the item of the next entry of storage_data, or of the planner's data. The pieces of one
-  /// tensor, or those of one rank, usually follow each other, and the names of each rank come in the
-  /// order of the items. So tries the item of the last entry, the item after it, and the item that
-  /// came after it before.
+  /// tensor, or those of one rank, usually follow each other, and the names of each rank come in
+  /// the order of the items. So tries the item of the last entry, the item after it, and the item
+  /// that came after it before.
   std::optional<Place> find_place(std::string_view fqn) {
     const auto is_at = [&](std::size_t item) {
       return item < items_.size() && name_at(items_[item]) == fqn;
@@ -879,8 +880,7 @@ class Parser final : public pickle::EntryTaker {
   Dataclass<3> tensor_storage_{MetadataGlobal::tensor_storage,
                                "TensorStorageMetadata or BytesStorageMetadata",
                                {"properties", "size", "chunks"}};
-  Dataclass<2> chunk_{
-      MetadataGlobal::chunk_storage, "ChunkStorageMetadata", {"offsets", "sizes"}};
+  Dataclass<2> chunk_{MetadataGlobal::chunk_storage, "ChunkStorageMetadata", {"offsets", "sizes"}};
   std::unordered_map<std::string_view, std::uint32_t> file_index_;  // names: views of the pickle
   /// Results of pieces_by_offset, by tensor.
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;

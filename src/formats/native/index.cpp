@@ -428,8 +428,8 @@ int get_rank(ByteReader& in, const FileHeader& header) {
   return static_cast<int>(rank);
 }
 
-/// Reads a piece of the tensor into `piece`, and its place into `index.storage`. `last_position`: of
-/// the tensor's piece before it.
+/// Reads a piece of the tensor into `piece`, and its place into `index.storage`. `last_position`:
+/// of the tensor's piece before it.
 void get_piece(ByteReader& in, const FileHeader& header, Index& index, const TensorEntry& tensor,
                PieceId id, Piece& piece, std::uint64_t& last_position) {
   const std::uint64_t position = in.uint();
@@ -677,8 +677,8 @@ void StoredPieces::set(PieceId id, const StoredPiece& stored) {
   slot.begin = stored.begin & kMaxBegin;
   slot.encoding = static_cast<std::uint8_t>(stored.encoding);
   slot.checksum_or_table = stored.checksum_or_table;
-  const bool is_usual = stored.encoding != Encoding::zstd && stored.file == 0 &&
-                        stored.position == id.piece_index;
+  const bool is_usual =
+      stored.encoding != Encoding::zstd && stored.file == 0 && stored.position == id.piece_index;
   if (is_usual && rest_.empty()) return;
   keep_all_members();
   rest_[number_of(id)] = {.position = stored.position, .file = stored.file};
@@ -751,8 +751,7 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode) 
   return encoded;
 }
 
-void encode_rank_index(const Index& whole, std::span<const PieceId> pieces,
-                       const IndexSink& sink) {
+void encode_rank_index(const Index& whole, std::span<const PieceId> pieces, const IndexSink& sink) {
   // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;

@@ -52,8 +52,8 @@ struct StoredPiece {
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
 
-/// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most of
-/// them are plain and in their rank's own file: these take 16 bytes each.
+/// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
+/// of them are plain and in their rank's own file: these take 16 bytes each.
 ///
 /// Thread-safe as a std::vector, if `keep_all_members` was called before threads set pieces that
 /// need it.
@@ -180,8 +180,7 @@ std::vector<std::byte> encode_index(const Index& index);
 
 /// Does what `encode_index(select_pieces(whole, pieces), sink)` does, without a copy of the
 /// contents.
-void encode_rank_index(const Index& whole, std::span<const PieceId> pieces,
-                       const IndexSink& sink);
+void encode_rank_index(const Index& whole, std::span<const PieceId> pieces, const IndexSink& sink);
 
 /// The size and the checksum of an encoded index.
 struct EncodedIndex {

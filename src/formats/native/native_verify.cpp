@@ -194,8 +194,8 @@ class FileCheck {
 class RankFileCheck final : FileCheck {
  public:
   RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
-                std::uint64_t checkpoint_id, const Index& index,
-                std::span<const PieceId> pieces, const ProgressSink& progress)
+                std::uint64_t checkpoint_id, const Index& index, std::span<const PieceId> pieces,
+                const ProgressSink& progress)
       : FileCheck(fs, checkpoint_path, rank_file_name(rank), progress),
         rank_(rank),
         checkpoint_id_(checkpoint_id),

@@ -186,9 +186,9 @@ void RankFileWriter::lay_out_plain(OwnDataset& own) {
       h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(own), dtype,
                                static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
   describe(each.id, dataset.handle);
-  contents_.whole.storage.set(each.id, {.position = each.id.piece_index,
-                                        .encoding = Encoding::plain,
-                                        .begin = dataset.range.begin});
+  contents_.whole.storage.set(
+      each.id,
+      {.position = each.id.piece_index, .encoding = Encoding::plain, .begin = dataset.range.begin});
   own.blocks.resize((each.nbytes - 1) / kPlainBlockNbytes + 1);
 }
 
@@ -196,8 +196,7 @@ void RankFileWriter::lay_out_zstd(OwnDataset& own) {
   const PieceWriting each = piece(own.piece_number);
   const DType dtype = tensor_of(each.id).meta.dtype;
   const auto numel = static_cast<std::int64_t>(each.nbytes / itemsize(dtype));
-  own.handle =
-      h5::create_zstd_dataset(h5_file_, link_name_of(own), dtype, numel, each.block_numel);
+  own.handle = h5::create_zstd_dataset(h5_file_, link_name_of(own), dtype, numel, each.block_numel);
   describe(each.id, own.handle);
   contents_.whole.storage.set(each.id,
                               {.position = each.id.piece_index, .encoding = Encoding::zstd});

@@ -252,8 +252,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
         fs_.remove_all(rank_path(rank));
       }
       slot.file = std::make_unique<RankFileWriter>(
-          fs_, rank_path(rank), RankFileContents{index_, pieces_of(rank)}, options_,
-          journal_);
+          fs_, rank_path(rank), RankFileContents{index_, pieces_of(rank)}, options_, journal_);
     }
     return *slot.file;
   }
@@ -268,7 +267,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   tessera::detail::ListOfLists<PieceId> pieces_by_rank_;
   bool are_all_written_ = true;          // of the selected ranks
   std::vector<PieceId> written_pieces_;  // of the selected ranks; empty if all are written
-  std::vector<RankSlot> rank_slots_;  // indexed by rank
+  std::vector<RankSlot> rank_slots_;     // indexed by rank
   std::atomic<bool> abandoned_ = false;
   bool are_ranks_there_ = false;  // the shares have written all blocks
 };

@@ -428,8 +428,7 @@ std::string format_header(const std::vector<PlacedTensor>& tensors, const Metada
     begin_entry(meta->fqn);
     ((header += "{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
     for (std::size_t d = 0; d < meta->shape.size(); ++d) {
-      const bool is_packed =
-          meta->dtype == DType::float4_e2m1fn_x2 && d + 1 == meta->shape.size();
+      const bool is_packed = meta->dtype == DType::float4_e2m1fn_x2 && d + 1 == meta->shape.size();
       if (d > 0) header += ',';
       header += std::to_string(meta->shape[d] * (is_packed ? kF4PerByte : 1));
     }
