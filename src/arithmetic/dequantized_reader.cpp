@@ -114,7 +114,7 @@ void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
       origin.weight = found->second;
       replace_suffix(entry.meta.fqn, weight);
       if (!entry.key_path.empty()) {
-        if (auto* key = std::get_if<std::string>(&entry.key_path.back())) {
+        if (auto* key = std::get_if<std::string>(&entry.key_path.edit().back())) {
           replace_suffix(*key, weight);
         }
       }

@@ -14,7 +14,7 @@ namespace {
 /// An entry of the nested state dict. Refers to the contents.
 struct Entry {
   const std::string* name;
-  const KeyPath* key_path;
+  const SharedKeyPath* key_path;
   std::uint32_t dict_order;
   std::uint32_t number;
 

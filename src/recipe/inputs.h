@@ -15,7 +15,7 @@ namespace tessera::recipe {
 /// A tensor or an alias that rules may name.
 struct Input {
   const std::string* name;
-  const formats::KeyPath* key_path;
+  const formats::SharedKeyPath* key_path;
   std::size_t tensor;  // index in the contents; for an alias, that of its tensor
   bool is_alias;
   std::uint32_t dict_order;

@@ -26,7 +26,7 @@ using formats::ValueEntry;
 /// An entry of the source that the recipe keeps, with its old name and one of its new names.
 struct RenamedEntry {
   std::string_view old_name;
-  const KeyPath* old_path;
+  const formats::SharedKeyPath* old_path;
   std::string_view new_name;
 };
 
@@ -35,7 +35,7 @@ std::vector<RenamedEntry> list_renamed(const Transformation& made,
                                        const CheckpointContents& source) {
   const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
   std::vector<RenamedEntry> entries;
-  const auto add = [&](const std::string& name, const KeyPath& path) {
+  const auto add = [&](const std::string& name, const formats::SharedKeyPath& path) {
     const auto renamed = made.new_names.find(name);
     if (renamed == made.new_names.end()) {
       if (!dropped.contains(name)) entries.push_back({name, &path, name});
@@ -183,7 +183,7 @@ bool is_text(const formats::Key& key) {
 /// Adds a note about dict keys and list positions that become text.
 void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>& entries,
                     const std::string& path, std::vector<Finding>& notes) {
-  std::unordered_map<std::string_view, const KeyPath*> paths;  // key paths, by new name
+  std::unordered_map<std::string_view, const formats::SharedKeyPath*> paths;  // by new name
   for (const Target& target : made.targets) {
     paths.emplace(target.entry.meta.fqn, &target.entry.key_path);
   }
@@ -195,7 +195,7 @@ void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>&
   for (const RenamedEntry& entry : entries) {
     const auto found = paths.find(entry.new_name);
     if (found == paths.end() || entry.new_name == entry.old_name) continue;
-    const KeyPath& old_path = *entry.old_path;
+    const formats::SharedKeyPath& old_path = *entry.old_path;
     for (std::size_t i = 0; i < old_path.size(); ++i) {
       if (is_text(old_path[i]) ||
           std::ranges::find(*found->second, old_path[i]) != found->second->end()) {

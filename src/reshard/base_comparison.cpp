@@ -29,14 +29,12 @@ class ComparingWriter final : public formats::CheckpointWriter {
       : contents_(contents),
         base_(base),
         pairs_(std::move(pairs)),
-        differs_(std::make_unique<std::atomic<bool>[]>(pairs_.size())) {}
+        differs_(std::make_unique<std::atomic<bool>[]>(pairs_.size())) {
+    for (const PiecePair& pair : pairs_) order_.push_back(pair.piece);
+  }
 
   const CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override {
-    std::vector<PieceId> order;
-    for (const PiecePair& pair : pairs_) order.push_back(pair.piece);
-    return order;
-  }
+  std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override {
     return kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
   }
@@ -71,15 +69,14 @@ class ComparingWriter final : public formats::CheckpointWriter {
     return itemsize(contents_.tensors[piece.tensor_index].meta.dtype);
   }
   std::size_t number_of(PieceId piece) const {
-    const auto key = [](const PieceId& id) { return std::pair(id.tensor_index, id.piece_index); };
-    const auto found = std::ranges::lower_bound(
-        pairs_, key(piece), {}, [&](const PiecePair& pair) { return key(pair.piece); });
+    const auto found = std::ranges::lower_bound(pairs_, piece, {}, &PiecePair::piece);
     return static_cast<std::size_t>(found - pairs_.begin());
   }
 
   const CheckpointContents& contents_;
   const BaseCheckpoint& base_;
   const std::vector<PiecePair> pairs_;
+  std::vector<PieceId> order_;
   const std::unique_ptr<std::atomic<bool>[]> differs_;  // one per pair: whether the pieces differ
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -51,11 +50,18 @@ void sort_by_name(Plan& plan) {
 
 void check_names_are_unique(const CheckpointContents& destination, const PlanOptions& options,
                             PlanReport& report) {
-  std::map<std::string_view, int> num_uses;
-  for (const TensorEntry& tensor : destination.tensors) ++num_uses[tensor.meta.fqn];
-  for (const ValueEntry& value : destination.values) ++num_uses[value.name];
-  for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
-  for (const auto& [name, count] : num_uses) {
+  std::vector<std::string_view> names;
+  names.reserve(destination.tensors.size() + destination.values.size() +
+                destination.aliases.size());
+  for (const TensorEntry& tensor : destination.tensors) names.push_back(tensor.meta.fqn);
+  for (const ValueEntry& value : destination.values) names.push_back(value.name);
+  for (const Alias& alias : destination.aliases) names.push_back(alias.fqn);
+  std::ranges::sort(names);
+  for (auto at = names.begin(); at != names.end();) {
+    const std::string_view name = *at;
+    const auto next = std::find_if(at, names.end(), [&](auto other) { return other != name; });
+    const auto count = next - at;
+    at = next;
     if (name.empty() && !options.renames.empty()) {
       report.problem("rename", "", "rules that leave a part of each name", "an empty new name");
     }

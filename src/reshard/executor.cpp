@@ -77,19 +77,16 @@ class Execution {
         memory_(dynamic_cast<InMemoryWriter*>(&writer)),
         chunk_source_(dynamic_cast<const formats::ChunkSource*>(&source)),
         chunk_sink_(dynamic_cast<formats::ChunkSink*>(&writer)),
-        options_(options) {
-    const std::vector<PieceId> order = writer.write_order();
-    pieces_.reserve(order.size());
-    for (const PieceId id : order) {
+        options_(options),
+        order_(writer.write_order()) {
+    for (std::size_t piece = 0; piece < order_.size(); ++piece) {
+      const PieceId id = order_[piece];
       // If the writer numbered its pieces differently, bytes would go to wrong places.
       TESSERA_CHECK(writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region ==
                     region_of(id));
       const std::int64_t numel = numel_of(region_of(id));
       const std::int64_t block_numel = writer.block_numel(id);
-      TESSERA_CHECK(id.tensor_index <= UINT32_MAX && id.piece_index <= UINT32_MAX);
-      pieces_.push_back({static_cast<std::uint32_t>(id.tensor_index),
-                         static_cast<std::uint32_t>(id.piece_index)});
-      add_blocks(ceil_div(numel, block_numel));
+      add_blocks(piece, ceil_div(numel, block_numel));
       thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
     }
   }
@@ -137,21 +134,16 @@ class Execution {
   /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
 
-  /// Small, because there is one for each piece.
-  struct MovedPiece {
-    std::uint32_t tensor_index;
-    std::uint32_t piece_index;
-  };
   /// A piece and the number of its first block.
   struct PieceBlocks {
     PieceId id;
     std::int64_t first_block;
   };
 
-  /// Adds the blocks of the last piece of `pieces_`.
-  void add_blocks(std::int64_t num_blocks) {
+  /// Adds the blocks of a piece. To be called for all pieces, in their order.
+  void add_blocks(std::size_t piece, std::int64_t num_blocks) {
     if (num_blocks != 1 && first_blocks_.empty()) {
-      first_blocks_.resize(pieces_.size());
+      first_blocks_.resize(piece + 1);
       std::iota(first_blocks_.begin(), first_blocks_.end(), std::int64_t{0});
     } else if (!first_blocks_.empty()) {
       first_blocks_.push_back(num_blocks_);
@@ -159,7 +151,7 @@ class Execution {
     num_blocks_ += num_blocks;
   }
   PieceBlocks blocks_of(std::size_t piece) const {
-    return {{pieces_[piece].tensor_index, pieces_[piece].piece_index},
+    return {order_[piece],
             first_blocks_.empty() ? static_cast<std::int64_t>(piece) : first_blocks_[piece]};
   }
 
@@ -311,10 +303,10 @@ class Execution {
   [[noreturn]] void refuse_overflow(std::size_t tensor_index) {
     CastLosses losses;
     const auto workspace = pool_.take();
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    for (std::size_t i = 0; i < order_.size(); ++i) {
       const PieceBlocks piece = blocks_of(i);
       if (piece.id.tensor_index != tensor_index) continue;
-      const std::int64_t end = i + 1 < pieces_.size() ? blocks_of(i + 1).first_block : num_blocks_;
+      const std::int64_t end = i + 1 < order_.size() ? blocks_of(i + 1).first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         const FlatRange window = window_of(piece, block);
@@ -354,7 +346,7 @@ class Execution {
   const formats::ChunkSource* const chunk_source_;  // the source, if it gives chunks; else null
   formats::ChunkSink* const chunk_sink_;            // the writer, if it takes chunks; else null
   const ExecuteOptions& options_;
-  std::vector<MovedPiece> pieces_;
+  const std::span<const PieceId> order_;    // of the writer's pieces
   std::vector<std::int64_t> first_blocks_;  // of each piece; empty while each piece has one block
   std::int64_t num_blocks_ = 0;
   std::uint64_t thread_nbytes_ = 1;

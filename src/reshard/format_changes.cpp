@@ -64,10 +64,14 @@ bool is_list_at_root(const CheckpointContents& destination) {
 
 /// Returns how many tensors of the destination are copied from a source tensor that an earlier
 /// tensor of the destination is copied from too.
-std::size_t num_repeated(const Plan& plan) {
-  std::set<std::size_t> sources;
-  for (const TensorCopy& copy : plan.copies) sources.insert(copy.source_tensor);
-  return plan.copies.size() - sources.size();
+std::size_t num_repeated(const Plan& plan, std::size_t num_source_tensors) {
+  std::vector<bool> is_seen(num_source_tensors);
+  std::size_t num_repeated = 0;
+  for (const TensorCopy& copy : plan.copies) {
+    if (is_seen[copy.source_tensor]) ++num_repeated;
+    is_seen[copy.source_tensor] = true;
+  }
+  return num_repeated;
 }
 
 /// Returns how many annotations of the source may be a user's own.
@@ -193,7 +197,9 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   Counts by_rename;
   for (const KeyPath& path : renamed_keys) ++by_rename[change_of_key(path)];
   for (const auto& [change, count] : by_rename) counts[change] += count;
-  if (!traits.holds_aliases) counts[FormatChange::split_ties] = num_repeated(plan);
+  if (!traits.holds_aliases) {
+    counts[FormatChange::split_ties] = num_repeated(plan, source.tensors.size());
+  }
   if (!traits.holds_list_roots) {
     counts[FormatChange::list_root] = is_list_at_root(plan.destination) ? 1 : 0;
   }

@@ -90,18 +90,16 @@ class MemorySource final : public formats::TensorSource {
 class MemoryWriter final : public InMemoryWriter {
  public:
   MemoryWriter(CheckpointContents contents, std::vector<std::vector<std::byte*>> data)
-      : contents_(std::move(contents)), data_(std::move(data)) {}
-
-  const CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override {
-    std::vector<PieceId> order;
+      : contents_(std::move(contents)), data_(std::move(data)) {
     for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
       for (std::size_t p = 0; p < contents_.tensors[t].pieces.size(); ++p) {
-        if (numel_of(contents_.tensors[t].pieces[p].region) > 0) order.push_back({t, p});
+        if (numel_of(contents_.tensors[t].pieces[p].region) > 0) order_.push_back({t, p});
       }
     }
-    return order;
   }
+
+  const CheckpointContents& contents() const override { return contents_; }
+  std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override {
     return kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
   }
@@ -124,6 +122,7 @@ class MemoryWriter final : public InMemoryWriter {
 
   CheckpointContents contents_;
   std::vector<std::vector<std::byte*>> data_;
+  std::vector<PieceId> order_;
 };
 
 }  // namespace

@@ -72,7 +72,7 @@ class NameLister {
   /// Adds a tensor under one of its names in the source. Returns its index in
   /// `MovedNames::tensors`.
   std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
-                         const KeyPath& key_path, std::uint32_t dict_order);
+                         const formats::SharedKeyPath& key_path, std::uint32_t dict_order);
   void set_key_paths();
   std::string new_name_of(const std::string& source_name) const;
   RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const;
@@ -83,9 +83,10 @@ class NameLister {
   const MovedSelection& selection_;
   const StateNames state_names_;
   MovedNames names_;
-  std::map<std::string, std::size_t> place_of_target_;  // index of a listed tensor, by source name
+  // Index of a listed tensor, by source name; only if the source has aliases.
+  std::map<std::string, std::size_t> place_of_target_;
   // Each has one path for each item of the list of this name in `names_`.
-  std::vector<RenamedPath> tensor_paths_;
+  std::vector<RenamedPath> tensor_paths_;  // empty without renames
   std::vector<RenamedPath> alias_paths_;
   std::vector<RenamedPath> value_paths_;
 };
@@ -134,11 +135,12 @@ MovedNames NameLister::list() {
 }
 
 void NameLister::list_tensors() {
+  names_.tensors.reserve(source_.tensors.size());
   for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
     const TensorEntry& tensor = source_.tensors[i];
     if (!selection_.contains(tensor.meta.fqn)) continue;
-    place_of_target_[tensor.meta.fqn] =
-        add_tensor(i, tensor.meta.fqn, tensor.key_path, tensor.dict_order);
+    const std::size_t place = add_tensor(i, tensor.meta.fqn, tensor.key_path, tensor.dict_order);
+    if (!source_.aliases.empty()) place_of_target_[tensor.meta.fqn] = place;
   }
 }
 
@@ -171,18 +173,28 @@ void NameLister::list_values() {
 }
 
 std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string& source_name,
-                                   const KeyPath& key_path, std::uint32_t dict_order) {
-  MovedTensor moved{source_tensor, source_name, false, new_name_of(source_name), {}, dict_order};
-  RenamedPath path = renamed_path_of(source_name, key_path);
+                                   const formats::SharedKeyPath& key_path,
+                                   std::uint32_t dict_order) {
+  MovedTensor moved{.source_tensor = source_tensor,
+                    .source_name = &source_name,
+                    .name = new_name_of(source_name),
+                    .dict_order = dict_order};
   const auto state_name = state_names_.find(source_tensor);
   const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;
-  if (state_name != state_names_.end() && !is_alias) {
-    moved.name = state_name->second.fqn;
-    path = {state_name->second.key_path};
+  const bool has_state_name = state_name != state_names_.end() && !is_alias;
+  if (has_state_name) moved.name = state_name->second.fqn;
+  if (!options_.renames.empty()) {
+    tensor_paths_.push_back(has_state_name ? RenamedPath{state_name->second.key_path}
+                                           : renamed_path_of(source_name, key_path));
+  } else if (has_state_name) {
+    moved.key_path = state_name->second.key_path;
+  } else if (own_entry_of(source_name)) {
+    moved.key_path = renamed_path_of(source_name, key_path).path;
+  } else {
+    moved.key_path = key_path;  // shares the memory of the source's path
   }
   moved.has_torchrec_name = has_torchrec_name(moved.name);
   names_.tensors.push_back(std::move(moved));
-  tensor_paths_.push_back(std::move(path));
   return names_.tensors.size() - 1;
 }
 
@@ -232,14 +244,14 @@ MovedNames list_moved_names(const CheckpointContents& source, const PlanOptions&
 
 LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved,
                        const MovedSelection& selection) {
-  std::set<std::size_t> moved_tensors;
-  for (const MovedTensor& tensor : moved.tensors) moved_tensors.insert(tensor.source_tensor);
+  std::vector<bool> is_moved(source.tensors.size());
+  for (const MovedTensor& tensor : moved.tensors) is_moved[tensor.source_tensor] = true;
   const auto is_left = [&](const std::string& name) { return !selection.contains(name); };
   const auto count_left = [&](const auto& entries, auto name_of) {
     return static_cast<std::size_t>(std::ranges::count_if(entries, is_left, name_of));
   };
   LeftOut left;
-  left.tensors = source.tensors.size() - moved_tensors.size();
+  left.tensors = static_cast<std::size_t>(std::ranges::count(is_moved, false));
   left.values = count_left(source.values, &formats::ValueEntry::name);
   // If only an alias of a tensor is moved, the tensor's own name counts as an alias that is left
   // out.

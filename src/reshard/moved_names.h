@@ -33,11 +33,11 @@ class MovedSelection {
 /// A source tensor under its name at the destination.
 struct MovedTensor {
   std::size_t source_tensor = 0;
-  std::string source_name;         // of the tensor, or of an alias that becomes a tensor
-  bool has_torchrec_name = false;  // its name at the destination is one of torchrec's
-  std::string name;
-  formats::KeyPath key_path{};
+  const std::string* source_name = nullptr;  // of the tensor, or of an alias that becomes a tensor
+  std::string name{};
+  formats::SharedKeyPath key_path{};
   std::uint32_t dict_order = 0;
+  bool has_torchrec_name = false;  // its name at the destination is one of torchrec's
 };
 
 /// A value of the source under its name at the destination.
@@ -47,7 +47,7 @@ struct MovedValue {
 };
 
 /// All that is moved, in the order of the source's lists. Aliases of the source that become tensors
-/// come last in `tensors`.
+/// come last in `tensors`. Refers to the source.
 struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination

@@ -80,7 +80,7 @@ class NumberedParamsReader final : public RenamedEntries {
     return std::nullopt;
   }
 
-  bool rename(std::string& name, KeyPath& path) const override {
+  bool rename(std::string& name, formats::SharedKeyPath& path) const override {
     if (!name.starts_with(front_)) return false;
     const auto parameter = parameter_in(std::string_view(name).substr(front_.size()));
     if (!parameter) {
@@ -91,7 +91,8 @@ class NumberedParamsReader final : public RenamedEntries {
     }
     const std::string spelled = front_ + std::string(*parameter);
     const std::int64_t number = numbers_.find(*parameter)->second;
-    path = with_number(path.empty() ? KeyPath{name} : path, spelled, number);
+    const KeyPath whole = path.empty() ? KeyPath{name} : KeyPath(path);
+    path = with_number(whole, spelled, number);
     name.replace(front_.size(), parameter->size(), std::to_string(number));
     return true;
   }

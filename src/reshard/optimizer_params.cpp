@@ -245,11 +245,11 @@ class NamedParamsReader final : public RenamedEntries {
   }
 
  private:
-  bool rename(std::string& name, KeyPath& path) const override {
+  bool rename(std::string& name, formats::SharedKeyPath& path) const override {
     for (const NumberPlace& place : number_places(name, path)) {
       if (place.root(name) != root_) continue;
       const std::string& param = names_.at(std::string(place.number(name)));
-      path = path_with_name(std::move(path), place, param);
+      path = path_with_name(path, place, param);
       name.replace(place.begin, place.end - place.begin, param);
       return true;
     }

@@ -16,7 +16,7 @@ struct StateRole {
   formats::StateKind kind = formats::StateKind::plain;
   /// The index of the parameter in the same contents. Empty if the parameter is missing (optimizer
   /// state with numbers as keys); the tensor is then laid out by its own shape.
-  std::optional<std::size_t> parameter_index;
+  std::optional<std::uint32_t> parameter_index;
   /// Whether the name says pointwise or row-wise state, but the shape is neither that of the
   /// parameter nor that of its rows. The kind is then opaque.
   bool is_misnamed = false;

@@ -38,6 +38,17 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
   }
 }
 
+void plan_tensors(const CheckpointContents& source, const PlanOptions& options,
+                  const SourceGaps& gaps, const DestinationLayout& layout,
+                  std::vector<MovedTensor>& moved, Plan& plan, PlanReport& report) {
+  TensorPlanner tensor_planner(source, options, gaps, layout, plan, report);
+  plan.destination.tensors.reserve(moved.size());
+  plan.copies.reserve(moved.size());
+  for (const MovedTensor& tensor : moved) tensor_planner.plan_tensor(tensor);
+  tensor_planner.finish();
+  if (!options.table_plan) moved = {};  // only check_table_plan needs them; frees memory
+}
+
 /// Adds a note about entries such as `per_rank.3.rng` that do not become rank 3's value of `rng`.
 void note_separate_own_entries(const CheckpointContents& destination, PlanReport& report) {
   const std::vector<std::string> names = find_separate_own_entries(destination);
@@ -53,6 +64,7 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
 /// parameters are moved.
 void note_lost_units(const CheckpointContents& source, const Plan& plan, formats::Format format,
                      PlanReport& report) {
+  if (source.units.empty()) return;
   std::set<std::string_view> moved;
   for (const TensorCopy& copy : plan.copies) {
     moved.insert(source.tensors[copy.source_tensor].meta.fqn);
@@ -99,11 +111,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
 
   const std::vector<FlatUnit> units = choose_units(source, options, rule.strategy, report);
   const DestinationLayout layout(source, options, rule, units);
-  TensorPlanner tensor_planner(source, options, gaps, layout, plan, report);
-  destination.tensors.reserve(moved.tensors.size());
-  plan.copies.reserve(moved.tensors.size());
-  for (const MovedTensor& tensor : moved.tensors) tensor_planner.plan_tensor(tensor);
-  tensor_planner.finish();
+  plan_tensors(source, options, gaps, layout, moved.tensors, plan, report);
   plan_values(source, moved.values, options, gaps, plan, report);
   destination.aliases = std::move(moved.aliases);
   const formats::FormatTraits traits = formats::traits_of(options.format);

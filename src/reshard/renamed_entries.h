@@ -38,7 +38,7 @@ class RenamedEntries : public formats::DerivedReader {
 
  private:
   /// Changes a name and its path. Returns whether it has changed them.
-  virtual bool rename(std::string& name, formats::KeyPath& path) const = 0;
+  virtual bool rename(std::string& name, formats::SharedKeyPath& path) const = 0;
   /// Returns the new name for a name that comes without its key path.
   virtual std::string renamed_text(const std::string& name) const = 0;
   /// Changes a tensor before it is renamed.

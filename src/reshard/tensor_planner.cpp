@@ -41,7 +41,7 @@ TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions
 void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   if (!can_be_moved(moved)) return;
   const std::optional<PresentPieces> present = find_present_pieces(
-      source_, moved.source_tensor, moved.source_name, gaps_, options_.missing, report_);
+      source_, moved.source_tensor, *moved.source_name, gaps_, options_.missing, report_);
   if (present && !present->are_enough) return;
 
   const StateRole& role = roles_[moved.source_tensor];
@@ -64,7 +64,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
 bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
   const TensorEntry& tensor = source_.tensors[moved.source_tensor];
   if (is_bare_flat_vector(tensor.meta.fqn)) {
-    report_.problem("flat vector", moved.source_name, "a layout that names its parameters",
+    report_.problem("flat vector", *moved.source_name, "a layout that names its parameters",
                     "a flat vector of FSDP1 without a layout", {Remedy::Action::give_flat_layout});
     return false;
   }
@@ -85,7 +85,7 @@ bool TensorPlanner::has_layout(const MovedTensor& moved) {
 
 void TensorPlanner::note_misnamed(const MovedTensor& moved) {
   const TensorEntry& parameter = source_.tensors[*roles_[moved.source_tensor].parameter_index];
-  report_.note("kind of state", moved.source_name,
+  report_.note("kind of state", *moved.source_name,
                "the shape of " + parameter.meta.fqn + ' ' + shape_to_string(parameter.meta.shape) +
                    " or of its rows, as the name suggests",
                shape_to_string(source_.tensors[moved.source_tensor].meta.shape) +
@@ -116,8 +116,9 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   if (entry.meta.dtype == *options_.cast) return true;
   if (!is_cast_kind) return note_uncast(entry);
   if (!is_no_quantized_part(
-          *quantized_, moved.source_tensor, moved.source_name, *options_.cast,
-          {Remedy::Action::keep_dtype, formats::pattern_of(source_, moved.source_name)}, report_)) {
+          *quantized_, moved.source_tensor, *moved.source_name, *options_.cast,
+          {Remedy::Action::keep_dtype, formats::pattern_of(source_, *moved.source_name)},
+          report_)) {
     return false;
   }
   if (is_never_cast(source_.tensors[moved.source_tensor].meta)) return note_uncast(entry);

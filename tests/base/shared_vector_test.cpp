@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/list_pool.h"
@@ -43,6 +45,39 @@ TEST(SharedVectorTest, EmptyListsAreOrdinary) {
   EXPECT_THAT(list, ElementsAre(7));
   list.clear();
   EXPECT_EQ(list.size(), 0U);
+}
+
+TEST(SharedVectorTest, TheLastOwnerFreesTheList) {
+  const auto item = std::make_shared<int>(7);
+  {
+    SharedVector<std::shared_ptr<int>> list{item};
+    SharedVector<std::shared_ptr<int>> copy = list;
+    list = SharedVector<std::shared_ptr<int>>();
+    EXPECT_EQ(item.use_count(), 2) << "the copy has it";
+    SharedVector<std::shared_ptr<int>> moved = std::move(copy);
+    SharedVector<std::shared_ptr<int>>& same = moved;
+    moved = same;
+    EXPECT_EQ(item.use_count(), 2);
+    list = moved;
+    moved.clear();
+    EXPECT_EQ(item.use_count(), 2);
+  }
+  EXPECT_EQ(item.use_count(), 1);
+}
+
+TEST(SharedVectorTest, ThreadsMayCopyAndDropOneList) {
+  const SharedVector<std::string> list{"a", "b"};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&list] {
+      for (int i = 0; i < 10'000; ++i) {
+        SharedVector<std::string> copy = list;
+        if (i % 100 == 0) copy.push_back("c");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(list, ElementsAre("a", "b"));
 }
 
 struct SameForAll {

@@ -88,7 +88,7 @@ class CountingWriter final : public formats::ShareWriter {
     std::ranges::stable_sort(order_, {}, [&](PieceId id) { return file_of(id); });
   }
   const CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override { return order_; }
+  std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId) const override { return kBlockNbytes / 4; }
   void write_block(PieceId piece, std::int64_t, std::span<const std::byte> bytes) override {
     const std::scoped_lock lock(mutex_);

@@ -204,7 +204,7 @@ MemoryCheckpoint as_it_comes_back(const MemoryCheckpoint& source, const FormatUn
   }
   for (std::size_t i = 0; i < fitted.contents().values.size(); ++i) {
     const formats::ValueEntry& value = fitted.contents().values[i];
-    add_opened(back, value.key_path.empty() ? KeyPath{value.name} : value.key_path,
+    add_opened(back, value.key_path.empty() ? KeyPath{value.name} : KeyPath(value.key_path),
                fitted.read_value(i));
   }
   back.contents_for_change().aliases = fitted.contents().aliases;

@@ -402,7 +402,7 @@ TEST_P(WriterConformanceTest, WithoutCommitNothingIsLeft) {
     const auto writer =
         format().create(fs_, path(), source.contents(),
                         {source.read_value(0), source.read_value(1)}, OverwritePolicy::refuse);
-    const auto piece = writer->write_order().at(0);
+    const auto piece = writer->write_order().front();
     const auto& tensor = writer->contents().tensors[piece.tensor_index];
     const Region& region = tensor.pieces[piece.piece_index].region;
     const std::int64_t numel = std::min(writer->block_numel(piece), numel_of(region));

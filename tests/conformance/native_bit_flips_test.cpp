@@ -130,9 +130,9 @@ class NativeBitFlips {
     const auto bytes = fs_.open(join_path(kPath, name));
     for (std::size_t t = 0; t < file.index.contents->tensors.size(); ++t) {
       const std::string& fqn = file.index.contents->tensors[t].meta.fqn;
-      for (std::size_t p = 0; p < file.index.storage[t].size(); ++p) {
-        const BlockGrid grid = file.index.grid(t, p);
-        for (const StoredBlock& block : read_block_entries(*bytes, fqn, file.index.storage[t][p],
+      for (std::size_t p = 0; p < file.index.storage.num_pieces(t); ++p) {
+        const BlockGrid grid = file.index.grid({t, p});
+        for (const StoredBlock& block : read_block_entries(*bytes, fqn, file.index.stored({t, p}),
                                                            grid, 0, grid.num_blocks())) {
           data_.push_back({name, block.range, fqn});
         }

@@ -368,7 +368,8 @@ enum class DictOrder { items_first, places_first };
 /// Returns `.metadata` of one [2] tensor `w` with an enumerator pickled as Python 3.11.2 does, or
 /// with another name in its place.
 std::string metadata_with_enumerator_by_name(std::string_view enumeration,
-                                             DictOrder order = DictOrder::items_first) {
+                                             DictOrder order = DictOrder::items_first,
+                                             std::int64_t item_nbytes = 100) {
   using pickle::Pickler;
   constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
   Pickler p(4);
@@ -445,7 +446,7 @@ std::string metadata_with_enumerator_by_name(std::string_view enumeration,
     p.text("offset");
     p.integer(0);
     p.text("length");
-    p.integer(100);
+    p.integer(item_nbytes);
     end();
     p.set_items_from_mark();
   };
@@ -479,6 +480,19 @@ TEST(DcpTest, StorageDataMayComeBeforeTheTensorsThatItBelongsTo) {
   }
 }
 
+TEST(DcpTest, AnItemThatIsTooLongIsRefused) {
+  constexpr auto kMax = static_cast<std::int64_t>(dcp::StorageInfo::kMaxNbytes);
+  const auto parse = [](std::int64_t item_nbytes) {
+    const std::string bytes = metadata_with_enumerator_by_name("_MEM_FORMAT_ENCODING",
+                                                               DictOrder::items_first, item_nbytes);
+    return dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
+  };
+  EXPECT_EQ(parse(kMax).storage.pieces[0][0].nbytes, static_cast<std::uint64_t>(kMax));
+  EXPECT_THAT([&] { parse(kMax + 1); },
+              ThrowsError(ErrorKind::corruption,
+                          "length: expected at most " + std::to_string(kMax) + " bytes"));
+}
+
 TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
   CheckpointContents contents;
   dcp::Storage storage;
@@ -487,7 +501,7 @@ TEST(DcpTest, ANameThatOccursTwiceIsRefused) {
     TensorEntry& tensor = contents.tensors.emplace_back();
     tensor.meta = {"w", DType::float32, {4}};
     tensor.pieces.push_back({Box{{0}, {4}}, 0});
-    storage.pieces.add(1)[0] = {0, 100, 100};
+    storage.pieces.add(1)[0] = {.offset = 100, .nbytes = 100, .file = 0};
   }
   const std::string bytes = dcp::pickle_metadata(contents, storage);
   EXPECT_THAT(
@@ -512,7 +526,9 @@ TEST(DcpTest, MetadataOfManyChunksIsReadWhole) {
     std::vector<dcp::StorageInfo> places;
     for (std::uint32_t rank = 0; rank < 8; ++rank) {
       tensor.pieces.push_back({Box{{512 * rank, 0}, {512, 1024}}, static_cast<int>(rank)});
-      places.push_back({rank, 1049600 * static_cast<std::uint64_t>(t), 1049600});
+      places.push_back({.offset = 1049600 * static_cast<std::uint64_t>(t),
+                        .nbytes = 1049600,
+                        .file = rank & (dcp::StorageInfo::kMaxFiles - 1)});
     }
     contents.tensors.push_back(std::move(tensor));
     storage.pieces.add(places);
@@ -738,7 +754,8 @@ void write_expanded(const TemporaryDirectory& directory, const std::string& meta
   for (const char* name : {"a", "b", "c"}) {
     contents.tensors.push_back({.meta = {name, DType::float32, {kNumel}},
                                 .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});
-    storage.pieces.add(1)[0] = {.file = 0, .offset = 0, .nbytes = item.size()};
+    storage.pieces.add(1)[0] = {
+        .offset = 0, .nbytes = item.size() & dcp::StorageInfo::kMaxNbytes, .file = 0};
   }
   const auto put = [&](const std::string& name, std::string_view bytes, std::uint64_t nbytes) {
     const auto file = FileSystem::posix().create(directory / name);

@@ -305,12 +305,11 @@ native::Index linked_index() {
   index.format_version = native::kLinkedVersion;
   index.chunk_nbytes = 65536;
   index.contents.edit().tensors = {
-      {{"w", DType::float32, {4}}, StateKind::plain, {}, {}, {{Box{{0}, {4}}, 0}}}};
-  index.storage.add(1)[0] = {.file = 2,
-                             .encoding = native::Encoding::plain,
-                             .begin = 5000,
-                             .stored_nbytes = 16,
-                             .checksum_or_table = 7};
+      {.meta = {"w", DType::float32, {4}}, .pieces = {{Box{{0}, {4}}, 0}}}};
+  index.storage.add(1);
+  index.storage.set(
+      {0, 0},
+      {.file = 2, .encoding = native::Encoding::plain, .begin = 5000, .checksum_or_table = 7});
   index.linked_places = {3};
   index.rank_files = {{.nbytes = 8192}};
   index.linked_files = {

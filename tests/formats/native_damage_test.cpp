@@ -508,7 +508,7 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   const auto file = fs.open("checkpoint/rank-00000.h5");
   const FileHeader header = read_header(*file);
   const Index index = decode_index(read_index_bytes(*file, header), header, "rank");
-  const StoredPiece& stored = index.storage[1][0];
+  const StoredPiece stored = index.stored({1, 0});
   ASSERT_EQ(stored.encoding, Encoding::zstd);
   for (const auto& [at, number] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {0, UINT64_MAX}, {0, 0}, {8, UINT64_MAX}, {8, 65537}, {8, 0}, {8, 65536}, {16, 0}}) {
@@ -557,8 +557,11 @@ class ResealedCheckpoint {
 
   static std::vector<ByteRange> data_ranges(const native::Index& index) {
     std::vector<ByteRange> ranges;
-    for (const native::StoredPiece& stored : index.storage.items()) {
-      ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
+    for (std::size_t t = 0; t < index.storage.num_tensors(); ++t) {
+      for (std::size_t p = 0; p < index.storage.num_pieces(t); ++p) {
+        const native::StoredPiece stored = index.stored({t, p});
+        ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
+      }
     }
     std::ranges::sort(ranges, {}, &ByteRange::begin);
     return ranges;

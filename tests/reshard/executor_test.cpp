@@ -93,7 +93,7 @@ class InterruptedAtFirst final : public formats::CheckpointWriter {
       : writer_(std::move(contents), {}), first_(writer_.write_order().front()) {}
 
   const formats::CheckpointContents& contents() const override { return writer_.contents(); }
-  std::vector<PieceId> write_order() const override { return writer_.write_order(); }
+  std::span<const PieceId> write_order() const override { return writer_.write_order(); }
   std::int64_t block_numel(PieceId piece) const override { return writer_.block_numel(piece); }
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte>) override {
     if (begin != 0 || piece.tensor_index != first_.tensor_index) return false;

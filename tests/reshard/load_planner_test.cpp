@@ -73,7 +73,7 @@ std::vector<Piece> pieces_of(const TensorEntry& tensor, const CheckpointContents
   const Strategy strategy = parse_strategy(layout == "columns" ? "replicated" : layout, world_size);
   const FlatUnitIndex units(contents.units);
   const std::string& unit_parameter =
-      tensor.kind == StateKind::pointwise ? tensor.parameter : tensor.meta.fqn;
+      tensor.kind == StateKind::pointwise ? tensor.parameter.str() : tensor.meta.fqn;
   std::vector<Piece> pieces;
   for (const Shard& shard : shards_of(strategy, shape, units.find(unit_parameter))) {
     if (std::ranges::find(shard.ranks, rank) != shard.ranks.end()) {

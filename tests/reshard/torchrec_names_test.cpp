@@ -102,7 +102,7 @@ TEST(TorchrecNamesTest, TablesOfTorchOptimKeepItsNames) {
 
 TEST(TorchrecNamesTest, KeyPathsKeepTheirKeys) {
   CheckpointContents contents = table_with({{"t.momentum1", {6}}});
-  KeyPath& path = contents.tensors[1].key_path;
+  KeyPath& path = contents.tensors[1].key_path.edit();
   const std::string parameter = "ebc.embedding_bags.t.weight";
   path = {"optim", "state", parameter, "t.momentum1"};  // a dict of dicts
   EXPECT_EQ(canonical_names(contents)[0].key_path,

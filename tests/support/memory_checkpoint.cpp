@@ -228,7 +228,7 @@ MemoryWriter::MemoryWriter(formats::CheckpointContents contents, std::vector<Val
   }
 }
 
-std::vector<formats::CheckpointWriter::PieceId> MemoryWriter::write_order() const {
+std::span<const formats::CheckpointWriter::PieceId> MemoryWriter::write_order() const {
   return order_;
 }
 

@@ -100,7 +100,7 @@ class MemoryWriter final : public formats::CheckpointWriter {
                std::uint64_t block_nbytes = 64);
 
   const formats::CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override;
+  std::span<const PieceId> write_order() const override;
   std::int64_t block_numel(PieceId piece) const override;
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
   void abandon() noexcept override;

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <initializer_list>
 #include <iterator>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -14,8 +13,9 @@ namespace tessera {
 /// `edit` gives the list to change.
 ///
 /// Why shared: most tensors of a model have one of few shapes, so lists that follow from a shape
-/// are equal, and a large checkpoint has millions of tensors. Thread-safe as a std::vector: several
-/// threads may read one object, or change different objects that share memory.
+/// are equal, and a large checkpoint has millions of tensors. An object is one pointer, half as
+/// large as a std::shared_ptr. Thread-safe as a std::vector: several threads may read one object,
+/// or change different objects that share memory.
 template <class T>
 class SharedVector {
  public:
@@ -29,9 +29,22 @@ class SharedVector {
 
   SharedVector() noexcept = default;
   SharedVector(std::vector<T> items) {
-    if (!items.empty()) items_ = std::make_shared<std::vector<T>>(std::move(items));
+    if (!items.empty()) shared_ = new Shared{std::move(items)};
   }
   SharedVector(std::initializer_list<T> items) : SharedVector(std::vector<T>(items)) {}
+  SharedVector(const SharedVector& other) noexcept : shared_(other.shared_) {
+    if (shared_ != nullptr) shared_->num_owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  SharedVector(SharedVector&& other) noexcept : shared_(std::exchange(other.shared_, nullptr)) {}
+  SharedVector& operator=(const SharedVector& other) noexcept {
+    SharedVector(other).swap(*this);
+    return *this;
+  }
+  SharedVector& operator=(SharedVector&& other) noexcept {
+    SharedVector(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~SharedVector() { clear(); }
 
   std::size_t size() const { return get().size(); }
   bool empty() const { return get().empty(); }
@@ -47,15 +60,12 @@ class SharedVector {
   /// Returns the list to change. Copies it first if another object shares it. The reference is
   /// valid until this object is copied or assigned.
   std::vector<T>& edit() {
-    if (!items_) {
-      items_ = std::make_shared<std::vector<T>>();
-    } else if (items_.use_count() > 1) {
-      items_ = std::make_shared<std::vector<T>>(*items_);
-    } else {
-      // Other threads may have read the list before they released it: their reads come first.
-      std::atomic_thread_fence(std::memory_order_acquire);
+    if (shared_ == nullptr) {
+      shared_ = new Shared;
+    } else if (shared_->num_owners.load(std::memory_order_acquire) > 1) {
+      SharedVector(new Shared{shared_->items}).swap(*this);
     }
-    return *items_;
+    return shared_->items;
   }
   void push_back(T item) { edit().push_back(std::move(item)); }
   template <class... Arguments>
@@ -63,19 +73,31 @@ class SharedVector {
     return edit().emplace_back(std::forward<Arguments>(arguments)...);
   }
   void reserve(std::size_t capacity) { edit().reserve(capacity); }
-  void clear() { items_.reset(); }
+  void clear() noexcept {
+    Shared* const shared = std::exchange(shared_, nullptr);
+    if (shared != nullptr && shared->num_owners.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      delete shared;
+    }
+  }
+  void swap(SharedVector& other) noexcept { std::swap(shared_, other.shared_); }
 
   friend bool operator==(const SharedVector& a, const SharedVector& b) {
-    return a.items_ == b.items_ || a.get() == b.get();
+    return a.shared_ == b.shared_ || a.get() == b.get();
   }
 
  private:
+  struct Shared {
+    std::vector<T> items{};
+    std::atomic<std::size_t> num_owners = 1;
+  };
+  explicit SharedVector(Shared* shared) noexcept : shared_(shared) {}
+
   const std::vector<T>& get() const {
     static const std::vector<T> empty;
-    return items_ ? *items_ : empty;
+    return shared_ != nullptr ? shared_->items : empty;
   }
 
-  std::shared_ptr<std::vector<T>> items_;  // null: empty
+  Shared* shared_ = nullptr;  // null: empty
 };
 
 }  // namespace tessera

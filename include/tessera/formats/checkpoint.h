@@ -15,6 +15,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/shared_text.h"
 #include "tessera/base/shared_vector.h"
 #include "tessera/base/tensor_meta.h"
 #include "tessera/base/value.h"
@@ -52,6 +53,9 @@ using Key = std::variant<std::string, std::int64_t, NonStringKey>;
 /// The keys that lead to an entry of the nested state dict, outermost first.
 using KeyPath = std::vector<Key>;
 
+/// A key path whose copies share memory, as the entries of a source and of a destination do.
+using SharedKeyPath = SharedVector<Key>;
+
 /// Returns a key of a dict as a `Key`; nothing if Python cannot hash such a key.
 std::optional<Key> dict_key(const Value& key);
 
@@ -82,20 +86,21 @@ struct Piece {
 // out.
 
 /// A logical tensor with the pieces that cover it. Equal regions are replicas. Tensors of equal
-/// shapes and cuts may share one list of pieces.
+/// shapes and cuts may share one list of pieces. Small, because a move has two entries for each
+/// tensor.
 struct TensorEntry {
   TensorMeta meta;
   StateKind kind = StateKind::plain;
-  std::string parameter{};  // of optimizer state: the fqn of its parameter; else empty
-  KeyPath key_path{};       // empty: the fqn is a top-level key
-  SharedVector<Piece> pieces{};
   std::uint32_t dict_order = 0;  // [Note: Order of keys]
+  SharedText parameter{};        // of optimizer state: the fqn of its parameter; else empty
+  SharedKeyPath key_path{};      // empty: the fqn is a top-level key
+  SharedVector<Piece> pieces{};
 };
 
 /// A value that is not a tensor, under its flattened key.
 struct ValueEntry {
   std::string name;
-  KeyPath key_path{};
+  SharedKeyPath key_path{};
   std::uint32_t dict_order = 0;  // [Note: Order of keys]
 };
 
@@ -104,7 +109,7 @@ struct ValueEntry {
 struct Alias {
   std::string fqn;
   std::string target;
-  KeyPath key_path{};
+  SharedKeyPath key_path{};
   std::uint32_t dict_order = 0;  // [Note: Order of keys]
 };
 
@@ -299,10 +304,19 @@ class CheckpointReader : public TensorSource {
 /// interrupted and resumed (JournalOptions).
 class CheckpointWriter {
  public:
-  /// Names a piece by its place in the writer's contents.
+  /// Names a piece by its place in the writer's contents. Small, because a large checkpoint has
+  /// millions of pieces. 2^32 tensors, or pieces of a tensor, fit into no memory.
   struct PieceId {
-    std::size_t tensor_index;
-    std::size_t piece_index;
+    std::uint32_t tensor_index = 0;
+    std::uint32_t piece_index = 0;
+
+    PieceId() = default;
+    PieceId(std::size_t tensor, std::size_t piece)
+        : tensor_index(static_cast<std::uint32_t>(tensor)),
+          piece_index(static_cast<std::uint32_t>(piece)) {
+      TESSERA_CHECK(tensor_index == tensor && piece_index == piece);
+    }
+    friend auto operator<=>(const PieceId&, const PieceId&) = default;
   };
 
   virtual ~CheckpointWriter() = default;
@@ -311,8 +325,8 @@ class CheckpointWriter {
   virtual const CheckpointContents& contents() const = 0;
 
   /// Returns the pieces of non-zero size in the order of their bytes in the files. Blocks must be
-  /// started in this order.
-  virtual std::vector<PieceId> write_order() const = 0;
+  /// started in this order. The view is valid as long as the writer.
+  virtual std::span<const PieceId> write_order() const = 0;
 
   /// Returns the number of elements in each block of `piece`; the last block may have fewer.
   virtual std::int64_t block_numel(PieceId piece) const = 0;

@@ -85,7 +85,8 @@ struct SourceGaps {
 /// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names);
 
-/// Where one destination tensor's elements come from.
+/// Where one destination tensor's elements come from. Small, because a move has one for each
+/// tensor.
 struct TensorCopy {
   std::size_t source_tensor = 0;
   /// For every destination piece, the source pieces that share elements with it, without replicas.
@@ -94,7 +95,7 @@ struct TensorCopy {
   /// Not empty for row_wise_per_shard state that is merged. The source then has one block of rows
   /// per column shard, and every destination piece needs all source pieces. `merged_widths` has the
   /// shards' widths, which are the weights of the mean.
-  std::vector<std::int64_t> merged_widths{};
+  SharedVector<std::int64_t> merged_widths{};
   /// Not 0 for row-wise state if each column shard of the destination gets a copy: element i of the
   /// destination is row `i % num_repeated_rows` of the source (or of the merged rows). Every
   /// destination piece lies within one copy.

@@ -41,6 +41,10 @@ using torch_zip::TorchSaveLayout;
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
 
+struct NumberHash {
+  std::uint64_t operator()(std::uint32_t number) const { return number; }
+};
+
 [[noreturn]] void refuse(const std::string& destination, const std::string& fqn,
                          std::string_view rule, std::string_view expected, std::string_view found) {
   throw Error::expected(ErrorKind::invalid_argument, {.path = destination, .fqn = fqn}, rule,
@@ -122,8 +126,9 @@ struct FileLayout {
     int rank = 0;
     std::uint64_t nbytes = 0;
   };
-  std::vector<File> files;                 // parallel to storage.files
-  std::vector<std::uint32_t> data_begins;  // of each piece: where its data begin in its item
+  std::vector<File> files;  // parallel to storage.files
+  /// Of each tensor, for each piece: where its data begin in its item.
+  std::vector<SharedVector<std::uint32_t>> data_begins;
 
   std::size_t number_of(CheckpointWriter::PieceId piece) const {
     return storage.pieces.first(piece.tensor_index) + piece.piece_index;
@@ -150,6 +155,19 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
   }
 }
 
+/// Throws if StorageInfo cannot name the place of an item.
+void require_placeable(const std::string& destination, const std::string& fqn, std::uint32_t file,
+                       std::uint64_t nbytes) {
+  if (file >= StorageInfo::kMaxFiles) {
+    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles), "more");
+  }
+  if (nbytes > StorageInfo::kMaxNbytes) {
+    refuse(destination, fqn, "size of a piece",
+           "at most " + std::to_string(StorageInfo::kMaxNbytes) + " bytes",
+           std::to_string(nbytes) + " bytes");
+  }
+}
+
 /// Returns the place of each item. Items are torch.save files inside `__<rank>_0.distcp`, one after
 /// the other: first the values, then the tensors' pieces. The bytes between two items are zero.
 FileLayout lay_out(const std::string& destination, SharedContents contents,
@@ -167,8 +185,12 @@ FileLayout lay_out(const std::string& destination, SharedContents contents,
     layout.files.push_back({.rank = rank});
     layout.storage.files.push_back("__" + std::to_string(rank) + "_0.distcp");
   }
-  const auto place = [&](std::uint32_t file, std::uint64_t nbytes, ByteRange data = {}) {
-    StorageInfo info{file, layout.files[file].nbytes, nbytes};
+  const auto place = [&](const std::string& fqn, std::uint32_t file, std::uint64_t nbytes,
+                         ByteRange data = {}) {
+    require_placeable(destination, fqn, file, nbytes);
+    StorageInfo info{.offset = layout.files[file].nbytes};
+    info.nbytes = nbytes & StorageInfo::kMaxNbytes;
+    info.file = file & (StorageInfo::kMaxFiles - 1);
     if (data.nbytes() >= kMinPagedNbytes) {
       info.offset = round_up(info.offset + data.begin, kPageNbytes) - data.begin;
     }
@@ -178,23 +200,27 @@ FileLayout lay_out(const std::string& destination, SharedContents contents,
 
   for (std::size_t v = 0; v < values.size(); ++v) {
     const std::uint64_t nbytes = value_nbytes(destination, layout.contents->values[v], values[v]);
-    layout.storage.values.push_back(place(0, nbytes));
+    layout.storage.values.push_back(place(layout.contents->values[v].name, 0, nbytes));
   }
   std::size_t num_pieces = 0;
   for (const TensorEntry& tensor : layout.contents->tensors) num_pieces += tensor.pieces.size();
   layout.storage.pieces.reserve(layout.contents->tensors.size(), num_pieces);
-  layout.data_begins.reserve(num_pieces);
+  layout.data_begins.reserve(layout.contents->tensors.size());
+  tessera::detail::ListPool<std::uint32_t, NumberHash> pool;
+  std::vector<std::uint32_t> data_begins;  // of one tensor
   for (const TensorEntry& tensor : layout.contents->tensors) {
+    data_begins.clear();
     const std::span<StorageInfo> places = layout.storage.pieces.add(tensor.pieces.size());
     for (std::size_t p = 0; p < places.size(); ++p) {
       const Piece& piece = tensor.pieces[p];
       const TorchSaveLayout item =
           torch_zip::tensor_save_layout(tensor.meta.dtype, std::get<Box>(piece.region).sizes);
       const ByteRange data = item.storage_range(0);
-      places[p] = place(file_of_rank[piece.rank], item.nbytes(), data);
+      places[p] = place(tensor.meta.fqn, file_of_rank[piece.rank], item.nbytes(), data);
       TESSERA_CHECK(data.begin <= UINT32_MAX);
-      layout.data_begins.push_back(static_cast<std::uint32_t>(data.begin));
+      data_begins.push_back(static_cast<std::uint32_t>(data.begin));
     }
+    layout.data_begins.push_back(pool.share_copy(data_begins));
   }
   return layout;
 }
@@ -220,7 +246,7 @@ class RankFilesWriter : public ShareWriter {
                   Journal* journal);
 
   const CheckpointContents& contents() const override { return layout_.contents; }
-  std::vector<PieceId> write_order() const override;
+  std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override;
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override;
@@ -236,6 +262,8 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
+  /// Frees the memory that only the caller's blocks need.
+  void forget_order() { order_ = {}; }
   /// Completes the files and returns their final names (without a suffix for unfinished files).
   /// Requires: all blocks have been written.
   std::vector<std::string> finish_files();
@@ -248,10 +276,13 @@ class RankFilesWriter : public ShareWriter {
     std::uint64_t nbytes = 0;
     std::size_t pieces_left = 0;
     std::vector<std::size_t> empty_tensors;
-    std::mutex mutex;  // guards the members below, and `blocks_left_` of the pieces in this file
-    /// By the number of a piece: the CRCs of its blocks. Only pieces of several blocks, while they
-    /// are written.
-    std::unordered_map<std::size_t, std::vector<std::uint32_t>> block_crcs;
+    std::mutex mutex;  // guards the members below
+    /// The blocks of a piece of several blocks, while they are written.
+    struct Blocks {
+      std::vector<std::uint32_t> crcs{};
+      std::size_t num_written = 0;
+    };
+    std::unordered_map<std::size_t, Blocks> blocks;  // by the number of a piece
     std::unique_ptr<WritableFile> file;
     bool is_begun = false;  // the file's size, values and empty tensors are written
     bool is_finished = false;
@@ -274,6 +305,7 @@ class RankFilesWriter : public ShareWriter {
   void count_off(PieceId piece, std::int64_t begin, std::uint32_t block_crc);
   void write_headers(WritableFile& out, PieceId piece, std::uint32_t crc);
   void finish(RankFile& file);
+  void set_order();
 
   FileSystem& fs_;
   const std::string directory_;
@@ -282,7 +314,7 @@ class RankFilesWriter : public ShareWriter {
   const RankSelection ranks_;
   const std::string suffix_;
   Journal* const journal_;
-  std::vector<std::uint32_t> blocks_left_;        // by the number of a piece
+  std::vector<PieceId> order_;
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
 };
 
@@ -302,7 +334,6 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
     files_.back()->rank = layout_.files[file].rank;
     files_.back()->nbytes = layout_.files[file].nbytes;
   }
-  blocks_left_.resize(layout_.data_begins.size());
   for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
     const std::size_t num_pieces = layout_.contents->tensors[t].pieces.size();
     for (std::size_t p = 0; p < num_pieces; ++p) {
@@ -311,15 +342,14 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
         rank_file_of({t, p}).empty_tensors.push_back(t);
         continue;
       }
-      const std::int64_t num_blocks = ceil_div(numel, RankFilesWriter::block_numel({t, p}));
-      TESSERA_CHECK(num_blocks <= UINT32_MAX);
-      blocks_left_[layout_.number_of({t, p})] = static_cast<std::uint32_t>(num_blocks);
       ++rank_file_of({t, p}).pieces_left;
     }
   }
+  set_order();
 }
 
-std::vector<CheckpointWriter::PieceId> RankFilesWriter::write_order() const {
+/// Sets the order of the pieces: file by file, within a file in the order of the contents.
+void RankFilesWriter::set_order() {
   const auto for_each_written = [&](const auto& visit) {
     for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
       for (std::size_t p = 0; p < layout_.contents->tensors[t].pieces.size(); ++p) {
@@ -331,9 +361,8 @@ std::vector<CheckpointWriter::PieceId> RankFilesWriter::write_order() const {
   std::vector<std::size_t> next(layout_.files.size() + 1);  // of each file: its next place in order
   for_each_written([&](PieceId piece) { ++next[storage_of(piece).file + 1]; });
   std::partial_sum(next.begin(), next.end(), next.begin());
-  std::vector<PieceId> order(next.back());
-  for_each_written([&](PieceId piece) { order[next[storage_of(piece).file]++] = piece; });
-  return order;
+  order_.resize(next.back());
+  for_each_written([&](PieceId piece) { order_[next[storage_of(piece).file]++] = piece; });
 }
 
 std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
@@ -380,7 +409,7 @@ ByteRange RankFilesWriter::range_of(PieceId piece, std::int64_t begin, std::uint
   TESSERA_CHECK(nbytes ==
                 static_cast<std::uint64_t>(std::min(block, numel - begin)) * element_nbytes);
   const std::uint64_t first = storage_of(piece).offset +
-                              layout_.data_begins[layout_.number_of(piece)] +
+                              layout_.data_begins[piece.tensor_index][piece.piece_index] +
                               static_cast<std::uint64_t>(begin) * element_nbytes;
   return {first, first + nbytes};
 }
@@ -451,14 +480,13 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   std::vector<std::uint32_t> block_crcs{block_crc};
   {
     const std::lock_guard lock(file.mutex);
-    TESSERA_CHECK(blocks_left_[number] > 0);
     if (numel > block) {
-      std::vector<std::uint32_t>& crcs = file.block_crcs[number];
+      auto& [crcs, num_written] = file.blocks[number];
       crcs.resize(static_cast<std::size_t>(ceil_div(numel, block)));
       crcs[static_cast<std::size_t>(begin / block)] = block_crc;
+      if (++num_written < crcs.size()) return;
+      block_crcs = std::move(file.blocks.extract(number).mapped().crcs);
     }
-    if (--blocks_left_[number] > 0) return;
-    if (numel > block) block_crcs = std::move(file.block_crcs.extract(number).mapped());
   }
 
   std::uint32_t crc = 0;
@@ -508,6 +536,7 @@ class DcpWriter final : public RankFilesWriter {
 
   void commit() override {
     finish_files();
+    forget_order();
     const auto out =
         create_anew(file_system(), journal(), join_path(directory(), dcp::kMetadataFile));
     write_metadata(*out, layout());

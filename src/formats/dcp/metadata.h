@@ -17,11 +17,18 @@ namespace tessera::formats::dcp {
 inline constexpr const char* kMetadataFile = ".metadata";
 
 /// The place of one item (a chunk of a tensor, or a value): DCP's `_StorageInfo`. Units: bytes.
+/// Small, because a large checkpoint has millions of items.
 struct StorageInfo {
-  std::uint32_t file = 0;  // index into Storage::files
+  static constexpr int kNbytesBits = 44;  // items of up to 16 TiB
+  static constexpr int kFileBits = 64 - kNbytesBits;
+  static constexpr std::uint64_t kMaxNbytes = (std::uint64_t{1} << kNbytesBits) - 1;
+  static constexpr std::uint64_t kMaxFiles = std::uint64_t{1} << kFileBits;
+
   std::uint64_t offset = 0;
-  std::uint64_t nbytes = 0;
+  std::uint64_t nbytes : kNbytesBits = 0;
+  std::uint64_t file : kFileBits = 0;  // index into Storage::files
 };
+static_assert(sizeof(StorageInfo) == 16);
 
 /// The places of all items of a checkpoint.
 struct Storage {

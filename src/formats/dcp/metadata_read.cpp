@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <charconv>
-#include <initializer_list>
+#include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -89,7 +91,7 @@ bool is_class_of_dcp(Object object) {
 
 /// Returns the names of a dict's attributes as `a, b`. Leaves out the names in `known`, and the
 /// attributes that carry no information: None, False, and empty containers.
-std::string names_but(Object dict, std::initializer_list<std::string_view> known) {
+std::string names_but(Object dict, std::span<const std::string_view> known) {
   constexpr std::size_t kMaxShown = 20;
   std::string names;
   std::size_t num_shown = 0;
@@ -135,23 +137,86 @@ Object attributes(Object object, MetadataGlobal of, std::string_view rule,
   return *state;
 }
 
-/// Returns the attributes as the function above does. Throws if an attribute is not in `known`: in
-/// this class, any attribute may change how the bytes are stored.
-Object attributes(Object object, MetadataGlobal of, std::string_view rule,
-                  std::string_view class_name, std::initializer_list<std::string_view> known) {
-  const Object state = attributes(object, of, rule, class_name);
-  if (const std::string others = names_but(state, known); !others.empty()) {
-    object.fail(ErrorKind::unsupported,
-                std::string(rule) + ": expected a " + std::string(class_name) +
-                    " of known attributes, found also " + others + std::string(kNewerTorch));
-  }
-  return state;
-}
-
 Object attribute(Object state, std::string_view name) {
   if (const auto found = state.find(name)) return *found;
   state.fail_expected(name, "an attribute of that name");
 }
+
+/// Reads the attributes of the instances of a dataclass, which has only the attributes `Names`. A
+/// pickle has millions of instances, and Python stores each name once. So the names of an instance
+/// are compared only if they are other texts than those of the instance before.
+template <std::size_t kNumNames>
+class Dataclass {
+ public:
+  Dataclass(MetadataGlobal global, std::string_view class_name,
+            std::array<std::string_view, kNumNames> names)
+      : global_(global), class_name_(class_name), names_(names) {}
+
+  /// Makes `object` the instance that is read. Throws if it is none, or if it has an attribute that
+  /// is not known: any attribute may change how the bytes are stored.
+  void open(Object object, std::string_view rule) {
+    state_ = attributes(object, global_, rule, class_name_);
+    if (has_same_keys()) return;
+    if (const std::string others = names_but(*state_, names_); !others.empty()) {
+      object.fail(ErrorKind::unsupported,
+                  std::string(rule) + ": expected a " + std::string(class_name_) +
+                      " of known attributes, found also " + others + std::string(kNewerTorch));
+    }
+    note_keys();
+  }
+
+  /// Returns the attribute `names[number]` of the instance; nothing if it has none.
+  std::optional<Object> find(std::size_t number) const {
+    if (places_[number] == kNone) return std::nullopt;
+    return state_->entry_value(places_[number]);
+  }
+  Object get(std::size_t number) const {
+    if (const auto found = find(number)) return *found;
+    state_->fail_expected(names_[number], "an attribute of that name");
+  }
+
+ private:
+  static constexpr std::size_t kNone = SIZE_MAX;
+
+  bool has_same_keys() const {
+    if (keys_.empty() || state_->num_entries("attributes") != keys_.size()) return false;
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      const Object key = state_->entry_key(i);
+      if (!key.is(ObjectKind::str)) return false;
+      const std::string_view name = key.as_text("attribute");
+      if (name.data() != keys_[i].data() || name.size() != keys_[i].size()) return false;
+    }
+    return true;
+  }
+
+  /// Finds the attributes. Keeps the texts of the keys, if all are known.
+  void note_keys() {
+    keys_.clear();
+    places_.fill(kNone);
+    bool are_all_known = true;
+    for (std::size_t i = 0; i < state_->num_entries("attributes"); ++i) {
+      const Object key = state_->entry_key(i);
+      const std::string_view name =
+          key.is(ObjectKind::str) ? key.as_text("attribute") : std::string_view();
+      const auto known = std::ranges::find(names_, name);
+      if (known == names_.end()) {
+        are_all_known = false;
+        continue;
+      }
+      places_[static_cast<std::size_t>(known - names_.begin())] = i;
+      keys_.push_back(name);
+    }
+    if (!are_all_known) keys_.clear();
+  }
+
+  const MetadataGlobal global_;
+  const std::string_view class_name_;
+  const std::array<std::string_view, kNumNames> names_;
+  std::optional<Object> state_;                  // the attributes of the instance that is read
+  std::array<std::size_t, kNumNames> places_{};  // of the attributes in `state_`
+  std::vector<std::string_view>
+      keys_;  // of `state_`, views of the pickle; empty: compare all names
+};
 
 std::int64_t non_negative(Object object, std::string_view rule) {
   if (!object.is(ObjectKind::integer) || object.as_integer(rule) < 0) {
@@ -248,20 +313,21 @@ class Parser final : public pickle::EntryTaker {
     }
   }
 
-  /// Sorts the items, and enters them in `place_of_` for add_place. No item is added after this.
+  /// Sorts the items, and lists them in `items_` for add_place. No item is added after this.
   void complete_items() {
     are_items_complete_ = true;
     sort_tensors();
     std::ranges::sort(result_.contents.values, {}, &ValueEntry::name);
     std::ranges::sort(result_.contents.simplifications, {}, &Simplification::name);
     result_.storage.values.resize(result_.contents.values.size());
-    place_of_.reserve(result_.contents.tensors.size() + result_.contents.values.size());
+    items_.resize(num_items_);
     for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
-      make_known(result_.contents.tensors[t].meta.fqn, {.is_value = false, .index = t});
+      items_[result_.contents.tensors[t].dict_order - 1] = {.is_value = false, .index = t};
     }
     for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
-      make_known(result_.contents.values[v].name, {.is_value = true, .index = v});
+      items_[result_.contents.values[v].dict_order - 1] = {.is_value = true, .index = v};
     }
+    require_different_names();
   }
 
   /// Sorts the tensors by name. At this time the places in `storage.pieces` are not known yet, so
@@ -279,20 +345,33 @@ class Parser final : public pickle::EntryTaker {
     }
   }
 
-  struct Place;
-  using PlaceOfName = std::unordered_map<std::string_view, Place>;
-  using NamedPlace = std::pair<const std::string_view, Place>;
+  /// An item of `state_dict_metadata`.
   struct Place {
-    bool is_value;
-    std::size_t index;  // into contents.values or contents.tensors
-    /// The item that came after this one in storage_data the last time. find_place tries it first.
-    mutable const NamedPlace* next = nullptr;
+    bool is_value = false;
+    std::size_t index = 0;  // into contents.values or contents.tensors
   };
 
-  /// `name` must live as long as this object.
-  void make_known(std::string_view name, Place place) {
-    if (!place_of_.emplace(name, place).second) {
+  const std::string& name_at(const Place& place) const {
+    return place.is_value ? result_.contents.values[place.index].name
+                          : result_.contents.tensors[place.index].meta.fqn;
+  }
+
+  void require_different_names() const {
+    const auto refuse_repeated = [&](std::string_view name) {
       fail(name, kItems, "each name once", "an entry of the same name");
+    };
+    const std::string* last = nullptr;
+    for (const TensorEntry& tensor : result_.contents.tensors) {
+      if (last != nullptr && *last == tensor.meta.fqn) refuse_repeated(*last);
+      last = &tensor.meta.fqn;
+    }
+    last = nullptr;
+    for (const ValueEntry& value : result_.contents.values) {
+      const bool is_repeated = last != nullptr && *last == value.name;
+      if (is_repeated || result_.contents.find_tensor(value.name) != nullptr) {
+        refuse_repeated(value.name);
+      }
+      last = &value.name;
     }
   }
 
@@ -305,10 +384,11 @@ class Parser final : public pickle::EntryTaker {
       result_.contents.values.push_back({std::string(name), {}, ++num_items_});
       return;
     }
-    const Object state = attributes(item, MetadataGlobal::tensor_storage, "item",
-                                    "TensorStorageMetadata or BytesStorageMetadata",
-                                    {"properties", "size", "chunks"});
-    if (const auto refusal = refusal_of(state)) {
+    enum { kProperties, kSize, kChunks };
+    tensor_storage_.open(item, "item");
+    const Object properties = tensor_storage_.get(kProperties);
+    const Object size = tensor_storage_.get(kSize);
+    if (const auto refusal = refusal_of(properties, size)) {
       result_.contents.values.push_back({std::string(name), {}, ++num_items_});
       result_.refused_tensors.emplace(name, refusal->at_tensor(std::string(name)));
       return;
@@ -316,25 +396,22 @@ class Parser final : public pickle::EntryTaker {
     TensorEntry& tensor = result_.contents.tensors.emplace_back();
     tensor.meta.fqn = name;
     tensor.dict_order = ++num_items_;
-    const Object properties = attribute(state, "properties");
     tensor.meta.dtype = parse_dtype_of(properties);
     if (requires_grad(properties)) {
       result_.contents.simplifications.push_back(
           {Simplification::Kind::requires_grad, tensor.meta.fqn});
     }
-    tensor.meta.shape = parse_sizes(attribute(state, "size"), "size");
+    tensor.meta.shape = parse_sizes(size, "size");
     validate_tensor_meta(tensor.meta, path_);
 
-    const Object chunks = attribute(state, "chunks");
+    const Object chunks = tensor_storage_.get(kChunks);
     const std::size_t num_chunks = chunks.num_items("chunks");
     budget_.spend(chunks, 128 * num_chunks);
     pieces_.clear();
     for (std::size_t i = 0; i < num_chunks; ++i) {
-      const Object chunk = chunks.item(i);
-      const Object box = attributes(chunk, MetadataGlobal::chunk_storage, "chunk",
-                                    "ChunkStorageMetadata", {"offsets", "sizes"});
-      Region region = Box{parse_sizes(attribute(box, "offsets"), "offsets of a chunk"),
-                          parse_sizes(attribute(box, "sizes"), "sizes of a chunk")};
+      chunk_.open(chunks.item(i), "chunk");
+      Region region = Box{parse_sizes(chunk_.get(0), "offsets of a chunk"),
+                          parse_sizes(chunk_.get(1), "sizes of a chunk")};
       if (const auto problem = region_error(region, tensor.meta.shape)) {
         throw Error(ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn},
                     "chunk: " + *problem);
@@ -346,8 +423,7 @@ class Parser final : public pickle::EntryTaker {
 
   /// Returns the error for a tensor whose elements are quantized: it is not read. Returns nothing
   /// for other tensors.
-  static std::optional<Error> refusal_of(Object tensor_storage) {
-    const Object properties = attribute(tensor_storage, "properties");
+  static std::optional<Error> refusal_of(Object properties, Object size) {
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) return std::nullopt;
     const auto state = properties.call_state("properties");
     if (!state || !state->is(ObjectKind::tuple) || state->num_items("properties") == 0) {
@@ -358,7 +434,7 @@ class Parser final : public pickle::EntryTaker {
         dtype.meaning("dtype") != number(MetadataGlobal::quantized_dtype)) {
       return std::nullopt;
     }
-    const Shape sizes = parse_sizes(attribute(tensor_storage, "size"), "size");
+    const Shape sizes = parse_sizes(size, "size");
     return dtype.error(ErrorKind::unsupported,
                        "tensor: expected a dense tensor with its bytes, found a quantized tensor " +
                            std::string(dtype.global_name("dtype")) + " " + shape_to_string(sizes));
@@ -446,11 +522,10 @@ class Parser final : public pickle::EntryTaker {
   // Places of the items
 
   void add_place(Object key, Object value) {
-    const Object index = attributes(key, MetadataGlobal::metadata_index, "key of storage_data",
-                                    "MetadataIndex", {"fqn", "offset", "index"});
-    const std::string_view fqn = attribute(index, "fqn").as_str("fqn");
+    metadata_index_.open(key, "key of storage_data");
+    const std::string_view fqn = metadata_index_.get(kFqn).as_str("fqn");
     try {
-      parse_storage_entry(fqn, index, value);
+      parse_storage_entry(fqn, value);
     } catch (const Error& error) {
       throw error.at_tensor(std::string(fqn));
     }
@@ -465,29 +540,29 @@ class Parser final : public pickle::EntryTaker {
     }
   }
 
-  void parse_storage_entry(std::string_view fqn, Object index, Object value) {
-    const NamedPlace* const place = find_place(fqn);
-    if (place == nullptr) {
+  void parse_storage_entry(std::string_view fqn, Object value) {
+    const std::optional<Place> place = find_place(fqn);
+    if (!place) {
       fail(fqn, "storage_data", "the name of an item in state_dict_metadata", "no such item");
     }
     const StorageInfo info = parse_storage_info(value);
-    const auto offset = index.find("offset");
+    const auto offset = metadata_index_.find(kOffset);
     const bool has_offset = offset && !offset->is(ObjectKind::none);
-    if (place->second.is_value && is_refused_tensor(fqn)) {  // only its first chunk's place is kept
-      StorageInfo& at = result_.storage.values[place->second.index];
+    if (place->is_value && is_refused_tensor(fqn)) {  // only its first chunk's place is kept
+      StorageInfo& at = result_.storage.values[place->index];
       if (at.nbytes == 0) at = info;
       return;
     }
-    if (place->second.is_value) {
+    if (place->is_value) {
       if (has_offset) fail(fqn, "storage_data", "a value without offset", offset->describe());
-      put(fqn, result_.storage.values[place->second.index], info);
+      put(fqn, result_.storage.values[place->index], info);
       return;
     }
     if (!has_offset) fail(fqn, "storage_data", "the offset of a chunk", "none");
     const Shape offsets = parse_sizes(*offset, "offset");
-    const std::size_t tensor = place->second.index;
+    const std::size_t tensor = place->index;
     const std::span<StorageInfo> places = result_.storage.pieces[tensor];
-    const auto hint = index.find("index");
+    const auto hint = metadata_index_.find(kIndex);
     const auto is_at = [&](std::size_t piece) { return offsets_of(tensor, piece) == offsets; };
     if (hint && hint->is(ObjectKind::integer)) {
       const std::int64_t piece = hint->as_integer("index");
@@ -507,21 +582,44 @@ class Parser final : public pickle::EntryTaker {
     for (const std::size_t piece : found) put(fqn, places[piece], info);
   }
 
-  /// Finds the item of the next entry of storage_data; null if there is none. The pieces of one
+  /// Finds the item of the next entry of storage_data, or of the planner's data. The pieces of one
   /// tensor, or those of one rank, usually follow each other, and the names of each rank come in
-  /// the same order. So tries the item of the last entry, then the item that came after it before.
-  const NamedPlace* find_place(std::string_view fqn) {
-    if (last_place_ != nullptr && last_place_->first == fqn) return last_place_;
-    const NamedPlace*& next = last_place_ == nullptr ? first_place_ : last_place_->second.next;
-    const NamedPlace* found = next;
-    if (found == nullptr || found->first != fqn) {
-      const auto at = place_of_.find(fqn);
-      if (at == place_of_.end()) return nullptr;
-      found = &*at;
-      next = found;
+  /// the order of the items. So tries the item of the last entry, the item after it, and the item
+  /// that came after it before.
+  std::optional<Place> find_place(std::string_view fqn) {
+    const auto is_at = [&](std::size_t item) {
+      return item < items_.size() && name_at(items_[item]) == fqn;
+    };
+    if (is_at(last_item_)) return items_[last_item_];
+    std::size_t found = last_item_ + 1;  // 0 at the start
+    if (!is_at(found)) {
+      if (followers_.empty()) followers_.resize(items_.size() + 1);
+      std::uint32_t& follower = followers_[last_item_ + 1];
+      if (!is_at(follower)) {
+        const std::optional<Place> place = look_up(fqn);
+        if (!place) return std::nullopt;
+        const std::uint32_t number = place->is_value
+                                         ? result_.contents.values[place->index].dict_order
+                                         : result_.contents.tensors[place->index].dict_order;
+        follower = number - 1;
+      }
+      found = follower;
     }
-    last_place_ = found;
-    return found;
+    last_item_ = found;
+    return items_[found];
+  }
+
+  /// Finds an item by its name.
+  std::optional<Place> look_up(std::string_view name) const {
+    const CheckpointContents& contents = result_.contents;
+    if (const TensorEntry* const tensor = contents.find_tensor(name)) {
+      return Place{.is_value = false,
+                   .index = static_cast<std::size_t>(tensor - contents.tensors.data())};
+    }
+    const auto value = std::ranges::lower_bound(contents.values, name, {}, &ValueEntry::name);
+    if (value == contents.values.end() || value->name != name) return std::nullopt;
+    return Place{.is_value = true,
+                 .index = static_cast<std::size_t>(value - contents.values.begin())};
   }
 
   const Shape& offsets_of(std::size_t tensor, std::size_t piece) const {
@@ -547,10 +645,9 @@ class Parser final : public pickle::EntryTaker {
   }
 
   StorageInfo parse_storage_info(Object object) {
-    const Object state =
-        attributes(object, MetadataGlobal::storage_info, "place in storage_data", "_StorageInfo",
-                   {"relative_path", "offset", "length", "transform_descriptors"});
-    if (const auto descriptors = state.find("transform_descriptors");
+    enum { kPath, kBegin, kLength, kDescriptors };
+    storage_info_.open(object, "place in storage_data");
+    if (const auto descriptors = storage_info_.find(kDescriptors);
         descriptors && !descriptors->is(ObjectKind::none)) {
       const std::size_t num = descriptors->num_items("transform_descriptors");
       if (num > 0) {
@@ -562,14 +659,19 @@ class Parser final : public pickle::EntryTaker {
       }
     }
     StorageInfo info;
-    info.file = file_index(attribute(state, "relative_path"));
-    info.offset = static_cast<std::uint64_t>(non_negative(attribute(state, "offset"), "offset"));
-    const Object length = attribute(state, "length");
-    info.nbytes = static_cast<std::uint64_t>(non_negative(length, "length"));
-    if (info.nbytes == 0) length.fail_expected("length", "more than 0 bytes");
-    if (info.nbytes > std::numeric_limits<std::int64_t>::max() - info.offset) {
+    info.file = file_index(storage_info_.get(kPath)) & (StorageInfo::kMaxFiles - 1);
+    info.offset = static_cast<std::uint64_t>(non_negative(storage_info_.get(kBegin), "offset"));
+    const Object length = storage_info_.get(kLength);
+    const auto nbytes = static_cast<std::uint64_t>(non_negative(length, "length"));
+    if (nbytes == 0) length.fail_expected("length", "more than 0 bytes");
+    if (nbytes > StorageInfo::kMaxNbytes) {
+      length.fail_expected("length",
+                           "at most " + std::to_string(StorageInfo::kMaxNbytes) + " bytes");
+    }
+    if (nbytes > std::numeric_limits<std::int64_t>::max() - info.offset) {
       length.fail_expected("length", "an end below 2^63");
     }
+    info.nbytes = nbytes & StorageInfo::kMaxNbytes;
     return info;
   }
 
@@ -580,6 +682,10 @@ class Parser final : public pickle::EntryTaker {
     }
     if (!is_contained_path(std::string(name))) {
       relative_path.fail_expected("relative_path", "a path inside the checkpoint");
+    }
+    if (result_.storage.files.size() >= StorageInfo::kMaxFiles) {
+      relative_path.fail_expected("relative_path",
+                                  "at most " + std::to_string(StorageInfo::kMaxFiles) + " files");
     }
     const auto index = static_cast<std::uint32_t>(result_.storage.files.size());
     result_.storage.files.emplace_back(name);
@@ -639,10 +745,10 @@ class Parser final : public pickle::EntryTaker {
       const Object value = planner_data.entry_value(i);
       if (!key.is(ObjectKind::str) || !value.is(ObjectKind::tuple)) continue;
       const std::string_view name = key.as_str("name");
-      const auto place = place_of_.find(name);
-      if (place == place_of_.end()) continue;
+      const std::optional<Place> place = find_place(name);
+      if (!place) continue;
       try {
-        key_path_at(place->second) = parse_key_path(name, value);
+        key_path_at(*place) = parse_key_path(name, value);
       } catch (const Error& error) {
         throw error.at_tensor(std::string(name));
       }
@@ -655,7 +761,7 @@ class Parser final : public pickle::EntryTaker {
     }
   }
 
-  KeyPath& key_path_at(const Place& place) {
+  SharedKeyPath& key_path_at(const Place& place) {
     return place.is_value ? result_.contents.values[place.index].key_path
                           : result_.contents.tensors[place.index].key_path;
   }
@@ -690,15 +796,15 @@ class Parser final : public pickle::EntryTaker {
     for (std::size_t depth = 1; depth < path.size(); ++depth) {
       const auto& key = path[depth - 1];
       nbytes += (depth > 1 ? 1 : 0) + spell({key}).size();
-      const auto above = place_of_.find(name.substr(0, nbytes));
-      if (above == place_of_.end()) continue;
-      const KeyPath& path_above = key_path_at(above->second);
+      const std::optional<Place> above = look_up(name.substr(0, nbytes));
+      if (!above) continue;
+      const SharedKeyPath& path_above = key_path_at(*above);
       const bool is_prefix =
           path_above.empty() ? depth == 1 && std::holds_alternative<std::string>(key)
                              : path_above.size() == depth &&
                                    std::equal(path_above.begin(), path_above.end(), path.begin());
       if (is_prefix) {
-        fail(name, "key path", "a dict or list at " + printable(above->first),
+        fail(name, "key path", "a dict or list at " + printable(name_at(*above)),
              "a tensor or value of that name");
       }
     }
@@ -762,9 +868,19 @@ class Parser final : public pickle::EntryTaker {
   std::uint32_t num_items_ = 0;
   bool is_taking_items_ = false;
   bool are_items_complete_ = false;
-  PlaceOfName place_of_;                    // names: views of the contents
-  const NamedPlace* last_place_ = nullptr;  // that add_place used
-  const NamedPlace* first_place_ = nullptr;
+  std::vector<Place> items_;              // in the order of the dict
+  std::size_t last_item_ = SIZE_MAX;      // that find_place has found; SIZE_MAX: none yet
+  std::vector<std::uint32_t> followers_;  // by item + 1: the item that came after it; may be empty
+  enum { kFqn, kOffset, kIndex };         // of a MetadataIndex
+  Dataclass<3> metadata_index_{
+      MetadataGlobal::metadata_index, "MetadataIndex", {"fqn", "offset", "index"}};
+  Dataclass<4> storage_info_{MetadataGlobal::storage_info,
+                             "_StorageInfo",
+                             {"relative_path", "offset", "length", "transform_descriptors"}};
+  Dataclass<3> tensor_storage_{MetadataGlobal::tensor_storage,
+                               "TensorStorageMetadata or BytesStorageMetadata",
+                               {"properties", "size", "chunks"}};
+  Dataclass<2> chunk_{MetadataGlobal::chunk_storage, "ChunkStorageMetadata", {"offsets", "sizes"}};
   std::unordered_map<std::string_view, std::uint32_t> file_index_;  // names: views of the pickle
   /// Results of pieces_by_offset, by tensor.
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;

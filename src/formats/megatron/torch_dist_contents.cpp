@@ -260,7 +260,9 @@ class Sorter {
     } else if (take_optimizer(rest)) {
       add_value_of_optimizer(entry, rest, value);
     } else {
-      sorted_.common.add(entry.key_path.empty() ? KeyPath{entry.name} : entry.key_path, value);
+      KeyPath path = entry.key_path;
+      if (path.empty()) path.emplace_back(entry.name);
+      sorted_.common.add(std::move(path), value);
     }
   }
 

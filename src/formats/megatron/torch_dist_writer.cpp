@@ -95,7 +95,7 @@ class TorchDistWriter final : public CheckpointWriter {
   }
 
   const CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override { return order_; }
+  std::span<const PieceId> write_order() const override { return order_; }
 
   std::int64_t block_numel(PieceId piece) const override {
     if (is_of_common(piece)) return std::max<std::int64_t>(1, meta_of(piece).numel());

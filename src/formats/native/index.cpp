@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -138,15 +139,14 @@ void put_tensor(ByteWriter& out, const TensorEntry& tensor, std::size_t num_piec
   out.uint(std::uint64_t{num_pieces});
 }
 
-void put_piece(ByteWriter& out, const Index& index, const CheckpointWriter::PieceId& id) {
+void put_piece(ByteWriter& out, const Index& index, PieceId id) {
   const TensorEntry& tensor = index.contents->tensors[id.tensor_index];
   const Piece& piece = tensor.pieces[id.piece_index];
-  const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
+  const StoredPiece stored = index.stored(id);
   out.uint(std::uint64_t{stored.position});
   out.uint(std::int64_t{piece.rank});
   put_region(out, piece.region);
-  put_stored(out, stored, index.linked_place(id.tensor_index, id.piece_index),
-             index.grid(id.tensor_index, id.piece_index));
+  put_stored(out, stored, index.linked_place(id), index.grid(id));
 }
 
 /// Writes the annotations, and the order of keys as one of them.
@@ -277,7 +277,7 @@ std::uint64_t get_link(ByteReader& in, const Index& index, StoredPiece& stored) 
     in.fail("linked file", "less than " + std::to_string(index.linked_files.size()),
             std::to_string(number));
   }
-  stored.file = static_cast<std::uint32_t>(number + 1) & kMaxLinkedFiles;
+  stored.file = static_cast<std::uint32_t>(number + 1);
   return static_cast<std::uint64_t>(in.non_negative());
 }
 
@@ -302,6 +302,10 @@ StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes,
   if (stored.encoding == Encoding::none) return stored;
   const BlockGrid& grid = stored.encoding == Encoding::zstd ? chunks : plain;
   stored.begin = in.uint();
+  if (stored.begin >> StoredPieces::kBeginBits != 0) {
+    in.fail("byte range", "a begin below 2^" + std::to_string(StoredPieces::kBeginBits),
+            std::to_string(stored.begin));
+  }
   stored.stored_nbytes = stored.encoding == Encoding::zstd ? in.uint() : grid.nbytes;
   if (grid.num_blocks() == 1) {
     stored.checksum_or_table = in.u64();
@@ -424,11 +428,10 @@ int get_rank(ByteReader& in, const FileHeader& header) {
   return static_cast<int>(rank);
 }
 
-/// Reads a piece of the tensor into its place in `pieces` and `storage`.
+/// Reads a piece of the tensor into `piece`, and its place into `index.storage`. `last_position`:
+/// of the tensor's piece before it.
 void get_piece(ByteReader& in, const FileHeader& header, Index& index, const TensorEntry& tensor,
-               std::vector<Piece>& pieces, std::span<StoredPiece> storage,
-               std::size_t piece_index) {
-  Piece& piece = pieces[piece_index];
+               PieceId id, Piece& piece, std::uint64_t& last_position) {
   const std::uint64_t position = in.uint();
   piece.rank = get_rank(in, header);
   piece.region = get_region(in, tensor.meta.shape.size());
@@ -438,19 +441,19 @@ void get_piece(ByteReader& in, const FileHeader& header, Index& index, const Ten
                 "region: " + *broken);
   }
   const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
-  StoredPiece& stored = storage[piece_index];
   std::uint64_t place = 0;
-  stored = get_stored(in, index, nbytes, place);
+  StoredPiece stored = get_stored(in, index, nbytes, place);
   if (!index.linked_files.empty()) index.linked_places.push_back(place);
   const bool is_in_place =
       header.role == FileRole::index
-          ? position == piece_index
-          : position <= UINT32_MAX &&
-                (piece_index == 0 || position > storage[piece_index - 1].position);
+          ? position == id.piece_index
+          : position <= UINT32_MAX && (id.piece_index == 0 || position > last_position);
   if (!is_in_place) {
     in.fail("piece position", "increasing numbers", std::to_string(position));
   }
+  last_position = position;
   stored.position = static_cast<std::uint32_t>(position);
+  index.storage.set(id, stored);
 }
 
 void get_tensors(ByteReader& in, const FileHeader& header, Index& index) {
@@ -461,9 +464,10 @@ void get_tensors(ByteReader& in, const FileHeader& header, Index& index) {
   std::vector<Piece> pieces;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     pieces.resize(get_tensor(in, tensors[t]));
-    const std::span<StoredPiece> storage = index.storage.add(pieces.size());
+    index.storage.add(pieces.size());
+    std::uint64_t last_position = 0;
     for (std::size_t p = 0; p < pieces.size(); ++p) {
-      get_piece(in, header, index, tensors[t], pieces, storage, p);
+      get_piece(in, header, index, tensors[t], {t, p}, pieces[p], last_position);
     }
     tensors[t].pieces = pool.share_copy(pieces);
   }
@@ -530,14 +534,14 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
   for (std::size_t t = 0; t < index.contents->tensors.size(); ++t) {
     const TensorEntry& tensor = index.contents->tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-      const StoredPiece& stored = index.storage[t][p];
+      const StoredPiece stored = index.stored({t, p});
       if (stored.encoding == Encoding::none) continue;
       const auto rank = static_cast<std::size_t>(tensor.pieces[p].rank);
       const std::uint64_t file_nbytes =
           stored.file != 0                 ? index.linked_files[stored.file - 1].record.nbytes
           : header.role == FileRole::index ? index.rank_files[rank].nbytes
                                            : header.file_nbytes;
-      const BlockGrid grid = index.grid(t, p);
+      const BlockGrid grid = index.grid({t, p});
       const auto fail = [&](std::string_view rule, std::uint64_t begin, std::uint64_t nbytes) {
         throw Error::expected(
             ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule,
@@ -633,7 +637,7 @@ Index without_tensors(const Index& whole) {
 
 /// Copies a tensor without its pieces.
 TensorEntry without_pieces(const TensorEntry& tensor) {
-  return {tensor.meta, tensor.kind, tensor.parameter, tensor.key_path, {}, tensor.dict_order};
+  return {tensor.meta, tensor.kind, tensor.dict_order, tensor.parameter, tensor.key_path, {}};
 }
 
 }  // namespace
@@ -643,15 +647,68 @@ ByteRange BlockGrid::block(std::uint64_t number) const {
   return {begin, std::min(begin + block_nbytes, nbytes)};
 }
 
-BlockGrid Index::grid(std::size_t tensor_index, std::size_t piece_index) const {
-  const TensorEntry& tensor = contents->tensors[tensor_index];
-  const StoredPiece& stored = storage[tensor_index][piece_index];
-  return make_grid(stored.encoding, nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype),
-                   chunk_nbytes_of(*this, stored));
+void StoredPieces::add(std::size_t num_pieces) {
+  slots_.add(num_pieces);
+  if (rest_.empty()) return;
+  for (std::size_t p = 0; p < num_pieces; ++p) {
+    rest_.push_back({.position = static_cast<std::uint32_t>(p)});
+  }
 }
 
-std::uint64_t Index::linked_place(std::size_t tensor_index, std::size_t piece_index) const {
-  return linked_places.empty() ? 0 : linked_places[storage.first(tensor_index) + piece_index];
+StoredPiece StoredPieces::get(PieceId id, std::uint64_t nbytes) const {
+  const Slot& slot = slots_[id.tensor_index][id.piece_index];
+  StoredPiece stored{.position = id.piece_index,
+                     .encoding = static_cast<Encoding>(slot.encoding),
+                     .begin = slot.begin,
+                     .checksum_or_table = slot.checksum_or_table};
+  if (stored.encoding == Encoding::plain) stored.stored_nbytes = nbytes;
+  if (rest_.empty()) return stored;
+  const Rest& rest = rest_[number_of(id)];
+  stored.position = rest.position;
+  stored.file = rest.file;
+  if (stored.encoding == Encoding::zstd) stored.stored_nbytes = rest.stored_nbytes;
+  return stored;
+}
+
+void StoredPieces::set(PieceId id, const StoredPiece& stored) {
+  constexpr std::uint64_t kMaxBegin = (std::uint64_t{1} << kBeginBits) - 1;
+  TESSERA_CHECK(stored.begin <= kMaxBegin);
+  Slot& slot = slots_[id.tensor_index][id.piece_index];
+  slot.begin = stored.begin & kMaxBegin;
+  slot.encoding = static_cast<std::uint8_t>(stored.encoding);
+  slot.checksum_or_table = stored.checksum_or_table;
+  const bool is_usual =
+      stored.encoding != Encoding::zstd && stored.file == 0 && stored.position == id.piece_index;
+  if (is_usual && rest_.empty()) return;
+  keep_all_members();
+  rest_[number_of(id)] = {.position = stored.position, .file = stored.file};
+  if (stored.encoding == Encoding::zstd) rest_[number_of(id)].stored_nbytes = stored.stored_nbytes;
+}
+
+void StoredPieces::keep_all_members() {
+  if (!rest_.empty()) return;
+  rest_.reserve(num_pieces());
+  for (std::size_t t = 0; t < slots_.size(); ++t) {
+    for (std::size_t p = 0; p < slots_[t].size(); ++p) {
+      rest_.push_back({.position = static_cast<std::uint32_t>(p)});
+    }
+  }
+}
+
+StoredPiece Index::stored(PieceId id) const {
+  const TensorEntry& tensor = contents->tensors[id.tensor_index];
+  return storage.get(id, nbytes_of(tensor.pieces[id.piece_index].region, tensor.meta.dtype));
+}
+
+BlockGrid Index::grid(PieceId id) const {
+  const TensorEntry& tensor = contents->tensors[id.tensor_index];
+  const std::uint64_t nbytes = nbytes_of(tensor.pieces[id.piece_index].region, tensor.meta.dtype);
+  const StoredPiece stored = storage.get(id, nbytes);
+  return make_grid(stored.encoding, nbytes, chunk_nbytes_of(*this, stored));
+}
+
+std::uint64_t Index::linked_place(PieceId id) const {
+  return linked_places.empty() ? 0 : linked_places[storage.number_of(id)];
 }
 
 std::uint64_t table_entry_nbytes(Encoding encoding) {
@@ -694,8 +751,7 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode) 
   return encoded;
 }
 
-void encode_rank_index(const Index& whole, std::span<const IndexedPiece> pieces,
-                       const IndexSink& sink) {
+void encode_rank_index(const Index& whole, std::span<const PieceId> pieces, const IndexSink& sink) {
   // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;
@@ -773,49 +829,54 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind,
   }
 }
 
-std::vector<std::vector<IndexedPiece>> pieces_by_rank(const CheckpointContents& contents) {
-  std::vector<std::vector<IndexedPiece>> ranks(static_cast<std::size_t>(contents.world_size));
-  std::vector<std::size_t> num_pieces(ranks.size());
+tessera::detail::ListOfLists<PieceId> pieces_by_rank(const CheckpointContents& contents) {
+  std::vector<std::size_t> num_pieces(static_cast<std::size_t>(contents.world_size));
   for (const TensorEntry& tensor : contents.tensors) {
     for (const Piece& piece : tensor.pieces) ++num_pieces[static_cast<std::size_t>(piece.rank)];
   }
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) ranks[rank].reserve(num_pieces[rank]);
-  TESSERA_CHECK(contents.tensors.size() <= UINT32_MAX);
-  for (std::uint32_t t = 0; t < contents.tensors.size(); ++t) {
+  tessera::detail::ListOfLists<PieceId> ranks;
+  ranks.reserve(num_pieces.size(), std::accumulate(num_pieces.begin(), num_pieces.end(), 0UL));
+  for (const std::size_t num : num_pieces) ranks.add(num);
+  std::vector<std::size_t> next(num_pieces.size());  // of each rank: the next place in its list
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     const SharedVector<Piece>& pieces = contents.tensors[t].pieces;
-    TESSERA_CHECK(pieces.size() <= UINT32_MAX);
-    for (std::uint32_t p = 0; p < pieces.size(); ++p) {
-      ranks[static_cast<std::size_t>(pieces[p].rank)].push_back({t, p});
+    for (std::size_t p = 0; p < pieces.size(); ++p) {
+      const auto rank = static_cast<std::size_t>(pieces[p].rank);
+      ranks[rank][next[rank]++] = {t, p};
     }
   }
   return ranks;
 }
 
-Index select_pieces(const Index& whole, std::span<const IndexedPiece> pieces) {
+Index select_pieces(const Index& whole, std::span<const PieceId> pieces) {
   Index selected = without_tensors(whole);
+  std::vector<TensorEntry>& tensors = selected.contents.edit().tensors;
   for (std::size_t t = 0; t < whole.contents->tensors.size(); ++t) {
     const TensorEntry& tensor = whole.contents->tensors[t];
-    const bool is_here = !pieces.empty() && pieces.front().tensor_index == t;
-    if (!is_here && !tensor.pieces.empty()) continue;
-    TensorEntry& entry = selected.contents.edit().tensors.emplace_back(without_pieces(tensor));
-    std::vector<StoredPiece> storage;
-    for (; !pieces.empty() && pieces.front().tensor_index == t; pieces = pieces.subspan(1)) {
-      const std::size_t p = pieces.front().piece_index;
-      entry.pieces.push_back(tensor.pieces[p]);
-      storage.push_back(whole.storage[t][p]);
-      storage.back().position = static_cast<std::uint32_t>(p);
-      if (!whole.linked_places.empty()) selected.linked_places.push_back(whole.linked_place(t, p));
+    std::size_t num_here = 0;
+    while (num_here < pieces.size() && pieces[num_here].tensor_index == t) ++num_here;
+    if (num_here == 0 && !tensor.pieces.empty()) continue;
+    TensorEntry& entry = tensors.emplace_back(without_pieces(tensor));
+    selected.storage.add(num_here);
+    for (std::size_t i = 0; i < num_here; ++i) {
+      const PieceId id = pieces[i];
+      entry.pieces.push_back(tensor.pieces[id.piece_index]);
+      StoredPiece stored = whole.stored(id);
+      stored.position = id.piece_index;
+      selected.storage.set({tensors.size() - 1, i}, stored);
+      if (!whole.linked_places.empty()) selected.linked_places.push_back(whole.linked_place(id));
     }
-    selected.storage.add(storage);
+    pieces = pieces.subspan(num_here);
   }
   return selected;
 }
 
-void take_storage(Index& whole, std::span<const IndexedPiece> pieces, const Index& rank_index) {
+void take_storage(Index& whole, std::span<const PieceId> pieces, const Index& rank_index) {
   auto id = pieces.begin();
-  for (const StoredPiece& stored : rank_index.storage.items()) {
-    whole.storage[id->tensor_index][id->piece_index] = stored;
-    ++id;
+  for (std::size_t t = 0; t < rank_index.storage.num_tensors(); ++t) {
+    for (std::size_t p = 0; p < rank_index.storage.num_pieces(t); ++p) {
+      whole.storage.set(*id++, rank_index.stored({t, p}));
+    }
   }
 }
 
@@ -823,25 +884,20 @@ namespace {
 
 /// A tensor of one rank's index.
 struct RankTensor {
-  const TensorEntry* entry;
-  std::span<const StoredPiece> storage;
-  std::span<const std::uint64_t> linked_places;  // empty without linked files
+  const Index* index;
+  std::size_t tensor_index;
+
+  const TensorEntry& entry() const { return index->contents->tensors[tensor_index]; }
 };
 
 /// Returns the tensors of all ranks, sorted by fqn and then by rank.
 std::vector<RankTensor> tensors_by_fqn(const std::vector<Index>& ranks) {
   std::vector<RankTensor> tensors;
   for (const Index& rank : ranks) {
-    const std::vector<TensorEntry>& entries = rank.contents->tensors;
-    for (std::size_t t = 0; t < entries.size(); ++t) {
-      RankTensor& tensor = tensors.emplace_back(RankTensor{&entries[t], rank.storage[t], {}});
-      if (rank.linked_places.empty()) continue;
-      tensor.linked_places =
-          std::span(rank.linked_places).subspan(rank.storage.first(t), tensor.storage.size());
-    }
+    for (std::size_t t = 0; t < rank.contents->tensors.size(); ++t) tensors.push_back({&rank, t});
   }
   std::ranges::stable_sort(tensors, {}, [](const RankTensor& tensor) -> const std::string& {
-    return tensor.entry->meta.fqn;
+    return tensor.entry().meta.fqn;
   });
   return tensors;
 }
@@ -850,34 +906,36 @@ std::vector<RankTensor> tensors_by_fqn(const std::vector<Index>& ranks) {
 /// it to `whole`.
 void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, PiecePool& pool,
                   const std::string& path) {
-  TensorEntry tensor = without_pieces(*by_rank.front().entry);
+  TensorEntry tensor = without_pieces(by_rank.front().entry());
   const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found) {
     throw Error::expected(ErrorKind::corruption,
                           {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule, expected,
                           found, "rank files of different checkpoints?");
   };
   std::size_t num_pieces = 0;
-  for (const RankTensor& each : by_rank) num_pieces += each.entry->pieces.size();
+  for (const RankTensor& each : by_rank) num_pieces += each.entry().pieces.size();
   std::vector<Piece> pieces(num_pieces);
-  const std::span<StoredPiece> storage = whole.storage.add(num_pieces);
-  const std::size_t first = whole.storage.first(whole.storage.size() - 1);
-  if (!whole.linked_files.empty()) whole.linked_places.resize(first + num_pieces);
+  const std::size_t tensor_index = whole.storage.num_tensors();
+  whole.storage.add(num_pieces);
+  if (!whole.linked_files.empty()) whole.linked_places.resize(whole.storage.num_pieces());
   std::vector<bool> is_placed(num_pieces, false);
   for (const RankTensor& each : by_rank) {
-    if (each.entry->meta != tensor.meta) {
+    if (each.entry().meta != tensor.meta) {
       fail("ranks", "the same dtype and shape on every rank", "other dtypes or shapes");
     }
-    for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
-      const StoredPiece& stored = each.storage[p];
+    for (std::size_t p = 0; p < each.entry().pieces.size(); ++p) {
+      const PieceId in_rank{each.tensor_index, p};
+      const StoredPiece stored = each.index->stored(in_rank);
       if (stored.position >= num_pieces || is_placed[stored.position]) {
         fail("pieces", "positions 0 to " + std::to_string(num_pieces - 1),
              std::to_string(stored.position));
       }
       is_placed[stored.position] = true;
-      pieces[stored.position] = each.entry->pieces[p];
-      storage[stored.position] = stored;
-      if (!each.linked_places.empty()) {
-        whole.linked_places[first + stored.position] = each.linked_places[p];
+      pieces[stored.position] = each.entry().pieces[p];
+      const PieceId id{tensor_index, stored.position};
+      whole.storage.set(id, stored);
+      if (!whole.linked_files.empty()) {
+        whole.linked_places[whole.storage.number_of(id)] = each.index->linked_place(in_rank);
       }
     }
   }
@@ -896,7 +954,7 @@ Index merge_ranks(std::vector<Index> ranks, const std::string& path) {
     const auto num_parts = static_cast<std::size_t>(
         std::ranges::find_if(rest,
                              [&](const RankTensor& tensor) {
-                               return tensor.entry->meta.fqn != rest.front().entry->meta.fqn;
+                               return tensor.entry().meta.fqn != rest.front().entry().meta.fqn;
                              }) -
         rest.begin());
     merge_tensor(whole, rest.first(num_parts), pool, path);

@@ -37,27 +37,76 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 /// The greatest number of linked files of a checkpoint.
 inline constexpr std::uint32_t kMaxLinkedFiles = (1U << 24) - 1;
 
-/// The place of a piece's bytes in its rank file, or in a linked file. Small, because a large
-/// checkpoint has millions of pieces.
+using PieceId = CheckpointWriter::PieceId;
+
+/// The place of a piece's bytes in its rank file, or in a linked file.
 struct StoredPiece {
-  std::uint32_t position = 0;   // among the tensor's pieces in the whole checkpoint
-  std::uint32_t file : 24 = 0;  // 0: the rank's own file; n: number n-1 of Index::linked_files
+  std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
+  std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
   Encoding encoding = Encoding::none;
-  std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
-  std::uint64_t stored_nbytes = 0;
+  std::uint64_t begin = 0;          // plain: of the data; zstd: of the first chunk
+  std::uint64_t stored_nbytes = 0;  // plain: the size of the piece
   /// If the piece has one block: the block's checksum. Otherwise: where the table of blocks begins.
   std::uint64_t checksum_or_table = 0;
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
-static_assert(sizeof(StoredPiece) == 32);
 
-/// A CheckpointWriter::PieceId in half its memory, because there is one for each piece.
-struct IndexedPiece {
-  std::uint32_t tensor_index;
-  std::uint32_t piece_index;
+/// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
+/// of them are plain and in their rank's own file: these take 16 bytes each.
+///
+/// Thread-safe as a std::vector, if `keep_all_members` was called before threads set pieces that
+/// need it.
+class StoredPieces {
+ public:
+  /// Greater places in a file are not possible. (The greatest files of Linux have 2^63 bytes.)
+  static constexpr int kBeginBits = 56;
 
-  operator CheckpointWriter::PieceId() const { return {tensor_index, piece_index}; }
+  void reserve(std::size_t num_tensors, std::size_t num_pieces) {
+    slots_.reserve(num_tensors, num_pieces);
+  }
+  /// Adds a tensor with this number of pieces.
+  void add(std::size_t num_pieces);
+  void shrink_to_fit() { slots_.shrink_to_fit(); }
+
+  std::size_t num_tensors() const { return slots_.size(); }
+  std::size_t num_pieces(std::size_t tensor_index) const { return slots_[tensor_index].size(); }
+  /// Returns the number of pieces of all tensors.
+  std::size_t num_pieces() const { return slots_.items().size(); }
+  /// Returns the number of a piece among those of all tensors.
+  std::size_t number_of(PieceId id) const { return slots_.first(id.tensor_index) + id.piece_index; }
+
+  /// `nbytes`: the size of the piece.
+  StoredPiece get(PieceId id, std::uint64_t nbytes) const;
+  std::uint32_t file_of(PieceId id) const { return rest_.empty() ? 0 : rest_[number_of(id)].file; }
+  void set(PieceId id, const StoredPiece& stored);
+  void set_checksum(PieceId id, std::uint64_t checksum) {
+    slots_[id.tensor_index][id.piece_index].checksum_or_table = checksum;
+  }
+
+  /// Makes room for what a plain piece in the file of its own rank does not need: pieces that are
+  /// compressed, linked, or at another position than in this index.
+  void keep_all_members();
+
+  friend bool operator==(const StoredPieces&, const StoredPieces&) = default;
+
+ private:
+  struct Slot {
+    std::uint64_t begin : kBeginBits = 0;
+    std::uint64_t encoding : 64 - kBeginBits = 0;
+    std::uint64_t checksum_or_table = 0;
+    friend bool operator==(const Slot&, const Slot&) = default;
+  };
+  struct Rest {
+    std::uint64_t stored_nbytes = 0;  // of a compressed piece
+    std::uint32_t position = 0;
+    std::uint32_t file = 0;
+    friend bool operator==(const Rest&, const Rest&) = default;
+  };
+  static_assert(sizeof(Slot) == 16);
+
+  tessera::detail::ListOfLists<Slot> slots_;
+  std::vector<Rest> rest_;  // parallel to slots_.items(); empty while no piece needs it
 };
 
 /// How a piece is cut into blocks with one checksum each: blocks of plain data, or compressed
@@ -103,18 +152,19 @@ struct Index {
   /// `key_order_text` of the whole checkpoint, also in a rank file's index. Stored as the
   /// kKeyOrderAnnotation; so older readers ignore it. `contents.annotations` does not have it.
   std::string key_order;
-  tessera::detail::ListOfLists<StoredPiece> storage;  // [tensor][piece], as in contents.tensors
+  StoredPieces storage;  // of the pieces of contents.tensors; `stored` reads it
   /// Of linked pieces: where HDF5 readers find them in the linked file. If a piece is packed there:
   /// the place of its first element in the packed dataset. Otherwise: the number of its tensor in
   /// the list of that file's index. HDF5 link names of tensors with long FQNs contain this number.
-  /// Parallel to `storage.items()`; empty without linked files.
+  /// Indexed by StoredPieces::number_of; empty without linked files.
   std::vector<std::uint64_t> linked_places;
   std::vector<RankFileRecord> rank_files;  // indexed by rank; empty in a rank file's index
   std::vector<LinkedFile> linked_files;  // sorted by checkpoint id and rank; the same on all ranks
 
-  BlockGrid grid(std::size_t tensor_index, std::size_t piece_index) const;
+  StoredPiece stored(PieceId id) const;
+  BlockGrid grid(PieceId id) const;
   /// Returns the piece's item of `linked_places`; 0 without linked files.
-  std::uint64_t linked_place(std::size_t tensor_index, std::size_t piece_index) const;
+  std::uint64_t linked_place(PieceId id) const;
 };
 
 /// Returns the size of an entry in a table of blocks. Units: bytes.
@@ -129,9 +179,8 @@ void encode_index(const Index& index, const IndexSink& sink);
 std::vector<std::byte> encode_index(const Index& index);
 
 /// Does what `encode_index(select_pieces(whole, pieces), sink)` does, without a copy of the
-/// contents. Requires: `StoredPiece::position` is set for all `pieces`.
-void encode_rank_index(const Index& whole, std::span<const IndexedPiece> pieces,
-                       const IndexSink& sink);
+/// contents.
+void encode_rank_index(const Index& whole, std::span<const PieceId> pieces, const IndexSink& sink);
 
 /// The size and the checksum of an encoded index.
 struct EncodedIndex {
@@ -156,15 +205,15 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind, const
 
 /// Returns one list of pieces for each rank, in the order of ranks. Each list is in the order of
 /// the contents.
-std::vector<std::vector<IndexedPiece>> pieces_by_rank(const CheckpointContents& contents);
+tessera::detail::ListOfLists<PieceId> pieces_by_rank(const CheckpointContents& contents);
 
 /// Returns the index of one rank's file: `pieces` with their tensors, all tensors that have no
 /// piece, and everything that is not a tensor.
-Index select_pieces(const Index& whole, std::span<const IndexedPiece> pieces);
+Index select_pieces(const Index& whole, std::span<const PieceId> pieces);
 
 /// Copies the places of the pieces in a complete rank file to `whole`. Requires: `select_pieces`
 /// made `rank_index` from `pieces`.
-void take_storage(Index& whole, std::span<const IndexedPiece> pieces, const Index& rank_index);
+void take_storage(Index& whole, std::span<const PieceId> pieces, const Index& rank_index);
 
 /// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires: each index
 /// was made by `select_pieces`.

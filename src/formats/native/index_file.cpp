@@ -47,7 +47,7 @@ std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
   std::set<Region> shown;
   for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
     const Piece& piece = tensor.pieces[p];
-    const StoredPiece& stored = index_.storage[t][p];
+    const StoredPiece stored = index_.stored({t, p});
     const DType dtype = tensor.meta.dtype;
     const bool packed = is_packed(version_of(stored), nbytes_of(piece.region, dtype));
     if (!shown.insert(piece.region).second) continue;

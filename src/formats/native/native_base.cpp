@@ -21,8 +21,6 @@
 namespace tessera::formats::native {
 namespace {
 
-using PieceId = CheckpointWriter::PieceId;
-
 /// A file is linked only if the new checkpoint uses at least 1/kMaxGrowth of its bytes.
 constexpr std::uint64_t kMaxGrowth = 2;
 
@@ -36,9 +34,7 @@ class NativeBase final : public BaseCheckpoint {
   std::string identity() const override { return checksum_text(checkpoint_->checkpoint_id()); }
   std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const override;
 
-  const StoredPiece& stored(PieceId id) const {
-    return checkpoint_->index().storage[id.tensor_index][id.piece_index];
-  }
+  StoredPiece stored(PieceId id) const { return checkpoint_->index().stored(id); }
   /// Returns the description, as a linked file, of the file that holds a piece of the base.
   LinkedFile file_of(PieceId id) const;
 
@@ -48,7 +44,7 @@ class NativeBase final : public BaseCheckpoint {
 
 LinkedFile NativeBase::file_of(PieceId id) const {
   const Index& index = checkpoint_->index();
-  const StoredPiece& place = stored(id);
+  const StoredPiece place = stored(id);
   if (place.file != 0) return index.linked_files[place.file - 1];
   const int rank = index.contents->tensors[id.tensor_index].pieces[id.piece_index].rank;
   return {.checkpoint_id = checkpoint_->checkpoint_id(),
@@ -150,26 +146,25 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked) {
                           "files of the base", "at most " + std::to_string(kMaxLinkedFiles),
                           std::to_string(index.linked_files.size()));
   }
-  index.linked_places.resize(index.storage.items().size());
+  index.linked_places.resize(index.storage.num_pieces());
   for (const PiecePair& pair : linked.pairs) {
-    const auto [t, p] = pair.piece;
     const LinkedFile file = base.file_of(pair.base_piece);
-    StoredPiece& stored = index.storage[t][p];
-    stored = base.stored(pair.base_piece);
-    stored.position = static_cast<std::uint32_t>(p);
-    stored.file = numbers.at({file.checkpoint_id, file.rank}) & kMaxLinkedFiles;
-    index.linked_places[index.storage.first(t) + p] =
+    StoredPiece stored = base.stored(pair.base_piece);
+    stored.position = pair.piece.piece_index;
+    stored.file = numbers.at({file.checkpoint_id, file.rank});
+    index.storage.set(pair.piece, stored);
+    index.linked_places[index.storage.number_of(pair.piece)] =
         places[pair.base_piece.tensor_index][pair.base_piece.piece_index];
   }
 }
 
 void link_files(const FileSystem& fs, const std::string& directory, const Index& index,
-                const LinkedPieces& linked, std::span<const IndexedPiece> pieces) {
+                const LinkedPieces& linked, std::span<const PieceId> pieces) {
   const NativeBase& base = native_base(linked);
   std::set<std::uint32_t> numbers;
-  for (const IndexedPiece& id : pieces) {
-    const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
-    if (stored.file != 0) numbers.insert(stored.file - 1U);
+  for (const PieceId id : pieces) {
+    const std::uint32_t file = index.storage.file_of(id);
+    if (file != 0) numbers.insert(file - 1);
   }
   const std::string& from = base.reader().path();
   const std::uint64_t base_id = base.checkpoint().checkpoint_id();

@@ -22,6 +22,6 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked);
 /// Error(mismatch) if another file has its name; Error(unsupported) if the file system cannot make
 /// the link.
 void link_files(const FileSystem& fs, const std::string& directory, const Index& index,
-                const LinkedPieces& linked, std::span<const IndexedPiece> pieces);
+                const LinkedPieces& linked, std::span<const PieceId> pieces);
 
 }  // namespace tessera::formats::native

@@ -14,8 +14,11 @@ namespace {
 
 /// Returns the encoded index without the places of the pieces that are in rank files.
 std::vector<std::byte> encode_without_places(Index index) {
-  for (StoredPiece& piece : index.storage.items()) {
-    if (piece.file == 0) piece = {.position = piece.position};
+  for (std::size_t t = 0; t < index.storage.num_tensors(); ++t) {
+    for (std::size_t p = 0; p < index.storage.num_pieces(t); ++p) {
+      const StoredPiece stored = index.stored({t, p});
+      if (stored.file == 0) index.storage.set({t, p}, {.position = stored.position});
+    }
   }
   return encode_index(index);
 }
@@ -43,7 +46,7 @@ std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
   const auto world_size = static_cast<std::int64_t>(pieces.size());
   require_rank_files(fs, directory, world_size, "did one rank not finish its part?");
   for (std::int64_t rank = 0; rank < world_size; ++rank) {
-    const auto& own_pieces = pieces[static_cast<std::size_t>(rank)];
+    const auto own_pieces = pieces[static_cast<std::size_t>(rank)];
     const RankFileIndex found = read_part(fs, directory, rank, select_pieces(whole, own_pieces),
                                           world_size, "did the ranks write different checkpoints?");
     take_storage(whole, own_pieces, found.index);

@@ -96,10 +96,10 @@ class FileCheck {
   enum class Data { check, skip };
 
   /// Checks a piece that `index` places in this file.
-  void check_piece(const Index& index, const CheckpointWriter::PieceId& id, Data data) {
-    const StoredPiece& stored = index.storage[id.tensor_index][id.piece_index];
+  void check_piece(const Index& index, PieceId id, Data data) {
+    const StoredPiece stored = index.stored(id);
     const std::string& fqn = index.contents->tensors[id.tensor_index].meta.fqn;
-    const BlockGrid grid = index.grid(id.tensor_index, id.piece_index);
+    const BlockGrid grid = index.grid(id);
     for (std::uint64_t begin = 0; begin < grid.num_blocks(); begin += kEntriesPerRead) {
       try {
         const auto entries = read_block_entries(
@@ -194,8 +194,8 @@ class FileCheck {
 class RankFileCheck final : FileCheck {
  public:
   RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
-                std::uint64_t checkpoint_id, const Index& index,
-                std::span<const IndexedPiece> pieces, const ProgressSink& progress)
+                std::uint64_t checkpoint_id, const Index& index, std::span<const PieceId> pieces,
+                const ProgressSink& progress)
       : FileCheck(fs, checkpoint_path, rank_file_name(rank), progress),
         rank_(rank),
         checkpoint_id_(checkpoint_id),
@@ -207,10 +207,8 @@ class RankFileCheck final : FileCheck {
       open();
       if (!file_) return std::move(findings_);
       if (findings_.empty()) check_own_index();
-      for (const auto& id : pieces_) {
-        if (index_.storage[id.tensor_index][id.piece_index].file == 0) {
-          check_piece(index_, id, Data::check);
-        }
+      for (const PieceId id : pieces_) {
+        if (index_.storage.file_of(id) == 0) check_piece(index_, id, Data::check);
       }
       check_rest(index_.rank_files[static_cast<std::size_t>(rank_)].structure_checksum);
     } catch (const Error& error) {
@@ -267,7 +265,7 @@ class RankFileCheck final : FileCheck {
   const std::int64_t rank_;
   const std::uint64_t checkpoint_id_;
   const Index& index_;
-  const std::span<const IndexedPiece> pieces_;
+  const std::span<const PieceId> pieces_;
 };
 
 /// The check of one linked file ([Note: Linked files]).
@@ -294,7 +292,7 @@ class LinkedFileCheck final : FileCheck {
       find_wanted();
       for (std::size_t t = 0; t < own.contents->tensors.size(); ++t) {
         for (std::size_t p = 0; p < own.contents->tensors[t].pieces.size(); ++p) {
-          if (own.storage[t][p].file != 0) continue;
+          if (own.storage.file_of({t, p}) != 0) continue;
           check_piece(own, {t, p}, take_wanted(own, t, p) ? Data::check : Data::skip);
         }
       }
@@ -325,7 +323,7 @@ class LinkedFileCheck final : FileCheck {
     for (std::size_t t = 0; t < index_.contents->tensors.size(); ++t) {
       const TensorEntry& tensor = index_.contents->tensors[t];
       for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-        const StoredPiece& stored = index_.storage[t][p];
+        const StoredPiece stored = index_.stored({t, p});
         if (stored.file != number_ + 1) continue;
         wanted_.emplace(stored.begin, Wanted{&tensor, tensor.pieces[p].region, stored});
       }
@@ -335,7 +333,7 @@ class LinkedFileCheck final : FileCheck {
   /// Whether the checkpoint has this piece, as the file's own index describes it. If so, takes the
   /// piece off the list.
   bool take_wanted(const Index& own, std::size_t t, std::size_t p) {
-    const StoredPiece& stored = own.storage[t][p];
+    const StoredPiece stored = own.stored({t, p});
     const auto [begin, end] = wanted_.equal_range(stored.begin);
     bool is_wanted = false;
     for (auto at = begin; at != end;) {

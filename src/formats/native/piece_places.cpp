@@ -16,11 +16,11 @@ std::vector<std::uint64_t> PiecePlaces::next_tensor() {
   places.reserve(tensor.pieces.size());
   for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
     const Piece& piece = tensor.pieces[p];
-    const StoredPiece& stored = index_.storage[t][p];
+    const StoredPiece stored = index_.stored({t, p});
     const auto rank = static_cast<std::size_t>(piece.rank);
     const DType dtype = tensor.meta.dtype;
     if (stored.file != 0) {
-      places.push_back(index_.linked_place(t, p));
+      places.push_back(index_.linked_place({t, p}));
     } else if (is_packed(index_.format_version, nbytes_of(piece.region, dtype))) {
       places.push_back(
           static_cast<std::uint64_t>(packed_on_rank_[rank].add(dtype, numel_of(piece.region))));

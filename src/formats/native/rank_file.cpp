@@ -77,16 +77,17 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
       contents_(contents),
       reserved_end_(nbytes_begun(fs_, path_, journal_)),
       h5_file_(h5::create_file(fs, path_, kHeaderNbytes)) {
-  list_pieces();
+  list_own_datasets();
   std::uint64_t data_nbytes = 0;
-  for (const PieceState& piece : pieces_) {
-    if (piece.block_numel > 0) data_nbytes += nbytes_of(piece);
+  for (std::size_t number = 0; number < contents_.pieces.size(); ++number) {
+    const PieceWriting each = piece(number);
+    if (each.block_numel > 0) data_nbytes += each.nbytes;
   }
   is_streamed_ = data_nbytes >= kMinStreamedNbytes;
   if (is_streamed_) h5_file_.bytes().bypass_cache();
   lay_out_packed();
   if (options_.compression == NativeWriteOptions::Compression::none) {
-    for (PieceState& piece : pieces_) lay_out_plain(piece);
+    for (OwnDataset& own : own_datasets_) lay_out_plain(own);
     const auto ranges = data_ranges();
     if (!ranges.empty()) reserve(ranges.back().end);
   }
@@ -94,75 +95,73 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
   if (num_blocks_left_ == 0) complete();
 }
 
-/// Fills `pieces_` and `own_datasets_`. The file's index lists the tensors of the file's pieces,
-/// and the tensors that have no piece on any rank.
-void RankFileWriter::list_pieces() {
+/// Fills `own_datasets_`, and counts all blocks. The file's index lists the tensors of the file's
+/// pieces, and the tensors that have no piece on any rank.
+void RankFileWriter::list_own_datasets() {
   const std::vector<TensorEntry>& tensors = contents_.whole.contents->tensors;
-  pieces_.reserve(contents_.pieces.size());
   std::size_t num_tensors = 0;
   std::size_t next = 0;  // tensor
-  for (const IndexedPiece id : contents_.pieces) {
-    for (; next <= id.tensor_index; ++next) {
-      if (next == id.tensor_index || tensors[next].pieces.empty()) ++num_tensors;
+  for (std::size_t number = 0; number < contents_.pieces.size(); ++number) {
+    const std::size_t tensor_index = contents_.pieces[number].tensor_index;
+    for (; next <= tensor_index; ++next) {
+      if (next == tensor_index || tensors[next].pieces.empty()) ++num_tensors;
     }
-    add_piece(id, num_tensors - 1);
+    const PieceWriting each = piece(number);
+    if (each.block_numel == 0) continue;
+    const auto numel =
+        static_cast<std::int64_t>(each.nbytes / itemsize(tensor_of(each.id).meta.dtype));
+    num_blocks_left_ += ceil_div(numel, each.block_numel);
+    if (each.is_packed) continue;
+    own_datasets_.push_back({.piece_number = number, .tensor_number = num_tensors - 1});
   }
 }
 
-void RankFileWriter::add_piece(IndexedPiece id, std::size_t tensor_number) {
-  PieceState& piece = pieces_.emplace_back();
-  piece.id = id;
-  stored_of(piece).position = id.piece_index;
-  const std::uint64_t nbytes = nbytes_of(piece);
-  if (nbytes == 0 || stored_of(piece).file != 0) return;  // linked: its bytes are in another file
-  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
-  const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
-  piece.is_packed = is_packed(contents_.whole.format_version, nbytes);
-  piece.may_compress = may_compress(nbytes, options_);
-  piece.block_numel = block_numel_of(numel, element_nbytes, options_);
-  num_blocks_left_ += ceil_div(numel, piece.block_numel);
-  if (piece.is_packed) return;
-  piece.own_dataset = static_cast<std::uint32_t>(own_datasets_.size());
-  own_datasets_.push_back({.tensor_number = tensor_number});
+RankFileWriter::PieceWriting RankFileWriter::piece(std::size_t number) const {
+  PieceWriting each{.id = contents_.pieces[number]};
+  const DType dtype = tensor_of(each.id).meta.dtype;
+  each.nbytes = tessera::nbytes_of(region_of(each.id), dtype);
+  const bool is_linked = contents_.whole.storage.file_of(each.id) != 0;
+  if (each.nbytes == 0 || is_linked) return each;  // linked: its bytes are in another file
+  const std::uint64_t element_nbytes = itemsize(dtype);
+  each.is_packed = is_packed(contents_.whole.format_version, each.nbytes);
+  each.may_compress = may_compress(each.nbytes, options_);
+  each.block_numel = block_numel_of(static_cast<std::int64_t>(each.nbytes / element_nbytes),
+                                    element_nbytes, options_);
+  return each;
 }
 
-const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
-  return contents_.whole.contents->tensors[piece.id.tensor_index];
+const TensorEntry& RankFileWriter::tensor_of(PieceId id) const {
+  return contents_.whole.contents->tensors[id.tensor_index];
 }
 
-const Region& RankFileWriter::region_of(const PieceState& piece) const {
-  return tensor_of(piece).pieces[piece.id.piece_index].region;
+const Region& RankFileWriter::region_of(PieceId id) const {
+  return tensor_of(id).pieces[id.piece_index].region;
 }
 
-StoredPiece& RankFileWriter::stored_of(const PieceState& piece) const {
-  return contents_.whole.storage[piece.id.tensor_index][piece.id.piece_index];
+std::string RankFileWriter::link_name_of(const OwnDataset& dataset) const {
+  const PieceId id = contents_.pieces[dataset.piece_number];
+  return piece_link_name(tensor_of(id).meta.fqn, dataset.tensor_number, region_of(id));
 }
 
-std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
-  return tessera::nbytes_of(region_of(piece), tensor_of(piece).meta.dtype);
-}
-
-std::string RankFileWriter::link_name_of(const PieceState& piece) const {
-  return piece_link_name(tensor_of(piece).meta.fqn, own_datasets_[piece.own_dataset].tensor_number,
-                         region_of(piece));
+/// Requires: the piece has a dataset of its own.
+RankFileWriter::OwnDataset& RankFileWriter::own_dataset_of(std::size_t piece_number) {
+  return *std::ranges::lower_bound(own_datasets_, piece_number, {}, &OwnDataset::piece_number);
 }
 
 /// Creates one dataset for the packed pieces of each dtype, and sets the place of each packed
 /// piece.
 void RankFileWriter::lay_out_packed() {
+  const auto for_each_packed = [&](const auto& visit) {
+    for (std::size_t number = 0; number < contents_.pieces.size(); ++number) {
+      const PieceWriting each = piece(number);
+      if (each.is_packed) visit(each, tensor_of(each.id).meta.dtype);
+    }
+  };
   PackedNumels numels;
-  for (PieceState& piece : pieces_) {
-    if (!piece.is_packed) continue;
-    const DType dtype = tensor_of(piece).meta.dtype;
-    StoredPiece& stored = stored_of(piece);
-    stored.encoding = Encoding::plain;
-    stored.stored_nbytes = nbytes_of(piece);
-    const auto numel = static_cast<std::int64_t>(stored.stored_nbytes / itemsize(dtype));
-    // Relative to the start of the dataset, because the place of the dataset in the file is not
-    // known yet.
-    stored.begin = static_cast<std::uint64_t>(numels.add(dtype, numel)) * itemsize(dtype);
-  }
-  std::array<std::uint64_t, kNumDTypes> begins{};
+  for_each_packed([&](const PieceWriting& each, DType dtype) {
+    numels.add(dtype, static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
+  });
+  std::array<std::uint64_t, kNumDTypes> ends{};  // of the pieces that have their place
   for (int code = 0; code < kNumDTypes; ++code) {
     const auto dtype = static_cast<DType>(code);
     if (numels.of(dtype) == 0) continue;
@@ -170,57 +169,58 @@ void RankFileWriter::lay_out_packed() {
     const h5::PlainDataset dataset = h5::create_plain_dataset(
         h5_file_, own_group_.id(), packed_dataset_name(dtype), dtype, numels.of(dtype));
     h5::write_attribute(h5_file_, dataset.handle, "dtype", dtype_name(dtype));
-    begins[static_cast<std::size_t>(code)] = dataset.range.begin;
+    ends[static_cast<std::size_t>(code)] = dataset.range.begin;
   }
-  for (PieceState& piece : pieces_) {
-    if (!piece.is_packed) continue;
-    stored_of(piece).begin += begins[static_cast<std::size_t>(tensor_of(piece).meta.dtype)];
-  }
+  for_each_packed([&](const PieceWriting& each, DType dtype) {
+    std::uint64_t& end = ends[static_cast<std::size_t>(dtype)];
+    contents_.whole.storage.set(
+        each.id, {.position = each.id.piece_index, .encoding = Encoding::plain, .begin = end});
+    end += each.nbytes;
+  });
 }
 
-void RankFileWriter::lay_out_plain(PieceState& piece) {
-  const std::uint64_t nbytes = nbytes_of(piece);
-  if (!piece.has_own_dataset()) return;
-  const DType dtype = tensor_of(piece).meta.dtype;
+void RankFileWriter::lay_out_plain(OwnDataset& own) {
+  const PieceWriting each = piece(own.piece_number);
+  const DType dtype = tensor_of(each.id).meta.dtype;
   const h5::PlainDataset dataset =
-      h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(piece), dtype,
-                               static_cast<std::int64_t>(nbytes / itemsize(dtype)));
-  describe(piece, dataset.handle);
-  StoredPiece& stored = stored_of(piece);
-  stored.encoding = Encoding::plain;
-  stored.begin = dataset.range.begin;
-  stored.stored_nbytes = nbytes;
-  own_dataset_of(piece).blocks.resize((nbytes - 1) / kPlainBlockNbytes + 1);
+      h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(own), dtype,
+                               static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
+  describe(each.id, dataset.handle);
+  contents_.whole.storage.set(
+      each.id,
+      {.position = each.id.piece_index, .encoding = Encoding::plain, .begin = dataset.range.begin});
+  own.blocks.resize((each.nbytes - 1) / kPlainBlockNbytes + 1);
 }
 
-void RankFileWriter::lay_out_zstd(PieceState& piece) {
-  const DType dtype = tensor_of(piece).meta.dtype;
-  const auto numel = static_cast<std::int64_t>(nbytes_of(piece) / itemsize(dtype));
-  h5::Handle& dataset = own_dataset_of(piece).handle;
-  dataset = h5::create_zstd_dataset(h5_file_, link_name_of(piece), dtype, numel, piece.block_numel);
-  describe(piece, dataset);
-  stored_of(piece).encoding = Encoding::zstd;
+void RankFileWriter::lay_out_zstd(OwnDataset& own) {
+  const PieceWriting each = piece(own.piece_number);
+  const DType dtype = tensor_of(each.id).meta.dtype;
+  const auto numel = static_cast<std::int64_t>(each.nbytes / itemsize(dtype));
+  own.handle = h5::create_zstd_dataset(h5_file_, link_name_of(own), dtype, numel, each.block_numel);
+  describe(each.id, own.handle);
+  contents_.whole.storage.set(each.id,
+                              {.position = each.id.piece_index, .encoding = Encoding::zstd});
 }
 
-void RankFileWriter::describe(const PieceState& piece, const h5::Handle& dataset) {
-  const TensorEntry& tensor = tensor_of(piece);
+void RankFileWriter::describe(PieceId id, const h5::Handle& dataset) {
+  const TensorEntry& tensor = tensor_of(id);
   h5::write_attribute(h5_file_, dataset, "fqn", tensor.meta.fqn);
   h5::write_attribute(h5_file_, dataset, "dtype", dtype_name(tensor.meta.dtype));
   h5::write_attribute(h5_file_, dataset, "shape", tensor.meta.shape);
-  h5::write_attribute(h5_file_, dataset, "region", region_to_string(region_of(piece)));
+  h5::write_attribute(h5_file_, dataset, "region", region_to_string(region_of(id)));
   h5::write_attribute(h5_file_, dataset, "kind", state_kind_name(tensor.kind));
 }
 
 void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
                                  std::span<const std::byte> bytes) {
-  const PieceState& piece = pieces_[piece_number];
-  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  const PieceWriting each = piece(piece_number);
+  const std::uint64_t element_nbytes = itemsize(tensor_of(each.id).meta.dtype);
   const std::uint64_t begin_nbytes = static_cast<std::uint64_t>(begin) * element_nbytes;
   TESSERA_CHECK(
-      piece.block_numel > 0 && begin % piece.block_numel == 0 && begin_nbytes < nbytes_of(piece) &&
-      bytes.size() == std::min(static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
-                               nbytes_of(piece) - begin_nbytes));
-  if (options_.compression == NativeWriteOptions::Compression::none || piece.is_packed) {
+      each.block_numel > 0 && begin % each.block_numel == 0 && begin_nbytes < each.nbytes &&
+      bytes.size() == std::min(static_cast<std::uint64_t>(each.block_numel) * element_nbytes,
+                               each.nbytes - begin_nbytes));
+  if (options_.compression == NativeWriteOptions::Compression::none || each.is_packed) {
     put_plain(piece_number, begin, {.bytes = bytes});
   } else {
     const bool is_taken = put_in_turn(piece_number, begin, encode(piece_number, bytes));
@@ -231,9 +231,9 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
 
 bool RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin,
                                  const StoredChunk& chunk) {
-  const PieceState& piece = pieces_[piece_number];
-  TESSERA_CHECK(piece.may_compress && begin % piece.block_numel == 0);
-  if (piece.is_packed) return false;
+  const PieceWriting each = piece(piece_number);
+  TESSERA_CHECK(each.may_compress && begin % each.block_numel == 0);
+  if (each.is_packed) return false;
   const Block block{
       .chunk = {chunk.is_raw ? h5::ChunkForm::raw : h5::ChunkForm::filtered, chunk.bytes},
       .chunk_checksum = chunk.checksum};
@@ -247,12 +247,12 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
   thread_local std::vector<std::byte> chunk;
   Block block{.place = finished.range};
   const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd &&
-                             !pieces_[piece_number].is_packed;
+                             !piece(piece_number).is_packed;
   if (finished.form == BlockForm::plain) {
     // Without compression, a block has one fixed range in the file. If the journal names another
     // range, the block is written again. With compression, the range may differ from run to run.
     if (!is_compressed &&
-        finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
+        finished.range != plain_range(contents_.pieces[piece_number], begin, room.size())) {
       return false;
     }
     if (!journal_->read_back(path_, finished.range, room) ||
@@ -294,25 +294,29 @@ void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
 
 /// Returns the place in the file of `nbytes` bytes of a piece that begin at its element `begin`.
 /// Requires: the piece is stored plain.
-ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begin,
-                                      std::size_t nbytes) {
-  const std::uint64_t offset = stored_of(piece).begin + static_cast<std::uint64_t>(begin) *
-                                                            itemsize(tensor_of(piece).meta.dtype);
+ByteRange RankFileWriter::plain_range(PieceId id, std::int64_t begin, std::size_t nbytes) const {
+  const std::uint64_t offset =
+      contents_.whole.stored(id).begin +
+      static_cast<std::uint64_t>(begin) * itemsize(tensor_of(id).meta.dtype);
   return {offset, offset + nbytes};
 }
 
 /// Writes the block and records its checksums. Skips the write if the bytes are already at their
 /// place. Requires: the piece is stored plain.
 void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, const Block& block) {
-  PieceState& piece = pieces_[piece_number];
+  const PieceWriting each = piece(piece_number);
   const std::uint64_t begin_nbytes =
-      static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
-  const ByteRange range = plain_range(piece, begin, block.bytes.size());
+      static_cast<std::uint64_t>(begin) * itemsize(tensor_of(each.id).meta.dtype);
+  const ByteRange range = plain_range(each.id, begin, block.bytes.size());
   if (block.place != range) h5_file_.bytes().write_at(range.begin, block.bytes);
   const std::vector<std::uint64_t> checksums = block_checksums(block.bytes);
-  if (piece.is_packed) stored_of(piece).checksum_or_table = checksums.front();
-  for (std::size_t i = 0; i < checksums.size() && !piece.is_packed; ++i) {
-    own_dataset_of(piece).blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
+  if (each.is_packed) {
+    contents_.whole.storage.set_checksum(each.id, checksums.front());
+  } else {
+    std::vector<StoredBlock>& blocks = own_dataset_of(piece_number).blocks;
+    for (std::size_t i = 0; i < checksums.size(); ++i) {
+      blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
+    }
   }
   if (block.place != range) {
     note(piece_number, begin, {.range = range, .checksum = checksum_of_checksums(checksums)});
@@ -324,16 +328,16 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
 RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
                                              std::span<const std::byte> bytes) {
   thread_local ChunkEncoder encoder;
-  const PieceState& piece = pieces_[piece_number];
+  const PieceWriting each = piece(piece_number);
   Block block{.bytes = bytes};
   {
     const std::lock_guard lock(turn_mutex_);
     const bool is_laid_out_plain = next_piece_ > piece_number;
-    if (!piece.may_compress || is_laid_out_plain) return block;
+    if (!each.may_compress || is_laid_out_plain) return block;
   }
-  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  const std::uint64_t element_nbytes = itemsize(tensor_of(each.id).meta.dtype);
   block.chunk = encoder.encode(bytes, element_nbytes,
-                               static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
+                               static_cast<std::uint64_t>(each.block_numel) * element_nbytes,
                                options_.zstd_level);
   block.chunk_checksum = xxh3_64(block.chunk.stored);
   return block;
@@ -342,8 +346,9 @@ RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
 /// Waits for the block's turn and writes the block. A piece is stored either plain or as chunks. If
 /// the block does not have the bytes in that form, returns false and writes nothing.
 bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block) {
-  PieceState& piece = pieces_[piece_number];
-  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  const PieceWriting each = piece(piece_number);
+  const std::uint64_t element_nbytes = itemsize(tensor_of(each.id).meta.dtype);
+  OwnDataset& own = own_dataset_of(piece_number);
   const auto is_laid_out_plain = [&] { return next_piece_ > piece_number; };
   const bool has_chunk = !block.chunk.stored.empty();
 
@@ -356,9 +361,9 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
 
   if (!is_laid_out_plain() && begin == 0) {
     if (has_chunk && block.chunk.form == h5::ChunkForm::filtered) {
-      lay_out_zstd(piece);
+      lay_out_zstd(own);
     } else if (!block.bytes.empty()) {
-      lay_out_plain(piece);
+      lay_out_plain(own);
     } else {
       return false;
     }
@@ -369,7 +374,7 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
     next_begin_ = 0;
     turn_changed_.notify_all();
   };
-  if (stored_of(piece).encoding == Encoding::plain) {
+  if (contents_.whole.stored(each.id).encoding == Encoding::plain) {
     if (block.bytes.empty()) return false;
     if (!is_laid_out_plain()) pass_on_to_next_piece();
     lock.unlock();
@@ -377,14 +382,13 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
     return true;
   }
   if (!has_chunk) return false;
-  OwnDataset& dataset = own_dataset_of(piece);
   const ByteRange range =
-      h5::place_chunk(h5_file_, dataset.handle, begin, block.chunk.form, block.chunk.stored);
+      h5::place_chunk(h5_file_, own.handle, begin, block.chunk.form, block.chunk.stored);
   reserve(range.end);
-  dataset.blocks.push_back({range, block.chunk_checksum});
-  next_begin_ += piece.block_numel;
-  if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= nbytes_of(piece)) {
-    dataset.handle.reset();
+  own.blocks.push_back({range, block.chunk_checksum});
+  next_begin_ += each.block_numel;
+  if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= each.nbytes) {
+    own.handle.reset();
     pass_on_to_next_piece();
   } else {
     turn_changed_.notify_all();
@@ -414,7 +418,9 @@ void RankFileWriter::reserve(std::uint64_t end) {
 }
 
 void RankFileWriter::skip_pieces_without_dataset() {
-  while (next_piece_ < pieces_.size() && !pieces_[next_piece_].has_own_dataset()) ++next_piece_;
+  const auto next =
+      std::ranges::lower_bound(own_datasets_, next_piece_, {}, &OwnDataset::piece_number);
+  next_piece_ = next == own_datasets_.end() ? contents_.pieces.size() : next->piece_number;
 }
 
 void RankFileWriter::abandon() noexcept {
@@ -438,10 +444,11 @@ void RankFileWriter::complete() {
                                               static_cast<std::int64_t>(tables_nbytes))
                          .range;
     }
-    for (const PieceState& piece : pieces_) {
-      if (!piece.has_own_dataset()) continue;
-      if (own_dataset_of(piece).blocks.size() > 1)
-        stored_of(piece).checksum_or_table += tables_range.begin;
+    for (const OwnDataset& own : own_datasets_) {
+      if (own.blocks.size() <= 1) continue;
+      const PieceId id = contents_.pieces[own.piece_number];
+      contents_.whole.storage.set_checksum(
+          id, contents_.whole.stored(id).checksum_or_table + tables_range.begin);
     }
     encoded = measure_index(encode);
     index_range_ = h5::create_plain_dataset(h5_file_, group.id(), kIndexDataset, DType::uint8,
@@ -464,7 +471,6 @@ void RankFileWriter::complete() {
   h5_file_.bytes().sync();
   h5_file_.bytes().close();
   // Frees memory for the next file.
-  pieces_ = std::vector<PieceState>();
   own_datasets_ = std::vector<OwnDataset>();
   complete_ = true;
 }
@@ -474,31 +480,32 @@ void RankFileWriter::complete() {
 /// tables. Units: bytes.
 std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
-  for (const PieceState& piece : pieces_) {
-    if (!piece.has_own_dataset()) continue;
-    StoredPiece& stored = stored_of(piece);
-    const std::vector<StoredBlock>& blocks = own_dataset_of(piece).blocks;
+  for (const OwnDataset& own : own_datasets_) {
+    const PieceId id = contents_.pieces[own.piece_number];
+    StoredPiece stored = contents_.whole.stored(id);
     if (stored.encoding == Encoding::zstd) {
-      stored.begin = blocks.front().range.begin;
+      stored.begin = own.blocks.front().range.begin;
       stored.stored_nbytes = 0;
-      for (const StoredBlock& block : blocks) stored.stored_nbytes += block.range.nbytes();
+      for (const StoredBlock& block : own.blocks) stored.stored_nbytes += block.range.nbytes();
     }
-    if (blocks.size() == 1) {
-      stored.checksum_or_table = blocks.front().checksum;
+    if (own.blocks.size() == 1) {
+      stored.checksum_or_table = own.blocks.front().checksum;
     } else {
       stored.checksum_or_table = tables_nbytes;
-      tables_nbytes += blocks.size() * table_entry_nbytes(stored.encoding);
+      tables_nbytes += own.blocks.size() * table_entry_nbytes(stored.encoding);
     }
+    contents_.whole.storage.set(id, stored);
   }
   return tables_nbytes;
 }
 
 void RankFileWriter::write_block_tables(ByteRange range) {
   ByteWriter tables;
-  for (const PieceState& piece : pieces_) {
-    if (!piece.has_own_dataset() || own_dataset_of(piece).blocks.size() <= 1) continue;
-    for (const StoredBlock& block : own_dataset_of(piece).blocks) {
-      if (stored_of(piece).encoding == Encoding::zstd) {
+  for (const OwnDataset& own : own_datasets_) {
+    if (own.blocks.size() <= 1) continue;
+    const Encoding encoding = contents_.whole.stored(contents_.pieces[own.piece_number]).encoding;
+    for (const StoredBlock& block : own.blocks) {
+      if (encoding == Encoding::zstd) {
         tables.u64(block.range.begin);
         tables.u64(block.range.nbytes());
       }
@@ -511,14 +518,22 @@ void RankFileWriter::write_block_tables(ByteRange range) {
 
 std::vector<ByteRange> RankFileWriter::data_ranges() {
   std::vector<ByteRange> ranges;
-  for (const PieceState& piece : pieces_) {
-    const StoredPiece& stored = stored_of(piece);
-    if (stored.file != 0) continue;
-    if (stored.encoding == Encoding::plain) {
-      ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
-    } else if (piece.has_own_dataset()) {
-      for (const StoredBlock& block : own_dataset_of(piece).blocks) ranges.push_back(block.range);
+  for (const PieceId id : contents_.pieces) {
+    const StoredPiece stored = contents_.whole.stored(id);
+    if (stored.file != 0 || stored.encoding != Encoding::plain) continue;
+    const ByteRange range{stored.begin, stored.begin + stored.stored_nbytes};
+    // Packed pieces follow each other.
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
     }
+  }
+  for (const OwnDataset& own : own_datasets_) {
+    if (contents_.whole.stored(contents_.pieces[own.piece_number]).encoding != Encoding::zstd) {
+      continue;
+    }
+    for (const StoredBlock& block : own.blocks) ranges.push_back(block.range);
   }
   std::ranges::sort(ranges, {}, &ByteRange::begin);
   return ranges;

@@ -26,7 +26,7 @@ namespace tessera::formats::native {
 /// of these pieces in `whole`, except for linked pieces, whose bytes are in other files.
 struct RankFileContents {
   Index& whole;
-  std::span<const IndexedPiece> pieces;
+  std::span<const PieceId> pieces;
 };
 
 /// Writes one rank's file, except its header.
@@ -68,10 +68,10 @@ class RankFileWriter {
     ByteRange range;  // of the file
     std::uint64_t checksum = 0;
   };
-  /// Small, because a file may have millions of packed pieces.
-  struct PieceState {
-    IndexedPiece id{};
-    std::uint32_t own_dataset = 0;  // index in `own_datasets_`; valid if `has_own_dataset()`
+  /// How a piece is written. Not kept, because a file may have millions of packed pieces.
+  struct PieceWriting {
+    PieceId id{};
+    std::uint64_t nbytes = 0;
     bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;  // elements of a block; 0: nothing to write
@@ -80,6 +80,7 @@ class RankFileWriter {
   };
   /// What a piece with a dataset of its own needs.
   struct OwnDataset {
+    std::size_t piece_number = 0;
     std::size_t tensor_number = 0;      // the tensor's number in the file's index
     h5::Handle handle{};                // set while chunks are written to the dataset
     std::vector<StoredBlock> blocks{};  // without ranges for plain data
@@ -93,20 +94,19 @@ class RankFileWriter {
     std::optional<ByteRange> place{};  // where the bytes already are in the file
   };
 
-  const TensorEntry& tensor_of(const PieceState& piece) const;
-  const Region& region_of(const PieceState& piece) const;
-  StoredPiece& stored_of(const PieceState& piece) const;
-  std::uint64_t nbytes_of(const PieceState& piece) const;
-  std::string link_name_of(const PieceState& piece) const;
-  OwnDataset& own_dataset_of(const PieceState& piece) { return own_datasets_[piece.own_dataset]; }
+  PieceWriting piece(std::size_t number) const;
+  const TensorEntry& tensor_of(PieceId id) const;
+  const Region& region_of(PieceId id) const;
+  std::string link_name_of(const OwnDataset& dataset) const;
+  OwnDataset& own_dataset_of(std::size_t piece_number);
 
-  void list_pieces();
-  void add_piece(IndexedPiece id, std::size_t tensor_number);
+  void list_own_datasets();
+  void add_piece(std::size_t number, std::size_t tensor_number);
   void lay_out_packed();
-  void lay_out_plain(PieceState& piece);
-  void lay_out_zstd(PieceState& piece);
-  void describe(const PieceState& piece, const h5::Handle& dataset);
-  ByteRange plain_range(const PieceState& piece, std::int64_t begin, std::size_t nbytes);
+  void lay_out_plain(OwnDataset& own);
+  void lay_out_zstd(OwnDataset& own);
+  void describe(PieceId id, const h5::Handle& dataset);
+  ByteRange plain_range(PieceId id, std::int64_t begin, std::size_t nbytes) const;
   void put_plain(std::size_t piece_number, std::int64_t begin, const Block& block);
   bool put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block);
   void put_chunk(std::size_t piece_number, std::int64_t begin, const Block& block, ByteRange range);
@@ -128,8 +128,7 @@ class RankFileWriter {
   std::uint64_t reserved_end_ = 0;  // of the space that this or an interrupted writer reserved
   h5::File h5_file_;
   h5::Handle own_group_;                  // in the file; set once it is needed
-  std::vector<PieceState> pieces_;        // indexed by number
-  std::vector<OwnDataset> own_datasets_;  // in the file
+  std::vector<OwnDataset> own_datasets_;  // in the file, in the order of their pieces
 
   bool is_streamed_ = false;  // written without the page cache, into reserved space
 

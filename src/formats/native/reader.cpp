@@ -67,8 +67,8 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
                   range.end <= numel_of(piece.region) &&
                   out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
     if (out.empty()) return;
-    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
-    const BlockGrid grid = index_.grid(tensor_index, piece_index);
+    const StoredPiece stored = index_.stored({tensor_index, piece_index});
+    const BlockGrid grid = index_.grid({tensor_index, piece_index});
     const auto begin = static_cast<std::uint64_t>(range.begin) * element_nbytes;
     const ByteRange wanted{begin, begin + out.size()};
     const ReadableFile& file = rank_files_.open(piece.rank, stored);
@@ -90,9 +90,9 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
                                         tessera::detail::ByteBuffer& room) const override {
     const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
     const Piece& piece = tensor.pieces.at(piece_index);
-    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
+    const StoredPiece stored = index_.stored({tensor_index, piece_index});
     if (stored.encoding != Encoding::zstd) return std::nullopt;
-    const BlockGrid grid = index_.grid(tensor_index, piece_index);
+    const BlockGrid grid = index_.grid({tensor_index, piece_index});
     const std::int64_t end = std::min(range.begin + chunk_numel, numel_of(piece.region));
     const bool is_chunk = grid.block_nbytes == static_cast<std::uint64_t>(chunk_numel) *
                                                    itemsize(tensor.meta.dtype) &&
@@ -121,13 +121,13 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Piece& piece = index_.contents->tensors.at(tensor_index).pieces.at(piece_index);
-    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
+    const StoredPiece stored = index_.stored({tensor_index, piece_index});
     PieceStorage storage;
     storage.file = file_name_of(index_, piece.rank, stored);
     storage.encoding = stored.encoding == Encoding::zstd ? "zstd" : "plain";
     storage.stored_nbytes = stored.stored_nbytes;
     const bool is_one_range = stored.encoding == Encoding::plain ||
-                              index_.grid(tensor_index, piece_index).num_blocks() == 1;
+                              index_.grid({tensor_index, piece_index}).num_blocks() == 1;
     if (is_one_range) storage.byte_range = {stored.begin, stored.begin + stored.stored_nbytes};
     return storage;
   }
@@ -151,7 +151,7 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
     for (std::size_t t = 0; t < index_.contents->tensors.size(); ++t) {
       const std::vector<Piece>& pieces = index_.contents->tensors[t].pieces;
       for (std::size_t p = 0; p < pieces.size(); ++p) {
-        const StoredPiece& stored = index_.storage[t][p];
+        const StoredPiece stored = index_.stored({t, p});
         const std::size_t file = stored.file == 0 ? static_cast<std::size_t>(pieces[p].rank)
                                                   : index_.rank_files.size() + stored.file - 1;
         if (numel_of(pieces[p].region) == 0 || !is_lost[file]) continue;

@@ -66,6 +66,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   struct RankSlot {
     std::mutex mutex;  // guards the pointer
     std::unique_ptr<RankFileWriter> file;
+    std::atomic<std::size_t> next_number = 0;  // of the piece that is expected next
   };
 
  public:
@@ -83,31 +84,20 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
         rank_slots_(pieces_by_rank_.size()) {
     if (options_.linked) {
       for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
-        link_files(fs_, directory_, index_, *options_.linked,
-                   pieces_by_rank_[static_cast<std::size_t>(rank)]);
+        link_files(fs_, directory_, index_, *options_.linked, pieces_of(rank));
       }
     }
-    numbers_on_rank_.resize(index_.storage.items().size());
-    for (const auto& pieces : pieces_by_rank_) {
-      for (std::size_t number = 0; number < pieces.size(); ++number) {
-        const IndexedPiece id = pieces[number];
-        numbers_on_rank_[index_.storage.first(id.tensor_index) + id.piece_index] =
-            static_cast<std::uint32_t>(number);
-      }
-    }
+    const auto all = all_pieces();
+    if (std::ranges::all_of(all, [&](PieceId id) { return is_written(id); })) return;
+    std::ranges::copy_if(all, std::back_inserter(written_pieces_),
+                         [&](PieceId id) { return is_written(id); });
+    are_all_written_ = false;
   }
 
   const CheckpointContents& contents() const override { return index_.contents; }
 
-  std::vector<PieceId> write_order() const override {
-    std::vector<PieceId> order;
-    order.reserve(numbers_on_rank_.size());
-    for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
-      std::ranges::copy_if(pieces_by_rank_[static_cast<std::size_t>(rank)],
-                           std::back_inserter(order),
-                           [&](const PieceId& id) { return is_written(id); });
-    }
-    return order;
+  std::span<const PieceId> write_order() const override {
+    return are_all_written_ ? all_pieces() : written_pieces_;
   }
 
   std::int64_t block_numel(PieceId piece) const override {
@@ -195,9 +185,8 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   /// rank without blocks, because workers do not write its file. Throws: Error(corruption) if the
   /// file is not what this writer would have written.
   FileHeader finish_or_adopt_rank(int rank) {
-    const auto& pieces = pieces_by_rank_[static_cast<std::size_t>(rank)];
-    const bool has_blocks =
-        std::ranges::any_of(pieces, [&](const PieceId& id) { return is_written(id); });
+    const auto pieces = pieces_of(rank);
+    const bool has_blocks = std::ranges::any_of(pieces, [&](PieceId id) { return is_written(id); });
     if (!are_ranks_there_ || !has_blocks) return finish_rank(rank);
     const RankFileIndex found =
         read_part(fs_, directory_, rank, select_pieces(index_, pieces), index_.contents->world_size,
@@ -205,6 +194,12 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     take_storage(index_, pieces, found.index);
     index_.rank_files.push_back(found.record());
     return found.header;
+  }
+
+  /// Frees memory that only blocks and `finish_rank` need.
+  void forget_pieces() {
+    pieces_by_rank_ = {};
+    written_pieces_ = {};
   }
 
   /// Returns the index with the results of `finish_rank`.
@@ -215,14 +210,33 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return index_.contents->tensors[id.tensor_index].pieces[id.piece_index];
   }
 
-  /// Whether a piece has blocks to write: it has elements, and is not linked.
-  bool is_written(PieceId id) const {
-    return numel_of(piece_of(id).region) > 0 &&
-           index_.storage[id.tensor_index][id.piece_index].file == 0;
+  std::span<const PieceId> pieces_of(int rank) const {
+    return pieces_by_rank_[static_cast<std::size_t>(rank)];
+  }
+  /// Returns the pieces of all selected ranks.
+  std::span<const PieceId> all_pieces() const {
+    const std::size_t begin = pieces_by_rank_.first(static_cast<std::size_t>(ranks_.begin));
+    const std::size_t end = pieces_by_rank_.first(static_cast<std::size_t>(ranks_.end));
+    return pieces_by_rank_.items().subspan(begin, end - begin);
   }
 
-  std::size_t number_of(PieceId id) const {
-    return numbers_on_rank_[index_.storage.first(id.tensor_index) + id.piece_index];
+  /// Whether a piece has blocks to write: it has elements, and is not linked.
+  bool is_written(PieceId id) const {
+    return numel_of(piece_of(id).region) > 0 && index_.storage.file_of(id) == 0;
+  }
+
+  /// Returns the piece's number in its rank's file. Cost: little, as blocks come in the order of
+  /// the pieces.
+  std::size_t number_of(PieceId id) {
+    const int rank = piece_of(id).rank;
+    const auto pieces = pieces_of(rank);
+    std::atomic<std::size_t>& next = rank_slots_[static_cast<std::size_t>(rank)].next_number;
+    std::size_t number = next.load(std::memory_order_relaxed);
+    if (number >= pieces.size() || pieces[number] != id) {
+      number = static_cast<std::size_t>(std::ranges::lower_bound(pieces, id) - pieces.begin());
+    }
+    next.store(number + 1, std::memory_order_relaxed);
+    return number;
   }
 
   /// Returns the writer of the rank's file. The first block creates it.
@@ -238,8 +252,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
         fs_.remove_all(rank_path(rank));
       }
       slot.file = std::make_unique<RankFileWriter>(
-          fs_, rank_path(rank), RankFileContents{index_, pieces_by_rank_[number]}, options_,
-          journal_);
+          fs_, rank_path(rank), RankFileContents{index_, pieces_of(rank)}, options_, journal_);
     }
     return *slot.file;
   }
@@ -251,10 +264,10 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   const std::string suffix_;
   const NativeWriteOptions options_;
   Journal* const journal_;
-  std::vector<std::vector<IndexedPiece>> pieces_by_rank_;
-  // Each piece's number in its rank's file; parallel to index_.storage.items().
-  std::vector<std::uint32_t> numbers_on_rank_;
-  std::vector<RankSlot> rank_slots_;  // indexed by rank
+  tessera::detail::ListOfLists<PieceId> pieces_by_rank_;
+  bool are_all_written_ = true;          // of the selected ranks
+  std::vector<PieceId> written_pieces_;  // of the selected ranks; empty if all are written
+  std::vector<RankSlot> rank_slots_;     // indexed by rank
   std::atomic<bool> abandoned_ = false;
   bool are_ranks_there_ = false;  // the shares have written all blocks
 };
@@ -272,6 +285,7 @@ class NativeWriter final : public RankFilesWriter {
     for (int rank = ranks().begin; rank < ranks().end; ++rank) {
       headers.push_back(finish_or_adopt_rank(rank));
     }
+    forget_pieces();
     const std::string index_path = join_path(directory(), kIndexFileName);
     // HDF5 needs a new file, in which all unwritten bytes are zero. So the index that an
     // interrupted run began is removed.
@@ -323,6 +337,9 @@ Index describe_checkpoint(SharedContents contents, const std::vector<Value>& val
   index.storage.reserve(index.contents->tensors.size(), num_pieces);
   for (const TensorEntry& tensor : index.contents->tensors) {
     index.storage.add(tensor.pieces.size());
+  }
+  if (options.compression != NativeWriteOptions::Compression::none) {
+    index.storage.keep_all_members();
   }
   if (options.linked) enter_linked_pieces(index, *options.linked);
   return index;

@@ -53,22 +53,19 @@ class RankFilesWriter final : public ShareWriter {
         work_(fs, std::move(destination), DestinationKind::directory, work) {
     files_.require_readable();
     work_.set_file_names(files_.names());
-    for (const PieceId piece : RankFilesWriter::write_order()) {
+    for (std::size_t file = 0; file < files_.num_files(); ++file) {
+      for (const auto& piece : files_.storages(file)) {
+        if (piece && blocks_.nbytes(*piece) > 0) order_.push_back(*piece);
+      }
+    }
+    for (const PieceId piece : order_) {
       states_[files_.place_of(piece).file].unwritten_nbytes += blocks_.nbytes(piece);
     }
   }
 
   const CheckpointContents& contents() const override { return contents_; }
 
-  std::vector<PieceId> write_order() const override {
-    std::vector<PieceId> order;
-    for (std::size_t file = 0; file < files_.num_files(); ++file) {
-      for (const auto& piece : files_.storages(file)) {
-        if (piece && blocks_.nbytes(*piece) > 0) order.push_back(*piece);
-      }
-    }
-    return order;
-  }
+  std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override { return blocks_.numel(piece); }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
@@ -205,6 +202,7 @@ class RankFilesWriter final : public ShareWriter {
   const RankContents files_;
   std::vector<FileState> states_;  // indexed by file
   StorageBlocks blocks_;
+  std::vector<PieceId> order_;  // file by file
   StagedWork work_;
 };
 

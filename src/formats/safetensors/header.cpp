@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 #include <tuple>
 
 #include "base/checked_math.h"
@@ -57,13 +58,16 @@ struct Entry {
   std::optional<std::vector<std::int64_t>> data_offsets{};
 };
 
-/// Reads the header's JSON without building a tree: 10,000 entries must be cheap. Tracks its
-/// position by the depth of objects and arrays, and skips the content of unknown fields.
+/// Takes an entry once it is read completely.
+using EntrySink = std::function<void(Entry&)>;
+
+/// Reads the header's JSON without building a tree: 10,000 entries must be cheap. Passes each entry
+/// to `sink`. Tracks its position by the depth of objects and arrays, and skips the content of
+/// unknown fields.
 class HeaderEvents final : public tessera::detail::JsonEvents {
  public:
-  explicit HeaderEvents(const std::string& path) : path_(path) {}
+  HeaderEvents(const std::string& path, EntrySink sink) : path_(path), sink_(std::move(sink)) {}
 
-  std::vector<Entry>& entries() { return entries_; }
   Metadata& metadata() { return metadata_; }
   std::set<std::string>& unknown_fields() { return unknown_fields_; }
 
@@ -82,7 +86,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
     switch (place_) {
       case Place::header:
         in_metadata_ = key == kMetadataKey;
-        if (!in_metadata_) entries_.push_back({.name = std::move(key)});
+        if (!in_metadata_) entry_ = {.name = std::move(key)};
         break;
       case Place::metadata:
         metadata_.emplace_back(std::move(key), std::string());
@@ -107,15 +111,18 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
 
   void on_object_end() override {
     --depth_;
-    if (depth_ == kHeaderDepth) place_ = Place::header;
+    if (depth_ == kHeaderDepth) {
+      place_ = Place::header;
+      if (!in_metadata_) sink_(entry_);
+    }
     leave_field();
   }
 
   void on_array_begin() override {
     if (place_ == Place::shape && depth_ == kEntryDepth) {
-      entries_.back().shape.emplace();
+      entry_.shape.emplace();
     } else if (place_ == Place::data_offsets && depth_ == kEntryDepth) {
-      entries_.back().data_offsets.emplace();
+      entry_.data_offsets.emplace();
     } else if (place_ != Place::unknown_field) {
       refuse("an array");
     }
@@ -131,7 +138,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
     if (place_ == Place::metadata) {
       metadata_.back().second = std::move(text);
     } else if (place_ == Place::dtype) {
-      entries_.back().dtype = std::move(text);
+      entry_.dtype = std::move(text);
     } else if (place_ != Place::unknown_field) {
       refuse("a string");
     }
@@ -140,9 +147,9 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
 
   void on_integer(std::int64_t number) override {
     if (place_ == Place::shape && depth_ == kArrayDepth) {
-      entries_.back().shape->push_back(number);
+      entry_.shape->push_back(number);
     } else if (place_ == Place::data_offsets && depth_ == kArrayDepth) {
-      entries_.back().data_offsets->push_back(number);
+      entry_.data_offsets->push_back(number);
     } else if (place_ != Place::unknown_field) {
       refuse(std::to_string(number));
     }
@@ -182,14 +189,14 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
         break;
       case Place::header:
         rule = in_metadata_ ? kMetadataKey : "entry";
-        if (!in_metadata_) where.fqn = entries_.back().name;
+        if (!in_metadata_) where.fqn = entry_.name;
         break;
       case Place::metadata:
         rule = std::string(kMetadataKey) + " '" + printable(metadata_.back().first) + "'";
         expected = "a string";
         break;
       default:
-        where.fqn = entries_.back().name;
+        where.fqn = entry_.name;
         rule = field_;
         if (place_ == Place::dtype) {
           expected = "a string";
@@ -201,7 +208,8 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   }
 
   const std::string& path_;
-  std::vector<Entry> entries_;
+  const EntrySink sink_;
+  Entry entry_;  // that is being read
   Metadata metadata_;
   std::set<std::string> unknown_fields_;
   Place place_ = Place::before;
@@ -358,27 +366,24 @@ std::uint64_t read_header_text(const ReadableFile& file, HeaderEvents& events) {
 }  // namespace
 
 std::uint64_t read_laid_out_nbytes(const ReadableFile& file) {
-  HeaderEvents events(file.path());
-  const std::uint64_t data_begin = read_header_text(file, events);
   std::uint64_t data_nbytes = 0;
-  for (const Entry& entry : events.entries()) {
-    if (!entry.data_offsets || entry.data_offsets->empty()) continue;
+  HeaderEvents events(file.path(), [&](const Entry& entry) {
+    if (!entry.data_offsets || entry.data_offsets->empty()) return;
     const std::int64_t end = std::max<std::int64_t>(0, entry.data_offsets->back());
     data_nbytes = std::max(data_nbytes, static_cast<std::uint64_t>(end));
-  }
-  return data_begin + data_nbytes;
+  });
+  return read_header_text(file, events) + data_nbytes;
 }
 
 Header read_header(const ReadableFile& file) {
-  HeaderEvents events(file.path());
-  const std::uint64_t data_begin = read_header_text(file, events);
+  const std::uint64_t data_begin = kHeaderLengthNbytes + read_header_nbytes(file);
   const EntryChecker checker(file.path(), data_begin, file.nbytes() - data_begin);
-  Header header{.tensors = {},
-                .metadata = std::move(events.metadata()),
-                .data_range = {data_begin, file.nbytes()},
-                .unknown_fields = std::move(events.unknown_fields())};
-  header.tensors.reserve(events.entries().size());
-  for (Entry& entry : events.entries()) header.tensors.push_back(checker.check(entry));
+  Header header{.tensors = {}, .metadata = {}, .data_range = {data_begin, file.nbytes()}};
+  HeaderEvents events(file.path(),
+                      [&](Entry& entry) { header.tensors.push_back(checker.check(entry)); });
+  read_header_text(file, events);
+  header.metadata = std::move(events.metadata());
+  header.unknown_fields = std::move(events.unknown_fields());
   std::ranges::sort(header.tensors, [](const HeaderTensor& a, const HeaderTensor& b) {
     return std::tie(a.byte_range.begin, a.byte_range.end, a.meta.fqn) <
            std::tie(b.byte_range.begin, b.byte_range.end, b.meta.fqn);
@@ -394,11 +399,11 @@ std::optional<std::string_view> safetensors_dtype(DType dtype) {
   return std::nullopt;
 }
 
-std::string format_header(const std::vector<HeaderTensor>& tensors, const Metadata& metadata) {
+std::string format_header(const std::vector<PlacedTensor>& tensors, const Metadata& metadata) {
   constexpr std::size_t kTextNbytesBesideName = 96;  // an estimate
   std::size_t expected_nbytes = 0;
-  for (const HeaderTensor& tensor : tensors) {
-    expected_nbytes += tensor.meta.fqn.size() + kTextNbytesBesideName;
+  for (const PlacedTensor& tensor : tensors) {
+    expected_nbytes += tensor.meta->fqn.size() + kTextNbytesBesideName;
   }
   std::string header;
   header.reserve(expected_nbytes);
@@ -417,19 +422,18 @@ std::string format_header(const std::vector<HeaderTensor>& tensors, const Metada
     }
     header += '}';
   }
-  for (const HeaderTensor& tensor : tensors) {
-    const auto dtype = safetensors_dtype(tensor.meta.dtype);
+  for (const auto& [meta, begin] : tensors) {
+    const auto dtype = safetensors_dtype(meta->dtype);
     TESSERA_CHECK(dtype.has_value());
-    begin_entry(tensor.meta.fqn);
+    begin_entry(meta->fqn);
     ((header += "{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
-    for (std::size_t d = 0; d < tensor.meta.shape.size(); ++d) {
-      const bool is_packed =
-          tensor.meta.dtype == DType::float4_e2m1fn_x2 && d + 1 == tensor.meta.shape.size();
+    for (std::size_t d = 0; d < meta->shape.size(); ++d) {
+      const bool is_packed = meta->dtype == DType::float4_e2m1fn_x2 && d + 1 == meta->shape.size();
       if (d > 0) header += ',';
-      header += std::to_string(tensor.meta.shape[d] * (is_packed ? kF4PerByte : 1));
+      header += std::to_string(meta->shape[d] * (is_packed ? kF4PerByte : 1));
     }
-    header += "],\"data_offsets\":[" + std::to_string(tensor.byte_range.begin) + "," +
-              std::to_string(tensor.byte_range.end) + "]}";
+    header += "],\"data_offsets\":[" + std::to_string(begin) + "," +
+              std::to_string(begin + meta->nbytes()) + "]}";
   }
   header += '}';
   header.append(round_up(header.size(), kHeaderLengthNbytes) - header.size(), ' ');

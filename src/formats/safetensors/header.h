@@ -55,8 +55,13 @@ std::uint64_t read_laid_out_nbytes(const ReadableFile& file);
 /// Returns safetensors' name of a dtype; nothing if safetensors has no such dtype.
 std::optional<std::string_view> safetensors_dtype(DType dtype);
 
-/// Returns a file's first bytes: length, JSON, and spaces up to a multiple of 8. The byte ranges of
-/// `tensors` count from the end of the header.
-std::string format_header(const std::vector<HeaderTensor>& tensors, const Metadata& metadata);
+/// A tensor to be written.
+struct PlacedTensor {
+  const TensorMeta* meta;
+  std::uint64_t begin;  // of its bytes; counts from the end of the header
+};
+
+/// Returns a file's first bytes: length, JSON, and spaces up to a multiple of 8.
+std::string format_header(const std::vector<PlacedTensor>& tensors, const Metadata& metadata);
 
 }  // namespace tessera::formats::detail

@@ -288,11 +288,10 @@ class SafetensorsReader final : public DividedReader {
     const TensorMeta& meta = contents_.tensors[tensor_index].meta;
     const std::uint64_t item_nbytes = itemsize(meta.dtype);
     TESSERA_CHECK(0 <= range.begin && range.begin <= range.end &&
-                  static_cast<std::uint64_t>(range.end) * item_nbytes <=
-                      location.byte_range.nbytes());
+                  range.end <= numel_of_piece(tensor_index, piece_index));
     TESSERA_CHECK(out.size() == static_cast<std::uint64_t>(range.numel()) * item_nbytes);
     const std::uint64_t begin =
-        location.byte_range.begin + static_cast<std::uint64_t>(range.begin) * item_nbytes;
+        location.begin + static_cast<std::uint64_t>(range.begin) * item_nbytes;
     try {
       open_file(location.file).read_at(begin, out);
     } catch (const Error& error) {
@@ -310,10 +309,13 @@ class SafetensorsReader final : public DividedReader {
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Location& location = locations_[tensor_index][piece_index];
+    const std::uint64_t nbytes =
+        static_cast<std::uint64_t>(numel_of_piece(tensor_index, piece_index)) *
+        itemsize(contents_.tensors[tensor_index].meta.dtype);
     return {.file = files_[location.file].name,
-            .byte_range = location.byte_range,
+            .byte_range = ByteRange{location.begin, location.begin + nbytes},
             .encoding = "plain",
-            .stored_nbytes = location.byte_range.nbytes()};
+            .stored_nbytes = nbytes};
   }
 
   std::vector<std::string> data_files() const override {
@@ -368,10 +370,15 @@ class SafetensorsReader final : public DividedReader {
     std::string name;  // relative to the checkpoint
     ByteRange data_range;
   };
+  /// Where the bytes of a piece begin.
   struct Location {
+    std::uint64_t begin;
     std::size_t file;
-    ByteRange byte_range;
   };
+  std::int64_t numel_of_piece(std::size_t tensor_index, std::size_t piece_index) const {
+    return numel_of(contents_.tensors[tensor_index].pieces[piece_index].region);
+  }
+
   /// A tensor while files are still being added.
   struct NamedTensor {
     TensorEntry entry;
@@ -470,7 +477,7 @@ class SafetensorsReader final : public DividedReader {
     validate_tensor_meta(named.entry.meta, path);
     named.entry.pieces.push_back({.region = std::move(box), .rank = rank});
     if (is_new) named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
-    named.locations.push_back({files_.size(), tensor.byte_range});
+    named.locations.push_back({tensor.byte_range.begin, files_.size()});
   }
 
   void note_unlisted(const std::string& path, const std::string& fqn, std::string found) {

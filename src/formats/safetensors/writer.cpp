@@ -220,6 +220,7 @@ class FileLayout {
     const auto num_shards = static_cast<int>(shards.size());
     if (contents_->world_size != num_shards) contents_.edit().world_size = num_shards;
     places_.resize(contents_->tensors.size());
+    write_order_.reserve(contents_->tensors.size());
     for (std::size_t shard = 0; shard < shards.size(); ++shard) {
       for (const std::size_t i : shards[shard]) places_[i].shard = shard;
     }
@@ -273,15 +274,15 @@ class FileLayout {
       const auto width = [&](std::size_t i) { return itemsize(contents_->tensors[i].meta.dtype); };
       return std::tuple(width(b), a) < std::tuple(width(a), b);
     });
-    std::vector<detail::HeaderTensor> header_tensors;
-    header_tensors.reserve(tensors.size());
+    std::vector<detail::PlacedTensor> placed;
+    placed.reserve(tensors.size());
     std::uint64_t end = 0;
     for (const std::size_t i : tensors) {
       const TensorMeta& meta = contents_->tensors[i].meta;
-      header_tensors.push_back({.meta = meta, .byte_range = {end, end + meta.nbytes()}});
+      placed.push_back({.meta = &meta, .begin = end});
       end += meta.nbytes();
     }
-    std::string header = detail::format_header(header_tensors, metadata_of(shard_index));
+    std::string header = detail::format_header(placed, metadata_of(shard_index));
     if (header.size() > detail::kMaxHeaderNbytes) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "header",
                             "at most " + std::to_string(detail::kMaxHeaderNbytes) + " bytes",
@@ -291,8 +292,8 @@ class FileLayout {
 
     for (std::size_t k = 0; k < tensors.size(); ++k) {
       const std::size_t i = tensors[k];
-      places_[i].byte_begin = header.size() + header_tensors[k].byte_range.begin;
-      if (header_tensors[k].byte_range.nbytes() > 0) write_order_.push_back({i, 0});
+      places_[i].byte_begin = header.size() + placed[k].begin;
+      if (contents_->tensors[i].meta.nbytes() > 0) write_order_.push_back({i, 0});
       SharedVector<Piece> whole{{.region = whole_box(contents_->tensors[i].meta.shape),
                                  .rank = static_cast<int>(shard_index)}};
       // If nothing changes, the contents stay those of the plan.
@@ -390,7 +391,7 @@ class SafetensorsWriter final : public ShareWriter {
   }
 
   const CheckpointContents& contents() const override { return layout_.contents(); }
-  std::vector<PieceId> write_order() const override { return layout_.write_order(); }
+  std::span<const PieceId> write_order() const override { return layout_.write_order(); }
 
   std::int64_t block_numel(PieceId piece) const override {
     return static_cast<std::int64_t>(

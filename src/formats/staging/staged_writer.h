@@ -24,7 +24,7 @@ class StagedWriter final : public ShareWriter, public ChunkSink {
         chunk_sink_(dynamic_cast<ChunkSink*>(writer_.get())) {}
 
   const CheckpointContents& contents() const override { return writer_->contents(); }
-  std::vector<PieceId> write_order() const override { return writer_->write_order(); }
+  std::span<const PieceId> write_order() const override { return writer_->write_order(); }
   std::int64_t block_numel(PieceId piece) const override { return writer_->block_numel(piece); }
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     writer_->write_block(piece, begin, bytes);

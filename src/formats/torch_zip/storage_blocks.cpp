@@ -15,16 +15,11 @@ StorageBlocks::StorageBlocks(const CheckpointContents& contents) : contents_(con
       of_pieces.emplace_back(ceil_div(nbytes_of(piece.region, tensor.meta.dtype), kNbytes));
     }
   }
-}
-
-std::vector<CheckpointWriter::PieceId> StorageBlocks::write_order() const {
-  std::vector<PieceId> order;
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
     for (std::size_t k = 0; k < contents_.tensors[i].pieces.size(); ++k) {
-      if (nbytes({i, k}) > 0) order.push_back({i, k});
+      if (nbytes({i, k}) > 0) order_.push_back({i, k});
     }
   }
-  return order;
 }
 
 std::int64_t StorageBlocks::numel(PieceId piece) const {

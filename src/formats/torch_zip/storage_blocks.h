@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
@@ -20,7 +21,7 @@ class StorageBlocks {
   explicit StorageBlocks(const CheckpointContents& contents);
 
   /// Returns the pieces with elements, in the order of the tensors and of their pieces.
-  std::vector<PieceId> write_order() const;
+  std::span<const PieceId> write_order() const { return order_; }
   /// Returns the number of elements in a block of the piece.
   std::int64_t numel(PieceId piece) const;
   /// Returns the number of bytes in the block that begins with element `begin`.
@@ -36,6 +37,7 @@ class StorageBlocks {
 
  private:
   const CheckpointContents& contents_;
+  std::vector<PieceId> order_;
   std::vector<std::vector<std::vector<std::uint32_t>>> crcs_;  // indexed by tensor, piece and block
 };
 

@@ -57,7 +57,7 @@ class TorchZipWriter final : public ShareWriter {
 
   const CheckpointContents& contents() const override { return contents_; }
 
-  std::vector<PieceId> write_order() const override { return blocks_.write_order(); }
+  std::span<const PieceId> write_order() const override { return blocks_.write_order(); }
   std::int64_t block_numel(PieceId piece) const override { return blocks_.numel(piece); }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {

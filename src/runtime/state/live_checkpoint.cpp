@@ -97,16 +97,6 @@ void LiveSource::read_piece(std::size_t tensor_index, std::size_t piece_index, F
   std::memcpy(out.data(), from.data_ptr(), out.size());
 }
 
-std::vector<formats::CheckpointWriter::PieceId> LiveWriter::write_order() const {
-  std::vector<PieceId> order;
-  for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
-    for (std::size_t p = 0; p < contents_.tensors[t].pieces.size(); ++p) {
-      if (numel_of(contents_.tensors[t].pieces[p].region) > 0) order.push_back({t, p});
-    }
-  }
-  return order;
-}
-
 std::int64_t LiveWriter::block_numel(PieceId piece) const {
   return kBlockNbytes /
          static_cast<std::int64_t>(itemsize(contents_.tensors[piece.tensor_index].meta.dtype));

@@ -66,10 +66,16 @@ class LiveSource final : public formats::TensorSource {
 class LiveWriter final : public formats::CheckpointWriter {
  public:
   LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)
-      : contents_(std::move(contents)), held_(std::move(held)) {}
+      : contents_(std::move(contents)), held_(std::move(held)) {
+    for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
+      for (std::size_t p = 0; p < contents_.tensors[t].pieces.size(); ++p) {
+        if (numel_of(contents_.tensors[t].pieces[p].region) > 0) order_.push_back({t, p});
+      }
+    }
+  }
 
   const formats::CheckpointContents& contents() const override { return contents_; }
-  std::vector<PieceId> write_order() const override;
+  std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override;
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
   void abandon() noexcept override {}
@@ -78,6 +84,7 @@ class LiveWriter final : public formats::CheckpointWriter {
  private:
   formats::CheckpointContents contents_;
   std::vector<std::vector<LocalShard>> held_;
+  std::vector<PieceId> order_;
 };
 
 }  // namespace tessera::state

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tessera/base/shared_vector.h"
+
+namespace tessera {
+
+/// A text whose copies share memory. It takes one pointer, and nothing else while it is empty: for
+/// members that most objects leave empty, or that many objects have alike. Thread-safe as a
+/// std::string.
+class SharedText {
+ public:
+  SharedText() noexcept = default;
+  SharedText(std::string text) {
+    if (!text.empty()) text_.push_back(std::move(text));
+  }
+  SharedText(std::string_view text) : SharedText(std::string(text)) {}
+  SharedText(const char* text) : SharedText(std::string(text)) {}
+
+  const std::string& str() const {
+    static const std::string empty;
+    return text_.empty() ? empty : text_.front();
+  }
+  operator const std::string&() const { return str(); }
+  operator std::string_view() const { return str(); }
+  bool empty() const { return text_.empty(); }
+  void clear() noexcept { text_.clear(); }
+
+  friend bool operator==(const SharedText& a, const SharedText& b) { return a.str() == b.str(); }
+  friend std::ostream& operator<<(std::ostream& out, const SharedText& text) {
+    return out << text.str();
+  }
+
+ private:
+  SharedVector<std::string> text_;  // one item; none if the text is empty
+};
+
+}  // namespace tessera
