@@ -92,6 +92,7 @@ class Execution {
       add_blocks(ceil_div(numel, block_numel));
       thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
     }
+    find_replicas();
   }
 
   void run() { run({{0, num_blocks_}}); }
@@ -146,6 +147,7 @@ class Execution {
   struct PieceBlocks {
     PieceId id;
     std::int64_t first_block;
+    bool is_replica;  // only if its elements change: see find_replicas
   };
 
   /// Adds the blocks of the last piece of `pieces_`.
@@ -160,7 +162,28 @@ class Execution {
   }
   PieceBlocks blocks_of(std::size_t piece) const {
     return {{pieces_[piece].tensor_index, pieces_[piece].piece_index},
-            first_blocks_.empty() ? static_cast<std::int64_t>(piece) : first_blocks_[piece]};
+            first_blocks_.empty() ? static_cast<std::int64_t>(piece) : first_blocks_[piece],
+            !is_replica_.empty() && is_replica_[piece]};
+  }
+
+  /// Finds the pieces whose region an earlier piece of the same tensor has, so that what a cast
+  /// loses is counted once for each element. Looks only at tensors that a cast or a merge changes.
+  void find_replicas() {
+    const auto region = [&](std::size_t piece) -> const Region& {
+      return region_of({pieces_[piece].tensor_index, pieces_[piece].piece_index});
+    };
+    const auto is_before = [&](std::size_t a, std::size_t b) {
+      const auto tensor_a = pieces_[a].tensor_index, tensor_b = pieces_[b].tensor_index;
+      return tensor_a != tensor_b ? tensor_a < tensor_b : region(a) < region(b);
+    };
+    std::set<std::size_t, decltype(is_before)> firsts(is_before);
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      if (is_copied({pieces_[i].tensor_index, pieces_[i].piece_index}) || firsts.insert(i).second) {
+        continue;
+      }
+      is_replica_.resize(pieces_.size());
+      is_replica_[i] = true;
+    }
   }
 
   const TensorEntry& destination_of(PieceId id) const {
@@ -228,16 +251,15 @@ class Execution {
     std::span<std::byte> bytes = room_for(id, window, *workspace);
     if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
-      if (counts_kept_blocks(id)) {
+      if (!piece.is_replica && counts_kept_blocks(id)) {
         losses_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
       }
     } else if (!move_chunk(id, window, *workspace)) {
       bytes = room_for(id, window, *workspace);
       const CastLosses losses = fetch(id, window, *workspace, bytes);
-      losses_.add(id.tensor_index, block, losses);
-      if (losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse) {
-        throw RefusedOverflow{};
-      }
+      const bool is_refused = losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse;
+      if (!piece.is_replica || is_refused) losses_.add(id.tensor_index, block, losses);
+      if (is_refused) throw RefusedOverflow{};
       writer_.write_block(id, window.begin, bytes);
     }
     if (options_.progress) options_.progress(bytes.size());
@@ -313,7 +335,7 @@ class Execution {
     const auto workspace = pool_.take();
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const PieceBlocks piece = blocks_of(i);
-      if (piece.id.tensor_index != tensor_index) continue;
+      if (piece.id.tensor_index != tensor_index || piece.is_replica) continue;
       const std::int64_t end = i + 1 < pieces_.size() ? blocks_of(i + 1).first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
@@ -356,6 +378,7 @@ class Execution {
   const ExecuteOptions& options_;
   std::vector<MovedPiece> pieces_;
   std::vector<std::int64_t> first_blocks_;  // of each piece; empty while each piece has one block
+  std::vector<bool> is_replica_;            // of each piece; empty if there are no replicas
   std::int64_t num_blocks_ = 0;
   std::uint64_t thread_nbytes_ = 1;
   WorkspacePool pool_;

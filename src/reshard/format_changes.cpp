@@ -16,7 +16,6 @@ namespace tessera::reshard {
 namespace {
 
 using formats::CheckpointContents;
-using formats::Format;
 using formats::FormatTraits;
 using formats::Key;
 using formats::KeyPath;
@@ -186,8 +185,8 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const CheckpointContents& source,
                                                     const MovedSelection& selection,
                                                     const std::set<KeyPath>& renamed_keys,
-                                                    Format destination) {
-  const FormatTraits traits = formats::traits_of(destination);
+                                                    const PlanOptions& options) {
+  const FormatTraits traits = formats::traits_of(options.format);
   Counts counts;
   if (!traits.holds_key_types) count_keys(plan.destination, counts);
   Counts by_rename;
@@ -205,7 +204,10 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   }
   if (!traits.holds_key_order) {
     counts[FormatChange::key_order] = formats::num_reordered_dicts(plan.destination);
+  } else if (!formats::driver_of(options.format).keeps_outermost_order(plan.destination)) {
+    counts[FormatChange::key_order] = 1;
   }
+  counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);
   constexpr std::size_t kMaxNames = 10;

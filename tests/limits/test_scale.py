@@ -100,9 +100,7 @@ class Scale(unittest.TestCase):
         each(["--to", "safetensors"], [few, many], 1000)
         native = each(["--to", "native", "--world-size", "4"], [few, many], 950)
         each(["--to", "native", "--world-size", "8"], native, 1250)
-        each(["--to", "dcp", "--world-size", "8"], [few, many], 1150)
-        # The pickle of 1,600,000 pieces has too many objects for the reader, so from four ranks.
-        dcp = each(["--to", "dcp", "--world-size", "4"], [few, many], 1150)
+        dcp = each(["--to", "dcp", "--world-size", "8"], [few, many], 1150)
         each(["--to", "native", "--world-size", "3"], dcp, 1200)
 
     # Shows A3.

@@ -139,6 +139,9 @@ class FormatDriver {
   virtual FormatDescription description() const = 0;
   /// Returns what the format can hold.
   virtual FormatTraits traits() const = 0;
+  /// Says whether the outermost dict of `contents` keeps the order of its keys in this format.
+  /// Only for formats with FormatTraits::holds_key_order.
+  virtual bool keeps_outermost_order(const CheckpointContents& /*contents*/) const { return true; }
 
   /// Says whether a directory holds a checkpoint of this format. Opens no file.
   virtual Recognition recognize_directory(const DirectoryListing& directory) const = 0;

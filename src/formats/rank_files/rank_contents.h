@@ -82,7 +82,6 @@ class RankContents {
     bool has_ranks_storage = false;
   };
 
-  void find_dicts();
   void find_spots();
   std::size_t target_of(std::size_t alias) const;
   bool has_tie_across_files() const;
@@ -111,5 +110,10 @@ class RankContents {
   std::vector<File> files_;
   std::string ranks_bytes_;
 };
+
+/// Says whether the keys of the outermost dict have the same order when the files of `contents` are
+/// read again. Each of several files has an order of its own, so a reader shows the keys of all
+/// files in the order of names.
+bool keeps_outermost_order(const CheckpointContents& contents);
 
 }  // namespace tessera::formats::rank_files

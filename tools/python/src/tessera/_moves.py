@@ -291,10 +291,8 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
     if result["left_over"] is not None:
         warnings.warn(f"{result['left_over']}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
-    for part in result["divided_parts"]:
-        warnings.warn(f"{os.fspath(destination)!s}: part {part} begins or ends within a file on NFS, where bytes that two machines write "
-                      "side by side may be lost (let parts end with files: native, or as many ranks or files as parts; then check the "
-                      "result with tessera.verify or ckpt-inspect diff)", RuntimeWarning, stacklevel=3)
+    for warning in result["warnings"]:
+        warnings.warn(f"{os.fspath(destination)!s}: {warning}", RuntimeWarning, stacklevel=3)
     return Resharded(
         source_format=result["source_format"], format=result["format"], world_size=result["world_size"],
         num_tensors=result["num_tensors"], num_values=result["num_values"], num_aliases=result["num_aliases"],
