@@ -304,6 +304,7 @@ class Execution {
   /// count numbers that were too large or became zero. If the move refuses too large numbers,
   /// written blocks have none.
   bool counts_kept_blocks(PieceId id) const {
+    if (options_.reads_kept_blocks) return true;
     const DType from = source_dtype_of(id);
     const DType to = destination_of(id).meta.dtype;
     return (plan_.on_overflow != OnOverflow::refuse && can_overflow(from, to)) ||

@@ -83,7 +83,8 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); },
        .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
-       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); },
+       .reads_kept_blocks = outcome.combination || outcome.dequantized});
 }
 
 /// Moves all bytes to an object store; with `--dry-run`, only checks whether it could.
@@ -178,7 +179,8 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
        .resumed = [&](std::uint64_t nbytes) { progress->add_kept(nbytes); },
        .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
-       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); },
+       .reads_kept_blocks = outcome.combination || outcome.dequantized});
   for (const auto& written : outcome.shared->shares) outcome.kept_nbytes += written.resumed_nbytes;
 }
 

@@ -145,6 +145,9 @@ struct ExecuteOptions {
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
+  /// Whether to read the source again for all blocks that an interrupted run wrote: for a source
+  /// that calculates its elements, and counts what rounding changes while it is read.
+  bool reads_kept_blocks = false;
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
