@@ -1,10 +1,11 @@
 """Counts of numbers that became zero or were too large: each element of a tensor counts once."""
 
 import json
+import subprocess
 
 import pytest
 import torch
-from ckpt_tools import reshard, succeed
+from ckpt_tools import BIN, reshard, succeed
 from safetensors.torch import save_file
 
 REPLICATED = ["--to", "rank_files", "--world-size", "3", "--strategy", "replicated"]
@@ -84,3 +85,15 @@ def test_of_parts_that_one_worker_takes_over(source, tmp_path):
     """Shows E2. One line for each tensor, not one for each part."""
     assert counts(source, tmp_path / "moved", "--cast", "float16", "--on-overflow", "infinity", "--to", "dcp", "--world-size", "4",
                   "--part", "0/4", "--take-over") == (ZEROS, LARGE)
+
+
+def test_of_a_sum_that_is_resumed(tmp_path):
+    """Shows E2. What an interrupted run had written counts too."""
+    w = torch.ones(64, 80_000, dtype=torch.float16)
+    w[::2] = 1e-7
+    save_file({"w": w}, tmp_path / "model.safetensors")
+    combine = ["combine", tmp_path / "sum", "--linear", f"1e-2={tmp_path / 'model.safetensors'}", "--to", "native"]
+    interrupted = subprocess.run(["bash", "-c", 'ulimit -f 6000; exec "$0" "$@"', BIN / "ckpt-reshard", *combine], capture_output=True,
+                                 text=True, timeout=60)
+    assert interrupted.returncode == 4 and "kept: " in interrupted.stderr
+    assert counts(*combine, "--resume") == ({"w": 32 * 80_000}, {})

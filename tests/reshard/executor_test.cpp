@@ -178,13 +178,13 @@ TEST(ExecutorTest, ElementsWithReplicasAreCountedOnce) {
   for (const OnOverflow on_overflow : {OnOverflow::infinity, OnOverflow::refuse}) {
     Plan plan = plan_reshard(source.contents(), source.path(),
                              {.cast = DType::float16, .on_overflow = on_overflow});
-    const std::vector<Piece> halves = {{Box{{0, 0}, {2, 2}}, 0},
-                                       {Box{{2, 0}, {2, 2}}, 1},
-                                       {Box{{0, 0}, {2, 2}}, 2},
-                                       {Box{{2, 0}, {2, 2}}, 3}};
+    const std::vector<formats::Piece> halves = {{Box{{0, 0}, {2, 2}}, 0},
+                                                {Box{{2, 0}, {2, 2}}, 1},
+                                                {Box{{0, 0}, {2, 2}}, 2},
+                                                {Box{{2, 0}, {2, 2}}, 3}};
     plan.destination.world_size = 4;
     plan.destination.tensors[0].pieces = halves;
-    plan.copies[0].source_pieces.assign(halves.size(), {0});
+    plan.copies[0].source_pieces.edit().assign(halves.size(), {0});
     MemoryWriter writer(plan.destination, {});
     std::vector<TensorOverflow> overflows;
     std::vector<TensorUnderflow> underflows;
