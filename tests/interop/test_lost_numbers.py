@@ -92,7 +92,7 @@ def test_of_a_sum_that_is_resumed(tmp_path):
     w = torch.ones(64, 80_000, dtype=torch.float16)
     w[::2] = 1e-7
     save_file({"w": w}, tmp_path / "model.safetensors")
-    combine = ["combine", tmp_path / "sum", "--linear", f"1e-2={tmp_path / 'model.safetensors'}", "--to", "native"]
+    combine = ["combine", tmp_path / "sum", "--linear", f"1e-2={tmp_path / 'model.safetensors'}", "--to", "native", "--threads", "1"]
     interrupted = subprocess.run(["bash", "-c", 'ulimit -f 6000; exec "$0" "$@"', BIN / "ckpt-reshard", *combine], capture_output=True,
                                  text=True, timeout=60)
     assert interrupted.returncode == 4 and "kept: " in interrupted.stderr
