@@ -176,6 +176,8 @@ std::string_view format_change_name(FormatChange change) {
       return "tensor_steps";
     case FormatChange::key_order:
       return "key_order";
+    case FormatChange::nested_keys:
+      return "nested_keys";
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
@@ -204,9 +206,10 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   }
   if (!traits.holds_key_order) {
     counts[FormatChange::key_order] = formats::num_reordered_dicts(plan.destination);
-  } else if (!formats::driver_of(options.format).keeps_outermost_order(plan.destination)) {
-    counts[FormatChange::key_order] = 1;
   }
+  const auto outermost = formats::driver_of(options.format).outermost_changes(plan.destination);
+  if (outermost.reorders_keys) counts[FormatChange::key_order] = 1;
+  counts[FormatChange::nested_keys] = outermost.num_nested_keys;
   counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);

@@ -59,6 +59,7 @@ OBJECTS = {
     "an outermost list": lambda: [w(), {"b": w(3.0)}],
     "empty dicts and lists": lambda: {"a": {}, "b": [], "w": w()},
     "a key with a dot": lambda: {"a.b": w(), "a": {"c.d": 1}},
+    "an outermost key `model.w`": lambda: {"model.b.w": w(3.0), "model.w": w(), "z": 1},
     "int keys": lambda: {"a": {1: w(), 2: 3}},
     "bool keys": lambda: {"a": {False: w(), True: 3}},
     "tuple keys": lambda: {"a": {("b", 1): w(), ("b", 2): 3}},

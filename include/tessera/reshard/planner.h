@@ -119,6 +119,7 @@ enum class FormatChange {
   value_types,     // a frozenset or the like becomes a plainer type
   tensor_steps,    // an optimizer's step that is a number becomes a tensor
   key_order,       // the keys of a dict get the order of their names
+  nested_keys,     // a key `model.w` of the outermost dict becomes a key `w` in a dict `model`
 };
 
 /// Returns the name in JSON output: `text_keys`.

@@ -40,8 +40,8 @@ class RankFilesDriver final : public FormatDriver {
             .has_device_mesh = true};
   }
 
-  bool keeps_outermost_order(const CheckpointContents& contents) const override {
-    return rank_files::keeps_outermost_order(contents);
+  OutermostChanges outermost_changes(const CheckpointContents& contents) const override {
+    return rank_files::outermost_changes(contents);
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

@@ -331,16 +331,18 @@ void RankContents::require_readable() const {
   }
 }
 
-bool keeps_outermost_order(const CheckpointContents& contents) {
+OutermostChanges outermost_changes(const CheckpointContents& contents) {
   const std::set<std::size_t> dicts = dicts_of(contents);
   std::set<std::size_t> items;
   std::map<Key, std::uint32_t> orders;            // of the outermost keys: the smallest dict_order
+  std::set<Key> nested;                           // outermost keys such as `model.w`
   std::map<std::string_view, std::size_t> owner;  // the item of each tensor
   bool is_tied_across = false;                    // then all entries are in one file
   const auto add = [&](const std::string& name, const KeyPath& path, std::uint32_t dict_order) {
     const Key first = path.empty() ? Key(name) : path.front();
     const std::size_t item = item_of(name, first, dicts);
     items.insert(item);
+    if (item != kOther && first != Key(std::string(kWrittenItems[item]))) nested.insert(first);
     const Key outermost = item == kOther ? first : Key(std::string(kWrittenItems[item]));
     const auto [found, is_new] = orders.emplace(outermost, dict_order);
     if (!is_new) found->second = std::min(found->second, dict_order);
@@ -354,7 +356,9 @@ bool keeps_outermost_order(const CheckpointContents& contents) {
     is_tied_across = is_tied_across || item != owner.at(alias.target);
   }
   for (const ValueEntry& value : contents.values) add(value.name, value.key_path, value.dict_order);
-  return items.size() < 2 || is_tied_across || std::ranges::is_sorted(orders | std::views::values);
+  if (is_tied_across) return {};
+  return {.reorders_keys = items.size() > 1 && !std::ranges::is_sorted(orders | std::views::values),
+          .num_nested_keys = nested.size()};
 }
 
 }  // namespace tessera::formats::rank_files

@@ -11,6 +11,7 @@
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats::rank_files {
 
@@ -111,9 +112,8 @@ class RankContents {
   std::string ranks_bytes_;
 };
 
-/// Says whether the keys of the outermost dict have the same order when the files of `contents` are
-/// read again. Each of several files has an order of its own, so a reader shows the keys of all
-/// files in the order of names.
-bool keeps_outermost_order(const CheckpointContents& contents);
+/// Says how the outermost dict differs when the files of `contents` are read again. Each of several
+/// files has an order of its own, so a reader shows the keys of all files in the order of names.
+OutermostChanges outermost_changes(const CheckpointContents& contents);
 
 }  // namespace tessera::formats::rank_files
