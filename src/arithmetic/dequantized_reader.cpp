@@ -84,12 +84,20 @@ class DequantizedReader final : public formats::DerivedReader {
   };
 
   void take_tensors(const std::set<std::size_t>& companions);
-  void read_rows(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
+  /// The tensor that is read, and where to add what rounding changes; null: nowhere.
+  struct Counted {
+    const std::string& fqn;
+    RoundingLosses* losses = nullptr;
+  };
+
+  std::vector<RoundingLosses::Part> parts_to_count(const std::string& fqn, const Region& region,
+                                                   FlatRange range, int share = 0) const;
+  void read_rows(const QuantizedWeight& weight, Counted counted, FlatRange range,
                  std::span<std::byte> out) const;
-  void read_transposed(const QuantizedWeight& weight, const std::string& fqn, FlatRange range,
-                       int share, std::span<std::byte> out) const;
+  void read_transposed(const QuantizedWeight& weight, Counted counted, FlatRange range, int share,
+                       std::span<std::byte> out) const;
   void round(std::span<const float> numbers, std::span<const std::size_t> overflowed,
-             const std::string& fqn, std::span<std::byte> out) const;
+             Counted counted, std::span<std::byte> out) const;
 
   std::vector<QuantizedWeight> weights_;
   DType to_;
@@ -159,36 +167,50 @@ void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
   if (!origin.weight) return base().read_piece(origin.source, piece_index, range, out);
   const QuantizedWeight& weight = weights_[*origin.weight];
   const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+  const Region& region = contents_.tensors[tensor_index].pieces[piece_index].region;
   const auto size = static_cast<std::size_t>(itemsize(to_));
   if (weight.is_transposed) {
     return tiles_.read(
         tensor_index, piece_index, numel_of(weight.shape), size, range,
         [&](FlatRange tile, int share, std::span<std::byte> room) {
-          read_transposed(weight, meta.fqn, tile, share, room);
+          const bool is_new = parts_to_count(meta.fqn, region, tile, share).front().is_new;
+          read_transposed(weight, {meta.fqn, is_new ? losses_.get() : nullptr}, tile, share, room);
         },
         out);
   }
-  const Region& region = contents_.tensors[tensor_index].pieces[piece_index].region;
   const CopyRuns runs(meta.shape, FlatRange{0, numel_of(meta.shape)}, region);
-  runs.for_each_in(range, [&](const CopyRuns::Run& run) {
-    read_rows(weight, meta.fqn, {run.source_begin, run.source_begin + run.numel},
-              out.subspan(static_cast<std::size_t>(run.destination_begin - range.begin) * size,
-                          static_cast<std::size_t>(run.numel) * size));
-  });
+  for (const auto& [part, is_new] : parts_to_count(meta.fqn, region, range)) {
+    const Counted counted{meta.fqn, is_new ? losses_.get() : nullptr};
+    runs.for_each_in(part, [&](const CopyRuns::Run& run) {
+      read_rows(weight, counted, {run.source_begin, run.source_begin + run.numel},
+                out.subspan(static_cast<std::size_t>(run.destination_begin - range.begin) * size,
+                            static_cast<std::size_t>(run.numel) * size));
+    });
+  }
+}
+
+/// Divides `range`, elements of a region of a tensor, into parts whose losses are to be counted and
+/// parts that were counted already.
+std::vector<RoundingLosses::Part> DequantizedReader::parts_to_count(const std::string& fqn,
+                                                                    const Region& region,
+                                                                    FlatRange range,
+                                                                    int share) const {
+  if (losses_ == nullptr) return {{range}};
+  return losses_->take(fqn, region, range, share);
 }
 
 void DequantizedReader::round(std::span<const float> numbers,
-                              std::span<const std::size_t> overflowed, const std::string& fqn,
+                              std::span<const std::size_t> overflowed, Counted counted,
                               std::span<std::byte> out) const {
   const CastLosses losses = round_numbers({DType::float32, std::as_bytes(numbers), overflowed},
-                                          on_overflow_, path(), fqn, to_, out);
-  if (losses_) losses_->add(fqn, losses);
+                                          on_overflow_, path(), counted.fqn, to_, out);
+  if (counted.losses != nullptr) counted.losses->add(counted.fqn, losses);
 }
 
 /// Reads a range of a weight: the rest of a row, then whole rows, then the beginning of a row.
 /// Requires: the numbers of the weight are in the order of its codes.
-void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::string& fqn,
-                                  FlatRange range, std::span<std::byte> out) const {
+void DequantizedReader::read_rows(const QuantizedWeight& weight, Counted counted, FlatRange range,
+                                  std::span<std::byte> out) const {
   const QuantizedMatrix& matrix = weight.matrix;
   const auto size = static_cast<std::size_t>(itemsize(to_));
   std::vector<float> numbers;
@@ -208,7 +230,7 @@ void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::stri
     numbers.resize(static_cast<std::size_t>(num_rows * in_row.numel()));
     const auto overflowed =
         matrix.decode(number_of_matrix, {first, first + num_rows}, in_row, numbers);
-    round(numbers, overflowed, fqn,
+    round(numbers, overflowed, counted,
           out.subspan(static_cast<std::size_t>(at - range.begin) * size, numbers.size() * size));
     at += static_cast<std::int64_t>(numbers.size());
   }
@@ -217,7 +239,7 @@ void DequantizedReader::read_rows(const QuantizedWeight& weight, const std::stri
 /// Reads a range of a weight whose rows are the columns of its codes. Decodes the codes in blocks
 /// of rows, and only every kNumShares-th block, beginning with block number `share`: several
 /// threads read one range together, each its share.
-void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std::string& fqn,
+void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted counted,
                                         FlatRange range, int share,
                                         std::span<std::byte> out) const {
   const QuantizedMatrix& matrix = weight.matrix;
@@ -250,7 +272,7 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, const std
         if (is_outside(i)) numbers[i] = 0;
       }
       rounded.resize(numbers.size() * size);
-      round(numbers, overflowed, fqn, rounded);
+      round(numbers, overflowed, counted, rounded);
       const std::byte* from = rounded.data();
       for (std::int64_t r = rows.begin; r < rows.end; ++r) {
         for (std::int64_t c = columns.begin; c < columns.end; ++c, from += size) {

@@ -27,31 +27,36 @@ void read_region(const inspect::TensorReader& tensor, const Region& region, Flat
 
 void TensorSum::read(const Region& region, FlatRange window, DType to,
                      std::span<std::byte> out) const {
+  std::vector<RoundingLosses::Part> parts{{window}};
+  if (options_->losses) parts = options_->losses->take(meta_.fqn, region, window);
   const auto size = static_cast<std::size_t>(itemsize(to));
-  for (std::int64_t begin = window.begin; begin < window.end; begin += kWindowNumel) {
-    const FlatRange part{begin, std::min(begin + kWindowNumel, window.end)};
-    const auto room = out.subspan(static_cast<std::size_t>(begin - window.begin) * size,
-                                  static_cast<std::size_t>(part.numel()) * size);
-    if (options_->accumulation == Accumulation::float64) {
-      read_numbers<double>(region, part, to, room);
-    } else {
-      read_numbers<float>(region, part, to, room);
+  for (const auto& [range, is_new] : parts) {
+    RoundingLosses* const losses = is_new ? options_->losses.get() : nullptr;
+    for (std::int64_t begin = range.begin; begin < range.end; begin += kWindowNumel) {
+      const FlatRange part{begin, std::min(begin + kWindowNumel, range.end)};
+      const auto room = out.subspan(static_cast<std::size_t>(begin - window.begin) * size,
+                                    static_cast<std::size_t>(part.numel()) * size);
+      if (options_->accumulation == Accumulation::float64) {
+        read_numbers<double>(region, part, to, losses, room);
+      } else {
+        read_numbers<float>(region, part, to, losses, room);
+      }
     }
   }
 }
 
 template <class Number>
 void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
-                             std::span<std::byte> out) const {
+                             RoundingLosses* losses, std::span<std::byte> out) const {
   std::vector<Number> sum(static_cast<std::size_t>(window.numel()) *
                           numbers_per_element(meta_.dtype));
   sum_up<Number>(region, window, SumPass::numbers, sum);
   const std::vector<std::size_t> overflowed = mend_overflows<Number>(region, window, sum);
-  const CastLosses losses =
+  const CastLosses lost =
       round_numbers({sizeof(Number) == sizeof(double) ? DType::float64 : DType::float32,
                      std::as_bytes(std::span(sum)), overflowed},
                     options_->on_overflow, {}, meta_.fqn, number_dtype(to), out);
-  if (options_->losses) options_->losses->add(meta_.fqn, losses);
+  if (losses != nullptr) losses->add(meta_.fqn, lost);
 }
 
 /// A sum can be infinite or NaN although all its terms are finite. Computes such sums again from

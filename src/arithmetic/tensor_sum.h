@@ -69,8 +69,9 @@ class TensorSum {
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:
+  /// Adds what rounding changes to `losses`, unless it is null.
   template <class Number>
-  void read_numbers(const Region& region, FlatRange window, DType to,
+  void read_numbers(const Region& region, FlatRange window, DType to, RoundingLosses* losses,
                     std::span<std::byte> out) const;
   template <class Number>
   void sum_up(const Region& region, FlatRange window, SumPass pass, std::span<Number> sum) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -113,6 +114,31 @@ std::size_t end_of_state_component(std::string_view fqn) {
   return dot == std::string_view::npos ? 0 : dot + 1 + kState.size();
 }
 
+/// Returns the parameters of a vector that are not tied to an earlier one, with the names that they
+/// have in optimizer state. `vector`: the name of the vector there. If it lacks the first component
+/// of its fqn, the parameters' names lack it too.
+std::vector<std::pair<const FlatUnitParameter*, std::string_view>> distinct_parameters(
+    const FlatVectorLayout& layout, std::string_view vector) {
+  std::vector<std::pair<const FlatUnitParameter*, std::string_view>> parameters;
+  std::set<std::pair<std::int64_t, Shape>> seen;
+  for (const FlatUnitParameter& parameter : layout.parameters) {
+    if (!seen.emplace(parameter.offset, parameter.shape).second) continue;
+    std::string_view name = parameter.fqn;
+    if (vector != layout.key) name = without_first_component(name).value_or(name);
+    parameters.emplace_back(&parameter, name);
+  }
+  return parameters;
+}
+
+/// Returns a key path in which the key `vector` has become the key `parameter`. Returns an empty
+/// path if no key, or several keys, are `vector`.
+KeyPath path_with_parameter(KeyPath path, std::string_view vector, std::string_view parameter) {
+  const Key key(std::string{vector});
+  if (std::ranges::count(path, key) != 1) return {};
+  *std::ranges::find(path, key) = std::string(parameter);
+  return path;
+}
+
 /// Returns the layout with the names that its vectors have in the checkpoint. In a folder of one
 /// file per rank, all names begin with the word before the rank: `pytorch_model_fsdp._flat_param`.
 /// A layout may lack this word.
@@ -149,9 +175,7 @@ class FlatLayoutReader final : public DividedReader {
     reader_->read_piece(source.tensor, source.piece,
                         {source.begin + range.begin, source.begin + range.end}, out);
   }
-  Value read_value(std::size_t value_index) const override {
-    return reader_->read_value(value_index);
-  }
+  Value read_value(std::size_t value_index) const override;
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override { return reader_->data_files(); }
   MissingData find_missing_data() const override;
@@ -179,8 +203,20 @@ class FlatLayoutReader final : public DividedReader {
   void show_whole(std::size_t tensor, std::string fqn, KeyPath key_path);
   void show_vector(std::size_t vector, const FlatVectorLayout& layout);
   void show_simplifications(const std::vector<FlatVectorLayout>& layout);
-  void show_state(std::size_t state, const FlatVectorLayout& layout, std::string_view prefix,
-                  std::string_view vector_name, std::string_view state_name);
+  /// Optimizer state of a vector: `<prefix><vector><tail>`, such as `optim.state.` and
+  /// `._flat_param` and `.step`.
+  struct VectorState {
+    const FlatVectorLayout* layout;
+    std::string_view prefix;
+    std::string_view vector;  // its name there, which may lack the first component of its fqn
+    std::string_view tail;    // empty: all state of the vector, such as `{}`
+  };
+  using VectorOfName = std::unordered_map<std::string_view, const FlatVectorLayout*>;
+
+  static std::optional<VectorState> find_state(std::string_view fqn, const VectorOfName& vectors);
+  void show_state(std::size_t state, const VectorState& of);
+  void show_values(const VectorOfName& vectors);
+  Value with_parameters(const Value& value) const;
   void finish();
   [[noreturn]] void refuse_key(const std::string& key) const;
   void refuse_holes(const TensorEntry& vector, const FlatVectorLayout& layout) const;
@@ -191,6 +227,10 @@ class FlatLayoutReader final : public DividedReader {
   CheckpointContents contents_;
   std::vector<std::vector<Source>> sources_;  // parallel to contents_.tensors and their pieces
   std::vector<Shown> shown_;                  // until they are sorted
+  std::vector<std::size_t> value_sources_;    // parallel to contents_.values
+  /// The parameters of each vector, under the names that optimizers have. Key: name of the vector
+  /// there.
+  std::map<std::string, std::vector<std::string>, std::less<>> in_optimizer_;
 };
 
 void FlatLayoutReader::refuse(const std::string& fqn, std::string_view rule,
@@ -205,7 +245,6 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
     : reader_(std::move(reader)) {
   const CheckpointContents& below = reader_->contents();
   contents_.world_size = below.world_size;
-  contents_.values = below.values;
   contents_.aliases = below.aliases;
   contents_.units = below.units;
   contents_.annotations = below.annotations;
@@ -216,8 +255,7 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   show_simplifications(layout);
 
   std::set<std::size_t> replaced;
-  // Key: the name that a vector has in optimizer state.
-  std::unordered_map<std::string_view, const FlatVectorLayout*> by_state_name;
+  VectorOfName by_state_name;  // keys: the names that vectors have in optimizer state
   for (const FlatVectorLayout& vector : layout) {
     const TensorEntry* found = below.find_tensor(vector.key);
     if (found == nullptr) refuse_key(vector.key);
@@ -232,20 +270,22 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
       by_state_name.emplace(*name, &vector);
   }
 
+  for (const auto& [name, vector] : by_state_name) {
+    for (const auto& [parameter, in_state] : distinct_parameters(*vector, name)) {
+      in_optimizer_[std::string(name)].emplace_back(in_state);
+    }
+  }
   for (std::size_t t = 0; t < below.tensors.size(); ++t) {
     if (replaced.contains(t)) continue;
     const std::string& fqn = below.tensors[t].meta.fqn;
-    const std::size_t begin = end_of_state_component(fqn);
-    const std::string_view rest = std::string_view(fqn).substr(begin);
-    const std::string_view vector_name = without_last_component(rest);
-    const auto vector = by_state_name.find(vector_name);
-    if (begin != 0 && vector != by_state_name.end()) {
-      show_state(t, *vector->second, std::string_view(fqn).substr(0, begin), vector_name,
-                 rest.substr(vector_name.size() + 1));
+    const auto state = find_state(fqn, by_state_name);
+    if (state && !state->tail.empty()) {
+      show_state(t, *state);
     } else {
       show_whole(t, fqn, below.tensors[t].key_path);
     }
   }
+  show_values(by_state_name);
   finish();
 }
 
@@ -382,40 +422,95 @@ void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& l
                                            layout.dtype, std::move(of_unit)));
 }
 
-void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& layout,
-                                  std::string_view prefix, std::string_view vector_name,
-                                  std::string_view state_name) {
+std::optional<FlatLayoutReader::VectorState> FlatLayoutReader::find_state(
+    std::string_view fqn, const VectorOfName& vectors) {
+  const std::size_t begin = end_of_state_component(fqn);
+  if (begin == 0) return std::nullopt;
+  const std::string_view rest = fqn.substr(begin);
+  for (const std::string_view name : {rest, without_last_component(rest)}) {
+    const auto found = vectors.find(name);
+    if (found == vectors.end()) continue;
+    return VectorState{found->second, fqn.substr(0, begin), name, rest.substr(name.size())};
+  }
+  return std::nullopt;
+}
+
+void FlatLayoutReader::show_state(std::size_t state, const VectorState& of) {
   const TensorEntry& below = reader_->contents().tensors[state];
   const bool is_scalar = below.meta.shape.empty();
-  if (!is_scalar && below.meta.shape != Shape{layout.numel_padded}) {
-    refuse(below.meta.fqn, "state of flat vector " + printable(layout.key),
-           "shape " + shape_to_string(Shape{layout.numel_padded}) + " or []",
+  if (!is_scalar && below.meta.shape != Shape{of.layout->numel_padded}) {
+    refuse(below.meta.fqn, "state of flat vector " + printable(of.layout->key),
+           "shape " + shape_to_string(Shape{of.layout->numel_padded}) + " or []",
            shape_to_string(below.meta.shape));
   }
-  const bool has_first_component = vector_name == layout.key;
-  std::set<std::pair<std::int64_t, Shape>> done;
-  for (const FlatUnitParameter& parameter : layout.parameters) {
-    if (!done.emplace(parameter.offset, parameter.shape).second) continue;  // tied: already shown
-    const std::string_view name =
-        has_first_component ? parameter.fqn
-                            : without_first_component(parameter.fqn).value_or(parameter.fqn);
-    std::string fqn(prefix);
-    fqn += name;
-    fqn += '.';
-    fqn += state_name;
-    KeyPath key_path = below.key_path;
-    if (key_path.size() >= 2 &&
-        key_path[key_path.size() - 2] == KeyPath::value_type(std::string(vector_name))) {
-      key_path[key_path.size() - 2] = std::string(name);
-    } else {
-      key_path.clear();
-    }
+  for (const auto& [parameter, name] : distinct_parameters(*of.layout, of.vector)) {
+    std::string fqn = std::string(of.prefix) + std::string(name) + std::string(of.tail);
+    KeyPath key_path = path_with_parameter(below.key_path, of.vector, name);
     if (is_scalar) {
       show_whole(state, std::move(fqn), std::move(key_path));
     } else {
-      show_parameter(state, parameter, std::move(fqn), std::move(key_path));
+      show_parameter(state, *parameter, std::move(fqn), std::move(key_path));
     }
   }
+}
+
+/// Shows a value in the state of a vector once for each parameter, and all other values as they
+/// are.
+void FlatLayoutReader::show_values(const VectorOfName& vectors) {
+  std::vector<std::pair<ValueEntry, std::size_t>> shown;
+  const std::vector<ValueEntry>& below = reader_->contents().values;
+  for (std::size_t v = 0; v < below.size(); ++v) {
+    const auto state = find_state(below[v].name, vectors);
+    if (!state) {
+      shown.emplace_back(below[v], v);
+      continue;
+    }
+    for (const auto& [parameter, name] : distinct_parameters(*state->layout, state->vector)) {
+      std::string fqn = std::string(state->prefix) + std::string(name) + std::string(state->tail);
+      shown.emplace_back(
+          ValueEntry{std::move(fqn), path_with_parameter(below[v].key_path, state->vector, name),
+                     below[v].dict_order},
+          v);
+    }
+  }
+  std::ranges::sort(shown, {},
+                    [](const auto& each) -> const std::string& { return each.first.name; });
+  for (auto& [value, source] : shown) {
+    contents_.values.push_back(std::move(value));
+    value_sources_.push_back(source);
+  }
+}
+
+Value FlatLayoutReader::read_value(std::size_t value_index) const {
+  const std::size_t source = value_sources_[value_index];
+  Value value = reader_->read_value(source);
+  const std::string& name = reader_->contents().values[source].name;
+  const bool is_of_groups =
+      name.starts_with("param_groups") || name.find(".param_groups") != std::string::npos;
+  return is_of_groups ? with_parameters(value) : value;
+}
+
+/// Returns a value of an optimizer's parameter groups in which the names of vectors in lists have
+/// become the names of their parameters.
+Value FlatLayoutReader::with_parameters(const Value& value) const {
+  if (const auto* const dict = value.get_if<Value::Dict>()) {
+    Value::Dict changed;
+    for (const auto& [key, item] : *dict) changed.emplace_back(key, with_parameters(item));
+    return changed;
+  }
+  const auto* const list = value.get_if<Value::List>();
+  if (list == nullptr) return value;
+  Value::List changed;
+  for (const Value& item : *list) {
+    const auto* const name = item.get_if<std::string>();
+    const auto found = name == nullptr ? in_optimizer_.end() : in_optimizer_.find(*name);
+    if (found == in_optimizer_.end()) {
+      changed.push_back(with_parameters(item));
+    } else {
+      for (const std::string& parameter : found->second) changed.emplace_back(parameter);
+    }
+  }
+  return changed;
 }
 
 void FlatLayoutReader::finish() {
@@ -448,7 +543,11 @@ void FlatLayoutReader::finish() {
 
 MissingData FlatLayoutReader::find_missing_data() const {
   const MissingData below = reader_->find_missing_data();
-  MissingData missing{.pieces = {}, .values = below.values};
+  MissingData missing;
+  for (std::size_t v = 0; v < value_sources_.size(); ++v) {
+    const auto lost = below.values.find(value_sources_[v]);
+    if (lost != below.values.end()) missing.values.emplace(v, lost->second);
+  }
   for (std::size_t t = 0; t < sources_.size(); ++t) {
     for (std::size_t p = 0; p < sources_[t].size(); ++p) {
       const auto lost = below.pieces.find(sources_[t][p].tensor);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/value_bits.h"
+#include "formats/key_order.h"
 #include "formats/opened_classes.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
@@ -61,6 +62,7 @@ class MergedReader final : public CheckpointReader {
     choose_names();
     find_nested();
     add_chosen();
+    if (has_order_ && share_dicts()) drop_order();
     note_preferred();
     for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
     add_units();
@@ -68,6 +70,7 @@ class MergedReader final : public CheckpointReader {
   }
 
   std::vector<Finding> take_collisions() { return std::move(collisions_); }
+  std::size_t num_unordered_dicts() const { return num_unordered_dicts_; }
 
   Format format() const override { return sources_.front().reader->format(); }
   const std::string& path() const override { return path_; }
@@ -474,8 +477,7 @@ class MergedReader final : public CheckpointReader {
   }
 
   /// Computes what to add to the `dict_order` of each source, so that the keys of the first source
-  /// come first. The merge has no order if no source has one, or if two sources can have keys of
-  /// one dict, because the order of all its keys together is not known.
+  /// come first. The merge has no order if no source has one.
   void number_sources() {
     std::uint32_t num_before = 0;
     for (const MergeSource& source : sources_) {
@@ -491,15 +493,30 @@ class MergedReader final : public CheckpointReader {
       has_order_ = has_order_ || last > 0;
       num_before += last + 1;
     }
-    has_order_ = has_order_ && !share_dicts();
   }
 
+  /// Drops the order of all keys. If two sources have keys of one dict, nobody knows the order of
+  /// all its keys together; a wrong one could give an optimizer's state to wrong parameters.
+  void drop_order() {
+    num_unordered_dicts_ = num_reordered_dicts(contents_);
+    const auto drop = [](auto& entries) {
+      for (auto& entry : entries) entry.dict_order = 0;
+    };
+    drop(contents_.tensors);
+    drop(contents_.aliases);
+    drop(contents_.values);
+  }
+
+  /// Whether the dict `inner` is the dict `outer` or is in it. Both are prefixes of sources.
+  static bool is_within(const std::string& inner, const std::string& outer) {
+    return outer.empty() || inner == outer || inner.starts_with(outer + ".");
+  }
   bool share_dicts() const {
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       for (std::size_t k = 0; k < i; ++k) {
         const std::string& one = sources_[i].prefix;
         const std::string& other = sources_[k].prefix;
-        if (one.starts_with(other) || other.starts_with(one)) return true;
+        if (is_within(one, other) || is_within(other, one)) return true;
       }
     }
     return false;
@@ -645,6 +662,7 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> values_;                // parallel to contents_.values
   std::vector<std::uint32_t> first_numbers_;  // of each source, in the order of keys
   bool has_order_ = false;                    // some source has an order of keys
+  std::size_t num_unordered_dicts_ = 0;       // whose order was dropped
   std::vector<Finding> collisions_;
   std::vector<std::string> parts_;      // names of tensors of which only one part was chosen
   std::vector<std::string> different_;  // names of different tensors, of which one was chosen
@@ -660,7 +678,8 @@ class MergedReader final : public CheckpointReader {
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference) {
   auto reader = std::make_unique<MergedReader>(std::move(sources), preference);
   std::vector<Finding> collisions = reader->take_collisions();
-  return {std::move(reader), std::move(collisions)};
+  const std::size_t num_unordered_dicts = reader->num_unordered_dicts();
+  return {std::move(reader), std::move(collisions), num_unordered_dicts};
 }
 
 MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,

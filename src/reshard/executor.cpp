@@ -89,6 +89,7 @@ class Execution {
       add_blocks(piece, ceil_div(numel, block_numel));
       thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
     }
+    find_replicas();
   }
 
   void run() { run({{0, num_blocks_}}); }
@@ -138,6 +139,7 @@ class Execution {
   struct PieceBlocks {
     PieceId id;
     std::int64_t first_block;
+    bool is_replica;  // only if its elements change: see find_replicas
   };
 
   /// Adds the blocks of a piece. To be called for all pieces, in their order.
@@ -152,7 +154,28 @@ class Execution {
   }
   PieceBlocks blocks_of(std::size_t piece) const {
     return {order_[piece],
-            first_blocks_.empty() ? static_cast<std::int64_t>(piece) : first_blocks_[piece]};
+            first_blocks_.empty() ? static_cast<std::int64_t>(piece) : first_blocks_[piece],
+            !is_replica_.empty() && is_replica_[piece]};
+  }
+
+  /// Finds the pieces whose region an earlier piece of the same tensor has, so that what a cast
+  /// loses is counted once for each element. Looks only at tensors that a cast or a merge changes.
+  void find_replicas() {
+    const auto region = [&](std::size_t piece) -> const Region& {
+      return region_of(order_[piece]);
+    };
+    const auto is_before = [&](std::size_t a, std::size_t b) {
+      const auto tensor_a = order_[a].tensor_index, tensor_b = order_[b].tensor_index;
+      return tensor_a != tensor_b ? tensor_a < tensor_b : region(a) < region(b);
+    };
+    std::set<std::size_t, decltype(is_before)> firsts(is_before);
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      if (is_copied(order_[i]) || firsts.insert(i).second) {
+        continue;
+      }
+      is_replica_.resize(order_.size());
+      is_replica_[i] = true;
+    }
   }
 
   const TensorEntry& destination_of(PieceId id) const {
@@ -220,16 +243,15 @@ class Execution {
     std::span<std::byte> bytes = room_for(id, window, *workspace);
     if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
-      if (counts_kept_blocks(id)) {
+      if (!piece.is_replica && counts_kept_blocks(id)) {
         losses_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
       }
     } else if (!move_chunk(id, window, *workspace)) {
       bytes = room_for(id, window, *workspace);
       const CastLosses losses = fetch(id, window, *workspace, bytes);
-      losses_.add(id.tensor_index, block, losses);
-      if (losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse) {
-        throw RefusedOverflow{};
-      }
+      const bool is_refused = losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse;
+      if (!piece.is_replica || is_refused) losses_.add(id.tensor_index, block, losses);
+      if (is_refused) throw RefusedOverflow{};
       writer_.write_block(id, window.begin, bytes);
     }
     if (options_.progress) options_.progress(bytes.size());
@@ -274,6 +296,7 @@ class Execution {
   /// count numbers that were too large or became zero. If the move refuses too large numbers,
   /// written blocks have none.
   bool counts_kept_blocks(PieceId id) const {
+    if (options_.reads_kept_blocks) return true;
     const DType from = source_dtype_of(id);
     const DType to = destination_of(id).meta.dtype;
     return (plan_.on_overflow != OnOverflow::refuse && can_overflow(from, to)) ||
@@ -305,7 +328,7 @@ class Execution {
     const auto workspace = pool_.take();
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const PieceBlocks piece = blocks_of(i);
-      if (piece.id.tensor_index != tensor_index) continue;
+      if (piece.id.tensor_index != tensor_index || piece.is_replica) continue;
       const std::int64_t end = i + 1 < order_.size() ? blocks_of(i + 1).first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
@@ -348,6 +371,7 @@ class Execution {
   const ExecuteOptions& options_;
   const std::span<const PieceId> order_;    // of the writer's pieces
   std::vector<std::int64_t> first_blocks_;  // of each piece; empty while each piece has one block
+  std::vector<bool> is_replica_;            // of each piece; empty if there are no replicas
   std::int64_t num_blocks_ = 0;
   std::uint64_t thread_nbytes_ = 1;
   WorkspacePool pool_;
@@ -409,6 +433,21 @@ auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, co
   }
 }
 
+/// Returns the one element of tensor number `t` of the destination, as the source has it.
+formats::FormatWriter::Element read_element(const Plan& plan, const CheckpointReader& reader,
+                                            std::size_t t) {
+  const std::size_t source = plan.copies[t].source_tensor;
+  const TensorEntry& tensor = reader.contents().tensors[source];
+  const auto piece = std::ranges::find_if(
+      tensor.pieces, [](const formats::Piece& each) { return numel_of(each.region) == 1; });
+  TESSERA_CHECK(piece != tensor.pieces.end());
+  formats::FormatWriter::Element element{tensor.meta.dtype,
+                                         std::string(itemsize(tensor.meta.dtype), '\0')};
+  reader.read_piece(source, static_cast<std::size_t>(piece - tensor.pieces.begin()), {0, 1},
+                    std::as_writable_bytes(std::span(element.bytes)));
+  return element;
+}
+
 /// Checks that all files that the plan needs can be read, by reading one element from each.
 void check_source_files(const Plan& plan, const CheckpointReader& reader) {
   std::set<std::string> files;
@@ -428,6 +467,20 @@ void check_source_files(const Plan& plan, const CheckpointReader& reader) {
 
 }  // namespace
 
+std::vector<formats::Finding> notes_of_writer(const Plan& plan, const CheckpointReader& reader,
+                                              const std::string& destination,
+                                              const formats::CreateOptions& create) {
+  if (!plan.problems.empty()) return {};
+  const auto values = [&] {
+    std::vector<Value> read;
+    for (const std::size_t i : plan.value_sources) read.push_back(reader.read_value(i));
+    return read;
+  };
+  return with_remedy_for_values(plan, reader, [&] {
+    return formats::writer_of(create.format).notes(destination, plan.destination, create, values);
+  });
+}
+
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares) {
@@ -438,6 +491,9 @@ void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs
   } else {
     with_remedy_for_values(plan, reader, [&] {
       formats::check_staging(fs, destination, plan.destination, values, create);
+      formats::writer_of(create.format)
+          .check_elements(destination, plan.destination, values, create,
+                          [&](std::size_t t) { return read_element(plan, reader, t); });
     });
   }
   check_source_files(plan, reader);

@@ -16,7 +16,6 @@ namespace tessera::reshard {
 namespace {
 
 using formats::CheckpointContents;
-using formats::Format;
 using formats::FormatTraits;
 using formats::Key;
 using formats::KeyPath;
@@ -181,6 +180,8 @@ std::string_view format_change_name(FormatChange change) {
       return "tensor_steps";
     case FormatChange::key_order:
       return "key_order";
+    case FormatChange::nested_keys:
+      return "nested_keys";
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
@@ -190,8 +191,8 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const CheckpointContents& source,
                                                     const MovedSelection& selection,
                                                     const std::set<KeyPath>& renamed_keys,
-                                                    Format destination) {
-  const FormatTraits traits = formats::traits_of(destination);
+                                                    const PlanOptions& options) {
+  const FormatTraits traits = formats::traits_of(options.format);
   Counts counts;
   if (!traits.holds_key_types) count_keys(plan.destination, counts);
   Counts by_rename;
@@ -212,6 +213,10 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   if (!traits.holds_key_order) {
     counts[FormatChange::key_order] = formats::num_reordered_dicts(plan.destination);
   }
+  const auto outermost = formats::driver_of(options.format).outermost_changes(plan.destination);
+  if (outermost.reorders_keys) counts[FormatChange::key_order] = 1;
+  counts[FormatChange::nested_keys] = outermost.num_nested_keys;
+  counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);
   constexpr std::size_t kMaxNames = 10;

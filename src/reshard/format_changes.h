@@ -10,13 +10,13 @@
 namespace tessera::reshard {
 
 /// Counts the changes that the destination's format makes to the entries that a plan moves, such as
-/// dict keys that become text. Leaves out what the user asked for, and kinds of change that do not
-/// happen. The order is that of FormatChange. `renamed_keys` are paths in the source; each leads to
-/// a key that a rename has made text.
+/// dict keys that become text, and those that a merge of sources has made. Leaves out what the user
+/// asked for, and kinds of change that do not happen. The order is that of FormatChange.
+/// `renamed_keys` are paths in the source; each leads to a key that a rename has made text.
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const formats::CheckpointContents& source,
                                                     const MovedSelection& selection,
                                                     const std::set<formats::KeyPath>& renamed_keys,
-                                                    formats::Format destination);
+                                                    const PlanOptions& options);
 
 }  // namespace tessera::reshard

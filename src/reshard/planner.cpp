@@ -135,7 +135,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
   note_lost_units(source, plan, options.format, report);
-  plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options.format);
+  plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options);
   return plan;
 }
 

@@ -1,8 +1,12 @@
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "base/network_file_system.h"
@@ -88,9 +92,12 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
   const BlocksOfShare blocks =
       divide_blocks(*writer, worker.num_shares)[static_cast<std::size_t>(share)];
   if (worker.begins) worker.begins(share, blocks.nbytes);
-  if (blocks.divides_file && worker.divides_file_on_nfs &&
+  if (blocks.divides_file && worker.warns &&
       tessera::detail::is_on_nfs(directory_of(destination_))) {
-    worker.divides_file_on_nfs(share);
+    worker.warns("part " + std::to_string(share) +
+                 " begins or ends within a file on NFS, where bytes that two machines write side "
+                 "by side may be lost (let parts end with files: native, or as many ranks or files "
+                 "as parts; then verify the result)");
   }
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   ExecuteOptions counting = options;
@@ -160,6 +167,37 @@ void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop)
   outcome.is_finished = true;
 }
 
+/// Adds up what the casts of several shares lose, so that each tensor is reported once.
+class LossesOfShares {
+ public:
+  /// Makes `options` add to this instead of calling its own functions. Must outlive `options`.
+  void count_in(ExecuteOptions& options) {
+    if (options.overflowed) {
+      options.overflowed = [this](const TensorOverflow& each) {
+        const auto [known, is_new] = overflows_.emplace(each.tensor_index, each);
+        if (is_new) return;
+        known->second.num_elements += each.num_elements;
+        known->second.largest_magnitude =
+            std::max(known->second.largest_magnitude, each.largest_magnitude);
+      };
+    }
+    if (options.underflowed) {
+      options.underflowed = [this](const TensorUnderflow& each) {
+        const auto [known, is_new] = underflows_.emplace(each.tensor_index, each);
+        if (!is_new) known->second.num_elements += each.num_elements;
+      };
+    }
+  }
+  void report(const ExecuteOptions& options) const {
+    for (const auto& [tensor_index, each] : overflows_) options.overflowed(each);
+    for (const auto& [tensor_index, each] : underflows_) options.underflowed(each);
+  }
+
+ private:
+  std::map<std::size_t, TensorOverflow> overflows_;
+  std::map<std::size_t, TensorUnderflow> underflows_;
+};
+
 }  // namespace
 
 SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
@@ -168,7 +206,10 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
   TESSERA_CHECK(0 <= worker.share && worker.share < worker.num_shares);
   SharedMove move(plan, reader, fs, destination, std::move(create));
   SharedMoveOutcome outcome;
-  const auto own = move.write(worker, worker.share, ShareOptions::Beginning::allowed, options);
+  LossesOfShares losses;
+  ExecuteOptions counting = options;
+  losses.count_in(counting);
+  const auto own = move.write(worker, worker.share, ShareOptions::Beginning::allowed, counting);
   outcome.shares.push_back(
       own.value_or(SharedMoveOutcome::Share{.index = worker.share, .was_complete = true}));
   if (worker.other_shares == SharedMoveOptions::OtherShares::take_over) {
@@ -178,7 +219,7 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
       if (!move.work().is_begun()) break;  // another worker has finished the move
       try {
         if (move.work().is_complete(share) || !move.work().try_lock_share(share)) continue;
-        const auto taken = move.write(worker, share, ShareOptions::Beginning::refused, options);
+        const auto taken = move.write(worker, share, ShareOptions::Beginning::refused, counting);
         if (taken) outcome.shares.push_back(*taken);
       } catch (const Error& error) {
         // Another worker has just locked the share or finished the move: not an error.
@@ -186,6 +227,7 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
       }
     }
   }
+  losses.report(options);
   move.finish(outcome, options.stop);
   return outcome;
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -23,6 +24,7 @@ using test::MemoryCheckpoint;
 using test::TemporaryDirectory;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Pair;
 
 std::vector<float> counting(std::size_t numel, float from = 0) {
   std::vector<float> values(numel);
@@ -171,6 +173,44 @@ TEST(FlatLayoutTest, StateOfTheVectorIsStateOfItsParameters) {
   EXPECT_EQ(whole(*reader, "optim.state.layers.0.b.step"), bytes_of<std::int64_t>({9}));
   EXPECT_EQ(reader->contents().find_tensor("optim.state.layers.0.a.exp_avg")->key_path,
             (KeyPath{"optim", "state", "layers.0.a", "exp_avg"}));
+}
+
+TEST(FlatLayoutTest, ValuesOfTheOptimizerNameParameters) {
+  MemoryCheckpoint memory = checkpoint();
+  const std::string vector = "layers.0._flat_param";
+  memory.add_value("optim.param_groups.0.lr", 0.5);
+  memory.add_value("optim.param_groups.0.params", Value::List{vector, "scale"}).key_path = {
+      "optim", "param_groups", 0, "params"};
+  memory.add_value("optim.state." + vector + ".step", 9).key_path = {"optim", "state", vector,
+                                                                     "step"};
+  memory.add_value("sgd.param_groups",
+                   Value::List{Value::Dict{{"params", Value::List{"model." + vector}}}});
+  memory.add_value("sgd.state.model." + vector, Value::Dict{});
+  memory.add_value("vectors", Value::List{vector});
+  std::vector<FlatVectorLayout> tied = layout();
+  tied[0].parameters.push_back({"model.head", {4}, 8});
+  const auto reader = applied(std::move(memory), tied);
+  std::map<std::string, Value> values;
+  for (std::size_t i = 0; i < reader->contents().values.size(); ++i) {
+    values.emplace(reader->contents().values[i].name, reader->read_value(i));
+  }
+  EXPECT_THAT(
+      values,
+      ElementsAre(Pair("optim.param_groups.0.lr", Value(0.5)),
+                  Pair("optim.param_groups.0.params",
+                       Value(Value::List{"layers.0.a", "layers.0.b", "scale"})),
+                  Pair("optim.state.layers.0.a.step", Value(9)),
+                  Pair("optim.state.layers.0.b.step", Value(9)),
+                  Pair("sgd.param_groups",
+                       Value(Value::List{Value::Dict{
+                           {"params", Value::List{"model.layers.0.a", "model.layers.0.b"}}}})),
+                  Pair("sgd.state.model.layers.0.a", Value(Value::Dict{})),
+                  Pair("sgd.state.model.layers.0.b", Value(Value::Dict{})), Pair("step", Value(3)),
+                  Pair("vectors", Value(Value::List{vector}))));
+  for (const ValueEntry& value : reader->contents().values) {
+    if (value.name != "optim.state.layers.0.b.step") continue;
+    EXPECT_EQ(value.key_path, (KeyPath{"optim", "state", "layers.0.b", "step"}));
+  }
 }
 
 TEST(FlatLayoutTest, TiedParametersAreAliases) {

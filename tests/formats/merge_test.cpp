@@ -86,7 +86,8 @@ TEST(MergeTest, AllFilesOfASeriesAreNoPartAnyMore) {
 }
 
 TEST(MergeTest, EverythingIsThereUnderItsPrefix) {
-  const auto [reader, collisions] = merged({{"net", model()}, {"optim", optimizer()}});
+  const auto [reader, collisions, num_unordered_dicts] =
+      merged({{"net", model()}, {"optim", optimizer()}});
   EXPECT_THAT(collisions, IsEmpty());
   const CheckpointContents& contents = reader->contents();
   EXPECT_THAT(names_of(contents),
@@ -107,7 +108,8 @@ TEST(MergeTest, EverythingIsThereUnderItsPrefix) {
 }
 
 TEST(MergeTest, StateBelongsToTheParameterOfAnotherSource) {
-  const auto [reader, collisions] = merged({{"net", model()}, {"optim", optimizer()}});
+  const auto [reader, collisions, num_unordered_dicts] =
+      merged({{"net", model()}, {"optim", optimizer()}});
   EXPECT_EQ(tensor(*reader, "optim.state.w.exp_avg").kind, StateKind::pointwise);
   EXPECT_EQ(tensor(*reader, "optim.state.w.exp_avg").parameter, "net.w");
   const auto alone = merged({{"optim", optimizer()}});
@@ -118,7 +120,8 @@ TEST(MergeTest, WhatASourceHasLostIsLost) {
   MemoryCheckpoint net = model();
   net.missing_data_for_change() = {.pieces = {{1, {{0, "r0"}}}}, .values = {{0, "r1"}}};
   ASSERT_EQ(net.contents().tensors[1].meta.fqn, "w");
-  const auto [reader, collisions] = merged({{"optim", optimizer()}, {"z.net", std::move(net)}});
+  const auto [reader, collisions, num_unordered_dicts] =
+      merged({{"optim", optimizer()}, {"z.net", std::move(net)}});
   const MissingData missing = reader->find_missing_data();
   ASSERT_EQ(reader->contents().tensors[2].meta.fqn, "z.net.w");
   EXPECT_EQ(missing.pieces, (std::map<std::size_t, MissingData::Pieces>{{2, {{0, "model/r0"}}}}));
@@ -127,7 +130,7 @@ TEST(MergeTest, WhatASourceHasLostIsLost) {
 }
 
 TEST(MergeTest, WithoutAPrefixNamesAndKeyPathsStay) {
-  const auto [reader, collisions] = merged({{"", model()}, {"", optimizer()}});
+  const auto [reader, collisions, num_unordered_dicts] = merged({{"", model()}, {"", optimizer()}});
   EXPECT_THAT(collisions, IsEmpty());
   EXPECT_THAT(names_of(reader->contents()),
               ElementsAre("a.b", "state.w.exp_avg", "w", "epoch", "param_groups", "tied = w"));
@@ -146,7 +149,7 @@ MemoryCheckpoint patch() {
 }
 
 TEST(MergeTest, EveryCollisionIsListedWithItsSources) {
-  const auto [reader, collisions] = merged({{"", model()}, {"", patch()}});
+  const auto [reader, collisions, num_unordered_dicts] = merged({{"", model()}, {"", patch()}});
   std::vector<std::string> found;
   for (const Finding& finding : collisions) {
     EXPECT_EQ(finding.rule, "merge");
@@ -169,7 +172,7 @@ MemoryCheckpoint rank_file(int rank, std::vector<float> rows) {
 
 TEST(MergeTest, WhatLooksLikePartsIsNotOfferedAPreference) {
   for (const std::vector<float>& second : {std::vector<float>{3, 4}, {3, 4, 5}}) {
-    const auto [reader, collisions] =
+    const auto [reader, collisions, num_unordered_dicts] =
         merged({{"", rank_file(0, {1, 2})}, {"", rank_file(1, second)}});
     ASSERT_EQ(collisions.size(), 2U);
     EXPECT_EQ(collisions[0].remedy.action, Remedy::Action::choose_source);  // equal on both
@@ -302,7 +305,7 @@ TEST(MergeTest, APreferenceTakesNamesFromOneSource) {
 TEST(MergeTest, AnAliasKeepsTheBytesOfATensorThatIsTakenFromElsewhere) {
   MemoryCheckpoint source = model();
   source.add_alias("tied.again", "w");
-  const auto [reader, collisions] =
+  const auto [reader, collisions, num_unordered_dicts] =
       merged({{"", std::move(source)}, {"", patch()}}, MergePreference::last);
   EXPECT_THAT(names_of(reader->contents()),
               ElementsAre("tied", "w", "a.b", "epoch", "tied.again = tied"));
@@ -390,7 +393,7 @@ TEST(MergeTest, AnEmptyDictBecomesTheDictOfAnotherSource) {
     sources.emplace_back("", std::move(empty));
     sources.emplace_back("", nested("full", {{{"s", std::int64_t{0}}, false}}));
     if (!is_first) std::swap(sources[0], sources[1]);
-    const auto [reader, collisions] = merged(std::move(sources));
+    const auto [reader, collisions, num_unordered_dicts] = merged(std::move(sources));
     EXPECT_THAT(collisions, IsEmpty());
     EXPECT_THAT(names_of(reader->contents()), ElementsAre("s.0"));
   }
@@ -401,7 +404,7 @@ TEST(MergeTest, AnEntryWithinAnEntryOfAnotherSourceIsReported) {
     std::vector<std::pair<std::string, MemoryCheckpoint>> sources;
     sources.emplace_back("", nested("one", {{{"s"}, false}}));
     sources.emplace_back("", nested("two", {{{"s", "x"}, false}}));
-    const auto [reader, collisions] = merged(std::move(sources), preference);
+    const auto [reader, collisions, num_unordered_dicts] = merged(std::move(sources), preference);
     ASSERT_EQ(collisions.size(), 1U);
     EXPECT_EQ(finding_to_string(collisions[0]),
               "s: merge: expected either a dict or another entry in all sources, found a dict with "

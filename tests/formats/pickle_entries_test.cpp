@@ -38,10 +38,10 @@ class Recorder final : public EntryTaker {
   std::vector<std::pair<std::string, std::int64_t>> entries;
 };
 
-ObjectGraph read(std::string_view pickle, EntryTaker* taker) {
+ObjectGraph read(std::string_view pickle, EntryTaker* taker, PickleLimits limits = {}) {
   static const AllowList allowed{kGlobals};
   return unpickle({pickle.begin(), pickle.end()}, {.path = "x.pkl"}, allowed,
-                  {.policy = ForeignGlobals::Policy::record}, {}, taker);
+                  {.policy = ForeignGlobals::Policy::record}, limits, taker);
 }
 
 void begin_object(Pickler& p, std::string_view name) {
@@ -101,6 +101,62 @@ TEST(PickleEntriesTest, EachEntryIsTakenAndItsObjectsAreDropped) {
   EXPECT_EQ(attribute(graph, "items").num_entries("items"), 0u);
   EXPECT_LT(graph.num_objects(), 30u);
   EXPECT_GT(read(pickle, nullptr).num_objects(), 3000u);
+}
+
+TEST(PickleEntriesTest, TakenEntriesDoNotCountAsObjects) {
+  const std::string pickle = root_with([](Pickler& p) {
+    for (int i = 0; i < 3000; ++i) {
+      if (i > 0 && i % 1000 == 0) {  // a batch of its own, as Python's pickler writes them
+        p.set_items_from_mark();
+        p.mark();
+      }
+      p.text("k" + std::to_string(i));
+      item(p, i);
+    }
+  });
+  Recorder recorder;
+  read(pickle, &recorder, {.max_objects = 100});
+  EXPECT_EQ(recorder.entries.size(), 3000u);
+  EXPECT_THAT([&] { read(pickle, nullptr, {.max_objects = 3000}); },
+              ThrowsError(ErrorKind::corruption, "objects in one pickle"));
+}
+
+TEST(PickleEntriesTest, WhatALaterOpcodeFetchesCounts) {
+  std::vector<std::size_t> slots;
+  const std::string pickle = root_with(
+      [&](Pickler& p) {
+        for (int i = 0; i < 200; ++i) {
+          p.text("k" + std::to_string(i));
+          begin_object(p, "Item");
+          p.interned("shape");
+          p.mark();
+          for (int k = 0; k < 4; ++k) p.integer(k);
+          p.tuple_from_mark();
+          slots.push_back(p.memoize());
+          end_object(p);
+        }
+      },
+      [&](Pickler& p) {
+        p.interned("after");
+        p.mark();
+        for (const std::size_t slot : slots) p.get(slot);
+        p.tuple_from_mark();
+      });
+  Recorder recorder;
+  EXPECT_THAT([&] { read(pickle, &recorder, {.max_objects = 1200}); },
+              ThrowsError(ErrorKind::corruption, "objects in one pickle"));
+  EXPECT_NO_THROW(read(pickle, &recorder, {.max_objects = 3000}));
+}
+
+TEST(PickleEntriesTest, DecodedTextsOfTakenEntriesCount) {
+  // V: a text up to the end of the line, with escapes
+  std::string pickle = "cm\nRoot\n)\x81}(Vitems\n}(";
+  for (int i = 0; i < 200; ++i) pickle += "Vk\ncm\nItem\n)\x81}(Vn\nK\1ub";
+  pickle += "uub.";
+  Recorder recorder;
+  EXPECT_THAT([&] { read(pickle, &recorder, {.max_objects = 350}); },
+              ThrowsError(ErrorKind::corruption, "objects in one pickle"));
+  EXPECT_NO_THROW(read(pickle, &recorder, {.max_objects = 450}));
 }
 
 TEST(PickleEntriesTest, AnEntryOfItsOwnOpcodeIsTakenToo) {

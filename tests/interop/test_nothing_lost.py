@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import math
+import shutil
+import tarfile
 
 import pytest
 import torch
@@ -57,6 +59,7 @@ OBJECTS = {
     "an outermost list": lambda: [w(), {"b": w(3.0)}],
     "empty dicts and lists": lambda: {"a": {}, "b": [], "w": w()},
     "a key with a dot": lambda: {"a.b": w(), "a": {"c.d": 1}},
+    "an outermost key `model.w`": lambda: {"model.b.w": w(3.0), "model.w": w(), "z": 1},
     "int keys": lambda: {"a": {1: w(), 2: 3}},
     "bool keys": lambda: {"a": {False: w(), True: 3}},
     "tuple keys": lambda: {"a": {("b", 1): w(), ("b", 2): 3}},
@@ -248,6 +251,21 @@ def test_records_that_nothing_is_read_from_are_told(target, tmp_path):
     assert any(note["rule"] == "records" and "module/extra/notes.txt" in note["found"] for note in document["notes"])
 
 
+def test_members_of_a_tar_that_nothing_is_read_from_are_told(tmp_path):
+    """Shows A2. torch.load passes over them too."""
+    source = tmp_path / "tar.pt"
+    shutil.copy(ROOT / "fixtures" / "torch_zip" / "valid" / "tar.pt", source)
+    document = json.loads(succeed("ckpt-reshard", source, tmp_path / "alone.pt", "--json"))
+    assert document["notes"] == []
+    (tmp_path / "notes.txt").write_text("mine")
+    with tarfile.open(source, "a:") as tar:
+        tar.add(tmp_path / "notes.txt", "notes.txt")
+    assert torch.load(source, weights_only=False)["epoch"] == 7
+    document = json.loads(succeed("ckpt-reshard", source, tmp_path / "moved.pt", "--json"))
+    assert [(note["rule"], note["found"]) for note in document["notes"]] == [
+        ("records", "1 other member, which a move leaves out: 'notes.txt'")]
+
+
 def step_of(name):
     """The state of an optimizer of torch.optim after one step."""
     model = torch.nn.Linear(3, 2)
@@ -276,6 +294,44 @@ def all_optimizers():
 def with_text_as_numbers(optimizers):
     """As DCP gives them back, whose keys are text."""
     return {name: {**state, "state": {str(key): item for key, item in state["state"].items()}} for name, state in optimizers.items()}
+
+
+def test_the_outermost_order_is_kept_or_told_where_ranks_have_several_files(tmp_path):
+    """Shows A2. model, optim and extra_state have files of their own, and no file has the order of all keys."""
+    roots = {"optim": {"z": w(), "a": 1}, "model": {"b": w(3.0), "a": w()}, "epoch": 3, "args": {"y": 1, "x": 2}}
+    tensor = w()
+    for number, (state, is_kept) in enumerate((
+            (roots, False), (dict(sorted(roots.items())), True), ({"model": roots["model"]}, True),
+            ({"b": w(), "args": roots["args"]}, True), ({"z": w(), "model.w": w()}, False),
+            ({"optim": {"w": tensor}, "model": {"w": tensor}}, True))):  # tied: all is in one file
+        torch.save(state, tmp_path / f"{number}.pt")
+        told = move(tmp_path / f"{number}.pt", tmp_path / f"{number}-ranks", "rank_files")
+        move(tmp_path / f"{number}-ranks", tmp_path / f"{number}-back.pt", "torch")
+        back = torch.load(tmp_path / f"{number}-back.pt", weights_only=True)
+        assert ("key_order" in told) == (not is_kept), (number, told)
+        assert sorted(back) == list(back) if not is_kept else orders(back) == orders(state), number
+        if number == 0:
+            assert [list(back[key]) for key in ("optim", "model", "args")] == [["z", "a"], ["b", "a"], ["y", "x"]]
+
+
+def merge(*arguments):
+    """Merges, and returns the changes that the summary counts."""
+    return {change["kind"]: change["count"] for change in json.loads(succeed("ckpt-reshard", "merge", *arguments, "--json"))["changes"]}
+
+
+def test_a_merge_of_sources_that_share_a_dict_tells_that_the_order_of_keys_is_lost(tmp_path):
+    """Shows A2. Nobody knows the order of the keys of two files together."""
+    torch.save({"b": w(), "a": {"y": w(), "x": 1}}, tmp_path / "one.pt")
+    torch.save({"d": {"2": w(), "1": w()}, "c": w()}, tmp_path / "two.pt")
+    one, two = tmp_path / "one.pt", tmp_path / "two.pt"
+    assert merge(one, two, tmp_path / "merged.pt") == {"key_order": 3}
+    assert orders(torch.load(tmp_path / "merged.pt")) == orders(in_order({"b": w(), "a": {"y": w(), "x": 1}, "d": {"2": w(), "1": w()}, "c": w()}))
+    assert merge(one, f"more={two}", tmp_path / "more") == {"key_order": 4}
+    assert merge(f"s={one}", f"s2={two}", tmp_path / "apart.pt") == {}
+    assert list(torch.load(tmp_path / "apart.pt")["s2"]) == ["d", "c"]
+    assert merge(f"s={one}", f"s2={two}", tmp_path / "apart.safetensors") == {"key_order": 4}
+    torch.save({"c": w()}, tmp_path / "sorted.pt")
+    assert merge(tmp_path / "sorted.pt", f"d={tmp_path / 'sorted.pt'}", tmp_path / "sorted") == {}
 
 
 @pytest.mark.parametrize("way", [("torch",), *itertools.permutations(FORMATS, 2)], ids=" ".join)

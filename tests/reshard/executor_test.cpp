@@ -172,6 +172,40 @@ TEST(ExecutorTest, NumbersThatACastMakesZeroAreCountedByTensor) {
   EXPECT_EQ(underflows[0].num_elements, 3);
 }
 
+TEST(ExecutorTest, ElementsWithReplicasAreCountedOnce) {
+  MemoryCheckpoint source("src");
+  source.add({"w", DType::float32, {4, 2}}, bytes_of<float>({1, 1e-12F, 7e4F, 2, 8e4F, 0, 3, 1}));
+  for (const OnOverflow on_overflow : {OnOverflow::infinity, OnOverflow::refuse}) {
+    Plan plan = plan_reshard(source.contents(), source.path(),
+                             {.cast = DType::float16, .on_overflow = on_overflow});
+    const std::vector<formats::Piece> halves = {{Box{{0, 0}, {2, 2}}, 0},
+                                                {Box{{2, 0}, {2, 2}}, 1},
+                                                {Box{{0, 0}, {2, 2}}, 2},
+                                                {Box{{2, 0}, {2, 2}}, 3}};
+    plan.destination.world_size = 4;
+    plan.destination.tensors[0].pieces = halves;
+    plan.copies[0].source_pieces.edit().assign(halves.size(), {0});
+    MemoryWriter writer(plan.destination, {});
+    std::vector<TensorOverflow> overflows;
+    std::vector<TensorUnderflow> underflows;
+    const auto move = [&] {
+      execute(plan, source, writer,
+              {.num_threads = 2,
+               .overflowed = [&](const auto& each) { overflows.push_back(each); },
+               .underflowed = [&](const auto& each) { underflows.push_back(each); }});
+    };
+    if (on_overflow == OnOverflow::refuse) {
+      EXPECT_THAT(move, test::ThrowsError(ErrorKind::mismatch, "found 2 larger, up to 80000.0"));
+      continue;
+    }
+    move();
+    ASSERT_EQ(overflows.size(), 1U);
+    EXPECT_EQ(overflows[0].num_elements, 2);
+    ASSERT_EQ(underflows.size(), 1U);
+    EXPECT_EQ(underflows[0].num_elements, 1);
+  }
+}
+
 // Shows D9.
 TEST(ExecutorTest, MergedStateIsTheMeanWeightedByColumnWidths) {
   MemoryCheckpoint source("src", 2);

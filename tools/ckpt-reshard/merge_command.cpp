@@ -66,9 +66,11 @@ ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
     move.source_prefixes.push_back(source.prefix);
   }
   const auto open = [&](const FileSystem& fs) {
-    auto [reader, collisions] =
+    auto [reader, collisions, num_unordered_dicts] =
         formats::open_merged(fs, sources, options.preference, options.move.as_dict);
-    return MoveSource{std::move(reader), std::move(collisions)};
+    return MoveSource{.reader = std::move(reader),
+                      .problems = std::move(collisions),
+                      .num_unordered_dicts = num_unordered_dicts};
   };
   return run_move(move, paths, open, terminal);
 }

@@ -83,7 +83,8 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); },
        .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
-       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); },
+       .reads_kept_blocks = outcome.combination || outcome.dequantized});
 }
 
 /// Moves all bytes to an object store; with `--dry-run`, only checks whether it could.
@@ -138,14 +139,6 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
       outcome.plan, reader, fs, options.base, options.destination, create, share, execute);
 }
 
-void warn_of_divided_file(const std::string& destination, int share, Terminal& terminal) {
-  terminal.print_error(
-      "warning: " + printable(destination) + ": part " + std::to_string(share) +
-      " begins or ends within a file on NFS, where bytes that two machines write "
-      "side by side may be lost (let parts end with files: native, or as many ranks "
-      "or files as parts; then check the result with ckpt-inspect)");
-}
-
 /// Writes the share of one worker, or finishes the shares of all workers.
 void move_with_others(const MoveOptions& options, const std::optional<PartOfWork>& part,
                       const formats::CreateOptions& create, Outcome& outcome,
@@ -175,8 +168,10 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
              progress.reset();
              progress.emplace(terminal, options.progress, options.progress.verb, nbytes);
            },
-       .divides_file_on_nfs =
-           [&](int share) { warn_of_divided_file(options.destination, share, terminal); }},
+       .warns =
+           [&](const std::string& warning) {
+             terminal.print_error("warning: " + printable(options.destination) + ": " + warning);
+           }},
       {.memory_nbytes = options.memory_nbytes,
        .num_threads = num_threads(options),
        .stop = stop,
@@ -184,7 +179,8 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
        .resumed = [&](std::uint64_t nbytes) { progress->add_kept(nbytes); },
        .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
-       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); },
+       .reads_kept_blocks = outcome.combination || outcome.dequantized});
   for (const auto& written : outcome.shared->shares) outcome.kept_nbytes += written.resumed_nbytes;
 }
 
@@ -311,9 +307,24 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   return outcome;
 }
 
+/// Adds the result of an earlier step to those of the cast. A tensor that the cast has a result for
+/// gets `unite(result, earlier)`. Requires: earlier steps come in the order of tensors.
+template <class Result, class Unite>
+void add_earlier(std::vector<Result>& results, const Result& earlier, const Unite& unite) {
+  const auto cast =
+      std::ranges::lower_bound(results, earlier.tensor_index, {}, &Result::tensor_index);
+  if (cast == results.end() || cast->tensor_index != earlier.tensor_index) {
+    results.insert(cast, earlier);
+  } else {
+    unite(*cast);
+  }
+}
+
 /// Adds to the results what the rounding of sums and of dequantized numbers has changed.
 void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader& reader,
                 Outcome& outcome) {
+  // The cast finds numbers too large that were saturated before, but not those that were infinite.
+  const bool is_found_again = outcome.plan.on_overflow == reshard::OnOverflow::saturate;
   outcome.losses_before_recipe = losses.all();
   const std::vector<formats::TensorEntry>& tensors = reader.contents().tensors;
   for (std::size_t i = 0; i < outcome.plan.copies.size(); ++i) {
@@ -322,13 +333,21 @@ void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader
     if (found == outcome.losses_before_recipe.end()) continue;
     const CastLosses& lost = found->second;
     if (lost.num_too_large > 0) {
-      outcome.overflows.push_back({i, lost.num_too_large, lost.largest_magnitude});
+      add_earlier(
+          outcome.overflows, {i, lost.num_too_large, lost.largest_magnitude},
+          [&](reshard::TensorOverflow& cast) {
+            cast.num_elements = is_found_again ? std::max(cast.num_elements, lost.num_too_large)
+                                               : cast.num_elements + lost.num_too_large;
+            cast.largest_magnitude = std::max(cast.largest_magnitude, lost.largest_magnitude);
+          });
     }
-    if (lost.num_became_zero > 0) outcome.underflows.push_back({i, lost.num_became_zero});
+    if (lost.num_became_zero > 0) {
+      add_earlier(
+          outcome.underflows, {i, lost.num_became_zero},
+          [&](reshard::TensorUnderflow& cast) { cast.num_elements += lost.num_became_zero; });
+    }
     outcome.losses_before_recipe.erase(found);
   }
-  std::ranges::stable_sort(outcome.overflows, {}, &reshard::TensorOverflow::tensor_index);
-  std::ranges::stable_sort(outcome.underflows, {}, &reshard::TensorUnderflow::tensor_index);
 }
 
 /// Prints the result of a move. If standard output cannot be written, only warns, because the
@@ -386,6 +405,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   if (options.num_threads == MoveOptions::kNotGiven) {
     options.num_threads = object_store::default_num_threads();
   }
+  wanted.num_unordered_dicts = source.num_unordered_dicts;
   const CheckpointReader& reader = *source.reader;
   reshard::FileStates source_files = source_fs.states_of(reader);
   Outcome outcome = plan_move(options, wanted, paths, source);

@@ -20,7 +20,8 @@ namespace tessera::cli {
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};
-  reshard::NamePrefixes prefixes{};  // each prefix must select a name
+  std::size_t num_unordered_dicts = 0;  // PlanOptions::num_unordered_dicts
+  reshard::NamePrefixes prefixes{};     // each prefix must select a name
   /// Only for `combine`, which copies only the extra files of the first source.
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};

@@ -191,6 +191,9 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::key_order:
       return words("dict gets its keys in the order of names",
                    "dicts get their keys in the order of names");
+    case Change::nested_keys:
+      return words("outermost key such as 'model.w' becomes a key in a dict",
+                   "outermost keys such as 'model.w' become keys in a dict");
   }
   return {};
 }

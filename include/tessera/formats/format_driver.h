@@ -89,6 +89,13 @@ struct FormatTraits {
   bool holds_number_steps = true;  // false: a step that is a number becomes a tensor
 };
 
+/// How the outermost dict of a checkpoint changes in a format that stores it in several files.
+struct OutermostChanges {
+  bool reorders_keys = false;  // the keys get the order of names
+  std::size_t num_nested_keys =
+      0;  // keys such as `model.w` that become a key `w` in a dict `model`
+};
+
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks
 /// that each file starts as its name promises, so that other people's files are never removed.
 struct FileMark {
@@ -139,6 +146,10 @@ class FormatDriver {
   virtual FormatDescription description() const = 0;
   /// Returns what the format can hold.
   virtual FormatTraits traits() const = 0;
+  /// Says how the outermost dict of `contents` changes in this format, beyond what the traits say.
+  virtual OutermostChanges outermost_changes(const CheckpointContents& /*contents*/) const {
+    return {};
+  }
 
   /// Says whether a directory holds a checkpoint of this format. Opens no file.
   virtual Recognition recognize_directory(const DirectoryListing& directory) const = 0;

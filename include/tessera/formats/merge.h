@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ struct MergedCheckpoint {
   /// Names that several sources have, sorted (rule `merge`). If there is a preference, only entries
   /// of one source that contain entries of another source, such as `s` and `s.w`.
   std::vector<Finding> collisions;
+  /// How many dicts lose the order of their keys, because several sources have keys of one dict.
+  /// For PlanOptions::num_unordered_dicts.
+  std::size_t num_unordered_dicts = 0;
 };
 
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each

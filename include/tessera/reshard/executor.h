@@ -140,10 +140,14 @@ struct ExecuteOptions {
   /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
   /// Called at the end, in order, once for each tensor of the destination with elements that were
-  /// too large. Elements in blocks that an interrupted run wrote count too.
+  /// too large. Elements in blocks that an interrupted run wrote count too. An element that several
+  /// ranks store counts once.
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
+  /// Whether to read the source again for all blocks that an interrupted run wrote: for a source
+  /// that calculates its elements, and counts what rounding changes while it is read.
+  bool reads_kept_blocks = false;
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
@@ -215,10 +219,10 @@ struct SharedMoveOptions {
   std::string command{};  // stored for a program that finishes the move; empty: none
   /// Called before a share is written, with the share's number and its size in bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};
-  /// Called before a share is written that begins or ends within a file, if the destination is on
-  /// NFS. NFS clients write whole pages, so bytes may be lost where another machine writes the
-  /// neighbouring share.
-  std::function<void(int share)> divides_file_on_nfs{};
+  /// Called with a warning before a share is written that begins or ends within a file, if the
+  /// destination is on NFS. NFS clients write whole pages, so bytes may be lost where another
+  /// machine writes the neighbouring share.
+  std::function<void(const std::string& warning)> warns{};
 };
 
 /// What a worker has written, and which shares are still missing.

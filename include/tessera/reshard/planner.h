@@ -71,6 +71,7 @@ struct PlanOptions {
   std::optional<DType> cast{};    // new dtype of floating-point tensors; see plan_reshard
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
   std::string quantization_method{};  // method named by config.json beside the source; for messages
+  std::size_t num_unordered_dicts = 0;      // MergedCheckpoint::num_unordered_dicts of the source
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
   Relaxation part = Relaxation::refuse;     // take one part of a checkpoint (PartOfWhole) as it is
@@ -119,6 +120,7 @@ enum class FormatChange {
   value_types,     // a frozenset or the like becomes a plainer type
   tensor_steps,    // an optimizer's step that is a number becomes a tensor
   key_order,       // the keys of a dict get the order of their names
+  nested_keys,     // a key `model.w` of the outermost dict becomes a key `w` in a dict `model`
 };
 
 /// Returns the name in JSON output: `text_keys`.

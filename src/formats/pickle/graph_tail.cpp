@@ -110,17 +110,19 @@ void GraphTail::move_marked() {
   }
 }
 
-void GraphTail::drop_all_but(std::span<std::uint32_t> kept) {
+std::size_t GraphTail::drop_all_but(std::span<std::uint32_t> kept) {
   if (!kept.empty()) {
     mark(kept);
     move_marked();
     for (std::uint32_t& id : kept) id = new_id(id);
   }
+  const std::size_t num_kept = nodes_.size() + links_.size();
   replace_from(tables_.nodes, first_node_, nodes_);
   replace_from(tables_.links, first_link_, links_);
   replace_from(tables_.globals, first_global_, globals_);
   replace_from(tables_.calls, first_call_, calls_);
   begin_behind_all();
+  return num_kept;
 }
 
 }  // namespace tessera::formats::pickle::detail

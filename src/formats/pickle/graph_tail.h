@@ -31,9 +31,9 @@ class GraphTail {
 
   /// Drops the objects of the tail except those in `kept` and the objects that they refer to.
   /// Writes the new numbers of these objects into `kept`. Then makes the tail begin after the last
-  /// object. Requires: no object before the tail refers to an object in the tail. Cost: linear in
-  /// the tail.
-  void drop_all_but(std::span<std::uint32_t> kept);
+  /// object. Returns how many objects and links are kept. Requires: no object before the tail
+  /// refers to an object in the tail. Cost: linear in the tail.
+  std::size_t drop_all_but(std::span<std::uint32_t> kept);
 
  private:
   void mark(std::span<const std::uint32_t> kept);

@@ -260,7 +260,7 @@ class Machine {
     return static_cast<std::uint32_t>(graph_.nodes_.size() - 1);
   }
   void push(std::uint32_t id) {
-    if (++num_pushed_ > limits_.max_objects) {
+    if (++num_held_ > limits_.max_objects) {
       fail_expected(ErrorKind::corruption, "objects in one pickle",
                     "at most " + std::to_string(limits_.max_objects), "more");
     }
@@ -731,9 +731,11 @@ class Machine {
   // Entries that a taker gets. [Note: Entries taken early]
 
   /// The dict entries that SETITEMS will set next. On the stack, from `begin` on: key, value, key,
-  /// value, ...
+  /// value, ... The numbers are of the time before the first entry that was not taken yet.
   struct Batch {
     std::size_t begin;  // in the stack
+    std::size_t num_held_before;
+    std::size_t num_decoded_before;  // texts that the graph keeps, because they had escapes
   };
   /// The number of marks on the stack when a batch is complete: the attributes of the outermost
   /// object are above the first mark, the batch is above the second one.
@@ -764,7 +766,7 @@ class Machine {
   }
   void begin_batch() {
     if (!is_wanted()) return;
-    batch_ = Batch{stack_.size()};
+    batch_ = Batch{stack_.size(), num_held_, graph_.decoded_.size()};
     kept_slots_.clear();
     tail_.begin_behind_all();
   }
@@ -783,7 +785,9 @@ class Machine {
     std::erase_if(kept_slots_, [&](auto slot) { return memo_[slot] < tail_.first_node(); });
     kept_.clear();
     for (const std::uint64_t slot : kept_slots_) kept_.push_back(memo_[slot]);
-    tail_.drop_all_but(kept_);
+    num_held_ = batch_->num_held_before + tail_.drop_all_but(kept_) + graph_.decoded_.size() -
+                batch_->num_decoded_before;
+    *batch_ = {batch_->begin, num_held_, graph_.decoded_.size()};
     for (std::size_t i = 0; i < kept_.size(); ++i) memo_[kept_slots_[i]] = kept_[i];
     kept_slots_.clear();
     taken_end_ = tail_.first_node();
@@ -941,7 +945,8 @@ class Machine {
   std::uint64_t position_ = 0;
   std::uint64_t opcode_position_ = 0;
   bool stopped_ = false;
-  std::size_t num_pushed_ = 0;
+  // Objects that were pushed, less those of entries that were taken and dropped
+  std::size_t num_held_ = 0;
   std::vector<std::uint32_t> stack_;
   std::vector<std::size_t> marks_;
   std::vector<std::uint32_t> memo_;
@@ -955,7 +960,7 @@ class Machine {
   std::uint32_t taken_dict_ = kNoObject;  // whose entries were taken last
   // The object that has the dict as an attribute, and the dict of its attributes
   std::array<std::uint32_t, 2> outermost_{kNoObject, kNoObject};
-  std::uint32_t taken_end_ = 0;           // objects before it belong to entries that were taken
+  std::uint32_t taken_end_ = 0;  // objects before it belong to entries that were taken
   detail::GraphTail tail_{{graph_.nodes_, graph_.links_, graph_.globals_, graph_.calls_}};
   std::vector<std::uint64_t> kept_slots_;  // that the batch filled
   std::vector<std::uint32_t> kept_;

@@ -62,6 +62,8 @@ struct PickleSource {
 };
 
 /// Limits for the cost of a pickle. Within these limits, time and memory are linear in its size.
+/// `max_objects` limits how many objects opcodes push. Objects of entries that an EntryTaker took,
+/// and that were dropped, do not count.
 struct PickleLimits {
   std::size_t max_nbytes = std::size_t{1} << 30;
   std::size_t max_objects = std::size_t{1} << 26;

@@ -4,6 +4,7 @@
 #include "formats/drivers.h"
 #include "formats/rank_files.h"
 #include "formats/rank_files/file_names.h"
+#include "formats/rank_files/rank_contents.h"
 #include "formats/signatures.h"
 
 namespace tessera::formats {
@@ -37,6 +38,10 @@ class RankFilesDriver final : public FormatDriver {
             .holds_replicas = true,
             .uncut_prefix = "extra_state.",
             .has_device_mesh = true};
+  }
+
+  OutermostChanges outermost_changes(const CheckpointContents& contents) const override {
+    return rank_files::outermost_changes(contents);
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

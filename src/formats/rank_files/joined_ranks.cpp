@@ -50,6 +50,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     contents_.world_size = world_size;
     contents_.opening_findings = std::move(notes);
     gather();
+    if (has_several_items()) order_outermost_keys();
     // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
@@ -233,6 +234,27 @@ class JoinedRanks final : public DividedReader, public MeshSource {
       }
       files_[i].reader->drop_key_paths();  // by_name_ has them
     }
+  }
+
+  bool has_several_items() const {
+    return std::ranges::any_of(
+        files_, [&](const RankFile& file) { return file.item != files_.front().item; });
+  }
+
+  /// Puts the keys of the outermost dict in the order of names, because no file has an order of all
+  /// of them. Within each key, keeps the order.
+  void order_outermost_keys() {
+    std::vector<std::pair<Key, Gathered*>> entries;
+    for (auto& [name, gathered] : by_name_) {
+      const KeyPath& path = gathered.key_path;
+      entries.emplace_back(path.empty() ? Key(name) : path.front(), &gathered);
+    }
+    std::ranges::stable_sort(entries, [](const auto& a, const auto& b) {
+      const auto order = a.first <=> b.first;
+      return order != 0 ? order < 0 : a.second->dict_order < b.second->dict_order;
+    });
+    std::uint32_t number = 0;
+    for (const auto& entry : entries) entry.second->dict_order = ++number;
   }
 
   // --- putting together

@@ -1,6 +1,7 @@
 #include "formats/rank_files/rank_contents.h"
 
 #include <algorithm>
+#include <ranges>
 #include <string_view>
 #include <utility>
 
@@ -34,6 +35,34 @@ std::optional<std::size_t> find_entry(const std::vector<Entry>& entries, const s
   return static_cast<std::size_t>(found - entries.begin());
 }
 
+/// Returns the written items, such as `model`, that are an outermost dict with entries.
+std::set<std::size_t> dicts_of(const CheckpointContents& contents) {
+  std::set<std::size_t> dicts;
+  const auto look_at = [&](const KeyPath& path) {
+    if (path.size() < 2 || !std::holds_alternative<std::string>(path.front())) return;
+    const auto found = std::ranges::find(kWrittenItems, std::get<std::string>(path.front()));
+    const auto item = static_cast<std::size_t>(found - kWrittenItems.begin());
+    if (item < kOther) dicts.insert(item);
+  };
+  for (const TensorEntry& tensor : contents.tensors) look_at(tensor.key_path);
+  for (const Alias& alias : contents.aliases) look_at(alias.key_path);
+  for (const ValueEntry& value : contents.values) look_at(value.key_path);
+  return dicts;
+}
+
+/// Returns the item of an entry: an index in kWrittenItems. An entry with the single key `model.w`
+/// belongs to `model`, unless `dicts` has `model`. `first`: the entry's outermost key.
+std::size_t item_of(const std::string& name, const Key& first, const std::set<std::size_t>& dicts) {
+  const auto* const word = std::get_if<std::string>(&first);
+  for (std::size_t item = 0; word != nullptr && item < kOther; ++item) {
+    const std::string prefix = std::string(kWrittenItems[item]) + ".";
+    if (!name.starts_with(prefix)) continue;
+    const bool is_flat = word->starts_with(prefix) && !dicts.contains(item);
+    return *word == kWrittenItems[item] || is_flat ? item : kOther;
+  }
+  return kOther;
+}
+
 /// Puts each entry `per_rank.<rank>.<name>` at the place of the entry `<name>` in the files of this
 /// rank, instead of the shared entry. Does this only if `may(own, shared, rank)` returns true.
 template <class Spot, class Entry, class NameOf, class May>
@@ -60,9 +89,9 @@ RankContents::RankContents(const CheckpointContents& contents, const std::vector
       values_(values),
       mesh_(mesh),
       destination_(destination),
+      dicts_(dicts_of(contents)),
       ranks_bytes_(ranks_storage_bytes(contents.world_size)) {
   check_key_paths(contents, destination);
-  find_dicts();
   find_spots();
   if (has_tie_across_files()) {
     is_one_file_ = true;
@@ -103,38 +132,19 @@ bool RankContents::has_tie_across_files() const {
   return false;
 }
 
-/// Fills `dicts_` with the written items, such as `model`, that are an outermost dict with entries.
-void RankContents::find_dicts() {
-  const auto look_at = [&](const KeyPath& path) {
-    if (path.size() < 2 || !std::holds_alternative<std::string>(path.front())) return;
-    const auto found = std::ranges::find(kWrittenItems, std::get<std::string>(path.front()));
-    const auto item = static_cast<std::size_t>(found - kWrittenItems.begin());
-    if (item < kOther) dicts_.insert(item);
-  };
-  for (const TensorEntry& tensor : contents_.tensors) look_at(tensor.key_path);
-  for (const Alias& alias : contents_.aliases) look_at(alias.key_path);
-  for (const ValueEntry& value : contents_.values) look_at(value.key_path);
-}
-
-/// Returns in which files an entry goes, and under which name. An entry with the single key
-/// `model.w` goes into the files of `model`, unless the contents also have a dict `model`.
+/// Returns in which files an entry goes, and under which name.
 RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) const {
   KeyPath whole = path.empty() ? KeyPath{name} : path;
-  if (is_one_file_) return {kOther, name, std::move(whole)};
-  const auto* const first = std::get_if<std::string>(&whole.front());
-  for (std::size_t item = 0; first != nullptr && item < kOther; ++item) {
-    const std::string prefix = std::string(kWrittenItems[item]) + ".";
-    if (!name.starts_with(prefix)) continue;
-    const std::string rest = name.substr(prefix.size());
-    if (*first == kWrittenItems[item]) {
-      whole.erase(whole.begin());
-      return {item, rest, std::move(whole)};
-    }
-    if (!first->starts_with(prefix) || dicts_.contains(item)) break;
-    whole.front() = first->substr(prefix.size());
-    return {item, rest, std::move(whole)};
+  const std::size_t item = is_one_file_ ? kOther : item_of(name, whole.front(), dicts_);
+  if (item == kOther) return {kOther, name, std::move(whole)};
+  const std::size_t prefix_nbytes = kWrittenItems[item].size() + 1;
+  const auto& first = std::get<std::string>(whole.front());
+  if (first == kWrittenItems[item]) {
+    whole.erase(whole.begin());
+  } else {
+    whole.front() = first.substr(prefix_nbytes);
   }
-  return {kOther, name, std::move(whole)};
+  return {item, name.substr(prefix_nbytes), std::move(whole)};
 }
 
 std::vector<RankContents::Spot> RankContents::spots_of_tensors() {
@@ -319,6 +329,36 @@ void RankContents::require_readable() const {
   for (std::size_t file = 0; file < files_.size() && files_[file].rank == 0; ++file) {
     torch_zip::require_readable(layout(file), destination_);
   }
+}
+
+OutermostChanges outermost_changes(const CheckpointContents& contents) {
+  const std::set<std::size_t> dicts = dicts_of(contents);
+  std::set<std::size_t> items;
+  std::map<Key, std::uint32_t> orders;            // of the outermost keys: the smallest dict_order
+  std::set<Key> nested;                           // outermost keys such as `model.w`
+  std::map<std::string_view, std::size_t> owner;  // the item of each tensor
+  bool is_tied_across = false;                    // then all entries are in one file
+  const auto add = [&](const std::string& name, const KeyPath& path, std::uint32_t dict_order) {
+    const Key first = path.empty() ? Key(name) : path.front();
+    const std::size_t item = item_of(name, first, dicts);
+    items.insert(item);
+    if (item != kOther && first != Key(std::string(kWrittenItems[item]))) nested.insert(first);
+    const Key outermost = item == kOther ? first : Key(std::string(kWrittenItems[item]));
+    const auto [found, is_new] = orders.emplace(outermost, dict_order);
+    if (!is_new) found->second = std::min(found->second, dict_order);
+    return item;
+  };
+  for (const TensorEntry& tensor : contents.tensors) {
+    owner[tensor.meta.fqn] = add(tensor.meta.fqn, tensor.key_path, tensor.dict_order);
+  }
+  for (const Alias& alias : contents.aliases) {
+    const std::size_t item = add(alias.fqn, alias.key_path, alias.dict_order);
+    is_tied_across = is_tied_across || item != owner.at(alias.target);
+  }
+  for (const ValueEntry& value : contents.values) add(value.name, value.key_path, value.dict_order);
+  if (is_tied_across) return {};
+  return {.reorders_keys = items.size() > 1 && !std::ranges::is_sorted(orders | std::views::values),
+          .num_nested_keys = nested.size()};
 }
 
 }  // namespace tessera::formats::rank_files

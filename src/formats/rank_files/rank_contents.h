@@ -11,6 +11,7 @@
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats::rank_files {
 
@@ -82,7 +83,6 @@ class RankContents {
     bool has_ranks_storage = false;
   };
 
-  void find_dicts();
   void find_spots();
   std::size_t target_of(std::size_t alias) const;
   bool has_tie_across_files() const;
@@ -111,5 +111,9 @@ class RankContents {
   std::vector<File> files_;
   std::string ranks_bytes_;
 };
+
+/// Says how the outermost dict differs when the files of `contents` are read again. Each of several
+/// files has an order of its own, so a reader shows the keys of all files in the order of names.
+OutermostChanges outermost_changes(const CheckpointContents& contents);
 
 }  // namespace tessera::formats::rank_files

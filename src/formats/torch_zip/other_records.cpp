@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <unordered_set>
 #include <vector>
 
+#include "base/size_text.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::torch_zip {
@@ -24,6 +26,26 @@ bool is_folder(const zip::Member& member) {
   return member.name.ends_with('/') && member.nbytes == 0;
 }
 
+/// Returns a note about the parts of an archive that nothing is read from. Returns nothing if there
+/// are none. `kind`: what the archive calls a part.
+std::optional<Finding> note_of(const std::string& path, const std::string& kind,
+                               const std::vector<std::string_view>& others) {
+  if (others.empty()) return std::nullopt;
+  std::string names;
+  for (const std::string_view name : others | std::views::take(kMaxNamesShown)) {
+    names += (names.empty() ? "'" : ", '") + printable(name, kMaxNameNbytes) + "'";
+  }
+  if (others.size() > kMaxNamesShown) {
+    names += " and " + std::to_string(others.size() - kMaxNamesShown) + " more";
+  }
+  return Finding{
+      .severity = Finding::Severity::note,
+      .rule = "records",
+      .where = {.path = path},
+      .expected = "only " + kind + "s that tensors and values are read from",
+      .found = counted(others.size(), "other " + kind) + ", which a move leaves out: " + names};
+}
+
 }  // namespace
 
 std::optional<Finding> note_of_other_records(const TorchArchive& archive) {
@@ -36,24 +58,16 @@ std::optional<Finding> note_of_other_records(const TorchArchive& archive) {
     return name.starts_with(kStorageFolder) &&
            storages.contains(name.substr(kStorageFolder.size()));
   };
-  std::size_t num_others = 0;
-  std::string names;
+  std::vector<std::string_view> others;
   for (const zip::Member& member : archive.zip().members()) {
-    if (is_folder(member) || is_read(member.name)) continue;
-    if (++num_others > kMaxNamesShown) continue;
-    names += (names.empty() ? "'" : ", '") + printable(member.name, kMaxNameNbytes) + "'";
+    if (!is_folder(member) && !is_read(member.name)) others.push_back(member.name);
   }
-  if (num_others == 0) return std::nullopt;
-  if (num_others > kMaxNamesShown) {
-    names += " and " + std::to_string(num_others - kMaxNamesShown) + " more";
-  }
-  return Finding{.severity = Finding::Severity::note,
-                 .rule = "records",
-                 .where = {.path = archive.zip().path()},
-                 .expected = "only records that tensors and values are read from",
-                 .found = std::to_string(num_others) +
-                          (num_others == 1 ? " other record" : " other records") +
-                          ", which a move leaves out: " + names};
+  return note_of(archive.zip().path(), "record", others);
+}
+
+std::optional<Finding> note_of_other_members(const TorchTar& archive, const std::string& path) {
+  const std::vector<std::string>& others = archive.other_members();
+  return note_of(path, "member", {others.begin(), others.end()});
 }
 
 }  // namespace tessera::formats::torch_zip

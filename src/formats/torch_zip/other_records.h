@@ -1,8 +1,10 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "formats/torch_zip/torch_archive.h"
+#include "formats/torch_zip/torch_tar.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::torch_zip {
@@ -11,5 +13,9 @@ namespace tessera::formats::torch_zip {
 /// such as the code of TorchScript or its `_extra_files`. Returns nothing if there are no such
 /// records. Leaves out the records that every torch.save writes besides the object.
 std::optional<Finding> note_of_other_records(const TorchArchive& archive);
+
+/// Returns a note about the members of a tar archive that PyTorch 0.1 did not write. Returns
+/// nothing if there are none. `path`: of the archive.
+std::optional<Finding> note_of_other_members(const TorchTar& archive, const std::string& path);
 
 }  // namespace tessera::formats::torch_zip

@@ -1,5 +1,7 @@
 #include "formats/torch_zip/torch_tar.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
@@ -274,6 +276,9 @@ TorchTar::TorchTar(const ReadableFile& file, std::span<const std::string> as_dic
                                        .as_dict = as_dict,
                                        .has_module_ids = true});
   object.require_end();
+  for (const auto& [name, range] : members) {
+    if (std::ranges::find(kNames, name) == std::end(kNames)) other_members_.push_back(name);
+  }
   take(file.path(), std::move(saved), std::move(storages));
 }
 

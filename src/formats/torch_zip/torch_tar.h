@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/file_system.h"
@@ -29,6 +30,12 @@ class TorchTar final : public SavedObject {
   /// Throws: Error(corruption); Error(unsupported), such as for a tar archive of something else;
   /// Error(io). `as_dict`: as for TorchArchive. `file` must outlive it.
   explicit TorchTar(const ReadableFile& file, std::span<const std::string> as_dict = {});
+
+  /// Returns the names of members that PyTorch 0.1 did not write. Nothing is read from them.
+  const std::vector<std::string>& other_members() const { return other_members_; }
+
+ private:
+  std::vector<std::string> other_members_;
 };
 
 }  // namespace tessera::formats::torch_zip

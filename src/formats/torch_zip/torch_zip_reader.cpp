@@ -359,8 +359,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
 
   std::optional<Finding> find_other_records() const {
-    const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get());
-    return archive == nullptr ? std::nullopt : torch_zip::note_of_other_records(*archive);
+    if (const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get())) {
+      return torch_zip::note_of_other_records(*archive);
+    }
+    const auto* tar = dynamic_cast<const TorchTar*>(saved_.get());
+    return tar == nullptr ? std::nullopt : torch_zip::note_of_other_members(*tar, path_);
   }
 
   /// Adds a note that the file holds one tensor or value instead of a dict, which becomes the entry

@@ -47,7 +47,7 @@ struct Outcome {
   reshard::FileStates source_files;  // states of the source's files when they were opened
   std::string plan_digest;
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
-  std::vector<int> divided_parts;        // parts that begin or end within a file on NFS
+  std::vector<std::string> warnings;
 };
 
 formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSystem& fs) {
@@ -58,7 +58,8 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSyste
   return {formats::open_checkpoint(
               fs, first.path,
               {.flat_layout_path = sources.flat_layout_path, .as_dict = sources.as_dict}),
-          {}};
+          {},
+          0};
 }
 
 /// Opens the source. If the options ask for it, gives names to an optimizer's numbers, and applies
@@ -102,7 +103,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   if (request.worker) {
     reshard::SharedMoveOptions worker = *request.worker;
     worker.begins = [&](int, std::uint64_t nbytes) { watch.set_total(nbytes); };
-    worker.divides_file_on_nfs = [&](int part) { outcome.divided_parts.push_back(part); };
+    worker.warns = [&](const std::string& warning) { outcome.warnings.push_back(warning); };
     outcome.shared = reshard::move_share(plan, reader, fs, place.path, create, worker, options);
     std::uint64_t resumed_nbytes = 0;
     for (const auto& share : outcome.shared->shares) resumed_nbytes += share.resumed_nbytes;
@@ -164,6 +165,7 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   const CheckpointReader& reader = *source.reader;
   Outcome outcome;
   reshard::PlanOptions wanted = request.plan;
+  wanted.num_unordered_dicts = source.num_unordered_dicts;
   for (const MergePath& path : request.sources.paths) {
     if (!wanted.quantization_method.empty()) break;
     wanted.quantization_method =
@@ -312,9 +314,9 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
     for (const auto& share : outcome.shared->missing) missing_parts.append(share.index);
   }
   result["missing_parts"] = missing_parts;
-  nb::list divided_parts;
-  for (const int part : outcome.divided_parts) divided_parts.append(part);
-  result["divided_parts"] = divided_parts;
+  nb::list warnings;
+  for (const std::string& warning : outcome.warnings) warnings.append(text_to_python(warning));
+  result["warnings"] = warnings;
   result["left_over"] = outcome.left_over ? text_to_python(*outcome.left_over) : nb::none();
   return result;
 }

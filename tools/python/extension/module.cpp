@@ -17,6 +17,7 @@ NB_MODULE(_core, module) {
   module.attr("__interface__") = TESSERA_INTERFACE;
   module.attr("DEFAULT_MEMORY_NBYTES") = tessera::kDefaultMemoryNbytes;
   module.attr("DEFAULT_EXTRA_FILES_NBYTES") = tessera::reshard::kDefaultExtraFilesNbytes;
+  module.def("default_num_threads", &tessera::default_num_threads);
   module.def(
       "parse_size",
       [](const nanobind::bytes& text) {

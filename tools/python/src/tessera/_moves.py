@@ -184,7 +184,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     as_is: move one part of a checkpoint, such as the file of one rank, as if it were whole.
     extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
         directory, "leave" does not copy them, "refuse" raises an error that names them.
-    extra_files_from: a folder whose files are copied instead of those of the source.
+    extra_files_from: a folder whose files are copied instead of those of the source. A recipe takes its variables from the
+        config.json there if the source has none.
     extra_files_limit: the largest size of all such files together. If they are larger, the largest files are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
@@ -291,10 +292,8 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
     if result["left_over"] is not None:
         warnings.warn(f"{result['left_over']}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
-    for part in result["divided_parts"]:
-        warnings.warn(f"{os.fspath(destination)!s}: part {part} begins or ends within a file on NFS, where bytes that two machines write "
-                      "next to each other may be lost (write the native format, or as many ranks or files as parts, so that no file has "
-                      "two parts; check the result with tessera.verify or ckpt-inspect diff)", RuntimeWarning, stacklevel=3)
+    for warning in result["warnings"]:
+        warnings.warn(f"{os.fspath(destination)!s}: {warning}", RuntimeWarning, stacklevel=3)
     return Resharded(
         source_format=result["source_format"], format=result["format"], world_size=result["world_size"],
         num_tensors=result["num_tensors"], num_values=result["num_values"], num_aliases=result["num_aliases"],

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import _core
 from ._errors import Error
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SHORT_NBYTES = 1024  # a longer message needs a second collective
-_MAX_THREADS = 16
 
 
 class Ranks:
@@ -96,7 +96,7 @@ class Ranks:
             own = socket.gethostname(), os.sched_getaffinity(0)
             all_ranks = self.gather("counting cores", lambda: own)
             sharing = [1 for host, cores in all_ranks if host == own[0] and cores & own[1]]
-            self._num_threads = max(1, min(_MAX_THREADS, len(own[1]) // len(sharing)))
+            self._num_threads = max(1, min(_core.default_num_threads(), len(own[1]) // len(sharing)))
         return self._num_threads
 
     @contextlib.contextmanager
