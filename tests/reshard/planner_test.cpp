@@ -537,6 +537,16 @@ TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
               HasSubstr("names to move"));
 }
 
+TEST(PlannerTest, AnExclusionThatMatchesNoNameIsANote) {
+  const Plan plan = plan_reshard(adamw(), "src", {.only = NameSelection({"!optimizer"})});
+  EXPECT_EQ(plan.destination.tensors.size(), adamw().tensors.size());
+  EXPECT_THAT(lines_of(plan.notes),
+              ElementsAre("note src: names to move: expected an exclusion that matches a name, "
+                          "found '!optimizer', which leaves nothing out"));
+  EXPECT_THAT(error_of(adamw(), {.only = NameSelection({"!optimizer", "modle"})}).what(),
+              HasSubstr("a pattern that matches a name, found 'modle'"));
+}
+
 TEST(PlannerTest, TheOptimizerIsLeftOutWhereAskedFor) {
   CheckpointContents source = adamw();
   source.values = {{"epoch", {}}, {"optim.param_groups.0.lr", {}}};

@@ -301,14 +301,6 @@ void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& 
   json.end_array().end_object();
 }
 
-/// Prints the findings of the reader about the source to standard output. Notes on standard error
-/// have them too.
-void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
-  for (const Finding& finding : reader.contents().opening_findings) {
-    terminal.print("source: " + finding_line(finding) + "\n");
-  }
-}
-
 std::string linked_in_words(const Outcome& outcome) {
   return ", " + exact_size(outcome.linked_nbytes) + " of them in files of the base";
 }
@@ -557,7 +549,6 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   print_left_out(options, outcome.plan.left_out, reader.contents(), terminal);
   print_uncast(outcome.plan.uncast, terminal);
   print_changes(outcome.plan.changes, terminal);
-  print_opening_findings(reader, terminal);
   print_extra_files(outcome.extra_files, terminal);
 }
 
