@@ -24,6 +24,7 @@
 #include "formats/paged_data.h"
 #include "formats/part_files.h"
 #include "formats/piece_pool.h"
+#include "formats/staging/file_syncs.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
@@ -236,7 +237,7 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Completes the files and returns their final names (without a suffix for unfinished files).
+  /// Completes and syncs the files, and returns their final names (without a suffix for unfinished files).
   /// Requires: all blocks have been written.
   std::vector<std::string> finish_files();
 
@@ -284,6 +285,7 @@ class RankFilesWriter : public ShareWriter {
   Journal* const journal_;
   std::vector<std::uint32_t> blocks_left_;        // by the number of a piece
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
+  FileSyncs syncs_;
 };
 
 RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
@@ -433,11 +435,9 @@ void RankFilesWriter::adopt_block(PieceId piece, std::int64_t begin) {
 
 void RankFilesWriter::commit_share() {
   for (const auto& file : files_) {
-    if (!file->file) continue;
-    file->file->sync();
-    file->file->close();
-    file->file.reset();
+    if (file->file) syncs_.add(std::move(file->file));
   }
+  syncs_.wait();
 }
 
 /// Counts a block that has been written. The last block of a piece completes its item; the last
@@ -478,9 +478,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
 
 /// Requires: no thread writes to the file any more.
 void RankFilesWriter::finish(RankFile& file) {
-  file.file->sync();
-  file.file->close();
-  file.file.reset();
+  syncs_.add(std::move(file.file));
   file.is_finished = true;
 }
 
@@ -495,6 +493,7 @@ std::vector<std::string> RankFilesWriter::finish_files() {
     open(*file);
     finish(*file);
   }
+  syncs_.wait();
   return names;
 }
 
