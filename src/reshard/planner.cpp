@@ -12,6 +12,7 @@
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
 #include "reshard/format_changes.h"
+#include "reshard/model_names.h"
 #include "reshard/moved_names.h"
 #include "reshard/own_entries.h"
 #include "reshard/plan_report.h"
@@ -127,6 +128,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
   note_lost_units(source, plan, options.format, report);
+  note_names_of_model(plan, options, report);
   plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options.format);
   return plan;
 }

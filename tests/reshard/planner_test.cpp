@@ -893,5 +893,31 @@ TEST(PlannerTest, TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
       IsEmpty());
 }
 
+// Hugging Face's names have no dict `model`, though many of them begin with `model.`.
+TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
+  const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames = {},
+                        Format format = Format("rank_files")) {
+    return lines_of(plan_reshard(source, "src", {.format = format, .renames = renames}).notes);
+  };
+  CheckpointContents llama;
+  llama.tensors = {tensor("lm_head.weight", {4, 2}), tensor("model.norm.weight", {2})};
+  EXPECT_THAT(notes(llama), ElementsAre(HasSubstr(
+                                "lm_head.weight: names of the model: expected names that begin with "
+                                "'model.', found 1 tensor without it")));
+  CheckpointContents tied;
+  tied.tensors = {tensor("model.norm.weight", {2})};
+  EXPECT_THAT(notes(tied), ElementsAre(HasSubstr("found names with one 'model.'")));
+  for (const CheckpointContents& source : {llama, tied}) {
+    EXPECT_THAT(notes(source, {{"", "model."}}), IsEmpty());
+    EXPECT_THAT(notes(source, {}, Format::dcp), IsEmpty());
+  }
+  CheckpointContents nested = tied;
+  nested.tensors[0].key_path = {"model", "norm.weight"};
+  EXPECT_THAT(notes(nested), IsEmpty());
+  EXPECT_THAT(notes(adamw()), IsEmpty());
+  nested.tensors.push_back(tensor("per_rank.1.model.seen", {2}));
+  EXPECT_THAT(notes(nested), ::testing::Not(::testing::Contains(HasSubstr("names of the model"))));
+}
+
 }  // namespace
 }  // namespace tessera::reshard

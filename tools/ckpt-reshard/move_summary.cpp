@@ -13,6 +13,7 @@
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
+#include "reshard/model_names.h"
 #include "reshard/moved_names.h"
 #include "tessera/formats/format_driver.h"
 
@@ -508,7 +509,9 @@ void print_findings(const std::string& prefix, const std::vector<Finding>& findi
                     Terminal& terminal) {
   const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
   for (std::size_t i = 0; i < num_shown; ++i) {
-    terminal.print_error(prefix + finding_line(findings[i]));
+    const bool is_of_names = findings[i].rule == reshard::kModelNamesRule;
+    terminal.print_error(prefix + finding_line(findings[i]) +
+                         (is_of_names ? " (--rename =model. puts 'model.' before all names)" : ""));
   }
   if (num_shown == findings.size()) return;
   terminal.print_error(prefix + "and " + std::to_string(findings.size() - num_shown) +

@@ -84,6 +84,9 @@ struct FormatTraits {
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
   /// Tensors with this prefix stay whole on every rank, unless the source cuts them. Empty: none.
   std::string_view uncut_prefix{};
+  /// The outermost dicts whose entries have files of their own, the model's first. Programs load
+  /// each dict from its files. Empty: no dict has such files.
+  std::span<const std::string_view> dicts_with_files{};
   bool has_device_mesh = false;    // uses CreateOptions::device_mesh
   bool has_several_files = false;  // uses CreateOptions::safetensors.max_shard_nbytes
   bool holds_number_steps = true;  // false: a step that is a number becomes a tensor
