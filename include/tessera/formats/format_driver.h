@@ -185,6 +185,13 @@ class FormatDriver {
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
   /// Whether a directory of this format can hold its files in a folder of that name.
   virtual bool may_own_folder(std::string_view /*name*/) const { return false; }
+  /// Whether a program of this format puts a file of that name beside the files of another format,
+  /// so that both together are one checkpoint. Such a file is replaced with the checkpoint. A move
+  /// copies it as an extra file. `names`: of all files in the directory.
+  virtual bool adds_file(std::string_view /*name*/,
+                         const std::vector<std::string>& /*names*/) const {
+    return false;
+  }
   /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
   /// extra files. `opened`: paths of files that an open reader knows as the checkpoint's; empty if
   /// no reader is open. The default returns the names for which `may_own_file` is true.
