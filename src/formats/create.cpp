@@ -92,9 +92,10 @@ void check_destination(const FileSystem& fs, const std::string& source,
   tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;
   if (overwrite == OverwritePolicy::refuse) {
-    const std::string what = is_replaceable(fs, destination, option, extra_files)
-                                 ? " replaces it)"
-                                 : " replaces only a checkpoint, and no other files)";
+    const std::string what =
+        is_replaceable(fs, destination, option, extra_files)
+            ? " replaces it)"
+            : " replaces only a checkpoint that Tessera can write, and no other files)";
     throw Error(ErrorKind::already_exists, {.path = destination},
                 "the destination exists (" + option + what);
   }

@@ -111,8 +111,8 @@ class LoadPlanner {
                     "two (change the rules that give them one name)");
   }
 
-  /// Refuses patterns and prefixes that match no name, because they are probably typing errors. Adds
-  /// a note for each exclusion (`!GLOB`) that matches no name.
+  /// Refuses patterns and prefixes that match no name, because they are probably typing errors.
+  /// Adds a note for each exclusion (`!GLOB`) that matches no name.
   void check_patterns() {
     const auto refuse = [](std::string_view rule, std::string_view expected,
                            const std::string& found) {

@@ -21,7 +21,8 @@ bool is_in_dict(std::string_view name, std::string_view dict) {
 bool is_in_any_dict(const std::string& name, std::span<const std::string_view> dicts) {
   const auto own = formats::parse_per_rank_name(name);
   const std::string& shared = own ? own->name : name;
-  return std::ranges::any_of(dicts, [&](std::string_view dict) { return is_in_dict(shared, dict); });
+  return std::ranges::any_of(dicts,
+                             [&](std::string_view dict) { return is_in_dict(shared, dict); });
 }
 
 /// Whether the first key of the tensor's path is `dict` itself, and not a longer text.
@@ -56,7 +57,8 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
         return is_in_dict(tensor.meta.fqn, model) && !is_nested_in(tensor, model);
       });
   if (!is_flat_model) return;
-  report.note(std::string(kModelNamesRule), tensors.front().meta.fqn, expected + " besides their own",
+  report.note(std::string(kModelNamesRule), tensors.front().meta.fqn,
+              expected + " besides their own",
               "names with one '" + std::string(model) +
                   ".', which the files do not keep: as Hugging Face's names they need another one");
 }

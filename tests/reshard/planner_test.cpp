@@ -901,9 +901,10 @@ TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
   };
   CheckpointContents llama;
   llama.tensors = {tensor("lm_head.weight", {4, 2}), tensor("model.norm.weight", {2})};
-  EXPECT_THAT(notes(llama), ElementsAre(HasSubstr(
-                                "lm_head.weight: names of the model: expected names that begin with "
-                                "'model.', found 1 tensor without it")));
+  EXPECT_THAT(
+      notes(llama),
+      ElementsAre(HasSubstr("lm_head.weight: names of the model: expected names that begin with "
+                            "'model.', found 1 tensor without it")));
   CheckpointContents tied;
   tied.tensors = {tensor("model.norm.weight", {2})};
   EXPECT_THAT(notes(tied), ElementsAre(HasSubstr("found names with one 'model.'")));

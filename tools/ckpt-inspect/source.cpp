@@ -109,8 +109,7 @@ std::vector<std::string_view> names_in(const formats::CheckpointContents& conten
 
 void print_unused_exclusions(const NameSelection& selection,
                              const std::vector<std::string_view>& names, Terminal& terminal) {
-  for (const std::string& pattern :
-       tessera::detail::unused_patterns(selection, names).exclusions) {
+  for (const std::string& pattern : tessera::detail::unused_patterns(selection, names).exclusions) {
     terminal.print_error("note: no name matches '" + printable(pattern) +
                          "', so it leaves nothing out");
   }

@@ -237,8 +237,8 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Completes and syncs the files, and returns their final names (without a suffix for unfinished files).
-  /// Requires: all blocks have been written.
+  /// Completes and syncs the files, and returns their final names (without a suffix for unfinished
+  /// files). Requires: all blocks have been written.
   std::vector<std::string> finish_files();
 
  private:

@@ -79,8 +79,7 @@ class MegatronDriver final : public FormatDriver {
   }
 
   bool adds_file(std::string_view name, const std::vector<std::string>& names) const override {
-    const bool is_torch_dist =
-        std::ranges::find(names, megatron::kConfigFile) != names.end();
+    const bool is_torch_dist = std::ranges::find(names, megatron::kConfigFile) != names.end();
     return is_torch_dist && (name == megatron::kCommonFile || name == megatron::kConfigFile);
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }

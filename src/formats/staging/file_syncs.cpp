@@ -9,7 +9,7 @@
 namespace tessera::formats {
 namespace {
 
-constexpr int kNumThreads = 16;
+constexpr int kNumThreads = 32;          // they only wait for the disk
 constexpr std::size_t kMaxWaiting = 64;  // open files
 
 void sync_and_close(WritableFile& file) {
@@ -83,9 +83,8 @@ void FileSyncs::run() {
 
 void sync_directories(FileSystem& fs, const std::vector<std::string>& paths) {
   const int num_threads = paths.size() > FileSyncs::kNumSyncedAtOnce ? kNumThreads : 1;
-  parallel_for(static_cast<std::int64_t>(paths.size()), num_threads, {}, [&](std::int64_t i) {
-    fs.sync_directory(paths[static_cast<std::size_t>(i)]);
-  });
+  parallel_for(static_cast<std::int64_t>(paths.size()), num_threads, {},
+               [&](std::int64_t i) { fs.sync_directory(paths[static_cast<std::size_t>(i)]); });
 }
 
 }  // namespace tessera::formats

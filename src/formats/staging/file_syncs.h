@@ -41,7 +41,7 @@ class FileSyncs {
   void start_threads();
   void run();
 
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;                  // guards all below
   std::condition_variable has_file_;  // for the threads
   std::condition_variable has_less_;  // for the callers: fewer files are to be synced
   std::deque<std::unique_ptr<WritableFile>> waiting_;

@@ -23,9 +23,8 @@ struct OwnNames {
 };
 
 bool is_added(const std::string& name, const std::vector<std::string>& names) {
-  return std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {
-    return driver->adds_file(name, names);
-  });
+  return std::ranges::any_of(
+      format_drivers(), [&](const FormatDriver* driver) { return driver->adds_file(name, names); });
 }
 
 bool is_of_our_writers(std::string_view name) {

@@ -38,10 +38,9 @@ TEST(FileSyncsTest, EachFileIsSyncedAndThenClosed) {
   test::FaultFileSystem fs(FileSystem::posix(), tmp.path());
   sync_files(fs, tmp.path(), kNumFiles);
   const std::string transcript = fs.transcript();
-  EXPECT_THAT(counts(transcript),
-              testing::ElementsAre(testing::Pair("close", kNumFiles),
-                                   testing::Pair("create", kNumFiles),
-                                   testing::Pair("sync", kNumFiles)));
+  EXPECT_THAT(counts(transcript), testing::ElementsAre(testing::Pair("close", kNumFiles),
+                                                       testing::Pair("create", kNumFiles),
+                                                       testing::Pair("sync", kNumFiles)));
   for (int i = 0; i < kNumFiles; ++i) {
     const std::string name = " " + std::to_string(i) + "\n";
     EXPECT_LT(transcript.find("sync" + name), transcript.find("close" + name)) << name;
