@@ -47,8 +47,7 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
     const auto count = static_cast<std::size_t>(std::ranges::count_if(tensors, is_outside));
     report.note(std::string(kModelNamesRule), outside->meta.fqn, expected,
                 std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
-                    " without it: a trainer such as verl does not look into the files that they "
-                    "go into");
+                    " without it, in files that a trainer such as verl does not load");
     return;
   }
   // A flat `model.embed.weight` may be a name of the model, or `embed.weight` of a dict `model`.
