@@ -544,7 +544,7 @@ TEST_F(UniversalTest, AFailureAmongManyFilesLeavesNoDestination) {
   const auto files = all_files();
   EXPECT_GT(files.size(), 100u);
   clear();
-  for (std::int64_t failing = 0; failing < num_operations - 20; failing += 31) {
+  for (std::int64_t failing = 0; failing < num_operations - 20; failing += 151) {
     SCOPED_TRACE(failing);
     faulty.fail_operation(failing);
     try {

@@ -541,7 +541,7 @@ TEST(PlannerTest, AnExclusionThatMatchesNoNameIsANote) {
   const Plan plan = plan_reshard(adamw(), "src", {.only = NameSelection({"!optimizer"})});
   EXPECT_EQ(plan.destination.tensors.size(), adamw().tensors.size());
   EXPECT_THAT(lines_of(plan.notes),
-              ElementsAre("note src: names to move: expected an exclusion that matches a name, "
+              ElementsAre("src: names to move: expected an exclusion that matches a name, "
                           "found '!optimizer', which leaves nothing out"));
   EXPECT_THAT(error_of(adamw(), {.only = NameSelection({"!optimizer", "modle"})}).what(),
               HasSubstr("a pattern that matches a name, found 'modle'"));
