@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "formats/per_rank.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::reshard {
@@ -16,13 +14,6 @@ using formats::TensorEntry;
 
 bool is_in_dict(std::string_view name, std::string_view dict) {
   return name.starts_with(dict) && name.substr(dict.size()).starts_with('.');
-}
-
-bool is_in_any_dict(const std::string& name, std::span<const std::string_view> dicts) {
-  const auto own = formats::parse_per_rank_name(name);
-  const std::string& shared = own ? own->name : name;
-  return std::ranges::any_of(dicts,
-                             [&](std::string_view dict) { return is_in_dict(shared, dict); });
 }
 
 /// Whether the first key of the tensor's path is `dict` itself, and not a longer text.
@@ -39,8 +30,18 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
   const std::string_view model = dicts.front();
   const std::string expected = "names that begin with '" + std::string(model) + ".'";
 
+  // A dict of the model, or of another item such as the optimizer, shows that the names are those
+  // of a trainer's whole state.
+  const auto is_of_trainer = [&](const TensorEntry& tensor) {
+    return is_nested_in(tensor, model) ||
+           std::ranges::any_of(dicts.subspan(1), [&](std::string_view dict) {
+             return is_in_dict(tensor.meta.fqn, dict);
+           });
+  };
+  if (std::ranges::any_of(tensors, is_of_trainer)) return;
+
   const auto is_outside = [&](const TensorEntry& tensor) {
-    return !is_in_any_dict(tensor.meta.fqn, dicts);
+    return !is_in_dict(tensor.meta.fqn, model);
   };
   const auto outside = std::ranges::find_if(tensors, is_outside);
   if (outside != tensors.end()) {
@@ -51,11 +52,7 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
     return;
   }
   // A flat `model.embed.weight` may be a name of the model, or `embed.weight` of a dict `model`.
-  const bool is_flat_model =
-      options.renames.empty() && std::ranges::all_of(tensors, [&](const TensorEntry& tensor) {
-        return is_in_dict(tensor.meta.fqn, model) && !is_nested_in(tensor, model);
-      });
-  if (!is_flat_model) return;
+  if (!options.renames.empty()) return;
   report.note(std::string(kModelNamesRule), tensors.front().meta.fqn,
               expected + " besides their own",
               "names with one '" + std::string(model) +
