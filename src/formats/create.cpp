@@ -24,6 +24,16 @@ std::string resolved(const FileSystem& fs, const std::string& path) {
   return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + last_component(path) : path;
 }
 
+bool is_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
+                    const std::vector<ExtraFile>& extra_files) {
+  try {
+    check_replaceable(fs, path, option, extra_files);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 DeviceMeshOptions DeviceMeshOptions::parse(std::string_view text) {
@@ -82,8 +92,12 @@ void check_destination(const FileSystem& fs, const std::string& source,
   tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;
   if (overwrite == OverwritePolicy::refuse) {
+    const std::string what =
+        is_replaceable(fs, destination, option, extra_files)
+            ? " replaces it)"
+            : " replaces only a checkpoint that Tessera can write, and no other files)";
     throw Error(ErrorKind::already_exists, {.path = destination},
-                "the destination exists (" + option + " replaces it)");
+                "the destination exists (" + option + what);
   }
   check_replaceable(fs, destination, option, extra_files);
 }

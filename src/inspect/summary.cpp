@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/unused_patterns.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 
@@ -196,7 +197,7 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
     ++selection.totals.num_aliases;
   }
   if (names.selects_everything()) return selection;
-  const std::vector<std::string> unused = names.unused(all);
+  const std::vector<std::string> unused = tessera::detail::unused_patterns(names, all).wanted;
   if (!unused.empty()) {
     std::string what = "no name matches '" + printable(unused.front()) + "'";
     if (const auto closest = closest_word(unused.front(), all)) {

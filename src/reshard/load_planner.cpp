@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/cast.h"
+#include "base/unused_patterns.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/plan_report.h"
@@ -111,15 +112,21 @@ class LoadPlanner {
   }
 
   /// Refuses patterns and prefixes that match no name, because they are probably typing errors.
-  void check_patterns() const {
+  /// Adds a note for each exclusion (`!GLOB`) that matches no name.
+  void check_patterns() {
     const auto refuse = [](std::string_view rule, std::string_view expected,
                            const std::string& found) {
       throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected,
                             "'" + printable(found) + "'");
     };
     const std::vector<std::string_view> names(wanted_names_.begin(), wanted_names_.end());
-    for (const std::string& pattern : options_.only.unused(names)) {
+    const auto unused = tessera::detail::unused_patterns(options_.only, names);
+    for (const std::string& pattern : unused.wanted) {
       refuse("only", "a pattern that matches a name to load", pattern);
+    }
+    for (const std::string& pattern : unused.exclusions) {
+      report_.note("only", "", "an exclusion that matches a name to load",
+                   "'" + printable(pattern) + "', which leaves nothing out");
     }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](const std::string& name) { return name.starts_with(rename.from); };

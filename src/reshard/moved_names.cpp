@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/unused_patterns.h"
 #include "formats/per_rank.h"
 #include "reshard/key_path_rename.h"
 #include "reshard/plan_report.h"
@@ -264,11 +265,16 @@ LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved
 }
 
 void check_patterns_match(const CheckpointContents& source, const PlanOptions& options,
-                          const MovedSelection& selection) {
+                          const MovedSelection& selection, PlanReport& report) {
   const std::vector<std::string_view> names = names_of(source);
-  for (const std::string& pattern : options.only.unused(names)) {
+  const auto unused = tessera::detail::unused_patterns(options.only, names);
+  if (!unused.wanted.empty()) {
     refuse_options("names to move", "a pattern that matches a name",
-                   "'" + printable(pattern) + "'");
+                   "'" + printable(unused.wanted.front()) + "'");
+  }
+  for (const std::string& pattern : unused.exclusions) {
+    report.note("names to move", "", "an exclusion that matches a name",
+                "'" + printable(pattern) + "', which leaves nothing out");
   }
   const auto is_asked_for = [&](std::string_view name) { return options.only.selects(name); };
   if (!options.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reshard/optimizer_rules.h"
+#include "reshard/plan_report.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
@@ -67,8 +68,8 @@ LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNam
                        const MovedSelection& selection);
 
 /// Throws Error(invalid_argument) for the first pattern or prefix that matches no name, because it
-/// is probably a typing error.
+/// is probably a typing error. Adds a note for each exclusion (`!GLOB`) that matches no name.
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
-                          const MovedSelection& selection);
+                          const MovedSelection& selection, PlanReport& report);
 
 }  // namespace tessera::reshard

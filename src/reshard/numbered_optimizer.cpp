@@ -264,6 +264,39 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                         "none with numbers");
 }
 
+/// Returns the first value such as `optim.param_groups.up.weight.lr`: a field that is stored for
+/// each parameter, not for each group. Returns null if there is none.
+const ValueEntry* find_field_of_parameter(const CheckpointReader& reader) {
+  const auto is_field = [](const ValueEntry& value) {
+    if (value.name.find(kGroups) == std::string::npos) return false;
+    std::vector<Component> parts;
+    add_components(value.name, 0, 0, parts);
+    const auto groups = std::ranges::find(parts, kGroups, &Component::text);
+    return parts.end() - groups > 2 && !is_number(groups[1].text);
+  };
+  const auto& values = reader.contents().values;
+  const auto found = std::ranges::find_if(values, is_field);
+  return found == values.end() ? nullptr : &*found;
+}
+
+/// Throws: no optimizer has names in its `param_groups`.
+[[noreturn]] void refuse_no_names(const CheckpointReader& reader) {
+  constexpr std::string_view kRuleOfNumbers = "numbers for parameters";
+  if (const ValueEntry* const field = find_field_of_parameter(reader)) {
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = reader.path(), .fqn = field->name}, kRuleOfNumbers,
+        "groups that list the names of their parameters (params)",
+        "fields for each parameter, as flatten_optimizer_state_dict of PyTorch gives them "
+        "(torchtitan "
+        "saves so), which do not say the order of the parameters",
+        "move the state under its names; set_optimizer_state_dict of PyTorch loads it with "
+        "StateDictOptions(flatten_optimizer_state_dict=True), also into a plain optimizer");
+  }
+  throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRuleOfNumbers,
+                        "an optimizer whose param_groups list names of parameters (params)", "none",
+                        "does its state have numbers already?");
+}
+
 /// Removes each optimizer of which `only` selects no entry of `param_groups`. If `only` selects no
 /// `param_groups` at all, keeps all optimizers.
 template <class Optimizer>
@@ -404,11 +437,7 @@ NamedOptimizer find_named_optimizer(const CheckpointReader& reader, const NameSe
       optimizers.push_back(std::move(*optimizer));
     }
   }
-  if (optimizers.empty()) {
-    throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, "numbers for parameters",
-                          "an optimizer whose param_groups list names of parameters (params)",
-                          "none", "does its state have numbers already?");
-  }
+  if (optimizers.empty()) refuse_no_names(reader);
   if (optimizers.size() > 1) select(reader, only, optimizers);
   if (optimizers.size() > 1) refuse_several(reader, optimizers);
   return std::move(optimizers.front());

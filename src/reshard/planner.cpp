@@ -12,6 +12,7 @@
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
 #include "reshard/format_changes.h"
+#include "reshard/model_names.h"
 #include "reshard/moved_names.h"
 #include "reshard/own_entries.h"
 #include "reshard/plan_report.h"
@@ -102,7 +103,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   report_opening_findings(source, options.missing, report);
   note_opened_classes(source, report);
   report_part(source, options.part, report);
-  check_patterns_match(source, options, selection);
+  check_patterns_match(source, options, selection, report);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
     report.note("optimizer left out", "", "tensors other than optimizer state",
@@ -135,6 +136,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_separated_parts(source, plan, report);
   check_table_plan(source, options, moved.tensors, report);
   note_lost_units(source, plan, options.format, report);
+  note_names_of_model(plan, options, report);
   plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options);
   return plan;
 }

@@ -157,6 +157,29 @@ TEST_F(BinTest, VerifyNotesWhatTheIndexLacks) {
   EXPECT_THAT(notes, HasSubstr("a tensor that the index does not name"));
 }
 
+// accelerate writes no config.json, and its other files have nothing of the model.
+TEST_F(BinTest, AModelInOneFileNeedsNoConfig) {
+  const test::TemporaryDirectory folder;
+  stdfs::copy(kValid + "single/pytorch_model.bin", folder / "pytorch_model.bin");
+  expect_holds(*open(folder.path()), kValid + "single.expect.json");
+  for (const char* name : {"optimizer.bin", "scheduler.bin", "random_states_0.pkl"}) {
+    std::ofstream(folder / name) << "not read";
+  }
+  const auto reader = open(folder.path());
+  EXPECT_EQ(reader->format(), Format("bin"));
+  expect_holds(*reader, kValid + "single.expect.json");
+}
+
+TEST_F(BinTest, ASecondModelOfAccelerateNeedsAName) {
+  const test::TemporaryDirectory folder;
+  for (const char* name : {"pytorch_model.bin", "pytorch_model_1.bin"}) {
+    stdfs::copy(kValid + "single/pytorch_model.bin", folder / name);
+  }
+  EXPECT_THAT([&] { open(folder.path()); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "found 'pytorch_model.bin' and 'pytorch_model_1.bin', as accelerate"));
+}
+
 TEST_F(BinTest, OneFileAloneIsOnePart) {
   const auto reader = open(directory_ / kSecond);
   EXPECT_EQ(reader->format(), Format::torch_zip);

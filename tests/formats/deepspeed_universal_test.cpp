@@ -88,6 +88,21 @@ MemoryCheckpoint trained() {
   return source;
 }
 
+/// Parameters whose files are too many to be synced one after the other (FileSyncs).
+MemoryCheckpoint many_parameters() {
+  MemoryCheckpoint source;
+  Value::List names;
+  for (int i = 10; i < 40; ++i) {
+    const std::string name = "w" + std::to_string(i);
+    add_weight(source, name, {2});
+    for (const char* const kind : {"exp_avg", "exp_avg_sq"}) add_state(source, name, kind, {2});
+    add_state(source, name, "step", {});
+    names.emplace_back(name);
+  }
+  add_value(source, {"optim", "param_groups", 0, "params"}, std::move(names));
+  return source;
+}
+
 MemoryCheckpoint bare_weights() {
   MemoryCheckpoint source;
   source.add({"model.up.bias", DType::float32, {2}}, bytes_of<float>({1, 2}));
@@ -483,13 +498,12 @@ TEST_F(UniversalTest, AFailureWhileReplacingLeavesTheOldOne) {
   EXPECT_THAT(fs_.list_directory(path()), ElementsAre(kFolder, "latest_universal"));
 }
 
-// Shows E4.
-TEST_F(UniversalTest, EverythingIsSyncedBeforeItAppears) {
-  FaultFileSystem watched(fs_, tmp_.path());
-  write(trained(), 2, OverwritePolicy::refuse, &watched);
+/// Returns whether the transcript of a writer shows that `run` appeared, and that each file and
+/// folder in it was synced before.
+testing::AssertionResult appears_synced(const std::string& operations) {
   std::set<std::string> unsynced;
   bool has_appeared = false;
-  std::istringstream transcript(watched.transcript());
+  std::istringstream transcript(operations);
   for (std::string line; std::getline(transcript, line);) {
     std::istringstream words(line);
     std::string operation;
@@ -502,10 +516,45 @@ TEST_F(UniversalTest, EverythingIsSyncedBeforeItAppears) {
     if (operation != "rename") continue;
     has_appeared = true;
     for (const std::string& left : unsynced) {
-      EXPECT_FALSE(left.starts_with("run.partial/") || left == "run.partial") << left;
+      if (left.starts_with("run.partial/") || left == "run.partial") {
+        return testing::AssertionFailure() << left << " was not synced";
+      }
     }
   }
-  EXPECT_TRUE(has_appeared);
+  return has_appeared ? testing::AssertionSuccess()
+                      : testing::AssertionFailure() << "nothing appeared";
+}
+
+// Shows E4.
+TEST_F(UniversalTest, EverythingIsSyncedBeforeItAppears) {
+  for (const MemoryCheckpoint& source : {trained(), many_parameters()}) {
+    FaultFileSystem watched(fs_, tmp_.path());
+    write(source, 2, OverwritePolicy::refuse, &watched);
+    EXPECT_TRUE(appears_synced(watched.transcript()));
+    clear();
+  }
+}
+
+// Shows E4. With threads that sync the files, too.
+TEST_F(UniversalTest, AFailureAmongManyFilesLeavesNoDestination) {
+  const MemoryCheckpoint source = many_parameters();
+  FaultFileSystem faulty(fs_, tmp_.path());
+  write(source, 2, OverwritePolicy::refuse, &faulty);
+  const std::int64_t num_operations = faulty.num_operations();
+  const auto files = all_files();
+  EXPECT_GT(files.size(), 100u);
+  clear();
+  for (std::int64_t failing = 0; failing < num_operations - 20; failing += 151) {
+    SCOPED_TRACE(failing);
+    faulty.fail_operation(failing);
+    try {
+      write(source, 2, OverwritePolicy::refuse, &faulty);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
+    }
+    EXPECT_TRUE(stdfs::is_empty(tmp_.path())) << testing::PrintToString(all_names());
+  }
 }
 
 // Shows E4.

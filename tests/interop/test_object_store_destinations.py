@@ -32,6 +32,7 @@ FORMATS = {
     "safetensors": (("--to", "safetensors"), False),
     "sharded": (("--to", "safetensors", "--max-shard-size", 2000), False),
     "rank_files": (("--to", "rank_files", "--world-size", 2), False),
+    "many_files": (("--to", "rank_files", "--world-size", 40), False),  # more than are synced one after the other
     "torch": ((), ".pt"),
     "one_file": ((), ".safetensors"),
 }

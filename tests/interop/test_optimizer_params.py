@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_tools import reshard, run, succeed
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (get_model_state_dict, get_optimizer_state_dict,
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
                                                      set_model_state_dict, set_optimizer_state_dict)
 
 
@@ -231,6 +231,28 @@ def test_state_of_a_parameter_in_no_group_is_refused(trained):
     assert "found state of another one" in refused.stderr
     numbered = run("ckpt-reshard", folder / "plain.pt", folder / "out", "--optimizer-params", "numbers")
     assert numbered.returncode == 3 and "does its state have numbers already?" in numbered.stderr
+
+
+def test_state_flattened_with_dots_moves_under_its_names(trained, tmp_path):
+    """As torchtitan saves it. It has no order of parameters, so no numbers; PyTorch loads it into a plain optimizer by its names."""
+    name, _, expected = trained
+    model, optimizer = fresh(name, seed=0)
+    train(model, optimizer, 0, 3)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    dcp.save({"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer, options=flat)},
+             checkpoint_id=tmp_path / "flat", no_dist=True)
+    refused = run("ckpt-reshard", tmp_path / "flat", tmp_path / "numbers.pt", "--optimizer-params", "numbers")
+    assert refused.returncode == 3 and "found fields for each parameter" in refused.stderr, refused.stderr
+    assert "optimizer.param_groups." in refused.stderr and "flatten_optimizer_state_dict=True" in refused.stderr
+
+    moved = reshard(tmp_path / "flat", tmp_path / "moved", "--to", "dcp", "--world-size", 2)
+    model, optimizer = fresh(name, seed=99)
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer, options=flat)}
+    dcp.load(state, checkpoint_id=moved, no_dist=True)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=flat)
+    train(model, optimizer, 3, 6)
+    assert_equal_bits(model.state_dict(), expected)
 
 
 def test_sources_that_share_a_dict_give_no_order(tmp_path):

@@ -758,7 +758,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
             tessera.reshard(ADAMW, moved, **keywords)
         assert list(tmp_path.iterdir()) == []
     moved.write_text("mine")
-    with pytest.raises(tessera.Error, match=r"the destination exists \(overwrite=True replaces it\)") as caught:
+    with pytest.raises(tessera.Error, match=r"the destination exists \(overwrite=True replaces only a checkpoint") as caught:
         tessera.reshard(ADAMW, moved)
     assert caught.value.kind == "already_exists"
     with pytest.raises(tessera.Error, match="overwrite=True: expected a checkpoint to replace"):

@@ -510,6 +510,13 @@ TEST(LoadPlannerTest, OnlyLeavesTheRestAsItIs) {
               ThrowsError(ErrorKind::invalid_argument, "nothing*"));
 }
 
+TEST(LoadPlannerTest, AnExclusionThatMatchesNoNameIsANote) {
+  const Plan plan = Pair().plan({.only = NameSelection({"!nothing"})});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  ASSERT_THAT(plan.notes, SizeIs(1));
+  EXPECT_EQ(plan.notes[0].found, "'!nothing', which leaves nothing out");
+}
+
 TEST(LoadPlannerTest, RenamesLeadFromTheCheckpointsNamesToTheWantedOnes) {
   MemoryCheckpoint source("src");
   source.add({"net.w", DType::float32, {3}}, counting_bytes(12));

@@ -704,5 +704,16 @@ TEST(ParamsSearchTest, ShapesAloneNeedStateAndDistinctShapes) {
       ThrowsError(ErrorKind::mismatch, "found none for number 0 of shape [2]"));
 }
 
+TEST(OptimizerParamsTest, FieldsOfEachParameterGiveNoNumbers) {
+  Source source = model();
+  source.tensor("optimizer.state.up.weight.exp_avg", {4, 3});
+  source.value("optimizer.param_groups.up.weight.lr", 0.1);
+  EXPECT_THAT(
+      [&] { source.named({.names = std::string(kParamsAsNumbers), .path = {}}); },
+      ThrowsError(ErrorKind::unsupported,
+                  "optimizer.param_groups.up.weight.lr: numbers for parameters: expected groups "
+                  "that list the names of their parameters (params), found fields for each"));
+}
+
 }  // namespace
 }  // namespace tessera::reshard

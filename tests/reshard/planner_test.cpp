@@ -537,6 +537,16 @@ TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
               HasSubstr("names to move"));
 }
 
+TEST(PlannerTest, AnExclusionThatMatchesNoNameIsANote) {
+  const Plan plan = plan_reshard(adamw(), "src", {.only = NameSelection({"!optimizer"})});
+  EXPECT_EQ(plan.destination.tensors.size(), adamw().tensors.size());
+  EXPECT_THAT(lines_of(plan.notes),
+              ElementsAre("src: names to move: expected an exclusion that matches a name, "
+                          "found '!optimizer', which leaves nothing out"));
+  EXPECT_THAT(error_of(adamw(), {.only = NameSelection({"!optimizer", "modle"})}).what(),
+              HasSubstr("a pattern that matches a name, found 'modle'"));
+}
+
 TEST(PlannerTest, TheOptimizerIsLeftOutWhereAskedFor) {
   CheckpointContents source = adamw();
   source.values = {{"epoch", {}}, {"optim.param_groups.0.lr", {}}};
@@ -881,6 +891,36 @@ TEST(PlannerTest, TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
       plan_reshard(contents, "src", {.table_plan = plan, .only = NameSelection({"*.t0.weight*"})})
           .problems,
       IsEmpty());
+}
+
+// Hugging Face's names have no dict `model`, though many of them begin with `model.`.
+TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
+  const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames = {},
+                        Format format = Format("rank_files")) {
+    return lines_of(plan_reshard(source, "src", {.format = format, .renames = renames}).notes);
+  };
+  CheckpointContents llama;
+  llama.tensors = {tensor("lm_head.weight", {4, 2}), tensor("model.norm.weight", {2})};
+  EXPECT_THAT(
+      notes(llama),
+      ElementsAre(HasSubstr("lm_head.weight: names of the model: expected names that begin with "
+                            "'model.', found 1 tensor without it")));
+  CheckpointContents tied;
+  tied.tensors = {tensor("model.norm.weight", {2})};
+  EXPECT_THAT(notes(tied), ElementsAre(HasSubstr("found names with one 'model.'")));
+  for (const CheckpointContents& source : {llama, tied}) {
+    EXPECT_THAT(notes(source, {{"", "model."}}), IsEmpty());
+    EXPECT_THAT(notes(source, {}, Format::dcp), IsEmpty());
+  }
+  CheckpointContents nested = tied;
+  nested.tensors[0].key_path = {"model", "norm.weight"};
+  EXPECT_THAT(notes(nested), IsEmpty());
+  EXPECT_THAT(notes(adamw()), IsEmpty());
+  // Beside a model and its optimizer, a tensor of the user's own is no tensor of the model.
+  for (CheckpointContents source : {nested, adamw()}) {
+    source.tensors.push_back(tensor("sampler.generator", {2}));
+    EXPECT_THAT(notes(source), IsEmpty());
+  }
 }
 
 }  // namespace

@@ -167,7 +167,7 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
 inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                             inspect::DiffOptions options, const WorkOptions& work_options,
                             Terminal& terminal) {
-  require_patterns_used(options.names, a, b, options.renames);
+  require_patterns_used(options.names, a, b, options.renames, terminal);
   Work work(terminal, "diff", inspect::diff_nbytes(a, b, options), work_options);
   options.scan = work.scan_options();
   return inspect::diff(a, b, options);

@@ -223,7 +223,8 @@ void write_page(const JsonOutput::TextSink& write, WriteData write_data) {
 std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSink& write,
                           Terminal& terminal) {
   const auto* const reader = open_source(
-      {options.path, {}, options.flat_layout_path, options.as_dict, options.recipe}, terminal);
+      {options.path, options.patterns, options.flat_layout_path, options.as_dict, options.recipe},
+      terminal);
   const inspect::Selection selection =
       inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);

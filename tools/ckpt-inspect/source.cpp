@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/size_text.h"
+#include "base/unused_patterns.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
@@ -98,6 +99,22 @@ void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
   }
 }
 
+std::vector<std::string_view> names_in(const formats::CheckpointContents& contents) {
+  std::vector<std::string_view> names;
+  for (const auto& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
+  for (const auto& value : contents.values) names.push_back(value.name);
+  for (const auto& alias : contents.aliases) names.push_back(alias.fqn);
+  return names;
+}
+
+void print_unused_exclusions(const NameSelection& selection,
+                             const std::vector<std::string_view>& names, Terminal& terminal) {
+  for (const std::string& pattern : tessera::detail::unused_patterns(selection, names).exclusions) {
+    terminal.print_error("note: no name matches '" + printable(pattern) +
+                         "', so it leaves nothing out");
+  }
+}
+
 }  // namespace
 
 const formats::CheckpointReader* open_source(const SourceOptions& options) {
@@ -109,6 +126,7 @@ const formats::CheckpointReader* open_source(const SourceOptions& options) {
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal) {
   const auto* const reader = open_source(options);
   print_notes(*reader, terminal);
+  print_unused_exclusions(NameSelection(options.patterns), names_in(reader->contents()), terminal);
   return reader;
 }
 
@@ -137,21 +155,21 @@ inspect::Selection select_names(const formats::CheckpointReader& reader,
 }
 
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
-                           const formats::CheckpointReader& b, const std::vector<Rename>& renames) {
+                           const formats::CheckpointReader& b, const std::vector<Rename>& renames,
+                           Terminal& terminal) {
   std::vector<std::string> all;
   for (const formats::CheckpointReader* reader : {&a, &b}) {
-    const auto add = [&](const std::string& name) {
-      all.push_back(reader == &a ? renamed(name, renames) : name);
-    };
-    for (const auto& tensor : reader->contents().tensors) add(tensor.meta.fqn);
-    for (const auto& value : reader->contents().values) add(value.name);
-    for (const auto& alias : reader->contents().aliases) add(alias.fqn);
+    for (const std::string_view name : names_in(reader->contents())) {
+      all.push_back(reader == &a ? renamed(std::string(name), renames) : std::string(name));
+    }
   }
-  const std::vector<std::string> unused = names.unused({all.begin(), all.end()});
+  const std::vector<std::string_view> views(all.begin(), all.end());
+  const std::vector<std::string> unused = tessera::detail::unused_patterns(names, views).wanted;
   if (!unused.empty()) {
     throw Error(ErrorKind::invalid_argument, {},
                 "no name in A or B matches '" + printable(unused.front()) + "'");
   }
+  print_unused_exclusions(names, views, terminal);
   const auto is_selected = [&](const std::string& name) { return names.selects(name); };
   if (names.selects_everything() || std::ranges::any_of(all, is_selected)) return;
   throw Error(ErrorKind::invalid_argument, {},

@@ -60,8 +60,8 @@ void add_work_options(Command& command, WorkOptions& options);
 const formats::CheckpointReader* open_source(const SourceOptions& options);
 
 /// Opens the checkpoint as the function above does. Also prints to standard error the missing
-/// files, the entries in these files, and the classes whose objects were read as dicts or as the
-/// state_dict() of a module.
+/// files, the entries in these files, the classes whose objects were read as dicts or as the
+/// state_dict() of a module, and the exclusions (`!GLOB`) that match no name.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
 /// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`; at least one of
@@ -100,9 +100,11 @@ inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
 /// Throws Error(invalid_argument) if a pattern matches no name in A or B, because it is probably a
-/// typing error. `renames` are applied to A's names first.
+/// typing error. Prints a note for each exclusion (`!GLOB`) that matches no name. `renames` are
+/// applied to A's names first.
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
-                           const formats::CheckpointReader& b, const std::vector<Rename>& renames);
+                           const formats::CheckpointReader& b, const std::vector<Rename>& renames,
+                           Terminal& terminal);
 
 /// Progress and interruption of long work: shows how many bytes of tensors are done, and stops the
 /// work after a signal.

@@ -13,6 +13,7 @@
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
+#include "reshard/model_names.h"
 #include "reshard/moved_names.h"
 #include "tessera/formats/format_driver.h"
 
@@ -304,14 +305,6 @@ void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& 
   json.end_array().end_object();
 }
 
-/// Prints the findings of the reader about the source to standard output. Notes on standard error
-/// have them too.
-void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
-  for (const Finding& finding : reader.contents().opening_findings) {
-    terminal.print("source: " + finding_line(finding) + "\n");
-  }
-}
-
 std::string linked_in_words(const Outcome& outcome) {
   return ", " + exact_size(outcome.linked_nbytes) + " of them in files of the base";
 }
@@ -519,7 +512,9 @@ void print_findings(const std::string& prefix, const std::vector<Finding>& findi
                     Terminal& terminal) {
   const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
   for (std::size_t i = 0; i < num_shown; ++i) {
-    terminal.print_error(prefix + finding_line(findings[i]));
+    const bool is_of_names = findings[i].rule == reshard::kModelNamesRule;
+    terminal.print_error(prefix + finding_line(findings[i]) +
+                         (is_of_names ? " (--rename =model. puts 'model.' before all names)" : ""));
   }
   if (num_shown == findings.size()) return;
   terminal.print_error(prefix + "and " + std::to_string(findings.size() - num_shown) +
@@ -560,7 +555,6 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   print_left_out(options, outcome.plan.left_out, reader.contents(), terminal);
   print_uncast(outcome.plan.uncast, terminal);
   print_changes(outcome.plan.changes, terminal);
-  print_opening_findings(reader, terminal);
   print_extra_files(outcome.extra_files, terminal);
 }
 

@@ -84,6 +84,9 @@ struct FormatTraits {
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
   /// Tensors with this prefix stay whole on every rank, unless the source cuts them. Empty: none.
   std::string_view uncut_prefix{};
+  /// The outermost dicts whose entries have files of their own, the model's first. Programs load
+  /// each dict from its files. Empty: no dict has such files.
+  std::span<const std::string_view> dicts_with_files{};
   bool has_device_mesh = false;    // uses CreateOptions::device_mesh
   bool has_several_files = false;  // uses CreateOptions::safetensors.max_shard_nbytes
   bool holds_number_steps = true;  // false: a step that is a number becomes a tensor
@@ -193,6 +196,13 @@ class FormatDriver {
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
   /// Whether a directory of this format can hold its files in a folder of that name.
   virtual bool may_own_folder(std::string_view /*name*/) const { return false; }
+  /// Whether a program of this format puts a file of that name beside the files of another format,
+  /// so that both together are one checkpoint. Such a file is replaced with the checkpoint. A move
+  /// copies it as an extra file. `names`: of all files in the directory.
+  virtual bool adds_file(std::string_view /*name*/,
+                         const std::vector<std::string>& /*names*/) const {
+    return false;
+  }
   /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
   /// extra files. `opened`: paths of files that an open reader knows as the checkpoint's; empty if
   /// no reader is open. The default returns the names for which `may_own_file` is true.

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "formats/file_names.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::bin {
@@ -41,6 +42,19 @@ std::vector<std::string> files_of_series(const std::string& directory,
   return files;
 }
 
+/// Throws if a folder has the file of a second model, `pytorch_model_1.bin`. accelerate writes one
+/// for each further model that was prepared together with the first.
+void refuse_second_model(const std::string& directory, const std::vector<std::string>& names) {
+  const auto second = std::ranges::find_if(
+      names, [](const std::string& name) { return is_name_like(name, "pytorch_model_#.bin"); });
+  if (second == names.end()) return;
+  throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "models",
+                        "the file of one model",
+                        "'" + std::string(kModelFile) + "' and '" + printable(*second) +
+                            "', as accelerate writes several models",
+                        "give the path of one file; merge joins several under prefixes");
+}
+
 }  // namespace
 
 std::optional<detail::PlaceInSeries> place_in_series(std::string_view name) {
@@ -51,10 +65,8 @@ std::optional<std::string> lone_file(const std::vector<std::string>& names) {
   const auto has = [&](std::string_view name) {
     return std::ranges::find(names, name) != names.end();
   };
-  for (const auto& [file, config] : {std::pair("pytorch_model.bin", "config.json"),
-                                     {"adapter_model.bin", "adapter_config.json"}}) {
-    if (has(file) && has(config)) return file;
-  }
+  if (has(kModelFile)) return std::string(kModelFile);
+  if (has("adapter_model.bin") && has("adapter_config.json")) return "adapter_model.bin";
   return std::nullopt;
 }
 
@@ -82,6 +94,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   set.lacks_index = !set.names.empty();
   if (set.names.empty()) {
     if (const auto lone = lone_file(names)) set.names.push_back(*lone);
+    if (set.names == std::vector{std::string(kModelFile)}) refuse_second_model(path, names);
   }
   if (set.names.empty()) {
     throw Error::expected(ErrorKind::not_found, {.path = path}, "model",

@@ -15,6 +15,8 @@ namespace tessera::formats::bin {
 inline constexpr std::string_view kFileSuffix = ".bin";
 /// The end of the name of every index file.
 inline constexpr std::string_view kIndexSuffix = ".bin.index.json";
+/// The model in one file, as transformers and accelerate name it.
+inline constexpr std::string_view kModelFile = "pytorch_model.bin";
 inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, kIndexSuffix};
 
 /// Returns the place that a file's name states: 2 of 3 for `pytorch_model-00002-of-00003.bin`.
@@ -23,7 +25,7 @@ std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
 
 /// Returns the name of the file that is a whole model by itself. `names`: of all files in a
 /// directory.
-/// - `pytorch_model.bin`, if `config.json` is there too;
+/// - `pytorch_model.bin`;
 /// - else PEFT's `adapter_model.bin`, if `adapter_config.json` is there too;
 /// - else nothing.
 std::optional<std::string> lone_file(const std::vector<std::string>& names);

@@ -24,6 +24,7 @@
 #include "formats/paged_data.h"
 #include "formats/part_files.h"
 #include "formats/piece_pool.h"
+#include "formats/staging/file_syncs.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
@@ -159,7 +160,8 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
 void require_placeable(const std::string& destination, const std::string& fqn, std::uint32_t file,
                        std::uint64_t nbytes) {
   if (file >= StorageInfo::kMaxFiles) {
-    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles), "more");
+    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles),
+           "more");
   }
   if (nbytes > StorageInfo::kMaxNbytes) {
     refuse(destination, fqn, "size of a piece",
@@ -264,8 +266,8 @@ class RankFilesWriter : public ShareWriter {
   const Journal* journal() const { return journal_; }
   /// Frees the memory that only the caller's blocks need.
   void forget_order() { order_ = {}; }
-  /// Completes the files and returns their final names (without a suffix for unfinished files).
-  /// Requires: all blocks have been written.
+  /// Completes and syncs the files, and returns their final names (without a suffix for unfinished
+  /// files). Requires: all blocks have been written.
   std::vector<std::string> finish_files();
 
  private:
@@ -316,6 +318,7 @@ class RankFilesWriter : public ShareWriter {
   Journal* const journal_;
   std::vector<PieceId> order_;
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
+  FileSyncs syncs_;
 };
 
 RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
@@ -462,11 +465,9 @@ void RankFilesWriter::adopt_block(PieceId piece, std::int64_t begin) {
 
 void RankFilesWriter::commit_share() {
   for (const auto& file : files_) {
-    if (!file->file) continue;
-    file->file->sync();
-    file->file->close();
-    file->file.reset();
+    if (file->file) syncs_.add(std::move(file->file));
   }
+  syncs_.wait();
 }
 
 /// Counts a block that has been written. The last block of a piece completes its item; the last
@@ -506,9 +507,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
 
 /// Requires: no thread writes to the file any more.
 void RankFilesWriter::finish(RankFile& file) {
-  file.file->sync();
-  file.file->close();
-  file.file.reset();
+  syncs_.add(std::move(file.file));
   file.is_finished = true;
 }
 
@@ -523,6 +522,7 @@ std::vector<std::string> RankFilesWriter::finish_files() {
     open(*file);
     finish(*file);
   }
+  syncs_.wait();
   return names;
 }
 

@@ -14,6 +14,7 @@
 #include "formats/deepspeed/universal_files.h"
 #include "formats/drivers.h"
 #include "formats/paged_data.h"
+#include "formats/staging/file_syncs.h"
 #include "formats/staging/staged_work.h"
 #include "formats/torch_zip/storage_blocks.h"
 #include "formats/whole_tensors.h"
@@ -109,10 +110,9 @@ class UniversalWriter final : public ShareWriter {
   }
   void commit_share() override {
     for (FileState& state : states_) {
-      if (!state.file) continue;
-      state.file->sync();
-      state.file->close();
+      if (state.file) syncs_.add(std::move(state.file));
     }
+    syncs_.wait();
     work_.commit_share();
   }
 
@@ -126,9 +126,12 @@ class UniversalWriter final : public ShareWriter {
       TESSERA_CHECK(states_[file].unwritten_nbytes == 0);
       if (!states_[file].is_finished) finish(file);
     }
+    syncs_.wait();
+    std::vector<std::string> folders;
     for (const std::string& folder : files_.folders()) {
-      fs_.sync_directory(join_path(work_.staging_path(), folder));
+      folders.push_back(join_path(work_.staging_path(), folder));
     }
+    sync_directories(fs_, folders);
     work_.commit();
   }
 
@@ -186,13 +189,12 @@ class UniversalWriter final : public ShareWriter {
     }
   }
 
-  /// Writes all of a file but the storages of tensors, and closes it.
+  /// Writes all of a file but the storages of tensors, and lets it be synced and closed.
   void finish(std::size_t file) {
     if (const std::string* const text = files_.text(file)) {
-      const auto created = create_anew(fs_, work_.journal(), path_of(file));
+      auto created = create_anew(fs_, work_.journal(), path_of(file));
       created->write_at(0, bytes_of(*text));
-      created->sync();
-      created->close();
+      syncs_.add(std::move(created));
     } else {
       finish_archive(file);
     }
@@ -212,9 +214,7 @@ class UniversalWriter final : public ShareWriter {
     for (const auto& [begin, bytes] : layout->segments_around_storages(crcs)) {
       opened.write_at(begin, bytes_of(bytes));
     }
-    opened.sync();
-    opened.close();
-    states_[file].file.reset();
+    syncs_.add(std::move(states_[file].file));
   }
 
   FileSystem& fs_;
@@ -223,6 +223,7 @@ class UniversalWriter final : public ShareWriter {
   const UniversalFiles files_;
   std::vector<FileState> states_;  // by file
   StagedWork work_;
+  FileSyncs syncs_;
 };
 
 class DeepSpeedFormatWriter final : public FormatWriter {

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <iterator>
 
 #include "formats/drivers.h"
 #include "formats/megatron.h"
 #include "formats/megatron/rank_folders.h"
+#include "formats/megatron/torch_dist_files.h"
 
 namespace tessera::formats {
 namespace {
@@ -17,6 +19,14 @@ bool is_of_opened(const std::string& directory, const std::string& name,
   const auto next = opened.lower_bound(within);
   return opened.contains(path) || (next != opened.end() && next->starts_with(within));
 }
+
+bool begins_as_config(std::string_view begin) {
+  return begin.find("\"sharded_backend\"") != std::string_view::npos;
+}
+
+constexpr std::array kMarks{
+    FileMark{megatron::kConfigFile, "the metadata.json of Megatron", {}, begins_as_config},
+};
 
 class MegatronDriver final : public FormatDriver {
  public:
@@ -67,6 +77,12 @@ class MegatronDriver final : public FormatDriver {
     });
     return own;
   }
+
+  bool adds_file(std::string_view name, const std::vector<std::string>& names) const override {
+    const bool is_torch_dist = std::ranges::find(names, megatron::kConfigFile) != names.end();
+    return is_torch_dist && (name == megatron::kCommonFile || name == megatron::kConfigFile);
+  }
+  std::span<const FileMark> file_marks() const override { return kMarks; }
 };
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "formats/dcp/dcp_parts.h"
 #include "formats/drivers.h"
 #include "formats/megatron/torch_dist_contents.h"
+#include "formats/megatron/torch_dist_files.h"
 #include "formats/staging/staged_work.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -25,10 +26,10 @@
 namespace tessera::formats {
 namespace {
 
+using megatron::kCommonFile;
+using megatron::kConfigFile;
 using megatron::TorchDistContents;
 
-constexpr const char* kCommonFile = "common.pt";
-constexpr const char* kConfigFile = "metadata.json";
 /// The version of the format that Megatron knows.
 constexpr std::string_view kConfig =
     R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
@@ -135,8 +136,8 @@ class TorchDistWriter final : public CheckpointWriter {
       const TensorMeta& meta = contents_->tensors[t].meta;
       sorted_.common.set_step(meta.fqn, decode_number(meta.dtype, kept_.at(t)));
     }
+    if (writes_config_) write(kConfigFile, kConfig);  // first: it marks the other as Megatron's
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
-    if (writes_config_) write(kConfigFile, kConfig);
     dcp_->commit();
     work_.commit();
   }

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <span>
 
 #include "formats/drivers.h"
 #include "formats/rank_files.h"
@@ -22,6 +24,10 @@ constexpr std::array kMarks{
     FileMark{".pt", "a file that torch.save wrote", {}, begins_as_archive},
 };
 
+/// All written items but the last one, which has no name.
+constexpr std::size_t kNumDicts = rank_files::kWrittenItems.size() - 1;
+static_assert(rank_files::kWrittenItems.front() == "model");
+
 class RankFilesDriver final : public FormatDriver {
  public:
   Format format() const override { return Format("rank_files"); }
@@ -37,6 +43,7 @@ class RankFilesDriver final : public FormatDriver {
             .holds_annotations = false,
             .holds_replicas = true,
             .uncut_prefix = "extra_state.",
+            .dicts_with_files = std::span(rank_files::kWrittenItems).first(kNumDicts),
             .has_device_mesh = true};
   }
 

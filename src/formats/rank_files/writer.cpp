@@ -13,6 +13,7 @@
 #include "formats/drivers.h"
 #include "formats/paged_data.h"
 #include "formats/rank_files/rank_contents.h"
+#include "formats/staging/file_syncs.h"
 #include "formats/staging/staged_work.h"
 #include "formats/torch_zip/storage_blocks.h"
 #include "tessera/base/error.h"
@@ -39,7 +40,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 
 /// Writes the storages of the ranks' files. A file is open, and its layout in memory, from its
 /// first block to its last block. The thread that writes the last block also writes the bytes
-/// around the storages, and closes the file.
+/// around the storages, and lets the file be synced and closed.
 class RankFilesWriter final : public ShareWriter {
  public:
   RankFilesWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -101,10 +102,9 @@ class RankFilesWriter final : public ShareWriter {
   }
   void commit_share() override {
     for (FileState& state : states_) {
-      if (!state.file) continue;
-      state.file->sync();
-      state.file->close();
+      if (state.file) syncs_.add(std::move(state.file));
     }
+    syncs_.wait();
     work_.commit_share();
   }
 
@@ -118,6 +118,7 @@ class RankFilesWriter final : public ShareWriter {
       TESSERA_CHECK(states_[file].unwritten_nbytes == 0);
       if (!states_[file].is_finished) finish(file);
     }
+    syncs_.wait();
     work_.commit();
   }
 
@@ -174,7 +175,7 @@ class RankFilesWriter final : public ShareWriter {
     if (left_before == block_nbytes) finish(file);
   }
 
-  /// Writes all bytes of a file except the storages of tensors, and closes it.
+  /// Writes all bytes of a file except the storages of tensors, and lets it be synced and closed.
   void finish(std::size_t file) {
     const Open open = open_file(file);
     std::vector<std::uint32_t> crcs;
@@ -188,10 +189,8 @@ class RankFilesWriter final : public ShareWriter {
     for (const auto& [begin, bytes] : open.layout->segments_around_storages(crcs)) {
       open.file->write_at(begin, bytes_of(bytes));
     }
-    open.file->sync();
-    open.file->close();
     FileState& state = states_[file];
-    state.file.reset();
+    syncs_.add(std::move(state.file));
     state.layout.reset();
     state.is_finished = true;
   }
@@ -204,6 +203,7 @@ class RankFilesWriter final : public ShareWriter {
   StorageBlocks blocks_;
   std::vector<PieceId> order_;  // file by file
   StagedWork work_;
+  FileSyncs syncs_;
 };
 
 class RankFilesFormatWriter final : public FormatWriter {

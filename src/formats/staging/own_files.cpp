@@ -22,6 +22,11 @@ struct OwnNames {
   std::vector<const FormatDriver*> drivers;  // formats that may have folders
 };
 
+bool is_added(const std::string& name, const std::vector<std::string>& names) {
+  return std::ranges::any_of(
+      format_drivers(), [&](const FormatDriver* driver) { return driver->adds_file(name, names); });
+}
+
 bool is_of_our_writers(std::string_view name) {
   return std::ranges::any_of(format_drivers(),
                              [&](const FormatDriver* driver) { return driver->writes_file(name); });
@@ -128,6 +133,7 @@ std::optional<std::string> first_foreign_entry(
   const OwnNames own = names == FileNames::of_our_writers
                            ? OwnNames{is_of_our_writers, format_drivers()}
                            : names_of_one_format(entries);
+  const std::vector<std::string> all = entries;
   for (std::string& name : entries) {
     const std::string path = join_path(directory, name);
     if (is_plain_folder(path)) {
@@ -135,7 +141,8 @@ std::optional<std::string> first_foreign_entry(
       if (foreign) return foreign;
       continue;
     }
-    if (own.is_file(without_suffix(name)) && fs.kind_of(path) == FileKind::regular) continue;
+    const bool is_own = own.is_file(without_suffix(name)) || is_added(name, all);
+    if (is_own && fs.kind_of(path) == FileKind::regular) continue;
     if (is_extra && is_plain_file(path) && is_extra(name)) continue;
     return std::move(name);
   }

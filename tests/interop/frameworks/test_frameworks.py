@@ -168,6 +168,50 @@ def test_fsdp2_goes_on_from_a_folder_of_accelerate(tmp_path):
         assert json.loads(each.strip().splitlines()[-1]) == pytest.approx(expected, rel=1e-5)
 
 
+ACCELERATE = """
+import sys, torch
+from accelerate import Accelerator
+folder, safe = sys.argv[1], sys.argv[2] == "True"
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(5)
+models = [torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)][:int(sys.argv[3])]
+optimizer = torch.optim.AdamW(models[0].parameters())
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+*models, optimizer, scheduler = accelerator.prepare(*models, optimizer, scheduler)
+models[0](torch.ones(2, 3)).sum().backward()
+optimizer.step()
+accelerator.save_state(folder, safe_serialization=safe)
+accelerator.save_model(models[0], folder + "-model", safe_serialization=safe)
+torch.save({"model": models[0].state_dict(), "optim": optimizer.state_dict()}, folder + ".pt")
+"""
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "bin"])
+def test_a_folder_of_accelerate_without_fsdp_is_a_model_and_an_optimizer(tmp_path, safe):
+    """Shows F4. accelerate writes no config.json; `save_model` writes the model's file alone."""
+    folder = tmp_path / "checkpoint"
+    subprocess.run([sys.executable, "-B", "-c", ACCELERATE, folder, str(safe), "1"], check=True, timeout=120)
+    assert (folder / ("model.safetensors" if safe else "pytorch_model.bin")).is_file() and (folder / "optimizer.bin").is_file()
+    held = torch.load(tmp_path / "checkpoint.pt")
+    merged = tmp_path / "merged.pt"
+    succeed("ckpt-reshard", "merge", f"model={folder}", f"optim={folder}/optimizer.bin", merged)
+    found = torch.load(merged, weights_only=True)
+    assert found["model"].keys() == held["model"].keys()
+    assert all(torch.equal(found["model"][name], held["model"][name]) for name in held["model"])
+    for number, state in held["optim"]["state"].items():
+        assert all(torch.equal(found["optim"]["state"][number][kind], tensor) for kind, tensor in state.items())
+    alone = reshard(tmp_path / "checkpoint-model", tmp_path / "alone.pt")
+    assert torch.load(alone, weights_only=True).keys() == held["model"].keys()
+
+
+def test_one_of_several_models_of_accelerate_is_given_by_its_file(tmp_path):
+    folder = tmp_path / "checkpoint"
+    subprocess.run([sys.executable, "-B", "-c", ACCELERATE, folder, "False", "2"], check=True, timeout=120)
+    refused = run("ckpt-inspect", "ls", folder)
+    assert refused.returncode == 2 and "'pytorch_model.bin' and 'pytorch_model_1.bin'" in refused.stderr, refused.stderr
+    succeed("ckpt-inspect", "ls", folder / "pytorch_model_1.bin")
+
+
 def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):
     """Shows F4."""
     import copy

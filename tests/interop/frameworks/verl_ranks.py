@@ -1,6 +1,7 @@
 """A Llama trained by FSDP; verl's FSDPCheckpointManager saves and loads it, or verl's model merger makes one model of its files.
 
 Usage, on each rank: python verl_ranks.py save|load FOLDER [fsdp2|hybrid|fsdp1]    (prints the losses of the three steps that follow)
+                     python verl_ranks.py load-model|load-model-and-optimizer FOLDER    (the same, after verl loads only these)
 Usage, in one process: python verl_ranks.py merge FOLDER DESTINATION
                        python verl_ranks.py merge-without-rounding FOLDER FILE
 """
@@ -61,7 +62,8 @@ def on_rank(action, folder, strategy="fsdp2"):
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     words = Tokenizer(WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")  # the merger wants one
-    manager = FSDPCheckpointManager(model, optimizer, scheduler, tokenizer)
+    contents = {"load-model": ["model"], "load-model-and-optimizer": ["model", "optimizer"]}.get(action)
+    manager = FSDPCheckpointManager(model, optimizer, scheduler, tokenizer, {"load_contents": contents} if contents else None)
     if action == "save":
         train(model, optimizer, 0, 3)
         manager.save_checkpoint(folder, global_step=3)

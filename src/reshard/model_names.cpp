@@ -1,0 +1,62 @@
+#include "reshard/model_names.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::TensorEntry;
+
+bool is_in_dict(std::string_view name, std::string_view dict) {
+  return name.starts_with(dict) && name.substr(dict.size()).starts_with('.');
+}
+
+/// Whether the first key of the tensor's path is `dict` itself, and not a longer text.
+bool is_nested_in(const TensorEntry& tensor, std::string_view dict) {
+  return !tensor.key_path.empty() && tensor.key_path.front() == formats::Key(std::string(dict));
+}
+
+}  // namespace
+
+void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanReport& report) {
+  const auto dicts = formats::traits_of(options.format).dicts_with_files;
+  const std::vector<TensorEntry>& tensors = plan.destination.tensors;
+  if (dicts.empty() || tensors.empty()) return;
+  const std::string_view model = dicts.front();
+  const std::string expected = "names that begin with '" + std::string(model) + ".'";
+
+  // A dict of the model, or of another item such as the optimizer, shows that the names are those
+  // of a trainer's whole state.
+  const auto is_of_trainer = [&](const TensorEntry& tensor) {
+    return is_nested_in(tensor, model) ||
+           std::ranges::any_of(dicts.subspan(1), [&](std::string_view dict) {
+             return is_in_dict(tensor.meta.fqn, dict);
+           });
+  };
+  if (std::ranges::any_of(tensors, is_of_trainer)) return;
+
+  const auto is_outside = [&](const TensorEntry& tensor) {
+    return !is_in_dict(tensor.meta.fqn, model);
+  };
+  const auto outside = std::ranges::find_if(tensors, is_outside);
+  if (outside != tensors.end()) {
+    const auto count = static_cast<std::size_t>(std::ranges::count_if(tensors, is_outside));
+    report.note(std::string(kModelNamesRule), outside->meta.fqn, expected,
+                std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
+                    " without it, in files that a trainer such as verl does not load");
+    return;
+  }
+  // A flat `model.embed.weight` may be a name of the model, or `embed.weight` of a dict `model`.
+  if (!options.renames.empty()) return;
+  report.note(std::string(kModelNamesRule), tensors.front().meta.fqn,
+              expected + " besides their own",
+              "names with one '" + std::string(model) +
+                  ".', which the files do not keep: as Hugging Face's names they need another one");
+}
+
+}  // namespace tessera::reshard

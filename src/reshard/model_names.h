@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string_view>
+
+#include "reshard/plan_report.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// The rule of the note below, so that a program can add its own words to it.
+inline constexpr std::string_view kModelNamesRule = "names of the model";
+
+/// For a format with files of their own for some dicts (FormatTraits::dicts_with_files): adds a
+/// note if programs that load the format would not find the model's tensors by their names. So it
+/// is with the names of a model alone, as Hugging Face's files have them.
+void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanReport& report);
+
+}  // namespace tessera::reshard
