@@ -417,6 +417,21 @@ auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, co
   }
 }
 
+/// Returns the one element of tensor number `t` of the destination, as the source has it.
+formats::FormatWriter::Element read_element(const Plan& plan, const CheckpointReader& reader,
+                                            std::size_t t) {
+  const std::size_t source = plan.copies[t].source_tensor;
+  const TensorEntry& tensor = reader.contents().tensors[source];
+  const auto piece = std::ranges::find_if(
+      tensor.pieces, [](const formats::Piece& each) { return numel_of(each.region) == 1; });
+  TESSERA_CHECK(piece != tensor.pieces.end());
+  formats::FormatWriter::Element element{tensor.meta.dtype,
+                                         std::string(itemsize(tensor.meta.dtype), '\0')};
+  reader.read_piece(source, static_cast<std::size_t>(piece - tensor.pieces.begin()), {0, 1},
+                    std::as_writable_bytes(std::span(element.bytes)));
+  return element;
+}
+
 /// Checks that all files that the plan needs can be read, by reading one element from each.
 void check_source_files(const Plan& plan, const CheckpointReader& reader) {
   std::set<std::string> files;
@@ -436,6 +451,20 @@ void check_source_files(const Plan& plan, const CheckpointReader& reader) {
 
 }  // namespace
 
+std::vector<formats::Finding> notes_of_writer(const Plan& plan, const CheckpointReader& reader,
+                                              const std::string& destination,
+                                              const formats::CreateOptions& create) {
+  if (!plan.problems.empty()) return {};
+  const auto values = [&] {
+    std::vector<Value> read;
+    for (const std::size_t i : plan.value_sources) read.push_back(reader.read_value(i));
+    return read;
+  };
+  return with_remedy_for_values(plan, reader, [&] {
+    return formats::writer_of(create.format).notes(destination, plan.destination, create, values);
+  });
+}
+
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares) {
@@ -446,6 +475,9 @@ void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs
   } else {
     with_remedy_for_values(plan, reader, [&] {
       formats::check_staging(fs, destination, plan.destination, values, create);
+      formats::writer_of(create.format)
+          .check_elements(destination, plan.destination, values, create,
+                          [&](std::size_t t) { return read_element(plan, reader, t); });
     });
   }
   check_source_files(plan, reader);
