@@ -246,7 +246,8 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
         std::move(source.reader),
         options.optimizer_params.empty() ? nullptr : &files.optimizer_params, only,
         [&](std::unique_ptr<CheckpointReader> reader) {
-          return apply_recipe(std::move(reader), options.recipe, paths.front());
+          return apply_recipe(std::move(reader), options.recipe, paths.front(),
+                              options.extra_files_folder);
         });
   }
   source.prefixes.check_used(source.reader->contents(), "--prefix");

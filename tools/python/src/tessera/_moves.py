@@ -184,7 +184,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     as_is: move one part of a checkpoint, such as the file of one rank, as if it were whole.
     extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
         directory, "leave" does not copy them, "refuse" raises an error that names them.
-    extra_files_from: a folder whose files are copied instead of those of the source.
+    extra_files_from: a folder whose files are copied instead of those of the source. A recipe takes its variables from the
+        config.json there if the source has none.
     extra_files_limit: the largest size of all such files together. If they are larger, the largest files are not copied.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
