@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "recipe/element_reader.h"
+#include "recipe/megatron_names.h"
 #include "recipe/rules.h"
 #include "recipe/transformation.h"
 #include "tessera/base/error.h"
@@ -275,7 +276,14 @@ class Proof {
 RecipeReport check_recipe(const Recipe& recipe, const CheckpointContents& contents,
                           const RecipeOptions& options) {
   const Rules rules = rules_of(recipe, options);
-  return Proof(rules, contents, options.prefix).run();
+  const auto megatron = rules_for_megatron(recipe, options.direction, contents);
+  if (!megatron) return Proof(rules, contents, options.prefix).run();
+  RecipeReport named = Proof(*megatron, contents, "").run();
+  if (!named.problems.empty()) return named;
+  RecipeReport report = Proof(rules, named.targets, options.prefix).run();
+  report.notes.insert(report.notes.begin(), named.notes.begin(), named.notes.end());
+  report.dropped.insert(report.dropped.end(), named.dropped.begin(), named.dropped.end());
+  return report;
 }
 
 }  // namespace tessera::recipe

@@ -550,7 +550,7 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
   const Value root = parse_json(without_comments(text), path,
                                 {.max_depth = kMaxJsonDepth, .max_nbytes = kMaxFileNbytes});
   const RecipeJson json(path, "recipe");
-  json.object(root, {"schema", "rest", "unwrap", "variables", "rules", "note"});
+  json.object(root, {"schema", "rest", "unwrap", "megatron", "variables", "rules", "note"});
   Parsed parsed{.text = std::string(text), .path = path};
   const Value* schema = root.find("schema");
   if (schema == nullptr || *schema != Value(1)) {
@@ -562,6 +562,13 @@ Recipe Recipe::parse(std::string_view text, const std::string& path) {
       json.at("rest").refuse("\"keep\" or \"refuse\"", "'" + printable(word) + "'");
     }
     parsed.rest = word == "keep" ? Rest::keep : Rest::refuse;
+  }
+  if (const Value* megatron = root.find("megatron")) {
+    const std::string word = json.at("megatron").text(*megatron, "\"from\" or \"to\"");
+    if (word != "from" && word != "to") {
+      json.at("megatron").refuse("\"from\" or \"to\"", "'" + printable(word) + "'");
+    }
+    parsed.megatron = word == "from" ? Side::from : Side::to;
   }
   if (const Value* unwrap = root.find("unwrap")) {
     parsed.wrappers = parse_wrappers(json.at("unwrap"), *unwrap);

@@ -40,6 +40,9 @@ struct Rules {
   Wrappers wrappers{};  // removed from all names before rules are applied; none in the inverse
 };
 
+/// One side of a recipe's rules.
+enum class Side { none, from, to };
+
 /// The content of a recipe's file.
 struct Recipe::Parsed {
   std::string text;
@@ -47,6 +50,7 @@ struct Recipe::Parsed {
   std::map<std::string, VariableRule> variables{};
   Rest rest = Rest::refuse;
   Wrappers wrappers{};
+  Side megatron = Side::none;  // the side with the names of Megatron's models
   Value::List rules{};
 };
 

@@ -10,6 +10,7 @@
 #include "formats/derived_reader.h"
 #include "recipe/element_reader.h"
 #include "recipe/losses.h"
+#include "recipe/megatron_names.h"
 #include "recipe/placed_pieces.h"
 #include "recipe/rules.h"
 #include "recipe/state_names.h"
@@ -403,6 +404,9 @@ formats::MissingData TransformedReader::find_missing_data() const {
 std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointReader> reader,
                                                    const Recipe& recipe,
                                                    const RecipeOptions& options) {
+  if (const auto rules = rules_for_megatron(recipe, options.direction, reader->contents())) {
+    reader = std::make_unique<TransformedReader>(std::move(reader), *rules, "");
+  }
   return std::make_unique<TransformedReader>(std::move(reader), rules_of(recipe, options),
                                              options.prefix);
 }

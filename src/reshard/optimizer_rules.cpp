@@ -23,7 +23,7 @@ constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
     "exp_inf",    "prev",       "step_size",      "ax",
-    "fp32_param"};
+    "fp32_param", "param"};
 constexpr std::string_view kRowWiseNames[] = {"row_sum", "row_exp_avg_sq"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
 
@@ -217,7 +217,7 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest) {
 }
 
 bool is_copy_of_parameter(std::string_view name) {
-  return name == "fp32_param";
+  return name == "fp32_param" || name == "param";
 }
 
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {

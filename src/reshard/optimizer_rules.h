@@ -28,7 +28,7 @@ struct StateRole {
 /// them the kind follows from the name `<prefix>state.<parameter>.<name>`, never from a shape:
 ///
 /// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
-///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param;
+///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param, param;
 /// - row-wise: row_sum, row_exp_avg_sq;
 /// - one number for the parameter: step, mu, eta, mu_product;
 /// - one number for the table: `<table>.iter`;

@@ -1,12 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "formats/megatron/torch_dist_names.h"
@@ -18,6 +22,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
 namespace {
@@ -177,8 +182,8 @@ std::string layer(int number) {
   return "decoder.layers." + std::to_string(number) + ".mlp.linear_fc1.weight";
 }
 
-/// Two layers with a moment and a step, and an epoch.
-MemoryCheckpoint trained(float second_step = 2) {
+/// Two layers with a moment and a step.
+MemoryCheckpoint trained_without_iteration(float second_step = 2) {
   MemoryCheckpoint source("trained");
   for (const int number : {0, 1}) {
     const auto first = static_cast<float>(number * 4);
@@ -189,6 +194,11 @@ MemoryCheckpoint trained(float second_step = 2) {
     source.add({"optim.state." + layer(number) + ".step", DType::float32, {}},
                bytes_of<float>({number == 0 ? 2 : second_step}));
   }
+  return source;
+}
+
+MemoryCheckpoint trained(float second_step = 2) {
+  MemoryCheckpoint source = trained_without_iteration(second_step);
   source.add_value("iteration", Value(std::int64_t{7}));
   return source;
 }
@@ -302,6 +312,174 @@ TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {
   source.add_value("optimizer.param_groups.0.lr", Value(9.0));
   EXPECT_THAT([&] { write(source); },
               ThrowsError(ErrorKind::unsupported, "optimizers: expected one, as Megatron has"));
+}
+
+TEST_F(TorchDistWriterTest, KeysOfCommonKeepTheirOrderAndDictsInGroupsStayDicts) {
+  MemoryCheckpoint source = trained();
+  std::uint32_t order = 1;
+  const auto add = [&](KeyPath path, Value value) {
+    ValueEntry& entry = source.add_value(spell(path), std::move(value));
+    entry.key_path = std::move(path);
+    entry.dict_order = order++;
+  };
+  const KeyPath group{"optim", "param_groups", std::int64_t{0}};
+  const auto in_group = [&](KeyPath behind) {
+    KeyPath path = group;
+    path.insert(path.end(), behind.begin(), behind.end());
+    return path;
+  };
+  add({"zeta", "b"}, Value(1));
+  add({"zeta", "a"}, Value(2));
+  add({"alpha"}, Value(3));
+  add(in_group({"weight_decay"}), Value(0.1));
+  add(in_group({"lr"}), Value(0.5));
+  add(in_group({"extra", "y"}), Value(4));
+  add(in_group({"extra", "x"}), Value(5));
+  write(source);
+  const auto common =
+      open_checkpoint(fs_, path() + "/common.pt", {.as_dict = {"argparse.Namespace"}});
+  std::map<std::uint32_t, std::string> names;
+  for (const ValueEntry& value : common->contents().values) {
+    names.emplace(value.dict_order, value.name);
+  }
+  std::vector<std::string> found;
+  for (const auto& [number, name] : names) {
+    if (name.starts_with("zeta") || name == "alpha" ||
+        name.starts_with("optimizer.param_groups.0.")) {
+      found.push_back(name);
+    }
+  }
+  found.resize(std::min<std::size_t>(found.size(), 7));
+  EXPECT_THAT(found,
+              ElementsAre("zeta.b", "zeta.a", "alpha", "optimizer.param_groups.0.weight_decay",
+                          "optimizer.param_groups.0.lr", "optimizer.param_groups.0.extra.y",
+                          "optimizer.param_groups.0.extra.x"));
+  const auto extra = std::ranges::find(common->contents().values,
+                                       "optimizer.param_groups.0.extra.x", &ValueEntry::name);
+  ASSERT_NE(extra, common->contents().values.end());
+  EXPECT_EQ(extra->key_path.back(), Key("x"));
+}
+
+TEST_F(TorchDistWriterTest, TheIterationOfOtherFrameworksIsWhereMegatronReadsIt) {
+  for (const char* name : {"deepspeed.global_steps", "global_steps", "global_step", "step"}) {
+    SCOPED_TRACE(name);
+    clear();
+    MemoryCheckpoint source = trained_without_iteration();
+    source.add_value(name, Value(std::int64_t{12}));
+    source.add_value("epoch", Value(std::int64_t{3}));
+    write(source);
+    EXPECT_EQ(common_values().at("iteration"), Value(std::int64_t{12}));
+  }
+  clear();
+  MemoryCheckpoint two = trained_without_iteration();
+  two.add_value("global_step", Value(std::int64_t{12}));
+  two.add_value("step", Value(std::int64_t{13}));
+  write(two);
+  EXPECT_FALSE(common_values().contains("iteration"));
+  clear();
+  MemoryCheckpoint own = trained();
+  own.add_value("step", Value(std::int64_t{12}));
+  write(own);
+  EXPECT_EQ(common_values().at("iteration"), Value(std::int64_t{7}));
+}
+
+/// A dry run asks this.
+TEST_F(TorchDistWriterTest, WhatTheWriterRefusesIsKnownBeforeItBegins) {
+  const CreateOptions options{.format = Format("megatron")};
+  MemoryCheckpoint groups = trained();
+  for (const int group : {0, 1, 2}) {
+    groups.add_value("optim.param_groups." + std::to_string(group) + ".lr", Value(0.1));
+  }
+  std::vector<Value> values;
+  for (std::size_t v = 0; v < groups.contents().values.size(); ++v) {
+    values.push_back(groups.read_value(v));
+  }
+  EXPECT_THAT([&] { check_staging(fs_, path(), groups.contents(), values, options); },
+              ThrowsError(ErrorKind::unsupported, "found 3 groups"));
+  const MemoryCheckpoint steps = trained(3);
+  const auto read = [&](std::size_t t) {
+    const Bytes bytes = test::whole_tensor(steps, t);
+    return FormatWriter::Element{
+        steps.contents().tensors[t].meta.dtype,
+        std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
+  };
+  EXPECT_THAT(
+      [&] {
+        writer_of(options.format)
+            .check_elements(path(), steps.contents(), {steps.read_value(0)}, options, read);
+      },
+      ThrowsError(ErrorKind::unsupported, layer(1) + ".step: step: expected 2.0"));
+}
+
+/// Megatron's optimizer wants its copies in fp32.
+TEST_F(TorchDistWriterTest, CopiesOfWeightsOf16BitsAreWidened) {
+  const std::string name = "decoder.layers.mlp.linear_fc1.weight";
+  const auto model = [&] {
+    MemoryCheckpoint source("half");
+    source.add({"model." + layer(0), DType::bfloat16, {2}},
+               bytes_of<std::uint16_t>({0x3f80, 0xc040}));
+    source.add({"optim.state." + layer(0) + ".exp_avg", DType::float32, {2}},
+               bytes_of<float>({5, 6}));
+    return source;
+  };
+  const auto notes = [&](const MemoryCheckpoint& source) {
+    return writer_of(Format("megatron"))
+        .notes(path(), source.contents(), {.format = Format("megatron")},
+               [] { return std::vector<Value>(); });
+  };
+  const auto copy_of = [&] {
+    const auto reader = open_checkpoint(fs_, path());
+    const auto& tensors = reader->contents().tensors;
+    const auto found = std::ranges::find(tensors, "optimizer.state.param." + name,
+                                         [](const TensorEntry& each) { return each.meta.fqn; });
+    EXPECT_NE(found, tensors.end());
+    EXPECT_EQ(found->meta.dtype, DType::float32);
+    return test::whole_tensor(*reader, static_cast<std::size_t>(found - tensors.begin()));
+  };
+  write(model());
+  EXPECT_EQ(copy_of(), bytes_of<float>({1, -3}));
+  ASSERT_EQ(notes(model()).size(), 1U);
+  EXPECT_EQ(notes(model()).front().where.fqn, layer(0));
+  for (const char* kind : {"fp32_param", "master_param", "param"}) {
+    SCOPED_TRACE(kind);
+    clear();
+    MemoryCheckpoint source = model();
+    source.add({"optim.state." + layer(0) + "." + kind, DType::float32, {2}},
+               bytes_of<float>({1.0001F, -3.0001F}));
+    write(source);
+    EXPECT_EQ(copy_of(), bytes_of<float>({1.0001F, -3.0001F}));
+    EXPECT_TRUE(notes(source).empty());
+  }
+  EXPECT_TRUE(notes(trained()).empty());
+}
+
+TEST_F(TorchDistWriterTest, CopiesOfManyBlocksAreWidened) {
+  const std::int64_t numel = (std::int64_t{1} << 21) + 3;  // of bf16: a block of 4 MiB and a rest
+  std::vector<std::uint16_t> weights(static_cast<std::size_t>(numel));
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    weights[i] = static_cast<std::uint16_t>(0x3f80 + i % 97);
+  }
+  MemoryCheckpoint source("half");
+  source.add({"model." + layer(0), DType::bfloat16, {numel}}, bytes_of(weights));
+  source.add({"optim.state." + layer(0) + ".exp_avg", DType::bfloat16, {numel}}, bytes_of(weights));
+  write(source);
+  const auto reader = open_checkpoint(fs_, path());
+  ASSERT_EQ(reader->contents().tensors.size(), 3U);
+  for (std::size_t t = 0; t < 3; ++t) {
+    const TensorMeta& meta = reader->contents().tensors[t].meta;
+    const Bytes found = test::whole_tensor(*reader, t);
+    if (meta.dtype == DType::bfloat16) {
+      EXPECT_EQ(found, bytes_of(weights)) << meta.fqn;
+      continue;
+    }
+    EXPECT_EQ(meta.fqn, "optimizer.state.param.decoder.layers.mlp.linear_fc1.weight");
+    ASSERT_EQ(found.size(), weights.size() * 4);
+    for (std::size_t i = 0; i < weights.size(); i += i % 1000 == 0 ? 7 : 1) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, found.data() + i * 4, 4);
+      ASSERT_EQ(bits, std::uint32_t{weights[i]} << 16) << i;
+    }
+  }
 }
 
 // Shows E4.

@@ -1,14 +1,20 @@
-"""What --to megatron writes, read by PyTorch. Megatron itself loads it in frameworks/test_frameworks.py."""
+"""What --to megatron writes, read by PyTorch, and what Megatron wrote. Megatron itself loads it in frameworks/test_frameworks.py."""
 
 import argparse
 import io
+import json
+import shutil
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_tools import FIXTURES, reshard, run, succeed
+from ckpt_tools import FIXTURES, ROOT, flip_a_bit, reshard, run, succeed
+from safetensors.torch import load_file
 
 VALID = FIXTURES / "megatron" / "valid"
+WRITTEN = FIXTURES / "dcp" / "megatron"  # by Megatron
+LLAMA = ["--recipe", ROOT / "recipes" / "hf-to-megatron-llama.json"]
+HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 4}
 
 
 def stacked(weights, name, *numbers):
@@ -103,3 +109,103 @@ def test_objects_of_newer_versions_with_arguments_are_refused_by_name(tmp_path):
     refused = run("ckpt-reshard", tmp_path / "source", tmp_path / "moved", "--to", "dcp")
     assert refused.returncode == 3 and name in refused.stderr and "argparse.Namespace" in refused.stderr
     assert succeed("ckpt-reshard", tmp_path / "source", tmp_path / "moved", "--to", "dcp", "--only", f"!{name}")
+
+
+def test_what_megatron_wrote_goes_to_hugging_face_by_the_recipe_back(tmp_path):
+    """Shows F3. From four ranks: layers unstacked, QKV and the gate taken apart. The sizes come from the model's config.json."""
+    model = tmp_path / "model"
+    model.mkdir()
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 8}
+    (model / "config.json").write_text(json.dumps(config))
+    weights = ["--inverse", "--only", "model", "--only", "lm_head"]
+    moved = reshard(WRITTEN / "llama", tmp_path / "hf", "--to", "safetensors", *LLAMA, *weights, "--extra-files-from", model)
+    assert sorted(path.name for path in moved.iterdir()) == ["config.json", "model.safetensors"]
+    found, expected = load_file(moved / "model.safetensors"), torch.load(WRITTEN / "llama.hugging_face.pt", weights_only=True)
+    assert found.keys() == expected.keys() and len(found) == 39
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    settings = [f"--set={name}={value}" for name, value in HEADS.items()]
+    assert "proved" in succeed("ckpt-inspect", "recipe", "check", LLAMA[1], WRITTEN / "llama", "--inverse", *settings)
+
+
+@pytest.mark.parametrize("name", ["experts", "prefixed"])
+def test_the_optimizer_of_experts_follows_its_parameters(tmp_path, name):
+    """Shows F3. The distributed optimizer as fully_reshardable on two expert ranks: fp32 weights and moments, by layer and expert."""
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text('{"schema": 1, "megatron": "from", "rest": "keep", "rules": []}')
+    moved = reshard(WRITTEN / name, tmp_path / "moved", "--to", "dcp", "--world-size", "3")
+    held = torch.load(WRITTEN / "experts.held.pt", weights_only=True)
+    found = torch.load(reshard(moved, tmp_path / "whole.pt", "--recipe", recipe), weights_only=True)
+    flat = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    flat = {key.split("optimizer.state.")[-1]: value for key, value in flat.items()}
+    assert len(flat) == 4 * len(held["param"])  # weights, their fp32 copies, two moments
+    for kind, tensors in held.items():
+        for parameter, tensor in tensors.items():
+            assert torch.equal(flat[f"{kind}.{parameter}"], tensor), (kind, parameter)
+    assert all(torch.equal(flat[parameter], tensor.bfloat16()) for parameter, tensor in held["param"].items())
+
+
+def test_state_of_another_shape_than_its_parameter_is_refused_by_name(tmp_path):
+    """`fully_sharded_model_space` of older versions has flat state. A recipe cannot cut it; without one, it is moved as it is."""
+    name = "optimizer.state.exp_avg.decoder.layers.mlp.linear_fc2.weight"
+    dcp.save({"decoder.layers.mlp.linear_fc2.weight": torch.ones(2, 3, 4), name: torch.ones(2, 1, 1, 12)}, checkpoint_id=tmp_path / "run", no_dist=True)
+    refused = run("ckpt-reshard", tmp_path / "run", tmp_path / "hf", "--to", "safetensors", *LLAMA, "--inverse", *(f"--set={n}={v}" for n, v in HEADS.items()))
+    assert refused.returncode == 3 and name in refused.stderr
+    assert torch.equal(loaded(reshard(tmp_path / "run", tmp_path / "moved", "--to", "dcp"), {name: torch.zeros(2, 1, 1, 12)})[name], torch.ones(2, 1, 1, 12))
+
+
+@pytest.mark.parametrize("damage, found", [
+    (lambda folder: (folder / "common.pt").unlink(), "common.pt: structure: expected this file of Megatron's torch_dist"),
+    (lambda folder: (folder / "metadata.json").unlink(), "metadata.json: structure: expected the file that Megatron writes last"),
+    (lambda folder: (folder / "metadata.json").write_text("{"), "metadata.json: structure: expected an object with"),
+    (lambda folder: flip_a_bit(folder / "common.pt", "data.pkl"), "common.pt: "),
+], ids=["no-common", "no-config", "other-config", "flipped"])
+def test_verify_finds_damage_beside_the_tensors(tmp_path, damage, found):
+    """Shows F3. Megatron refuses such a folder. Of several parts, one finds it."""
+    folder = tmp_path / "run"
+    shutil.copytree(WRITTEN / "llama", folder)
+    assert succeed("ckpt-inspect", "verify", folder).startswith("sound")
+    damage(folder)
+    whole = run("ckpt-inspect", "verify", folder)
+    assert whole.returncode == 1 and found in whole.stderr + whole.stdout
+    parts = [run("ckpt-inspect", "verify", folder, "--json", "--part", f"{i}/3") for i in range(3)]
+    assert sorted(part.returncode for part in parts) == [0, 0, 1]
+
+
+def test_a_dry_run_refuses_steps_that_differ(tmp_path):
+    """Shows F3. Megatron keeps one number of steps."""
+    weights = {f"decoder.layers.{i}.mlp.linear_fc2.weight": torch.randn(4, 4) for i in range(2)}
+    state = {name: {"exp_avg": torch.ones_like(each), "step": torch.tensor(float(i + 3))} for i, (name, each) in enumerate(weights.items())}
+    dcp.save({"model": weights, "optim": {"state": state}}, checkpoint_id=tmp_path / "run", no_dist=True)
+    for dry in ([], ["--dry-run"]):
+        refused = run("ckpt-reshard", tmp_path / "run", tmp_path / "torch_dist", "--to", "megatron", *dry)
+        assert refused.returncode == 3 and "decoder.layers.1.mlp.linear_fc2.weight.step: step: expected 3.0" in refused.stderr, dry
+    assert not (tmp_path / "torch_dist").exists()
+
+
+def test_bf16_weights_get_copies_in_fp32_and_a_note(tmp_path):
+    """Shows F3. The iteration is where Megatron reads it."""
+    weights = {"decoder.layers.0.mlp.linear_fc2.weight": torch.randn(4, 4).bfloat16(), "output_layer.weight": torch.randn(6, 4).bfloat16()}
+    state = {name: {"exp_avg": torch.randn(each.shape)} for name, each in weights.items()}
+    dcp.save({"model": weights, "optim": {"state": state}, "global_step": 9}, checkpoint_id=tmp_path / "run", no_dist=True)
+    moved = run("ckpt-reshard", tmp_path / "run", tmp_path / "torch_dist", "--to", "megatron")
+    assert moved.returncode == 0 and "expected a copy in fp32 in the state of the optimizer, as Megatron has it, found none for this weight and 1 more" in moved.stderr
+    name = "optimizer.state.param.output_layer.weight"
+    assert torch.equal(loaded(tmp_path / "torch_dist", {name: torch.zeros(6, 4)})[name], weights["output_layer.weight"].float())
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert torch.load(tmp_path / "torch_dist" / "common.pt", weights_only=True)["iteration"] == 9
+
+
+def test_keys_of_the_common_state_keep_their_order(tmp_path):
+    """Shows F3. As in the file of the first rank; what Megatron needs besides comes behind."""
+    moved = reshard(VALID / "tp2", tmp_path / "torch_dist", "--to", "megatron")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        common = torch.load(moved / "common.pt", weights_only=True)
+        (file,) = (VALID / "tp2").glob("iter_*/mp_rank_00/model_optim_rng.pt")
+        saved = torch.load(file, weights_only=True)
+
+    def begins(found, expected):
+        return [key for key in found if key in expected] == [key for key in expected if key in found] and list(expected)[0] == list(found)[0]
+
+    assert begins(vars(common["args"]), vars(saved["args"]))
+    assert begins(common["optimizer"]["param_groups"][0], {key: 0 for key in saved["optimizer"]["param_groups"][0] if key != "params"})
+    assert begins(common["opt_param_scheduler"], saved["opt_param_scheduler"])

@@ -1172,3 +1172,15 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
         "step-1000", "step-1010", "step-1020", "tuned-1000", "tuned-1010"}
     assert (tmp_path / "step-1000.8" / "index.h5").exists()
     assert torch.equal(names["rows"], flat["model.embedding.weight"][10:20])
+
+
+def test_a_recipe_takes_its_variables_from_the_folder_of_extra_files(tmp_path):
+    """Shows F3. Megatron's torch_dist has no config.json."""
+    (tmp_path / "model").mkdir()
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 8}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    llama = FIXTURES / "dcp" / "megatron" / "llama"
+    tessera.reshard(llama, tmp_path / "hf", to="safetensors", recipe=ROOT / "recipes" / "hf-to-megatron-llama.json", inverse=True,
+                    only=["model", "lm_head"], extra_files_from=tmp_path / "model")
+    found, expected = load_file(tmp_path / "hf" / "model.safetensors"), torch.load(f"{llama}.hugging_face.pt", weights_only=True)
+    assert found.keys() == expected.keys() and all(torch.equal(tensor, expected[name]) for name, tensor in found.items())

@@ -1,12 +1,20 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "support/copy_checkpoint.h"
+#include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/detect.h"
 #include "tessera/recipe/recipe.h"
 
 // The recipes of recipes/, over small models with the names and shapes of the frameworks.
@@ -98,6 +106,46 @@ std::vector<std::string> proved(const Recipe& recipe, const MemoryCheckpoint& so
   return names_of(there.targets);
 }
 
+/// Moves a model to Megatron's torch_dist and back by one recipe, and compares weights and moments.
+void expect_back_from_torch_dist(const Recipe& recipe, const MemoryCheckpoint& source,
+                                 RecipeOptions options) {
+  FileSystem& fs = FileSystem::posix();
+  const test::TemporaryDirectory tmp;
+  const std::string path = tmp / "torch_dist";
+  const auto moved = open_transformed(std::make_unique<MemoryCheckpoint>(source), recipe, options);
+  const auto writer = formats::create_checkpoint(fs, path, moved->contents(), {},
+                                                 {.format = formats::Format("megatron")});
+  test::copy_checkpoint(*moved, *writer);
+  options.direction = Direction::inverse;
+  auto stacked = formats::open_checkpoint(fs, path);
+  EXPECT_THAT(problems_of(check_recipe(recipe, stacked->contents(), options)), IsEmpty());
+  const auto back = open_transformed(std::move(stacked), recipe, options);
+  std::map<std::string, test::Bytes> found;
+  for (std::size_t i = 0; i < back->contents().tensors.size(); ++i) {
+    found.emplace(back->contents().tensors[i].meta.fqn, test::whole_tensor(*back, i));
+  }
+  EXPECT_THAT(back->contents().values, IsEmpty());  // no extra state of Megatron's
+  const std::set<std::string> dropped = [&] {
+    const auto names = check_recipe(recipe, source.contents(),
+                                    {.variables = options.variables, .config = options.config})
+                           .dropped;
+    return std::set<std::string>(names.begin(), names.end());
+  }();
+  for (std::size_t i = 0; i < source.contents().tensors.size(); ++i) {
+    const std::string& fqn = source.contents().tensors[i].meta.fqn;
+    if (fqn.ends_with(".step") || dropped.contains(fqn)) continue;  // steps are in common.pt
+    std::string name = fqn;
+    if (fqn.ends_with(".exp_avg")) {
+      const std::string_view parameter =
+          std::string_view(fqn).substr(12, fqn.size() - 12 - std::string_view(".exp_avg").size());
+      name = "optimizer.state.exp_avg." + std::string(parameter);
+    } else {
+      EXPECT_EQ(found["optimizer.state.param." + fqn], test::whole_tensor(source, i)) << fqn;
+    }
+    EXPECT_EQ(found[name], test::whole_tensor(source, i)) << name;
+  }
+}
+
 std::vector<float> floats(const formats::CheckpointReader& reader, const std::string& fqn) {
   const formats::TensorEntry* tensor = reader.contents().find_tensor(fqn);
   if (tensor == nullptr) throw std::runtime_error("no " + fqn);
@@ -152,6 +200,8 @@ TEST(ShippedRecipesTest, HuggingFaceToMegatronLlama) {
   add_dense(model);
   const auto names =
       proved(shipped("hf-to-megatron-llama"), model.source(), {.config = config_of_attention()});
+  expect_back_from_torch_dist(shipped("hf-to-megatron-llama"), model.source(),
+                              {.config = config_of_attention()});
   EXPECT_THAT(names, Contains("decoder.layers.1.self_attention.linear_qkv.weight [16, 3]"));
   EXPECT_THAT(names, Contains("decoder.layers.0.mlp.linear_fc1.weight [12, 3]"));
 }
@@ -189,6 +239,76 @@ TEST(ShippedRecipesTest, HuggingFaceToTorchtitanLlama) {
   }
 }
 
+// Names of TransformerEngine's layers, as the older layout has them.
+TEST(ShippedRecipesTest, NamesOfTransformerEngineAreMegatronsToo) {
+  Model model;
+  model.add("model.decoder.layers.0.self_attention.linear_qkv.layer_norm_weight", {3});
+  model.add("model.decoder.layers.0.mlp.experts.linear_fc2.weight1", {3, 2});
+  MemoryCheckpoint source = model.source();
+  source.add_value("model.decoder.layers.0.self_attention.linear_qkv._extra_state", Value());
+  RecipeReport report = check_recipe(
+      Recipe::parse(R"({"schema": 1, "megatron": "from", "rest": "keep", "rules": []})", "r.json"),
+      source.contents(), {});
+  EXPECT_THAT(problems_of(report), IsEmpty());
+  EXPECT_THAT(names_of(report.targets),
+              ElementsAre("model.decoder.layers.0.input_layernorm.weight [3]",
+                          "model.decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight "
+                          "[3, 2]"));
+  EXPECT_THAT(report.dropped,
+              ElementsAre("model.decoder.layers.0.self_attention.linear_qkv._extra_state"));
+  // The same source is not Megatron's if the recipe does not say so.
+  report = check_recipe(Recipe::parse(R"({"schema": 1, "rest": "keep", "rules": []})", "r.json"),
+                        source.contents(), {});
+  EXPECT_THAT(names_of(report.targets), testing::SizeIs(2));
+  EXPECT_THAT(report.dropped, IsEmpty());
+}
+
+// One for each layer and expert.
+TEST(ShippedRecipesTest, ManyObjectsOfMegatronsAreLeftOut) {
+  formats::CheckpointContents contents;
+  contents.tensors.push_back(
+      {.meta = {"decoder.layers.mlp.router.weight", DType::float32, {60, 2}}});
+  for (int layer = 0; layer < 60; ++layer) {
+    for (int expert = 0; expert < 100; ++expert) {
+      for (const char* linear : {"linear_fc1", "linear_fc2"}) {
+        contents.values.push_back({std::string("decoder.layers.mlp.experts.experts.") + linear +
+                                   "._extra_state/shard_" + std::to_string(layer) + "." +
+                                   std::to_string(expert) + "_60.100"});
+      }
+    }
+  }
+  std::ranges::sort(contents.values, {}, &formats::ValueEntry::name);
+  const RecipeReport report = check_recipe(
+      Recipe::parse(R"({"schema": 1, "megatron": "from", "rest": "keep", "rules": []})", "r.json"),
+      contents, {});
+  EXPECT_THAT(problems_of(report), IsEmpty());
+  EXPECT_EQ(report.dropped.size(), contents.values.size());
+  EXPECT_EQ(report.targets.tensors.size(), 60U);
+}
+
+// Tessera stores some norms under two names. If they differ, neither is taken.
+TEST(ShippedRecipesTest, TwoTensorsOfOneNormMustBeEqual) {
+  for (const float second : {1.F, 2.F}) {
+    MemoryCheckpoint source;
+    source.add({"decoder.layers.pre_mlp_layernorm.weight", DType::float32, {1, 2}},
+               bytes_of<float>({1, 1}));
+    source.add({"decoder.layers.mlp.linear_fc1.layer_norm_weight", DType::float32, {1, 2}},
+               bytes_of<float>({1, second}));
+    const Recipe recipe = Recipe::parse(
+        R"({"schema": 1, "megatron": "from", "rest": "keep", "rules": []})", "r.json");
+    const auto reader =
+        open_transformed(std::make_unique<MemoryCheckpoint>(std::move(source)), recipe, {});
+    const std::string name = "decoder.layers.0.pre_mlp_layernorm.weight";
+    if (second == 1.F) {
+      EXPECT_EQ(floats(*reader, name), std::vector<float>({1, 1}));
+    } else {
+      EXPECT_THAT([&] { floats(*reader, name); },
+                  test::ThrowsError(ErrorKind::mismatch,
+                                    name + ": rule 1: expected equal elements in the tensors"));
+    }
+  }
+}
+
 TEST(ShippedRecipesTest, HuggingFaceToMegatronQwen3Moe) {
   Model model = with_attention();
   model.add_layers(kLayers, "self_attn.q_norm.weight", {4});
@@ -198,6 +318,8 @@ TEST(ShippedRecipesTest, HuggingFaceToMegatronQwen3Moe) {
               "mlp.experts.*.down_proj.weight");
   const auto names = proved(shipped("hf-to-megatron-qwen3-moe"), model.source(),
                             {.config = config_of_attention()});
+  expect_back_from_torch_dist(shipped("hf-to-megatron-qwen3-moe"), model.source(),
+                              {.config = config_of_attention()});
   EXPECT_THAT(names,
               Contains("decoder.layers.1.mlp.experts.local_experts.2.linear_fc1.weight [4, 3]"));
 }
@@ -209,6 +331,8 @@ TEST(ShippedRecipesTest, HuggingFaceToMegatronMixtral) {
               "block_sparse_moe.experts.*.w2.weight");
   const auto names =
       proved(shipped("hf-to-megatron-mixtral"), model.source(), {.config = config_of_attention()});
+  expect_back_from_torch_dist(shipped("hf-to-megatron-mixtral"), model.source(),
+                              {.config = config_of_attention()});
   EXPECT_THAT(names, Contains("decoder.layers.1.mlp.router.weight [3, 3]"));
   EXPECT_THAT(names,
               Contains("decoder.layers.1.mlp.experts.local_experts.2.linear_fc1.weight [4, 3]"));
@@ -263,6 +387,7 @@ TEST(ShippedRecipesTest, HuggingFaceToMegatronDeepSeek) {
   const Recipe recipe = shipped("hf-to-megatron-deepseek-v3");
   const RecipeOptions options{.config = Value::Dict{{"num_hidden_layers", 2}}};
   const auto names = proved(recipe, model.source(), options);
+  expect_back_from_torch_dist(recipe, model.source(), options);
   for (const char* name : {
            "decoder.layers.0.mlp.linear_fc1.weight [4, 3]",
            "decoder.layers.1.mlp.experts.local_experts.1.linear_fc1.weight [4, 3]",

@@ -12,6 +12,7 @@
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
+#include "formats/megatron/torch_dist_files.h"
 #include "formats/other_formats.h"
 #include "object_store/files.h"
 #include "tessera/base/file_system.h"
@@ -224,27 +225,6 @@ inspect::ScanOptions Work::scan_options() {
           .progress = [this](std::uint64_t nbytes) { progress_.add(nbytes); }};
 }
 
-namespace {
-
-/// Returns whether `directory` is a checkpoint of Megatron-LM. Its file metadata.json says so.
-bool is_of_megatron(const std::string& directory) {
-  constexpr std::uint64_t kMaxNbytes = std::uint64_t{1} << 20;
-  const FileSystem& fs = object_store::files();
-  if (fs.kind_of(directory) != FileKind::directory) return false;
-  const std::string path = join_path(directory, "metadata.json");
-  if (fs.kind_of(path) != FileKind::regular) return false;
-  try {
-    const Value metadata = parse_json(read_file(fs, path, kMaxNbytes), path);
-    const Value* backend = metadata.find("sharded_backend");
-    const auto* name = backend == nullptr ? nullptr : backend->get_if<std::string>();
-    return name != nullptr && *name == "torch_dist";
-  } catch (const Error&) {
-    return false;  // ignored, because this file is not a part of the checkpoint
-  }
-}
-
-}  // namespace
-
 std::string format_in_words(const formats::CheckpointReader& reader) {
   std::string text(reader.format().name());
   const bool has_ranks = formats::traits_of(reader.format()).has_ranks_when_read ||
@@ -252,7 +232,9 @@ std::string format_in_words(const formats::CheckpointReader& reader) {
   if (has_ranks) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }
-  if (is_of_megatron(reader.path())) text += " (Megatron's torch_dist)";
+  if (formats::megatron::is_torch_dist(object_store::files(), reader.path())) {
+    text += " (Megatron's torch_dist)";
+  }
   if (const std::uint64_t nbytes = shared_nbytes(reader); nbytes > 0) {
     text += "; " + exact_size(nbytes) + " of its files shared with other checkpoints";
   }

@@ -242,7 +242,8 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
         std::move(source.reader),
         options.optimizer_params.empty() ? nullptr : &files.optimizer_params, only,
         [&](std::unique_ptr<CheckpointReader> reader) {
-          return apply_recipe(std::move(reader), options.recipe, paths.front());
+          return apply_recipe(std::move(reader), options.recipe, paths.front(),
+                              options.extra_files_folder);
         });
   }
   source.prefixes.check_used(source.reader->contents(), "--prefix");
@@ -412,6 +413,10 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
+  const auto told = reshard::notes_of_writer(
+      plan, reader, options.destination,
+      {.format = *options.format, .extra_files = outcome.extra_files.carried});
+  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
   if (!options.quiet) print_findings("note: ", plan.notes, terminal);
   warn_of_optimizer_keys(outcome.plan.changes, terminal);
   if (!plan.problems.empty()) {

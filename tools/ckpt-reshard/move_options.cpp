@@ -211,7 +211,7 @@ OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
       mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)),
-      recipe(recipe_identity(options.recipe, source)) {
+      recipe(recipe_identity(options.recipe, source, options.extra_files_folder)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());

@@ -19,23 +19,28 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
 }
 
 recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
-                                     const std::string& checkpoint) {
+                                     const std::string& checkpoint,
+                                     const std::string& model_folder) {
   recipe::RecipeOptions options;
   if (arguments.inverse) options.direction = recipe::Direction::inverse;
   for (const std::string& setting : arguments.settings) recipe::add_setting(options, setting);
-  if (checkpoint != "-") recipe::read_config(object_store::files(), checkpoint, options);
+  for (const std::string& place : {checkpoint, model_folder}) {
+    const bool is_known = options.config_path.empty() && !place.empty() && place != "-";
+    if (is_known) recipe::read_config(object_store::files(), place, options);
+  }
   return options;
 }
 
-std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint) {
+std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint,
+                            const std::string& model_folder) {
   if (arguments.path.empty()) return {};
   return recipe::identity_text(recipe::Recipe::read(FileSystem::posix(), arguments.path),
-                               recipe_options(arguments, checkpoint));
+                               recipe_options(arguments, checkpoint, model_folder));
 }
 
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
-    const std::string& checkpoint) {
+    const std::string& checkpoint, const std::string& model_folder) {
   if (arguments.path.empty()) {
     if (!arguments.inverse && arguments.settings.empty()) return reader;
     throw Error::expected(ErrorKind::invalid_argument, {},
@@ -43,7 +48,8 @@ std::unique_ptr<formats::CheckpointReader> apply_recipe(
                           "none");
   }
   const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
-  return recipe::open_transformed(std::move(reader), recipe, recipe_options(arguments, checkpoint));
+  return recipe::open_transformed(std::move(reader), recipe,
+                                  recipe_options(arguments, checkpoint, model_folder));
 }
 
 }  // namespace tessera::cli

@@ -19,19 +19,22 @@ struct RecipeArguments {
 
 void add_recipe_options(Command& command, RecipeArguments& arguments);
 
-/// Returns the options of a recipe. Reads config.json of the checkpoint at `checkpoint` for its
-/// variables. Throws: Error as recipe::add_setting and recipe::read_config.
+/// Returns the options of a recipe. Its variables come from config.json beside the checkpoint at
+/// `checkpoint`, else from that in `model_folder` (empty: none).
+/// Throws: Error as recipe::add_setting and recipe::read_config.
 recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
-                                     const std::string& checkpoint);
+                                     const std::string& checkpoint,
+                                     const std::string& model_folder = {});
 
 /// Returns a text with everything that the result of the recipe depends on, except the checkpoint:
 /// the recipe's text, its settings and config.json. Empty if no recipe is given.
-std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint);
+std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint,
+                            const std::string& model_folder);
 
 /// Returns a reader of the checkpoint after the recipe, or `reader` itself if no recipe is given.
 /// `checkpoint` is the path that `reader` reads.
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
-    const std::string& checkpoint);
+    const std::string& checkpoint, const std::string& model_folder = {});
 
 }  // namespace tessera::cli

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/base_checkpoint.h"
@@ -99,6 +102,28 @@ class FormatWriter {
   virtual void check_staging(FileSystem& fs, const std::string& destination,
                              const CheckpointContents& contents, const std::vector<Value>& values,
                              const CreateOptions& options) const = 0;
+  /// The one element of a tensor, and its dtype in the source.
+  struct Element {
+    DType dtype;
+    std::string bytes;
+  };
+  /// Reads tensor number `tensor` of the contents. Requires: it has one element.
+  using ReadElement = std::function<Element(std::size_t tensor)>;
+  /// Throws what a writer would throw about the elements of tensors, such as numbers of steps that
+  /// differ. Changes nothing.
+  virtual void check_elements(const std::string& /*destination*/,
+                              const CheckpointContents& /*contents*/,
+                              const std::vector<Value>& /*values*/,
+                              const CreateOptions& /*options*/, const ReadElement& /*read*/) const {
+  }
+  /// Returns notes about what the writer adds that the source does not have. `values` returns the
+  /// values, parallel to `contents.values`.
+  virtual std::vector<Finding> notes(const std::string& /*destination*/,
+                                     const CheckpointContents& /*contents*/,
+                                     const CreateOptions& /*options*/,
+                                     const std::function<std::vector<Value>()>& /*values*/) const {
+    return {};
+  }
   /// Returns the options that change the bytes of the files, in words; empty if none is set. A run
   /// cannot resume the work of a run with a different text (JournalOptions). The text is stored in
   /// journals.

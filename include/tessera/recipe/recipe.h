@@ -103,7 +103,8 @@ RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContent
 /// Returns a reader that shows the tensors of `reader` as the recipe makes them, optimizer state
 /// with them. It reads elements when they are asked for, in bounded memory. Where the recipe needs
 /// equal elements (a padding, tensors that become one), the first read of the tensor compares them
-/// and throws Error(mismatch).
+/// and throws Error(mismatch). If the recipe says that the names of `reader` are Megatron's, shows
+/// a torch_dist checkpoint under these names before.
 /// Throws: Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit.
 std::unique_ptr<formats::CheckpointReader> open_transformed(
     std::unique_ptr<formats::CheckpointReader> reader, const Recipe& recipe,

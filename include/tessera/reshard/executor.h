@@ -173,10 +173,18 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
+/// Returns notes about what the writer of the format adds that the source does not have. Uses of
+/// `create` only the format and the extra files.
+/// Throws: the error with which `start_move` refuses the contents.
+std::vector<formats::Finding> notes_of_writer(const Plan& plan,
+                                              const formats::CheckpointReader& reader,
+                                              const std::string& destination,
+                                              const formats::CreateOptions& create);
 /// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
-/// replace the destination or to resume the staging directory, and whether files of the source are
-/// missing. `num_shares`: the shares of a move by several workers; then it is no error if other
-/// workers have begun the same work. Throws: the error that the move would throw.
+/// replace the destination or to resume the staging directory, whether files of the source are
+/// missing, and whether the writer would refuse elements of the source, such as numbers of steps.
+/// `num_shares`: the shares of a move by several workers; then it is no error if other workers have
+/// begun the same work. Throws: the error that the move would throw.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares = {});

@@ -16,6 +16,7 @@
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/nested_tensors.h"
 #include "formats/expansion_limit.h"
+#include "formats/megatron/torch_dist_files.h"
 #include "formats/name_pattern.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
@@ -124,6 +125,8 @@ class DcpReader final : public DividedReader {
   void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
                      PartOfCheck& part) const;
   void count_opened_classes();
+  /// Whether the path is a directory, with what all ranks saved.
+  bool is_whole() const { return directory_ == path_; }
   bool describes_more_than_items() const;
   std::uint64_t stored_nbytes() const;
   void require_within_limit(std::size_t tensor_index) const;
@@ -444,6 +447,7 @@ void DcpReader::check_files(const FindingSink& sink) const {
       check.report_structure(error);
     }
   }
+  if (is_whole()) megatron::check_torch_dist_files(fs_, path_, metadata_.contents, sink);
 }
 
 void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
@@ -518,6 +522,9 @@ void DcpReader::verify_part(const FindingSink& sink, const ProgressSink& progres
         return std::move(chunk->item);
       });
     }
+  }
+  if (is_whole()) {
+    megatron::verify_torch_dist_files(fs_, path_, contents, sink, progress, part);
   }
   check.add_foreign_names(metadata_.foreign_names);
   check.report_sums(part);

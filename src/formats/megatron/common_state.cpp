@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
+#include <iterator>
 #include <span>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "base/digest.h"
 #include "base/float_text.h"
@@ -30,16 +31,10 @@ bool is_below(const KeyPath& path, const KeyPath& parent) {
   return path.size() >= parent.size() && std::equal(parent.begin(), parent.end(), path.begin());
 }
 
-bool is_true(const std::map<std::string, Value>& group, const std::string& field) {
-  const auto found = group.find(field);
-  const auto* const value = found == group.end() ? nullptr : found->second.get_if<bool>();
-  return value != nullptr && *value;
-}
-
-bool is_decayed(const std::map<std::string, Value>& group) {
-  const auto found = group.find("weight_decay");
-  return found == group.end() || as_number(found->second) != 0.0;
-}
+/// Where other frameworks keep the number of iterations: DeepSpeed, PyTorch Lightning, trainers of
+/// people's own.
+constexpr std::array<std::string_view, 4> kIterations = {"deepspeed.global_steps", "global_steps",
+                                                         "global_step", "step"};
 
 }  // namespace
 
@@ -69,19 +64,56 @@ const Value* CommonState::find_arg(std::string_view name) const {
   return found == entries_.end() ? nullptr : &found->value;
 }
 
-bool CommonState::has(const KeyPath& path) const {
-  return std::ranges::any_of(entries_, [&](const Entry& e) { return is_below(e.path, path); });
+bool CommonState::Group::has(std::string_view name) const {
+  return std::ranges::any_of(fields, [&](const Field& field) {
+    const auto* const key = std::get_if<std::string>(&field.path.front());
+    return key != nullptr && *key == name;
+  });
+}
+
+const Value* CommonState::Group::find(std::string_view name) const {
+  const auto found = std::ranges::find(fields, KeyPath{std::string(name)}, &Field::path);
+  return found == fields.end() ? nullptr : &found->value;
+}
+
+void CommonState::Group::add_missing(std::string name, Value value) {
+  if (!has(name)) fields.push_back({{std::move(name)}, std::move(value)});
+}
+
+void CommonState::Group::set(const std::string& name, Value value) {
+  const auto found = std::ranges::find(fields, KeyPath{name}, &Field::path);
+  if (found == fields.end()) return add_missing(name, std::move(value));
+  found->value = std::move(value);
+}
+
+bool CommonState::Contents::has(const KeyPath& path) const {
+  return std::ranges::any_of(entries, [&](const Entry& e) { return is_below(e.path, path); });
+}
+
+void CommonState::Contents::add(KeyPath path, Value value) {
+  entries.push_back({std::move(path), std::move(value), next_order++});
+}
+
+void CommonState::Contents::set(const KeyPath& path, Value value) {
+  const auto found = std::ranges::find(entries, path, &Entry::path);
+  if (found == entries.end()) return add(path, std::move(value));
+  found->value = std::move(value);
+}
+
+bool CommonState::is_decayed(const Group& group) {
+  const Value* const decay = group.find("weight_decay");
+  return decay == nullptr || as_number(*decay) != 0.0;
 }
 
 /// Returns a group with all fields that Megatron's optimizers read. `wd_mult` and `lr_mult` may
 /// also be there with `pre_` in front, as NeMo names them.
 CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
-  if (!group.contains("pre_wd_mult")) group.emplace("wd_mult", kind.is_decayed ? 1.0 : 0.0);
-  if (!group.contains("pre_lr_mult")) group.emplace("lr_mult", 1.0);
-  group.emplace("is_expert_parallel", kind.is_of_experts);
-  group.emplace("is_decoupled_lr", false);
-  group.emplace("bias_correction", true);
-  if (step_) group.emplace("step", *step_);
+  if (!group.has("pre_wd_mult")) group.add_missing("wd_mult", kind.is_decayed ? 1.0 : 0.0);
+  if (!group.has("pre_lr_mult")) group.add_missing("lr_mult", 1.0);
+  group.add_missing("is_expert_parallel", kind.is_of_experts);
+  group.add_missing("is_decoupled_lr", false);
+  group.add_missing("bias_correction", true);
+  if (step_) group.add_missing("step", *step_);
   return group;
 }
 
@@ -92,7 +124,7 @@ std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
   std::vector<Group> groups;
   const bool are_from_megatron =
       !groups_.empty() && std::ranges::all_of(groups_, [](const auto& g) {
-        return g.second.contains("wd_mult") || g.second.contains("pre_wd_mult");
+        return g.second.has("wd_mult") || g.second.has("pre_wd_mult");
       });
   if (are_from_megatron) {
     for (const auto& [number, group] : groups_) groups.push_back(completed(group, {}));
@@ -115,7 +147,7 @@ std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
       const Group* const same = sources[decays ? 0 : 1];
       const Group* const other = sources[decays ? 1 : 0];
       Group group = same != nullptr ? *same : other != nullptr ? *other : Group();
-      if (same == nullptr && !decays) group.insert_or_assign("weight_decay", 0.0);
+      if (same == nullptr && !decays) group.set("weight_decay", 0.0);
       groups.push_back(completed(std::move(group), {decays, is_of_experts}));
     }
   }
@@ -125,10 +157,12 @@ std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
 /// Adds the optimizer's part. A model with experts has two optimizers in Megatron, numbered 0
 /// and 1. Each one's groups are stored twice: under `param_groups` for the fp32 optimizer, and
 /// under `optimizer.param_groups` for the distributed and the 16-bit optimizer.
-void CommonState::add_optimizer(std::vector<Entry>& entries, std::vector<Tensor>& tensors) const {
+void CommonState::add_optimizer(Contents& contents) const {
   std::array<std::vector<Group>, 2> chain;
   for (Group& group : groups_for_megatron()) {
-    chain[is_true(group, "is_expert_parallel") ? 1 : 0].push_back(std::move(group));
+    const Value* const is_of_experts = group.find("is_expert_parallel");
+    const bool is_second = is_of_experts != nullptr && *is_of_experts == Value(true);
+    chain[is_second ? 1 : 0].push_back(std::move(group));
   }
   const bool is_chained = !chain[0].empty() && !chain[1].empty();
   const KeyPath scaler{kOptimizer, "grad_scaler"};
@@ -138,64 +172,87 @@ void CommonState::add_optimizer(std::vector<Entry>& entries, std::vector<Tensor>
     if (is_chained) path.push_back(*dict_key(Value(static_cast<std::int64_t>(i))));
     for (const KeyPath& inner : {path, joined(path, {kOptimizer})}) {
       for (std::size_t g = 0; g < chain[i].size(); ++g) {
-        for (const auto& [field, value] : chain[i][g]) {
-          entries.push_back(
-              {joined(inner, {kParamGroups, static_cast<std::int64_t>(g), field}), value});
+        const KeyPath group = joined(inner, {kParamGroups, static_cast<std::int64_t>(g)});
+        for (const auto& [field, value] : chain[i][g].fields) {
+          contents.add(joined(group, field), value);
         }
       }
-      if (step_) entries.push_back({joined(inner, {"state", "common_step"}), *step_});
+      if (step_) contents.add(joined(inner, {"state", "common_step"}), *step_);
     }
-    entries.push_back({joined(path, {"param_state_sharding_type"}), "fully_reshardable"});
+    contents.add(joined(path, {"param_state_sharding_type"}), "fully_reshardable");
     for (const Entry& entry : entries_) {
       if (!is_below(entry.path, scaler)) continue;
-      entries.push_back({joined(path, {entry.path.begin() + 1, entry.path.end()}), entry.value});
+      contents.add(joined(path, {entry.path.begin() + 1, entry.path.end()}), entry.value);
     }
     for (const Tensor& tensor : tensors_) {
-      tensors.push_back(
-          {joined(path, {tensor.path.begin() + 1, tensor.path.end()}), tensor.meta, tensor.number});
+      contents.tensors.push_back({joined(path, {tensor.path.begin() + 1, tensor.path.end()}),
+                                  tensor.meta, tensor.number, contents.next_order++});
     }
   }
 }
 
-std::string CommonState::pickled(const std::map<std::size_t, std::string>& bytes) const {
-  std::vector<Entry> entries;
-  std::vector<Tensor> tensors;
+/// Adds the number of iterations that the source names as another framework does, unless it names
+/// two that differ.
+void CommonState::add_iteration(Contents& contents) const {
+  const Value* iteration = nullptr;
   for (const Entry& entry : entries_) {
-    if (!is_below(entry.path, {kOptimizer})) entries.push_back(entry);
+    const bool is_iteration =
+        std::ranges::find(kIterations, spell(entry.path)) != kIterations.end() &&
+        entry.value.is<std::int64_t>();
+    if (!is_iteration) continue;
+    if (iteration != nullptr && *iteration != entry.value) return;
+    iteration = &entry.value;
   }
+  if (iteration != nullptr) contents.add({"iteration"}, *iteration);
+}
+
+CommonState::Contents CommonState::completed_contents() const {
+  Contents contents{.entries = {}, .tensors = {}, .next_order = next_order_};
+  std::ranges::copy_if(entries_, std::back_inserter(contents.entries),
+                       [](const Entry& entry) { return !is_below(entry.path, {kOptimizer}); });
   const auto add_missing = [&](const KeyPath& path, Value value) {
-    if (!has(path)) entries.push_back({path, std::move(value)});
+    if (!contents.has(path)) contents.add(path, std::move(value));
   };
   add_missing({"checkpoint_version"}, 3.0);
   add_missing({kArgs, "tensor_model_parallel_size"}, std::int64_t{1});
   add_missing({kArgs, "pipeline_model_parallel_size"}, std::int64_t{1});
-  std::erase_if(entries, [](const Entry& e) { return e.path == KeyPath{kArgs, "no_save_rng"}; });
-  entries.push_back({{kArgs, "no_save_rng"}, true});
+  contents.set({kArgs, "no_save_rng"}, true);
   if (has_optimizer_) {
-    add_optimizer(entries, tensors);
+    add_optimizer(contents);
   } else {
-    std::erase_if(entries, [](const Entry& e) {
-      return e.path == KeyPath{kArgs, "no_save_optim"};
-    });
-    entries.push_back({{kArgs, "no_save_optim"}, true});
+    contents.set({kArgs, "no_save_optim"}, true);
   }
-  if (!has({kContentMetadata})) {
-    entries.push_back({{kContentMetadata, "distrib_optim_sharding_type"}, "fully_reshardable"});
-    entries.push_back({{kContentMetadata, "non_homogeneous_layers"}, !are_layers_stacked_});
-    entries.push_back({{kContentMetadata, "singleton_local_shards"}, false});
-    entries.push_back({{kContentMetadata, "chained_optim_avoid_prefix"}, true});
+  if (!contents.has({"iteration"})) add_iteration(contents);
+  if (!contents.has({kContentMetadata})) {
+    contents.add({kContentMetadata, "distrib_optim_sharding_type"}, "fully_reshardable");
+    contents.add({kContentMetadata, "non_homogeneous_layers"}, !are_layers_stacked_);
+    contents.add({kContentMetadata, "singleton_local_shards"}, false);
+    contents.add({kContentMetadata, "chained_optim_avoid_prefix"}, true);
   }
+  return contents;
+}
 
+void CommonState::check() const {
+  std::map<std::size_t, std::string> zeros;
+  for (const Tensor& tensor : tensors_) {
+    zeros.emplace(tensor.number, std::string(tensor.meta.nbytes(), '\0'));
+  }
+  pickled(zeros);
+}
+
+std::string CommonState::pickled(const std::map<std::size_t, std::string>& bytes) const {
+  auto [entries, tensors, next_order] = completed_contents();
   CheckpointContents contents;
   std::vector<Value> values;
   for (Entry& entry : entries) {
-    contents.values.push_back({spell(entry.path), std::move(entry.path)});
+    contents.values.push_back({spell(entry.path), std::move(entry.path), entry.order});
     values.push_back(std::move(entry.value));
   }
   std::vector<std::uint64_t> nbytes;
   std::vector<std::uint32_t> crcs;
   for (const Tensor& tensor : tensors) {
-    contents.tensors.push_back({.meta = tensor.meta, .key_path = tensor.path});
+    contents.tensors.push_back(
+        {.meta = tensor.meta, .key_path = tensor.path, .dict_order = tensor.order});
     const std::string& elements = bytes.at(tensor.number);
     nbytes.push_back(elements.size());
     crcs.push_back(crc32(0, std::as_bytes(std::span(elements))));

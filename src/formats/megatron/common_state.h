@@ -22,14 +22,18 @@ class CommonState {
   explicit CommonState(std::string destination) : destination_(std::move(destination)) {}
 
   /// Adds a value at a path of the nested dicts. `args.<name>` become attributes of a Namespace.
-  void add(KeyPath path, Value value) { entries_.push_back({std::move(path), std::move(value)}); }
+  /// The keys of a dict get the order in which they are added.
+  void add(KeyPath path, Value value) {
+    entries_.push_back({std::move(path), std::move(value), next_order_++});
+  }
   /// Adds a tensor at a path. `pickled` gets its elements in `bytes`, under `number`.
   void add_tensor(KeyPath path, TensorMeta meta, std::size_t number) {
-    tensors_.push_back({std::move(path), std::move(meta), number});
+    tensors_.push_back({std::move(path), std::move(meta), number, next_order_++});
   }
-  /// Sets a field of a parameter group of the optimizer. Do not pass `params`.
-  void set_group_field(std::int64_t group, std::string field, Value value) {
-    groups_[group].insert_or_assign(std::move(field), std::move(value));
+  /// Adds a field of a parameter group of the optimizer, or an entry of a dict in it: `path` is
+  /// that below the group. Do not pass `params`.
+  void add_group_field(std::int64_t group, KeyPath path, Value value) {
+    groups_[group].fields.push_back({std::move(path), std::move(value)});
   }
   /// Records the number of steps that a parameter has made.
   /// Throws: Error(unsupported) naming the parameter if another one made more or fewer, because
@@ -49,31 +53,60 @@ class CommonState {
   /// Throws: Error(unsupported) if the groups of the optimizer do not fit Megatron's, or for a
   /// value that cannot be pickled.
   std::string pickled(const std::map<std::size_t, std::string>& bytes) const;
+  /// Throws what `pickled` will throw.
+  void check() const;
 
  private:
   struct Entry {
     KeyPath path;
     Value value;
+    std::uint32_t order = 0;
   };
   struct Tensor {
     KeyPath path;
     TensorMeta meta;
     std::size_t number;
+    std::uint32_t order = 0;
   };
-  using Group = std::map<std::string, Value>;
+  struct Field {
+    KeyPath path;
+    Value value;
+  };
+  /// A parameter group: its fields, in their order.
+  struct Group {
+    std::vector<Field> fields;
+
+    bool has(std::string_view name) const;
+    const Value* find(std::string_view name) const;  // null for a dict, too
+    void add_missing(std::string name, Value value);
+    void set(const std::string& name, Value value);
+  };
   struct GroupKind {
     bool is_decayed = true;
     bool is_of_experts = false;
   };
+  /// What is pickled.
+  struct Contents {
+    std::vector<Entry> entries;
+    std::vector<Tensor> tensors;
+    std::uint32_t next_order;
 
-  bool has(const KeyPath& path) const;
+    bool has(const KeyPath& path) const;
+    void add(KeyPath path, Value value);
+    void set(const KeyPath& path, Value value);
+  };
+
+  static bool is_decayed(const Group& group);
   std::vector<Group> groups_for_megatron() const;
   Group completed(Group group, GroupKind kind) const;
-  void add_optimizer(std::vector<Entry>& entries, std::vector<Tensor>& tensors) const;
+  void add_optimizer(Contents& contents) const;
+  void add_iteration(Contents& contents) const;
+  Contents completed_contents() const;
 
   std::string destination_;
   std::vector<Entry> entries_;
   std::vector<Tensor> tensors_;
+  std::uint32_t next_order_ = 1;
   std::map<std::int64_t, Group> groups_;
   std::optional<double> step_;
   std::string name_of_step_;

@@ -41,8 +41,10 @@ constexpr std::uint64_t kMaxTrackerNbytes = 4096;
 /// A Megatron file holds the run's arguments as an object of argparse.Namespace, which is read as a
 /// dict.
 const torch_files::Family& family() {
-  static const torch_files::Family kFamily{
-      .format = megatron_driver().format(), .records = {"argparse.Namespace"}, .check = nullptr};
+  static const torch_files::Family kFamily{.format = megatron_driver().format(),
+                                           .records = {"argparse.Namespace"},
+                                           .check = nullptr,
+                                           .keeps_key_order = true};
   return kFamily;
 }
 

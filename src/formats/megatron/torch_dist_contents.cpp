@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,8 @@ constexpr std::string_view kStep = "step";
 constexpr std::string_view kScaler = "grad_scaler.";
 constexpr std::string_view kExtraState = "_extra_state";
 constexpr std::string_view kShard = "/shard_";  // in the name of an object
+/// Names of the fp32 copy of a weight in the state of optimizers.
+constexpr std::array<std::string_view, 3> kCopies = {"param", "fp32_param", "master_param"};
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
 constexpr std::array<std::string_view, 4> kMegatronNames = {
     "decoder.layers.", "encoder.layers.", "embedding.word_embeddings.", "output_layer."};
@@ -63,7 +66,7 @@ class Sorter {
   TorchDistContents sort() && {
     find_weights();
     const TorchDistNames names(weights_, destination_);
-    for (std::size_t v = 0; v < values_.size(); ++v) add_value(v);
+    for (const std::size_t v : values_in_order()) add_value(v);
     add_state(names);
     for (const auto& [name, meta] : weights_) add_weight(names, name);
     sorted_.common.set_layers_stacked(names.are_layers_stacked());
@@ -92,6 +95,15 @@ class Sorter {
            name.ends_with(kExtraState);
   }
 
+  /// Returns the indices of the values, in the order of their keys.
+  std::vector<std::size_t> values_in_order() const {
+    std::vector<std::size_t> order(values_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, {},
+                             [&](std::size_t v) { return contents_.values[v].dict_order; });
+    return order;
+  }
+
   void find_weights() {
     const bool is_bare = std::ranges::none_of(contents_.tensors, [](const TensorEntry& tensor) {
       return tensor.meta.fqn.starts_with(kModel);
@@ -116,8 +128,8 @@ class Sorter {
         "none of them", "a recipe gives tensors Megatron's names: docs/from/megatron.md");
   }
 
-  /// Adds a DCP tensor, or a part of one, with the elements of tensor `t`.
-  void add_tensor(std::size_t t, const TorchDistPlace& place) {
+  /// Adds a DCP tensor of this dtype, or a part of one, with the elements of tensor `t`.
+  void add_tensor(std::size_t t, const TorchDistPlace& place, DType dtype) {
     const TensorEntry& tensor = contents_.tensors[t];
     auto& sources = sorted_.sources[place.key];
     if (!sources.emplace(place.index, t).second ||
@@ -126,7 +138,7 @@ class Sorter {
                             "names", "one tensor for the name '" + place.key + "'", "two");
     }
     TensorEntry& entry = tensors_[place.key];
-    entry.meta = {place.key, tensor.meta.dtype, place.shape_of(tensor.meta.shape)};
+    entry.meta = {place.key, dtype, place.shape_of(tensor.meta.shape)};
     for (const Piece& piece : tensor.pieces) {
       const Box& box = std::get<Box>(piece.region);
       std::vector<std::int64_t> offsets = place.index;
@@ -137,25 +149,34 @@ class Sorter {
     }
   }
 
+  void add_tensor(std::size_t t, const TorchDistPlace& place) {
+    add_tensor(t, place, contents_.tensors[t].meta.dtype);
+  }
+
   void add_weight(const TorchDistNames& names, const std::string& name) {
     const std::size_t t = weight_tensors_.at(name);
+    const DType dtype = contents_.tensors[t].meta.dtype;
     for (TorchDistPlace place : names.places_of(name)) {
       add_tensor(t, place);
-      if (copies_.empty() || !trained_.contains(name)) continue;
+      if (copies_.empty() || !trained_.contains(name) || with_copy_.contains(name)) continue;
       place.key = "optimizer.state." + copies_ + "." + place.key;
       // A source with the optimizer's own copy already has a tensor of this name.
-      if (!source_has(place.key)) add_tensor(t, place);
+      if (source_has(place.key)) continue;
+      const bool is_widened = dtype == DType::bfloat16 || dtype == DType::float16;
+      add_tensor(t, place, is_widened ? DType::float32 : dtype);
+      if (is_widened) sorted_.widened.insert(name);
     }
   }
   bool source_has(const std::string& name) const { return contents_.find_tensor(name) != nullptr; }
 
   /// Adds all tensors but the weights.
   void add_state(const TorchDistNames& names) {
+    const std::string copies = name_of_copies();
     for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
       const TensorMeta& meta = contents_.tensors[t].meta;
       std::string_view rest = meta.fqn;
       if (take_optimizer(rest)) {
-        if (add_of_optimizer(names, t, rest)) continue;
+        if (add_of_optimizer(names, t, rest, copies)) continue;
       } else if (are_weights_[t]) {
         continue;
       }
@@ -166,7 +187,7 @@ class Sorter {
     sorted_.common.set_optimizer(std::ranges::any_of(trained_, [](const std::string& name) {
       return name.find(".experts.") != std::string::npos;
     }));
-    copies_ = name_of_copies();
+    copies_ = copies;
   }
 
   /// Notes an entry that goes into `common.pt` as a part of the optimizer.
@@ -193,8 +214,10 @@ class Sorter {
                           "none", "leave this part out, too");
   }
 
-  /// Adds a tensor `<optimizer>.<rest>`. Returns false if Megatron has no place for it.
-  bool add_of_optimizer(const TorchDistNames& names, std::size_t t, std::string_view rest) {
+  /// Adds a tensor `<optimizer>.<rest>`. Returns false if Megatron has no place for it. `copies`:
+  /// what Megatron calls the copies of the weights.
+  bool add_of_optimizer(const TorchDistNames& names, std::size_t t, std::string_view rest,
+                        const std::string& copies) {
     const TensorMeta& meta = contents_.tensors[t].meta;
     if (rest.starts_with(kScaler) && meta.numel() == 1 && !has_common_file_) {
       KeyPath path{"optimizer"};
@@ -208,7 +231,7 @@ class Sorter {
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) return false;
     const std::string weight(rest.substr(0, dot));
-    const std::string kind(rest.substr(dot + 1));
+    std::string kind(rest.substr(dot + 1));
     const auto found = weights_.find(weight);
     if (found == weights_.end()) return false;
     if (kind == kStep && holds_number(meta)) {
@@ -220,6 +243,10 @@ class Sorter {
     if (meta.shape != found->second.shape) return false;
     trained_.insert(weight);
     note_root(meta.fqn);
+    if (std::ranges::find(kCopies, kind) != kCopies.end() && !copies.empty()) {
+      kind = copies;
+      with_copy_.insert(weight);
+    }
     for (TorchDistPlace place : names.places_of(weight)) {
       place.key = "optimizer.state." + kind + "." + place.key;
       add_tensor(t, place);
@@ -270,7 +297,7 @@ class Sorter {
     const bool is_of_scaler = rest.starts_with(kScaler) && entry.key_path.size() > 1;
     if (take_prefix(rest, kParamGroups)) {
       take_prefix(rest, ".");
-      if (!add_groups(rest, value)) return add_object(entry.name, value);
+      if (!add_groups(entry, rest, value)) return add_object(entry.name, value);
       note_root(entry.name);
     } else if (rest.starts_with(kState) && rest.ends_with(".step") && as_number(value)) {
       sorted_.common.set_step(entry.name, *as_number(value));
@@ -284,34 +311,49 @@ class Sorter {
     note_of_optimizer(entry.name);
   }
 
-  /// Adds the parameter groups, one group, or a field of one. Returns false for another value.
-  bool add_groups(std::string_view rest, const Value& value) {
+  /// Adds the parameter groups, one group, or a field of one. `rest`: the name behind
+  /// `param_groups`. Returns false for another value.
+  bool add_groups(const ValueEntry& entry, std::string_view rest, const Value& value) {
     if (rest.empty()) {
       const auto* const groups = value.get_if<Value::List>();
       if (groups == nullptr) return false;
       for (std::size_t g = 0; g < groups->size(); ++g) {
-        if (!add_groups(std::to_string(g), (*groups)[g])) return false;
+        if (!add_group(static_cast<std::int64_t>(g), (*groups)[g])) return false;
       }
       return true;
     }
     const auto number = take_number(rest);
     if (!number) return false;
-    const auto set = [&](std::string field, const Value& item) {
-      if (field == "params") return;
-      if (field == kStep && as_number(item))
-        sorted_.common.set_step("optim.param_groups", *as_number(item));
-      sorted_.common.set_group_field(*number, std::move(field), item);
-    };
-    if (!rest.empty()) {
-      set(std::string(rest), value);
-      return true;
-    }
-    const auto* const fields = value.get_if<Value::Dict>();
+    if (rest.empty()) return add_group(*number, value);
+    add_group_field(*number, path_behind_group(entry, rest), value);
+    return true;
+  }
+
+  bool add_group(std::int64_t number, const Value& group) {
+    const auto* const fields = group.get_if<Value::Dict>();
     if (fields == nullptr) return false;
     for (const auto& [key, item] : *fields) {
-      if (const auto* const field = key.get_if<std::string>()) set(*field, item);
+      if (const auto* const field = key.get_if<std::string>()) {
+        add_group_field(number, {*field}, item);
+      }
     }
     return true;
+  }
+
+  void add_group_field(std::int64_t group, KeyPath path, const Value& value) {
+    if (path.front() == Key("params")) return;
+    if (path == KeyPath{std::string(kStep)} && as_number(value)) {
+      sorted_.common.set_step("optim.param_groups", *as_number(value));
+    }
+    sorted_.common.add_group_field(group, std::move(path), value);
+  }
+
+  /// Returns the keys of an entry below its parameter group: several if the field is a dict. `rest`
+  /// spells them.
+  static KeyPath path_behind_group(const ValueEntry& entry, std::string_view rest) {
+    const auto groups = std::ranges::find(entry.key_path, Key(std::string(kParamGroups)));
+    if (entry.key_path.end() - groups < 3) return {std::string(rest)};
+    return {groups + 2, entry.key_path.end()};
   }
 
   void finish_dcp() {
@@ -331,6 +373,7 @@ class Sorter {
   std::map<std::string, TensorMeta> weights_;
   std::map<std::string, std::size_t> weight_tensors_;
   std::set<std::string> trained_;             // the weights with state
+  std::set<std::string> with_copy_;           // those with a copy of their own in the state
   std::map<std::string, std::string> roots_;  // of optimizers: the first name with each
   std::string name_of_optimizer_;  // the first entry of the optimizer in `common.pt`; empty: none
   std::string copies_;             // the name of their copies in the optimizer; empty: none

@@ -25,6 +25,8 @@ struct TorchDistContents {
   /// Source tensors whose content goes into `common.pt`, so they are not in `dcp`.
   std::set<std::size_t> of_common{};
   std::set<std::size_t> steps{};  // those with the number of steps of a parameter
+  /// Names of weights of 16 bits of which `dcp` has a second copy in fp32, for the optimizer.
+  std::set<std::string> widened{};
 };
 
 /// Sorts the entries of `contents`. Weights are `model.<name>`, or without such names all tensors

@@ -1,9 +1,33 @@
 #pragma once
 
+#include <string>
+
+#include "formats/part_of_check.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+// The files of Megatron's torch_dist beside those of DCP: `metadata.json`, which Megatron writes
+// last, and `common.pt`, with everything except weights that is equal on all ranks. Newer versions
+// of Megatron keep what was in `common.pt` in an object of the DCP files. Source: megatron-core
+// 0.16 and Megatron-LM of August 2026, dist_checkpointing/serialization.py and core.py.
 namespace tessera::formats::megatron {
 
-// The files of `torch_dist` beside those of DCP.
-inline constexpr const char* kCommonFile = "common.pt";      // what all ranks have alike
-inline constexpr const char* kConfigFile = "metadata.json";  // the name and version of the format
+inline constexpr const char* kCommonFile = "common.pt";
+inline constexpr const char* kConfigFile = "metadata.json";
+
+/// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
+bool is_torch_dist(const FileSystem& fs, const std::string& directory);
+
+/// Reports which of the two files are missing, and a `metadata.json` that is none of Megatron's.
+/// Reports nothing if the DCP checkpoint `contents` in `directory` is none of Megatron's. If it has
+/// objects of Megatron's but neither file, reports a note: as a DCP checkpoint it is complete.
+void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
+                            const CheckpointContents& contents, const FindingSink& sink);
+
+/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. One part does the
+/// former, and one part the latter.
+void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
+                             const CheckpointContents& contents, const FindingSink& sink,
+                             const ProgressSink& progress, PartOfCheck& part);
 
 }  // namespace tessera::formats::megatron

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,11 +10,13 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "base/cast.h"
 #include "formats/dcp/dcp_parts.h"
 #include "formats/drivers.h"
 #include "formats/megatron/torch_dist_contents.h"
@@ -36,7 +39,7 @@ constexpr std::string_view kConfig =
     R"("common_backend": "torch", "common_backend_version": 1})";
 
 /// Returns the one number in `bytes`.
-double decode_number(DType dtype, const std::string& bytes) {
+double decode_number(DType dtype, std::string_view bytes) {
   const auto as = [&](auto number) {
     TESSERA_CHECK(bytes.size() == sizeof number);
     std::memcpy(&number, bytes.data(), sizeof number);
@@ -58,6 +61,12 @@ bool has_file(const std::vector<ExtraFile>& files, std::string_view name) {
   return std::ranges::find(files, name, &ExtraFile::name) != files.end();
 }
 
+TorchDistContents sorted_for(const CheckpointContents& contents, const std::vector<Value>& values,
+                             const std::string& destination, const CreateOptions& options) {
+  return megatron::sort_for_torch_dist(contents, values, destination,
+                                       has_file(options.extra_files, kCommonFile));
+}
+
 /// The DCP files, and the names of all that is written.
 struct Prepared {
   TorchDistContents sorted;
@@ -67,11 +76,11 @@ struct Prepared {
 
   Prepared(const CheckpointContents& contents, const std::vector<Value>& values,
            const std::string& destination, const CreateOptions& options)
-      : sorted(megatron::sort_for_torch_dist(contents, values, destination,
-                                             has_file(options.extra_files, kCommonFile))),
+      : sorted(sorted_for(contents, values, destination, options)),
         files(dcp::prepare_files(destination, std::move(sorted.dcp), std::move(sorted.dcp_values))),
         writes_common(!has_file(options.extra_files, kCommonFile)),
         writes_config(!has_file(options.extra_files, kConfigFile)) {
+    if (writes_common) sorted.common.check();
     if (writes_common) files.names.insert(kCommonFile);
     if (writes_config) files.names.insert(kConfigFile);
   }
@@ -100,31 +109,57 @@ class TorchDistWriter final : public CheckpointWriter {
 
   std::int64_t block_numel(PieceId piece) const override {
     if (is_of_common(piece)) return std::max<std::int64_t>(1, meta_of(piece).numel());
-    return dcp_->block_numel(places_of(piece).front());
+    std::int64_t numel = 0;  // a multiple of what each place has, as sizes are powers of two
+    for (const PieceId place : places_of(piece)) {
+      numel = std::max(numel, dcp_->block_numel(place));
+    }
+    return numel;
   }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     if (is_of_common(piece)) {
       const std::lock_guard lock(mutex_);
-      kept_[piece.tensor_index] = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+      std::string& kept = kept_[piece.tensor_index];
+      kept = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+      if (sorted_.steps.contains(piece.tensor_index)) {
+        sorted_.common.set_step(meta_of(piece).fqn, decode_number(meta_of(piece).dtype, kept));
+      }
       return;
     }
+    std::vector<std::byte> widened;
     for (const PieceId place : places_of(piece)) {
-      if (!is_there(place, begin)) dcp_->write_block(place, begin, bytes);
+      std::span<const std::byte> content = bytes;
+      if (const DType from = meta_of(piece).dtype; dtype_of(place) != from) {
+        widened.resize(bytes.size() / itemsize(from) * itemsize(dtype_of(place)));
+        cast_elements(from, bytes, dtype_of(place), widened);
+        content = widened;
+      }
+      for_each_block(place, begin, content, [&](std::int64_t at, auto block) {
+        if (!is_there(place, at)) dcp_->write_block(place, at, block);
+      });
     }
   }
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
     if (is_of_common(piece)) return false;
-    std::size_t num_resumed = 0;
-    const auto& places = places_of(piece);
-    for (const PieceId place : places) {
-      if (!dcp_->resume_block(place, begin, room)) continue;
-      ++num_resumed;
-      const std::lock_guard lock(mutex_);
-      resumed_.emplace(place.tensor_index, place.piece_index, begin);
+    bool is_resumed = true;
+    std::vector<std::byte> widened;
+    for (const PieceId place : places_of(piece)) {
+      std::span<std::byte> content = room;
+      if (const DType from = meta_of(piece).dtype; dtype_of(place) != from) {
+        widened.resize(room.size() / itemsize(from) * itemsize(dtype_of(place)));
+        content = widened;
+      }
+      for_each_block(place, begin, content, [&](std::int64_t at, auto block) {
+        if (!dcp_->resume_block(place, at, block)) {
+          is_resumed = false;
+          return;
+        }
+        const std::lock_guard lock(mutex_);
+        resumed_.emplace(place.tensor_index, place.piece_index, at);
+      });
     }
-    return num_resumed == places.size();
+    return is_resumed;
   }
 
   bool is_resumed() const override { return work_.is_resumed(); }
@@ -132,10 +167,6 @@ class TorchDistWriter final : public CheckpointWriter {
   void abandon() noexcept override { dcp_->abandon(); }
 
   void commit() override {
-    for (const std::size_t t : sorted_.steps) {
-      const TensorMeta& meta = contents_->tensors[t].meta;
-      sorted_.common.set_step(meta.fqn, decode_number(meta.dtype, kept_.at(t)));
-    }
     if (writes_config_) write(kConfigFile, kConfig);  // first: it marks the other as Megatron's
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
     dcp_->commit();
@@ -145,6 +176,21 @@ class TorchDistWriter final : public CheckpointWriter {
  private:
   const TensorMeta& meta_of(PieceId piece) const {
     return contents_->tensors[piece.tensor_index].meta;
+  }
+  DType dtype_of(PieceId place) const {
+    return dcp_->contents().tensors[place.tensor_index].meta.dtype;
+  }
+  /// Calls `use` with the begin and the bytes of each block of the DCP files. `content`: elements
+  /// of `place` from `begin` on.
+  template <class Bytes, class Use>
+  void for_each_block(PieceId place, std::int64_t begin, std::span<Bytes> content,
+                      const Use& use) const {
+    const std::size_t size = itemsize(dtype_of(place));
+    const std::size_t nbytes = static_cast<std::size_t>(dcp_->block_numel(place)) * size;
+    for (std::size_t at = 0; at < content.size(); at += nbytes) {
+      use(begin + static_cast<std::int64_t>(at / size),
+          content.subspan(at, std::min(nbytes, content.size() - at)));
+    }
   }
   bool is_of_common(PieceId piece) const { return sorted_.of_common.contains(piece.tensor_index); }
   const std::vector<PieceId>& places_of(PieceId piece) const {
@@ -222,6 +268,30 @@ class MegatronFormatWriter final : public FormatWriter {
     const Prepared prepared(contents, values, destination, options);
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
                       prepared.files.names);
+  }
+  void check_elements(const std::string& destination, const CheckpointContents& contents,
+                      const std::vector<Value>& values, const CreateOptions& options,
+                      const ReadElement& read) const override {
+    TorchDistContents sorted = sorted_for(contents, values, destination, options);
+    for (const std::size_t t : sorted.steps) {
+      const auto [dtype, bytes] = read(t);
+      sorted.common.set_step(contents.tensors[t].meta.fqn, decode_number(dtype, bytes));
+    }
+  }
+  std::vector<Finding> notes(const std::string& destination, const CheckpointContents& contents,
+                             const CreateOptions& options,
+                             const std::function<std::vector<Value>()>& values) const override {
+    const TorchDistContents sorted = sorted_for(contents, values(), destination, options);
+    const std::set<std::string>& widened = sorted.widened;
+    if (widened.empty()) return {};
+    const std::string more =
+        widened.size() > 1 ? " and " + std::to_string(widened.size() - 1) + " more" : "";
+    return {
+        {.severity = Finding::Severity::note,
+         .rule = "weights",
+         .where = {.path = destination, .fqn = *widened.begin()},
+         .expected = "a copy in fp32 in the state of the optimizer, as Megatron has it",
+         .found = "none for this weight" + more + " (the copy is made of the weight of 16 bits)"}};
   }
 };
 

@@ -339,7 +339,12 @@ void EntryReader::take_entries() {
   contents_.values.reserve(values_.size());
   value_sources_.reserve(values_.size());
   for (NamedValue& value : values_) {
-    contents_.values.push_back({std::move(value.name), std::move(value.path)});
+    ValueEntry entry{std::move(value.name), std::move(value.path)};
+    const auto* const stored = std::get_if<ValueSource>(&value.source);
+    if (family_.keeps_key_order && stored != nullptr) {
+      entry.dict_order = stored->file->reader().contents().values[stored->index].dict_order;
+    }
+    contents_.values.push_back(std::move(entry));
     value_sources_.push_back(std::move(value.source));
   }
   values_.clear();

@@ -39,6 +39,8 @@ struct Family {
   std::vector<std::string> records;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
+  /// Whether values get the order that they have in their file ([Note: Order of keys]).
+  bool keeps_key_order = false;
 };
 
 /// Base class of readers whose tensors and values come from several torch.save files. The

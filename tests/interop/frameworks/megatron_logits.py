@@ -1,10 +1,12 @@
 """Loads a state dict into Megatron's GPTModel, and compares its logits with those of transformers. On the CPU.
 
 Usage: python megatron_logits.py dense|experts|mixtral|deepseek|mtp STATE_DICT LOGITS
-STATE_DICT: a file of torch.save, or a torch_dist checkpoint.
+       python megatron_logits.py dense|experts|mixtral|deepseek save FOLDER LOGITS
+STATE_DICT: a file of torch.save, or a torch_dist checkpoint. `save` writes a new model as torch_dist, and its logits.
 """
 
 import contextlib
+import multiprocessing
 import os
 import sys
 import warnings
@@ -112,18 +114,38 @@ def state_from(model, path: str) -> dict:
     return {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
 
 
+def logits_of(model, kind: str) -> torch.Tensor:
+    mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
+    inputs = (token_ids(), torch.arange(LENGTH)[None], mask)
+    with torch.no_grad():
+        return further_logits(model, *inputs) if kind == "mtp" else model(*inputs)
+
+
+def save(kind: str, folder: str, logits: str) -> None:
+    from megatron.core import dist_checkpointing
+
+    torch.manual_seed(3)
+    model = gpt(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms, too, are other than 1
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    os.mkdir(folder)
+    metadata = {"non_homogeneous_layers": kind == "deepseek"}
+    dist_checkpointing.save(model.sharded_state_dict(metadata=metadata) | {"iteration": 1}, folder, content_metadata=metadata)
+    torch.save(logits_of(model, kind), logits)
+    for child in multiprocessing.active_children():  # Megatron's, for saving
+        child.terminate()
+    os._exit(0)  # Gloo's threads may abort at an ordinary exit
+
+
 def main(kind: str, state_dict: str, logits: str) -> None:
     model = gpt(kind)
     loaded = model.load_state_dict(state_from(model, state_dict), strict=False)
     missing = [name for name in loaded.missing_keys if not name.endswith("_extra_state")]
     assert not missing and not loaded.unexpected_keys, (missing, loaded.unexpected_keys)
-    mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
-    with torch.no_grad():
-        inputs = (token_ids(), torch.arange(LENGTH)[None], mask)
-        found = further_logits(model, *inputs) if kind == "mtp" else model(*inputs)
-    expected = torch.load(logits)
+    found, expected = logits_of(model, kind), torch.load(logits)
     assert torch.allclose(found, expected, atol=1e-5, rtol=0), (found - expected).abs().max()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (save if sys.argv[2] == "save" else main)(sys.argv[1], *sys.argv[-2:])

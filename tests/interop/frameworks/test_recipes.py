@@ -84,6 +84,19 @@ def there_and_back(step, folder, recipe, values):
     return moved
 
 
+def assert_loads_into_transformers(torch_dist, recipe, model, atol=0.0):
+    """Moves a torch_dist checkpoint to a folder of Hugging Face with the config of `model`; its logits must be those of `model`."""
+    import transformers
+
+    folder = reshard(torch_dist, torch_dist.parent / f"{torch_dist.name}.hf", "--to", "safetensors", "--recipe", str(recipe),
+                     "--inverse", "--only", "model", "--only", "lm_head", "--extra-files-from", model)
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    with torch.no_grad():
+        found = loaded.eval()(sizes.token_ids()).logits
+    assert torch.allclose(found, torch.load(model / "logits"), atol=atol, rtol=0)
+
+
 ATTENTION = ("q|k|v", "q|v|k", "self_attention.linear_qkv")
 
 
@@ -105,11 +118,24 @@ def test_megatron_computes_what_hugging_face_does(tmp_path, kind, recipe, values
         program = [sys.executable, "-B", HERE / "megatron_logits.py", kind, weights, step.parent / "logits"]
         computed = subprocess.run(program, capture_output=True, text=True)
         assert computed.returncode == 0, computed.stderr
+    assert_loads_into_transformers(torch_dist, recipe, step.parent)
     swapped = tmp_path / "swapped.json"
     swapped.write_text(recipe.read_text().replace(swap[0], swap[1]))
     wrong = reshard(step, tmp_path / "wrong.pt", "--recipe", str(swapped), *PREFIX)
     differs = run("ckpt-inspect", "diff", step, wrong, "--recipe", str(recipe), *PREFIX)
     assert differs.returncode == 1 and f"model.decoder.layers.0.{swap[2]}.weight" in differs.stdout
+
+
+@pytest.mark.parametrize("kind, recipe", [
+    ("dense", "hf-to-megatron-llama"), ("experts", "hf-to-megatron-qwen3-moe"), ("mixtral", "hf-to-megatron-mixtral"),
+    ("deepseek", "hf-to-megatron-deepseek-v3")])
+def test_transformers_computes_what_megatron_does(tmp_path, kind, recipe):
+    """From a torch_dist checkpoint that Megatron wrote, of a model that Megatron made."""
+    program = [sys.executable, "-B", HERE / "megatron_logits.py", kind, "save", tmp_path / "torch_dist", tmp_path / "logits"]
+    saved = subprocess.run(program, capture_output=True, text=True)
+    assert saved.returncode == 0, saved.stderr
+    model_of(kind).config.save_pretrained(tmp_path)
+    assert_loads_into_transformers(tmp_path / "torch_dist", recipe_file(recipe), tmp_path, atol=1e-5)
 
 
 def logits_of_meta(weights, ids):

@@ -212,6 +212,8 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
+  const auto told = reshard::notes_of_writer(outcome.plan, reader, request.destination, create);
+  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
   if (is_on_store) {
     execute_to_store(request, reader, outcome, std::move(create), watch);
     return outcome;

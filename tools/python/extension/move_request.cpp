@@ -211,7 +211,8 @@ formats::NativeWriteOptions compression_to_write(const std::string& text, format
 
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
-                                         const std::string& checkpoint) {
+                                         const std::string& checkpoint,
+                                         const std::string& model_folder) {
   if (path.empty()) {
     if (inverse || !settings.empty())
       refuse(inverse ? "inverse" : "set", "recipe=FILE with it", "");
@@ -221,6 +222,9 @@ std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
   if (inverse) request.options.direction = recipe::Direction::inverse;
   for (const std::string& setting : settings) recipe::add_setting(request.options, setting);
   recipe::read_config(object_store::files(), checkpoint, request.options);
+  if (request.options.config_path.empty() && !model_folder.empty()) {
+    recipe::read_config(object_store::files(), model_folder, request.options);
+  }
   return request;
 }
 
@@ -241,8 +245,9 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
     request.sources.optimizer_params =
         reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
   }
-  request.sources.recipe = read_recipe(options.recipe_path, options.inverse, options.settings,
-                                       request.sources.paths.front().path);
+  request.sources.recipe =
+      read_recipe(options.recipe_path, options.inverse, options.settings,
+                  request.sources.paths.front().path, options.extra_files_folder);
   if (!options.like_path.empty()) {
     request.sources.like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());

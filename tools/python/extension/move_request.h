@@ -71,11 +71,13 @@ struct RecipeRequest {
   recipe::RecipeOptions options;
 };
 
-/// Reads the recipe at `path`, and config.json beside the checkpoint; nothing if `path` is empty.
+/// Reads the recipe at `path`, and config.json beside the checkpoint, else in `model_folder`
+/// (empty: none); nothing if `path` is empty.
 /// Throws: Error(invalid_argument) if the other arguments need a recipe.
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
-                                         const std::string& checkpoint);
+                                         const std::string& checkpoint,
+                                         const std::string& model_folder = {});
 
 /// The checkpoints to move: one, or several to merge.
 struct Sources {

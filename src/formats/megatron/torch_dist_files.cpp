@@ -1,0 +1,127 @@
+#include "formats/megatron/torch_dist_files.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/json.h"
+#include "formats/torch_zip.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::megatron {
+namespace {
+
+constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{1} << 20;
+constexpr std::string_view kBackend = "torch_dist";
+constexpr std::string_view kCommonObject = "common_state";
+constexpr std::string_view kShard = "/shard_";  // behind it: the place of a part of the object
+
+bool has_file(const FileSystem& fs, const std::string& directory, const char* name) {
+  return fs.kind_of(join_path(directory, name)) == FileKind::regular;
+}
+
+Finding finding(std::string path, std::string expected, std::string found) {
+  return {.severity = Finding::Severity::error,
+          .rule = "structure",
+          .where = {.path = std::move(path)},
+          .expected = std::move(expected),
+          .found = std::move(found)};
+}
+
+/// Returns a finding if the file at `path` is no `metadata.json` of torch_dist.
+std::optional<Finding> check_config(const FileSystem& fs, const std::string& path) {
+  const std::string expected = "an object with \"sharded_backend\": \"torch_dist\"";
+  try {
+    const Value config = parse_json(read_file(fs, path, kMaxConfigNbytes), path);
+    const Value* const backend =
+        config.is<Value::Dict>() ? config.find("sharded_backend") : nullptr;
+    if (backend == nullptr) return finding(path, expected, "none of this name");
+    const auto* const name = backend->get_if<std::string>();
+    if (name != nullptr && *name == kBackend) return std::nullopt;
+    return finding(path, expected, "\"sharded_backend\": " + value_to_string(*backend));
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    return finding(path, expected, std::string(error.reason()));
+  }
+}
+
+bool is_object(std::string_view name) {
+  const std::size_t at = name.find(kShard);
+  if (at == std::string_view::npos) return false;
+  const std::string_view place = name.substr(at + kShard.size());
+  return !place.empty() && place.find_first_not_of("0123456789._") == std::string_view::npos;
+}
+
+/// Whether an entry is the object that stands for `common.pt`: `common_state/shard_0_1`.
+bool is_common_object(std::string_view name) {
+  return name == kCommonObject || (is_object(name) && name.starts_with(kCommonObject) &&
+                                   name.find(kShard) == kCommonObject.size());
+}
+
+}  // namespace
+
+bool is_torch_dist(const FileSystem& fs, const std::string& directory) {
+  if (fs.kind_of(directory) != FileKind::directory) return false;
+  try {
+    return has_file(fs, directory, kConfigFile) &&
+           !check_config(fs, join_path(directory, kConfigFile));
+  } catch (const Error&) {
+    return false;  // ignored, because this file is not a part of the DCP checkpoint
+  }
+}
+
+void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
+                            const CheckpointContents& contents, const FindingSink& sink) {
+  const auto has_value = [&](bool (*matches)(std::string_view)) {
+    return std::ranges::any_of(contents.values, matches, &ValueEntry::name);
+  };
+  const std::string config_path = join_path(directory, kConfigFile);
+  const std::string common_path = join_path(directory, kCommonFile);
+  const bool has_config = has_file(fs, directory, kConfigFile);
+  const bool has_common = has_file(fs, directory, kCommonFile);
+  const bool has_common_object = has_value(is_common_object);
+  auto config_finding = has_config ? check_config(fs, config_path) : std::nullopt;
+  if (has_common || has_common_object) {
+    if (!has_config) {
+      sink(finding(config_path, "the file that Megatron writes last",
+                   "none (an interrupted save, or an incomplete copy?)"));
+    }
+    if (config_finding) sink(*std::move(config_finding));
+  } else if (has_config && !config_finding) {
+    sink(finding(common_path,
+                 "this file of Megatron's torch_dist, or the object 'common_state' in its place",
+                 "neither (an incomplete copy?)"));
+  } else if (has_value(is_object)) {
+    Finding note = finding(config_path,
+                           "metadata.json and common.pt, without which Megatron refuses the folder",
+                           "neither of them");
+    note.severity = Finding::Severity::note;
+    sink(note);
+  }
+}
+
+void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
+                             const CheckpointContents& contents, const FindingSink& sink,
+                             const ProgressSink& progress, PartOfCheck& part) {
+  if (part.takes(0)) check_torch_dist_files(fs, directory, contents, sink);
+  const std::string path = join_path(directory, kCommonFile);
+  if (!has_file(fs, directory, kCommonFile) || !part.takes(fs.open(path)->nbytes())) return;
+  // Notes about values of classes are left out: all of Megatron's common.pt have such values.
+  const auto pass_errors = [&](const Finding& found) {
+    if (found.severity == Finding::Severity::error) sink(found);
+  };
+  try {
+    open_torch_zip(fs, path)->verify(pass_errors, progress, 1);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    sink({.severity = Finding::Severity::error,
+          .rule = "structure",
+          .where = error.where(),
+          .expected = "a torch.save file, as Megatron writes it",
+          .found = std::string(error.reason())});
+  }
+}
+
+}  // namespace tessera::formats::megatron

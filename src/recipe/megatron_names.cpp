@@ -1,0 +1,194 @@
+#include "recipe/megatron_names.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "recipe/inputs.h"
+#include "tessera/base/error.h"
+
+namespace tessera::recipe {
+namespace {
+
+using formats::CheckpointContents;
+
+constexpr std::string_view kDigits = "0123456789";
+constexpr std::string_view kLayers = "layers.";
+constexpr std::string_view kStackedExperts = "experts.experts.";
+constexpr std::string_view kExtraState = "_extra_state";
+constexpr std::string_view kShard = "/shard_";
+
+/// A part of a name in torch_dist or of TransformerEngine's layers, and the recipes' name for it.
+struct Spelling {
+  std::string_view stored;
+  std::string_view own;
+};
+constexpr std::array kNorms = {
+    Spelling{"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
+    Spelling{"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."},
+    Spelling{"self_attention.linear_q_up_proj.layer_norm_", "self_attention.q_layernorm."},
+    Spelling{"self_attention.linear_kv_up_proj.layer_norm_", "self_attention.kv_layernorm."},
+};
+
+/// Returns where `part` begins in `name`, at the begin of a component.
+std::size_t find_component(std::string_view name, std::string_view part) {
+  std::size_t at = name.find(part);
+  while (at != std::string_view::npos && at != 0 && name[at - 1] != '.') {
+    at = name.find(part, at + 1);
+  }
+  return at;
+}
+
+/// What becomes of a tensor: its name in the recipe, in which `{L}` and `{E}` stand for the numbers
+/// of the layers and experts that are stacked in it.
+struct Place {
+  std::string name;
+  std::vector<Operation> operations{};
+};
+
+/// Puts a capture between a name's layers and the rest, if the name has no number of a layer.
+void unstack_layers(Place& place) {
+  const std::size_t at = find_component(place.name, kLayers);
+  const std::size_t behind = at + kLayers.size();
+  if (at == std::string::npos || behind >= place.name.size()) return;
+  if (kDigits.find(place.name[behind]) != std::string_view::npos) return;
+  place.name.insert(behind, "{L}.");
+  place.operations.emplace_back(Unstack{"L", 0});
+}
+
+/// Gives experts the names `local_experts.<number>`: `{E}` if they are stacked in one tensor.
+void unstack_experts(Place& place) {
+  if (const std::size_t at = find_component(place.name, kStackedExperts); at != std::string::npos) {
+    place.name.replace(at, kStackedExperts.size(), "experts.local_experts.{E}.");
+    place.operations.emplace_back(Unstack{"E", 0});
+    return;
+  }
+  // TransformerEngine's grouped layers: `experts.linear_fc1.weight3`.
+  const std::size_t at = find_component(place.name, "experts.linear_fc");
+  const std::size_t digits = place.name.find_last_not_of(kDigits) + 1;
+  if (at == std::string::npos || digits == place.name.size()) return;
+  const std::string number = place.name.substr(digits);
+  place.name.resize(digits);
+  if (!place.name.ends_with(".weight") && !place.name.ends_with(".bias")) return;
+  place.name.insert(at + std::string_view("experts.").size(), "local_experts." + number + ".");
+}
+
+Place place_of(const std::string& name) {
+  Place place{name};
+  unstack_layers(place);
+  unstack_experts(place);
+  for (const Spelling& norm : kNorms) {
+    const std::size_t at = find_component(place.name, norm.stored);
+    if (at == std::string::npos) continue;
+    place.name.replace(at, norm.stored.size(), norm.own);
+    break;
+  }
+  return place;
+}
+
+/// Whether a name is of a flat buffer of the distributed optimizer, without names of parameters.
+bool is_flat_buffer(std::string_view name) {
+  return find_component(name, "optimizer.distributed.dp_group_idx_") != std::string_view::npos;
+}
+
+NameTemplate parsed(const std::string& text) {
+  auto name = NameTemplate::parse(text);
+  TESSERA_CHECK(std::holds_alternative<NameTemplate>(name));
+  return std::get<NameTemplate>(std::move(name));
+}
+
+/// Returns a name with captures in place of the numbers that are whole components, or behind
+/// `/shard_`: `layers.{A}._extra_state/shard_{B}_{C}`.
+std::string with_captures(const std::string& name) {
+  constexpr std::size_t kMaxCaptures = 26;
+  constexpr std::string_view kSeparators = "._/";
+  std::string pattern;
+  std::size_t num_captures = 0;
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find_first_not_of(kDigits, at), name.size());
+    const bool begins = at == 0 || kSeparators.find(name[at - 1]) != std::string_view::npos;
+    const bool ends = end == name.size() || kSeparators.find(name[end]) != std::string_view::npos;
+    if (end > at && begins && ends && num_captures < kMaxCaptures) {
+      pattern += {'{', static_cast<char>('A' + num_captures++), '}'};
+    } else {
+      pattern += name.substr(at, std::max(end, at + 1) - at);
+    }
+    at = std::max(end, at + 1);
+  }
+  return pattern;
+}
+
+class RulesBuilder {
+ public:
+  explicit RulesBuilder(std::string path) {
+    rules_.path = std::move(path);
+    rules_.rest = Rest::keep;
+  }
+
+  void add_tensor(const std::string& name) {
+    if (name.find_first_of("{}") != std::string::npos) return;  // a template cannot have them
+    if (name.ends_with(kExtraState) || is_flat_buffer(name)) return drop(name);
+    Place place = place_of(name);
+    auto& [operations, sources] = places_[place.name];
+    is_needed_ = is_needed_ || place.name != name;
+    operations = std::move(place.operations);
+    sources.push_back(name);
+  }
+  void add_value(const std::string& name) {
+    if (name.find_first_of("{}") != std::string::npos) return;
+    if (name.ends_with(kExtraState) || name.find(kShard) != std::string::npos) drop(name);
+  }
+
+  std::optional<Rules> take() {
+    if (!is_needed_) return std::nullopt;
+    for (auto& [name, place] : places_) {
+      auto& [operations, sources] = place;
+      if (sources.size() == 1 && sources.front() == name) continue;  // "rest" keeps it
+      Rule rule{.number = rules_.rules.size() + 1};
+      for (const std::string& source : sources) rule.from.push_back(parsed(source));
+      rule.to.push_back(parsed(name));
+      if (sources.size() > 1) rule.operations.emplace_back(MergeEqual{sources.size()});
+      std::ranges::move(operations, std::back_inserter(rule.operations));
+      rules_.rules.push_back(std::move(rule));
+    }
+    return std::move(rules_);
+  }
+
+ private:
+  using Sources = std::vector<std::string>;
+
+  /// Drops all names that differ from `name` only in numbers: there may be one for each expert.
+  void drop(const std::string& name) {
+    is_needed_ = true;
+    const std::string pattern = with_captures(name);
+    if (!dropped_.insert(pattern).second) return;
+    rules_.rules.push_back({.number = rules_.rules.size() + 1, .from = {parsed(pattern)}});
+  }
+
+  Rules rules_;
+  bool is_needed_ = false;
+  std::set<std::string> dropped_;  // patterns
+  std::map<std::string, std::pair<std::vector<Operation>, Sources>>
+      places_;  // by name in the recipe
+};
+
+}  // namespace
+
+std::optional<Rules> rules_for_megatron(const Recipe& recipe, Direction direction,
+                                        const CheckpointContents& contents) {
+  const auto& side = RecipeAccess::parsed(recipe).megatron;
+  const bool is_source = direction == Direction::forward ? side == Side::from : side == Side::to;
+  if (!is_source) return std::nullopt;
+  RulesBuilder builder(recipe.path());
+  const Inputs inputs(contents);
+  for (const Input& input : inputs.all()) builder.add_tensor(*input.name);
+  for (const formats::ValueEntry& value : contents.values) builder.add_value(value.name);
+  return builder.take();
+}
+
+}  // namespace tessera::recipe
