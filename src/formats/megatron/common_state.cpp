@@ -252,7 +252,7 @@ std::string CommonState::pickled(const std::map<std::size_t, std::string>& bytes
   std::vector<std::uint32_t> crcs;
   for (const Tensor& tensor : tensors) {
     contents.tensors.push_back(
-        {.meta = tensor.meta, .key_path = tensor.path, .dict_order = tensor.order});
+        {.meta = tensor.meta, .dict_order = tensor.order, .key_path = tensor.path});
     const std::string& elements = bytes.at(tensor.number);
     nbytes.push_back(elements.size());
     crcs.push_back(crc32(0, std::as_bytes(std::span(elements))));
