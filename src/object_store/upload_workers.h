@@ -16,8 +16,10 @@ namespace tessera::object_store {
 /// How many parts are uploaded at the same time. Each is in memory meanwhile.
 struct UploadLimits {
   static constexpr int kMaxUploads = 8;
-  static constexpr int kMinUploads = 4;                                 // also of large parts
-  static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;  // if over kMinUploads run
+  /// This many run at once whatever their size.
+  static constexpr int kMinUploads = 4;
+  /// The limit in bytes for more than kMinUploads.
+  static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;
 
   /// Returns how many parts of this size are uploaded at the same time.
   static int num_uploads(std::uint64_t part_nbytes) {

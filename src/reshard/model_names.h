@@ -11,8 +11,8 @@ namespace tessera::reshard {
 inline constexpr std::string_view kModelNamesRule = "names of the model";
 
 /// For a format with files of their own for some dicts (FormatTraits::dicts_with_files): adds a
-/// note if programs that load the format would not find the model's tensors by their names. So it
-/// is with the names of a model alone, as Hugging Face's files have them.
+/// note if programs that load the format would not find the model's tensors by their names. An
+/// example is a Hugging Face model without an optimizer.
 void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanReport& report);
 
 }  // namespace tessera::reshard

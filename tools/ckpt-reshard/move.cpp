@@ -309,7 +309,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
 }
 
 /// Adds the result of an earlier step to those of the cast. A tensor that the cast has a result for
-/// gets `unite(result, earlier)`. Requires: earlier steps come in the order of tensors.
+/// gets `unite(result, earlier)`. Requires: `results` are sorted by tensor.
 template <class Result, class Unite>
 void add_earlier(std::vector<Result>& results, const Result& earlier, const Unite& unite) {
   const auto cast =
@@ -324,7 +324,7 @@ void add_earlier(std::vector<Result>& results, const Result& earlier, const Unit
 /// Adds to the results what the rounding of sums and of dequantized numbers has changed.
 void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader& reader,
                 Outcome& outcome) {
-  // The cast finds numbers too large that were saturated before, but not those that were infinite.
+  // The cast counts saturated numbers a second time, but not infinite ones.
   const bool is_found_again = outcome.plan.on_overflow == reshard::OnOverflow::saturate;
   outcome.losses_before_recipe = losses.all();
   const std::vector<formats::TensorEntry>& tensors = reader.contents().tensors;

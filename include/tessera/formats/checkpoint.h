@@ -325,7 +325,7 @@ class CheckpointWriter {
   virtual const CheckpointContents& contents() const = 0;
 
   /// Returns the pieces of non-zero size in the order of their bytes in the files. Blocks must be
-  /// started in this order. The view is valid as long as the writer.
+  /// started in this order. The view is valid until `commit`.
   virtual std::span<const PieceId> write_order() const = 0;
 
   /// Returns the number of elements in each block of `piece`; the last block may have fewer.

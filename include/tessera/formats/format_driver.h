@@ -197,8 +197,8 @@ class FormatDriver {
   /// Whether a directory of this format can hold its files in a folder of that name.
   virtual bool may_own_folder(std::string_view /*name*/) const { return false; }
   /// Whether a program of this format puts a file of that name beside the files of another format,
-  /// so that both together are one checkpoint. Such a file is replaced with the checkpoint. A move
-  /// copies it as an extra file. `names`: of all files in the directory.
+  /// so that both together are one checkpoint. Such a file is removed together with the checkpoint
+  /// that is replaced. A move copies it as an extra file. `names`: of all files in the directory.
   virtual bool adds_file(std::string_view /*name*/,
                          const std::vector<std::string>& /*names*/) const {
     return false;

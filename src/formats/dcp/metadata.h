@@ -19,7 +19,7 @@ inline constexpr const char* kMetadataFile = ".metadata";
 /// The place of one item (a chunk of a tensor, or a value): DCP's `_StorageInfo`. Units: bytes.
 /// Small, because a large checkpoint has millions of items.
 struct StorageInfo {
-  static constexpr int kNbytesBits = 44;  // items of up to 16 TiB
+  static constexpr int kNbytesBits = 44;  // items of less than 16 TiB
   static constexpr int kFileBits = 64 - kNbytesBits;
   static constexpr std::uint64_t kMaxNbytes = (std::uint64_t{1} << kNbytesBits) - 1;
   static constexpr std::uint64_t kMaxFiles = std::uint64_t{1} << kFileBits;

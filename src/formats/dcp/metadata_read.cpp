@@ -142,9 +142,10 @@ Object attribute(Object state, std::string_view name) {
   state.fail_expected(name, "an attribute of that name");
 }
 
-/// Reads the attributes of the instances of a dataclass, which has only the attributes `Names`. A
-/// pickle has millions of instances, and Python stores each name once. So the names of an instance
-/// are compared only if they are other texts than those of the instance before.
+/// Reads the attributes of the instances of a dataclass, which has only the attributes `names`. A
+/// pickle has millions of instances, and Python stores each name once. So this compares the names
+/// of an instance only if they are stored elsewhere in the pickle than those of the instance
+/// before.
 template <std::size_t kNumNames>
 class Dataclass {
  public:

@@ -59,7 +59,7 @@ struct StoredPiece {
 /// need it.
 class StoredPieces {
  public:
-  /// Greater places in a file are not possible. (The greatest files of Linux have 2^63 bytes.)
+  /// Bits of `begin`. A file with greater offsets (64 PiB) is refused.
   static constexpr int kBeginBits = 56;
 
   void reserve(std::size_t num_tensors, std::size_t num_pieces) {

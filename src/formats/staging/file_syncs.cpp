@@ -10,7 +10,7 @@ namespace tessera::formats {
 namespace {
 
 constexpr int kNumThreads = 32;          // they only wait for the disk
-constexpr std::size_t kMaxWaiting = 64;  // open files
+constexpr std::size_t kMaxWaiting = 64;  // files in the queue, all open; 32 more are being synced
 
 void sync_and_close(WritableFile& file) {
   file.sync();

@@ -169,7 +169,7 @@ TEST(TableCheckpointTest, OfflineAnyPlanGivesAnyOther) {
   const test::TemporaryDirectory directory;
   const std::string first = directory.path() + "/first";
   const StateDict expected = saved(test::plan_kind("mixed"), 3, Top::fully_sharded, fused, first);
-  // From plan to plan, each from the one before, and back to the first.
+  // Moves from each plan to the next, and from the last to the first.
   std::string path = first;
   int number = 0;
   for (const int world_size : {4, 2, 3}) {
