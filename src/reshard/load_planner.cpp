@@ -125,8 +125,7 @@ class LoadPlanner {
       refuse("only", "a pattern that matches a name to load", pattern);
     }
     for (const std::string& pattern : unused.exclusions) {
-      report_.note("only", "", "an exclusion that matches a name to load",
-                   "'" + printable(pattern) + "', which leaves nothing out");
+      report_.note_unused_exclusion("only", pattern);
     }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](const std::string& name) { return name.starts_with(rename.from); };

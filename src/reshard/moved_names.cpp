@@ -273,8 +273,7 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
                    "'" + printable(unused.wanted.front()) + "'");
   }
   for (const std::string& pattern : unused.exclusions) {
-    report.note("names to move", "", "an exclusion that matches a name",
-                "'" + printable(pattern) + "', which leaves nothing out");
+    report.note_unused_exclusion("names to move", pattern);
   }
   const auto is_asked_for = [&](std::string_view name) { return options.only.selects(name); };
   if (!options.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {

@@ -8,6 +8,14 @@
 
 namespace tessera::reshard {
 
+/// Returns a note: `pattern`, an exclusion (`!GLOB`), matches no name.
+inline formats::Finding note_of_unused_exclusion(ErrorWhere where, std::string rule,
+                                                 std::string_view pattern) {
+  return {formats::Finding::Severity::note, std::move(rule), std::move(where),
+          "an exclusion that matches a name",
+          "'" + printable(pattern) + "', which leaves nothing out"};
+}
+
 /// Adds the findings of a planner to its plan. Keeps views of plan and path, which must outlive it.
 class PlanReport {
  public:
@@ -33,6 +41,10 @@ class PlanReport {
   void note_at(ErrorWhere where, std::string rule, std::string expected, std::string found) {
     plan_.notes.push_back({formats::Finding::Severity::note, std::move(rule), std::move(where),
                            std::move(expected), std::move(found)});
+  }
+  void note_unused_exclusion(std::string rule, std::string_view pattern) {
+    plan_.notes.push_back(
+        note_of_unused_exclusion({source_path_, {}, {}}, std::move(rule), pattern));
   }
   /// Reports a problem, or only a note if `relaxation` allows it.
   void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,

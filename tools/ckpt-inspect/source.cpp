@@ -15,6 +15,7 @@
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/other_formats.h"
 #include "object_store/files.h"
+#include "reshard/plan_report.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
@@ -111,8 +112,8 @@ std::vector<std::string_view> names_in(const formats::CheckpointContents& conten
 void print_unused_exclusions(const NameSelection& selection,
                              const std::vector<std::string_view>& names, Terminal& terminal) {
   for (const std::string& pattern : tessera::detail::unused_patterns(selection, names).exclusions) {
-    terminal.print_error("note: no name matches '" + printable(pattern) +
-                         "', so it leaves nothing out");
+    terminal.print_error("note: " +
+                         finding_line(reshard::note_of_unused_exclusion({}, "names", pattern)));
   }
 }
 
