@@ -88,20 +88,16 @@ class StoredPieces {
   /// compressed, linked, or at another position than in this index.
   void keep_all_members();
 
-  friend bool operator==(const StoredPieces&, const StoredPieces&) = default;
-
  private:
   struct Slot {
     std::uint64_t begin : kBeginBits = 0;
     std::uint64_t encoding : 64 - kBeginBits = 0;
     std::uint64_t checksum_or_table = 0;
-    friend bool operator==(const Slot&, const Slot&) = default;
   };
   struct Rest {
     std::uint64_t stored_nbytes = 0;  // of a compressed piece
     std::uint32_t position = 0;
     std::uint32_t file = 0;
-    friend bool operator==(const Rest&, const Rest&) = default;
   };
   static_assert(sizeof(Slot) == 16);
 

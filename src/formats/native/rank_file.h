@@ -75,8 +75,6 @@ class RankFileWriter {
     bool is_packed = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;  // elements of a block; 0: nothing to write
-
-    bool has_own_dataset() const { return block_numel > 0 && !is_packed; }
   };
   /// What a piece with a dataset of its own needs.
   struct OwnDataset {
@@ -101,7 +99,6 @@ class RankFileWriter {
   OwnDataset& own_dataset_of(std::size_t piece_number);
 
   void list_own_datasets();
-  void add_piece(std::size_t number, std::size_t tensor_number);
   void lay_out_packed();
   void lay_out_plain(OwnDataset& own);
   void lay_out_zstd(OwnDataset& own);
