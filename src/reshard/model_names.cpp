@@ -1,10 +1,11 @@
 #include "reshard/model_names.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/size_text.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::reshard {
@@ -45,9 +46,9 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
   };
   const auto outside = std::ranges::find_if(tensors, is_outside);
   if (outside != tensors.end()) {
-    const auto count = static_cast<std::size_t>(std::ranges::count_if(tensors, is_outside));
+    const auto count = static_cast<std::uint64_t>(std::ranges::count_if(tensors, is_outside));
     report.note(std::string(kModelNamesRule), outside->meta.fqn, expected,
-                std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
+                counted(count, "tensor") +
                     " without it, in files that a trainer such as verl does not load");
     return;
   }
@@ -55,8 +56,8 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
   if (!options.renames.empty()) return;
   report.note(std::string(kModelNamesRule), tensors.front().meta.fqn,
               expected + " besides their own",
-              "names with one '" + std::string(model) +
-                  ".', which the files do not keep: as Hugging Face's names they need another one");
+              "names that begin with '" + std::string(model) +
+                  ".' once; the files drop this word, so Hugging Face's names need it twice");
 }
 
 }  // namespace tessera::reshard

@@ -907,7 +907,7 @@ TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
                             "'model.', found 1 tensor without it")));
   CheckpointContents tied;
   tied.tensors = {tensor("model.norm.weight", {2})};
-  EXPECT_THAT(notes(tied), ElementsAre(HasSubstr("found names with one 'model.'")));
+  EXPECT_THAT(notes(tied), ElementsAre(HasSubstr("found names that begin with 'model.' once")));
   for (const CheckpointContents& source : {llama, tied}) {
     EXPECT_THAT(notes(source, {{"", "model."}}), IsEmpty());
     EXPECT_THAT(notes(source, {}, Format::dcp), IsEmpty());
