@@ -31,9 +31,9 @@ FileSyncs::~FileSyncs() {
 void FileSyncs::add(std::unique_ptr<WritableFile> file) {
   {
     std::unique_lock lock(mutex_);
-    if (++num_added_ > kNumSyncedAtOnce && threads_.empty()) start_threads();
+    if (++num_added_ > kNumSyncedByCaller && threads_.empty()) start_threads();
     if (failure_) std::rethrow_exception(failure_);
-    if (num_added_ > kNumSyncedAtOnce && !threads_.empty()) {
+    if (num_added_ > kNumSyncedByCaller && !threads_.empty()) {
       has_less_.wait(lock, [&] { return waiting_.size() < kMaxWaiting || failure_; });
       if (failure_) std::rethrow_exception(failure_);
       waiting_.push_back(std::move(file));
@@ -82,7 +82,7 @@ void FileSyncs::run() {
 }
 
 void sync_directories(FileSystem& fs, const std::vector<std::string>& paths) {
-  const int num_threads = paths.size() > FileSyncs::kNumSyncedAtOnce ? kNumThreads : 1;
+  const int num_threads = paths.size() > FileSyncs::kNumSyncedByCaller ? kNumThreads : 1;
   parallel_for(static_cast<std::int64_t>(paths.size()), num_threads, {},
                [&](std::int64_t i) { fs.sync_directory(paths[static_cast<std::size_t>(i)]); });
 }

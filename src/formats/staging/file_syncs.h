@@ -15,8 +15,8 @@
 namespace tessera::formats {
 
 /// Brings the files of a checkpoint to the disk. A sync takes milliseconds, however small the file
-/// is, but a file system completes many of them together. So after the first kNumSyncedAtOnce
-/// files, threads sync the files, and the caller goes on.
+/// is, but a file system completes many of them together. So the caller of `add` syncs only the
+/// first kNumSyncedByCaller files. Threads sync the others, and the caller goes on.
 ///
 /// Why not one syncfs(2): it also waits for what other programs have written to this file system,
 /// kernels before 5.8 do not report its failures, and file systems on servers may ignore it.
@@ -24,7 +24,7 @@ namespace tessera::formats {
 /// Thread-safe. If it is destroyed before `wait`, files may be closed without a sync.
 class FileSyncs {
  public:
-  static constexpr std::size_t kNumSyncedAtOnce = 64;
+  static constexpr std::size_t kNumSyncedByCaller = 64;
 
   FileSyncs() = default;
   ~FileSyncs();

@@ -129,22 +129,21 @@ bool is_plain_file(const std::string& path) {
 std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra) {
-  std::vector<std::string> entries = fs.list_directory(directory);
+  const std::vector<std::string> entries = fs.list_directory(directory);
   const OwnNames own = names == FileNames::of_our_writers
                            ? OwnNames{is_of_our_writers, format_drivers()}
                            : names_of_one_format(entries);
-  const std::vector<std::string> all = entries;
-  for (std::string& name : entries) {
+  for (const std::string& name : entries) {
     const std::string path = join_path(directory, name);
     if (is_plain_folder(path)) {
       auto foreign = foreign_in_folder(fs, directory, name, names, own.drivers);
       if (foreign) return foreign;
       continue;
     }
-    const bool is_own = own.is_file(without_suffix(name)) || is_added(name, all);
+    const bool is_own = own.is_file(without_suffix(name)) || is_added(name, entries);
     if (is_own && fs.kind_of(path) == FileKind::regular) continue;
     if (is_extra && is_plain_file(path) && is_extra(name)) continue;
-    return std::move(name);
+    return name;
   }
   return std::nullopt;
 }

@@ -15,7 +15,7 @@ namespace tessera::formats {
 namespace {
 
 constexpr int kNumFiles = 200;
-static_assert(kNumFiles > 2 * FileSyncs::kNumSyncedAtOnce);
+static_assert(kNumFiles > 2 * FileSyncs::kNumSyncedByCaller);
 
 void sync_files(FileSystem& fs, const std::string& folder, int num_files) {
   FileSyncs syncs;
