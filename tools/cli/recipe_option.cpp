@@ -25,8 +25,8 @@ recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
   if (arguments.inverse) options.direction = recipe::Direction::inverse;
   for (const std::string& setting : arguments.settings) recipe::add_setting(options, setting);
   for (const std::string& place : {checkpoint, model_folder}) {
-    const bool is_known = options.config_path.empty() && !place.empty() && place != "-";
-    if (is_known) recipe::read_config(object_store::files(), place, options);
+    const bool is_wanted = options.config_path.empty() && !place.empty() && place != "-";
+    if (is_wanted) recipe::read_config(object_store::files(), place, options);
   }
   return options;
 }

@@ -405,14 +405,15 @@ class Parser final : public pickle::EntryTaker {
     tensor.meta.shape = parse_sizes(size, "size");
     validate_tensor_meta(tensor.meta, path_);
 
+    enum { kOffsets, kSizes };
     const Object chunks = tensor_storage_.get(kChunks);
     const std::size_t num_chunks = chunks.num_items("chunks");
     budget_.spend(chunks, 128 * num_chunks);
     pieces_.clear();
     for (std::size_t i = 0; i < num_chunks; ++i) {
       chunk_.open(chunks.item(i), "chunk");
-      Region region = Box{parse_sizes(chunk_.get(0), "offsets of a chunk"),
-                          parse_sizes(chunk_.get(1), "sizes of a chunk")};
+      Region region = Box{parse_sizes(chunk_.get(kOffsets), "offsets of a chunk"),
+                          parse_sizes(chunk_.get(kSizes), "sizes of a chunk")};
       if (const auto problem = region_error(region, tensor.meta.shape)) {
         throw Error(ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn},
                     "chunk: " + *problem);
