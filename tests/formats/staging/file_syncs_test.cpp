@@ -2,11 +2,17 @@
 
 #include <gmock/gmock.h>
 
+#include <cstddef>
+#include <filesystem>
 #include <map>
+#include <memory>
+#include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
@@ -67,11 +73,48 @@ TEST(FileSyncsTest, AFailureOfAnyOperationSurfaces) {
   }
 }
 
+/// A file of which only `sync` does something: it throws if the file is `broken`.
+class NoFile final : public WritableFile {
+ public:
+  explicit NoFile(std::string path) : path_(std::move(path)) {}
+  const std::string& path() const override { return path_; }
+  void write_at(std::uint64_t /*offset*/, std::span<const std::byte> /*bytes*/) override {}
+  void resize(std::uint64_t /*nbytes*/) override {}
+  void sync() override {
+    if (path_ == "broken") throw Error(ErrorKind::io, {.path = path_}, "no sync");
+  }
+  void close() override {}
+
+ private:
+  const std::string path_;
+};
+
+// Shows E4.
+TEST(FileSyncsTest, AFailureOfAThreadSurfacesFromALaterAdd) {
+  FileSyncs syncs;
+  for (std::size_t i = 0; i < FileSyncs::kNumSyncedByCaller; ++i) {
+    syncs.add(std::make_unique<NoFile>("sound"));
+  }
+  EXPECT_NO_THROW(syncs.add(std::make_unique<NoFile>("broken")));
+  // How many files are added before a thread has failed depends on the scheduler.
+  constexpr int kMaxLaterFiles = 1'000'000;
+  const auto add_later_files = [&] {
+    for (int i = 0; i < kMaxLaterFiles; ++i) syncs.add(std::make_unique<NoFile>("sound"));
+  };
+  EXPECT_THAT(add_later_files, test::ThrowsError(ErrorKind::io, "broken"));
+  EXPECT_THROW(syncs.wait(), Error);
+}
+
 TEST(FileSyncsTest, ItMayEndWithoutAWait) {
   const test::TemporaryDirectory tmp;
-  FileSyncs syncs;
+  {
+    FileSyncs syncs;
+    for (int i = 0; i < kNumFiles; ++i) {
+      syncs.add(FileSystem::posix().create(tmp / std::to_string(i)));
+    }
+  }
   for (int i = 0; i < kNumFiles; ++i) {
-    syncs.add(FileSystem::posix().create(tmp / std::to_string(i)));
+    EXPECT_TRUE(std::filesystem::exists(tmp / std::to_string(i))) << i;
   }
 }
 
