@@ -467,18 +467,18 @@ void check_source_files(const Plan& plan, const CheckpointReader& reader) {
 
 }  // namespace
 
-std::vector<formats::Finding> notes_of_writer(const Plan& plan, const CheckpointReader& reader,
-                                              const std::string& destination,
-                                              const formats::CreateOptions& create) {
-  if (!plan.problems.empty()) return {};
+void add_notes_of_writer(Plan& plan, const CheckpointReader& reader, const std::string& destination,
+                         const formats::CreateOptions& create) {
+  if (!plan.problems.empty()) return;
   const auto values = [&] {
     std::vector<Value> read;
     for (const std::size_t i : plan.value_sources) read.push_back(reader.read_value(i));
     return read;
   };
-  return with_remedy_for_values(plan, reader, [&] {
+  const std::vector<formats::Finding> writer_notes = with_remedy_for_values(plan, reader, [&] {
     return formats::writer_of(create.format).notes(destination, plan.destination, create, values);
   });
+  plan.notes.insert(plan.notes.end(), writer_notes.begin(), writer_notes.end());
 }
 
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,

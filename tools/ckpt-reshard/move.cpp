@@ -303,8 +303,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   problems.insert(problems.begin(), source.problems.begin(), source.problems.end());
   const auto& refused = outcome.extra_files.problems;
   problems.insert(problems.end(), refused.begin(), refused.end());
-  const auto& told = outcome.extra_files.notes;
-  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
+  const auto& file_notes = outcome.extra_files.notes;
+  outcome.plan.notes.insert(outcome.plan.notes.end(), file_notes.begin(), file_notes.end());
   return outcome;
 }
 
@@ -370,15 +370,14 @@ void print_complete(const MoveOptions& options, const Outcome& outcome,
   }
 }
 
-}  // namespace
-
-ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
-                  const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
+/// Sets options that depend on others, and checks all of them. Returns the part of the worker, if
+/// several workers do the move and this run does not finish their parts.
+std::optional<PartOfWork> settle_options(MoveOptions& options) {
   const bool is_on_store = object_store::is_on_store(options.destination);
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
   const bool finishes = !options.worker.finished_folder.empty();
-  const auto part = finishes ? std::nullopt : part_of_worker(options.worker);
+  auto part = finishes ? std::nullopt : part_of_worker(options.worker);
   if (part || finishes) object_store::require_local(options.destination);
   if (!options.base.empty() && is_on_store) {
     throw UsageError("--base: expected a local DST, found one on an object store",
@@ -391,13 +390,41 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
     options.progress.display = ProgressDisplay::none;
   }
+  return part;
+}
+
+/// Writes the destination as planned; with `--dry-run`, only checks whether it could. Adds the
+/// results to `outcome`.
+void write_destination(const MoveOptions& options, const std::optional<PartOfWork>& part,
+                       formats::CreateOptions create, Outcome& outcome,
+                       const CheckpointReader& reader, Terminal& terminal,
+                       const std::stop_token& stop) {
   FileSystem& fs = object_store::files();
+  link_to_base(options, part, create, outcome, reader, stop);
+  if (object_store::is_on_store(options.destination)) {
+    move_to_store(options, create, outcome, reader, terminal, stop);
+  } else if (options.dry_run) {
+    reshard::check_move(outcome.plan, reader, fs, options.destination, create,
+                        part ? std::optional(part->num_parts) : std::nullopt);
+  } else if (part || !options.worker.finished_folder.empty()) {
+    move_with_others(options, part, create, outcome, reader, terminal, stop);
+  } else {
+    move(options, create, {fs, options.destination}, outcome, reader, terminal, stop);
+    if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
+  }
+}
+
+}  // namespace
+
+ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
+                  const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
+  const std::optional<PartOfWork> part = settle_options(options);
   check_paths(options, paths, nullptr);
   const OptionFiles files(options, paths.front());
   PlanOptions wanted = plan_options(options, files);
   for (const std::string& path : paths) {
     if (!wanted.quantization_method.empty()) break;
-    wanted.quantization_method = formats::read_quantization_method(fs, path);
+    wanted.quantization_method = formats::read_quantization_method(object_store::files(), path);
   }
   StopSignals signals;
   const reshard::SourceFiles source_fs;
@@ -413,10 +440,9 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
-  const auto told = reshard::notes_of_writer(
-      plan, reader, options.destination,
+  reshard::add_notes_of_writer(
+      outcome.plan, reader, options.destination,
       {.format = *options.format, .extra_files = outcome.extra_files.carried});
-  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
   if (!options.quiet) print_findings("note: ", plan.notes, terminal);
   warn_of_optimizer_keys(outcome.plan.changes, terminal);
   if (!plan.problems.empty()) {
@@ -428,18 +454,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   formats::CreateOptions create = create_options(options, files, wanted);
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
-  link_to_base(options, part, create, outcome, reader, signals.token());
-  if (is_on_store) {
-    move_to_store(options, create, outcome, reader, terminal, signals.token());
-  } else if (options.dry_run) {
-    reshard::check_move(plan, reader, fs, options.destination, create,
-                        part ? std::optional(part->num_parts) : std::nullopt);
-  } else if (part || finishes) {
-    move_with_others(options, part, create, outcome, reader, terminal, signals.token());
-  } else {
-    move(options, create, {fs, options.destination}, outcome, reader, terminal, signals.token());
-    if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
-  }
+  write_destination(options, part, std::move(create), outcome, reader, terminal, signals.token());
   add_losses(*source.losses, reader, outcome);
   if (options.dry_run) {
     print_outcome(options, outcome, reader, start, terminal);

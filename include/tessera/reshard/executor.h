@@ -173,13 +173,11 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
-/// Returns notes about what the writer of the format adds that the source does not have. Uses of
-/// `create` only the format and the extra files.
+/// Adds to `plan.notes` what the writer of the format adds that the source does not have. Adds
+/// nothing if the plan has problems. Uses of `create` only the format and the extra files.
 /// Throws: the error with which `start_move` refuses the contents.
-std::vector<formats::Finding> notes_of_writer(const Plan& plan,
-                                              const formats::CheckpointReader& reader,
-                                              const std::string& destination,
-                                              const formats::CreateOptions& create);
+void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
+                         const std::string& destination, const formats::CreateOptions& create);
 /// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
 /// replace the destination or to resume the staging directory, whether files of the source are
 /// missing, and whether the writer would refuse elements of the source, such as numbers of steps.

@@ -183,8 +183,8 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   problems.insert(problems.begin(), source.collisions.begin(), source.collisions.end());
   const auto& refused = outcome.extra_files.problems;
   problems.insert(problems.end(), refused.begin(), refused.end());
-  const auto& told = outcome.extra_files.notes;
-  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
+  const auto& file_notes = outcome.extra_files.notes;
+  outcome.plan.notes.insert(outcome.plan.notes.end(), file_notes.begin(), file_notes.end());
   outcome.plan_digest = reshard::plan_digest(outcome.plan, reader.contents());
   return outcome;
 }
@@ -212,8 +212,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.is_base_model = outcome.extra_files.is_base_model;
-  const auto told = reshard::notes_of_writer(outcome.plan, reader, request.destination, create);
-  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
+  reshard::add_notes_of_writer(outcome.plan, reader, request.destination, create);
   if (is_on_store) {
     execute_to_store(request, reader, outcome, std::move(create), watch);
     return outcome;
