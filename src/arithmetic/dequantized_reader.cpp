@@ -173,7 +173,9 @@ void DequantizedReader::read_piece(std::size_t tensor_index, std::size_t piece_i
     return tiles_.read(
         tensor_index, piece_index, numel_of(weight.shape), size, range,
         [&](FlatRange tile, int share, std::span<std::byte> room) {
-          const bool is_new = parts_to_count(meta.fqn, region, tile, share).front().is_new;
+          const auto parts = parts_to_count(meta.fqn, region, tile, share);
+          TESSERA_CHECK(parts.size() == 1);
+          const bool is_new = parts.front().is_new;
           read_transposed(weight, {meta.fqn, is_new ? losses_.get() : nullptr}, tile, share, room);
         },
         out);

@@ -29,7 +29,8 @@ bool is_replaceable(const FileSystem& fs, const std::string& path, const std::st
   try {
     check_replaceable(fs, path, option, extra_files);
     return true;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     return false;
   }
 }

@@ -95,7 +95,7 @@ class Proof {
       is_exact_ = is_exact_ && (block.source == kConstant || block.added == 0);
       if (block.source == kConstant && !bytes_of_number(block.added, target.tensor.dtype)) {
         report_.problems.push_back(finding(
-            rules_, "rule " + std::to_string(target.rule), target.entry.meta.fqn,
+            rules_, rule_name(target.rule), target.entry.meta.fqn,
             "a padding value that " + std::string(dtype_name(target.tensor.dtype)) + " can hold",
             std::to_string(block.added)));
       }
@@ -276,9 +276,10 @@ class Proof {
 RecipeReport check_recipe(const Recipe& recipe, const CheckpointContents& contents,
                           const RecipeOptions& options) {
   const Rules rules = rules_of(recipe, options);
-  const auto megatron = rules_for_megatron(recipe, options.direction, contents);
+  const auto megatron = rules_for_megatron(recipe, options.direction, contents, recipe.path());
   if (!megatron) return Proof(rules, contents, options.prefix).run();
   RecipeReport named = Proof(*megatron, contents, "").run();
+  named.rules.clear();  // these are not in the recipe
   if (!named.problems.empty()) return named;
   RecipeReport report = Proof(rules, named.targets, options.prefix).run();
   report.notes.insert(report.notes.begin(), named.notes.begin(), named.notes.end());

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "formats/megatron/torch_dist_names.h"
 #include "recipe/inputs.h"
 #include "tessera/base/error.h"
 
@@ -16,12 +17,12 @@ namespace tessera::recipe {
 namespace {
 
 using formats::CheckpointContents;
+using formats::megatron::kShard;
 
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kLayers = "layers.";
 constexpr std::string_view kStackedExperts = "experts.experts.";
 constexpr std::string_view kExtraState = "_extra_state";
-constexpr std::string_view kShard = "/shard_";
 
 /// A part of a name in torch_dist or of TransformerEngine's layers, and the recipes' name for it.
 struct Spelling {
@@ -78,10 +79,12 @@ void unstack_experts(Place& place) {
   place.name.insert(at + std::string_view("experts.").size(), "local_experts." + number + ".");
 }
 
-Place place_of(const std::string& name) {
+/// Leaves a tensor as it is if it has fewer than the dimensions to unstack: such as a scalar.
+Place place_of(const std::string& name, std::size_t num_dims) {
   Place place{name};
   unstack_layers(place);
   unstack_experts(place);
+  if (place.operations.size() > num_dims) return {name};
   for (const Spelling& norm : kNorms) {
     const std::size_t at = find_component(place.name, norm.stored);
     if (at == std::string::npos) continue;
@@ -96,12 +99,6 @@ bool is_flat_buffer(std::string_view name) {
   return find_component(name, "optimizer.distributed.dp_group_idx_") != std::string_view::npos;
 }
 
-NameTemplate parsed(const std::string& text) {
-  auto name = NameTemplate::parse(text);
-  TESSERA_CHECK(std::holds_alternative<NameTemplate>(name));
-  return std::get<NameTemplate>(std::move(name));
-}
-
 /// Returns a name with captures in place of the numbers that are whole components, or behind
 /// `/shard_`: `layers.{A}._extra_state/shard_{B}_{C}`.
 std::string with_captures(const std::string& name) {
@@ -113,27 +110,28 @@ std::string with_captures(const std::string& name) {
     const std::size_t end = std::min(name.find_first_not_of(kDigits, at), name.size());
     const bool begins = at == 0 || kSeparators.find(name[at - 1]) != std::string_view::npos;
     const bool ends = end == name.size() || kSeparators.find(name[end]) != std::string_view::npos;
-    if (end > at && begins && ends && num_captures < kMaxCaptures) {
+    const bool is_number = NameTemplate::can_be_number(name.substr(at, end - at));
+    if (is_number && begins && ends && num_captures < kMaxCaptures) {
       pattern += {'{', static_cast<char>('A' + num_captures++), '}'};
     } else {
       pattern += name.substr(at, std::max(end, at + 1) - at);
     }
     at = std::max(end, at + 1);
   }
-  return pattern;
+  return pattern.size() > NameTemplate::kMaxNameNbytes ? name : pattern;
 }
 
 class RulesBuilder {
  public:
-  explicit RulesBuilder(std::string path) {
-    rules_.path = std::move(path);
+  RulesBuilder(std::string recipe_path, std::string path) : path_(std::move(path)) {
+    rules_.path = std::move(recipe_path);
     rules_.rest = Rest::keep;
   }
 
-  void add_tensor(const std::string& name) {
+  void add_tensor(const std::string& name, std::size_t num_dims) {
     if (name.find_first_of("{}") != std::string::npos) return;  // a template cannot have them
     if (name.ends_with(kExtraState) || is_flat_buffer(name)) return drop(name);
-    Place place = place_of(name);
+    Place place = place_of(name, num_dims);
     auto& [operations, sources] = places_[place.name];
     is_needed_ = is_needed_ || place.name != name;
     operations = std::move(place.operations);
@@ -149,9 +147,9 @@ class RulesBuilder {
     for (auto& [name, place] : places_) {
       auto& [operations, sources] = place;
       if (sources.size() == 1 && sources.front() == name) continue;  // "rest" keeps it
-      Rule rule{.number = rules_.rules.size() + 1};
-      for (const std::string& source : sources) rule.from.push_back(parsed(source));
-      rule.to.push_back(parsed(name));
+      Rule rule{.number = kMegatronRule};
+      for (const std::string& source : sources) rule.from.push_back(parsed(source, source));
+      rule.to.push_back(parsed(name, sources.front()));
       if (sources.size() > 1) rule.operations.emplace_back(MergeEqual{sources.size()});
       std::ranges::move(operations, std::back_inserter(rule.operations));
       rules_.rules.push_back(std::move(rule));
@@ -167,9 +165,19 @@ class RulesBuilder {
     is_needed_ = true;
     const std::string pattern = with_captures(name);
     if (!dropped_.insert(pattern).second) return;
-    rules_.rules.push_back({.number = rules_.rules.size() + 1, .from = {parsed(pattern)}});
+    rules_.rules.push_back({.number = kMegatronRule, .from = {parsed(pattern, name)}});
   }
 
+  /// Returns `text`, made of the name of an entry, as a template.
+  NameTemplate parsed(const std::string& text, const std::string& name) const {
+    auto form = NameTemplate::parse(text);
+    if (auto* const result = std::get_if<NameTemplate>(&form)) return std::move(*result);
+    const auto& [expected, found] = std::get<NameTemplate::Problem>(form);
+    throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = name},
+                          rule_name(kMegatronRule), expected, found);
+  }
+
+  std::string path_;
   Rules rules_;
   bool is_needed_ = false;
   std::set<std::string> dropped_;  // patterns
@@ -180,13 +188,16 @@ class RulesBuilder {
 }  // namespace
 
 std::optional<Rules> rules_for_megatron(const Recipe& recipe, Direction direction,
-                                        const CheckpointContents& contents) {
+                                        const CheckpointContents& contents,
+                                        const std::string& path) {
   const auto& side = RecipeAccess::parsed(recipe).megatron;
   const bool is_source = direction == Direction::forward ? side == Side::from : side == Side::to;
   if (!is_source) return std::nullopt;
-  RulesBuilder builder(recipe.path());
+  RulesBuilder builder(recipe.path(), path);
   const Inputs inputs(contents);
-  for (const Input& input : inputs.all()) builder.add_tensor(*input.name);
+  for (const Input& input : inputs.all()) {
+    builder.add_tensor(*input.name, contents.tensors[input.tensor].meta.shape.size());
+  }
   for (const formats::ValueEntry& value : contents.values) builder.add_value(value.name);
   return builder.take();
 }

@@ -1,21 +1,27 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "recipe/rules.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::recipe {
 
-/// Returns rules that show a checkpoint of Megatron's under the names and shapes of
-/// `GPTModel.state_dict()` with Megatron's own layers (the local layer spec), which recipes have:
-/// torch_dist stacks layers and experts, and TransformerEngine's layers name norms and experts
-/// differently. Objects (`…/shard_0_1`), extra state and buffers of the optimizer without names of
-/// parameters are dropped, because no other framework reads them. Two tensors for one norm must be
-/// equal. Returns nothing if all names are those of the recipe already, or if the recipe's source
-/// is not Megatron's (`"megatron"` in the recipe).
+/// Returns rules that rename and unstack the tensors of a checkpoint of Megatron's, so that a
+/// recipe fits them. The new names and shapes are those of `GPTModel.state_dict()` with Megatron's
+/// own layers (the local layer spec): torch_dist stacks layers and experts, and TransformerEngine's
+/// layers name norms and experts differently. Two tensors for one norm must be equal.
+///
+/// The rules drop what no other framework reads: objects (`…/shard_0_1`), extra state, and buffers
+/// of the optimizer without names of parameters.
+///
+/// Returns nothing if no name changes, or if the recipe's source is not Megatron's (`"megatron"` in
+/// the recipe). `path`: of the checkpoint, for messages.
+/// Throws: Error(unsupported) naming a tensor or value whose name is too long for a rule.
 /// docs/formats/megatron.md has the names. Source: megatron-core 0.16, as torch_dist_names.h.
 std::optional<Rules> rules_for_megatron(const Recipe& recipe, Direction direction,
-                                        const formats::CheckpointContents& contents);
+                                        const formats::CheckpointContents& contents,
+                                        const std::string& path);
 
 }  // namespace tessera::recipe

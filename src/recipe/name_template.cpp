@@ -174,6 +174,10 @@ std::variant<NameTemplate, NameTemplate::Problem> NameTemplate::parse(std::strin
   return result;
 }
 
+bool NameTemplate::can_be_number(std::string_view digits) {
+  return !digits.empty() && digits_of_number(digits) == digits.size();
+}
+
 void NameTemplate::index() {
   captures_.clear();
   slots_.clear();

@@ -86,6 +86,8 @@ class NameTemplate {
 
   /// The longest name that `match` accepts.
   static constexpr std::size_t kMaxNameNbytes = 2048;
+  /// Whether a number such as `{L}` can match these digits: no leading zero, at most 18.
+  static bool can_be_number(std::string_view digits);
 
  private:
   class Matcher;

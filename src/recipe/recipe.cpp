@@ -639,10 +639,9 @@ Rules inverse_of(const Rules& rules) {
       try {
         inverse.operations.push_back(inverse_of(*op));
       } catch (const ShapeProblem& problem) {
-        throw Error::expected(
-            ErrorKind::mismatch, {.path = rules.path},
-            "rule " + std::to_string(rule.number) + ", " + std::string(operation_name(*op)),
-            problem.expected, problem.found);
+        throw Error::expected(ErrorKind::mismatch, {.path = rules.path},
+                              rule_name(rule.number) + ", " + std::string(operation_name(*op)),
+                              problem.expected, problem.found);
       }
     }
     back.rules.push_back(std::move(inverse));

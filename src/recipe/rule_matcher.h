@@ -33,9 +33,8 @@ struct Match {
 using ReportProblem = std::function<void(std::string rule, const std::string& fqn,
                                          std::string expected, std::string found)>;
 
-/// Returns the name of a rule for messages: `rule 3`.
 inline std::string rule_name(const Rule& rule) {
-  return "rule " + std::to_string(rule.number);
+  return rule_name(rule.number);
 }
 
 /// Finds the rule for each input, and groups the inputs by applications of a rule. Keeps references

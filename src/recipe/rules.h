@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,9 +16,17 @@
 
 namespace tessera::recipe {
 
+/// The number of all rules of rules_for_megatron, which no recipe has.
+inline constexpr std::size_t kMegatronRule = std::numeric_limits<std::size_t>::max();
+
+/// Returns the name of a rule for messages: `rule 3`, or `Megatron's names`.
+inline std::string rule_name(std::size_t number) {
+  return number == kMegatronRule ? "Megatron's names" : "rule " + std::to_string(number);
+}
+
 /// A rule of a recipe, with all expressions evaluated to numbers.
 struct Rule {
-  std::size_t number = 0;            // position in the recipe, from 1
+  std::size_t number = 0;            // position in the recipe, from 1; or kMegatronRule
   std::vector<NameTemplate> from{};  // all with the same captures
   std::vector<NameTemplate> to{};    // all with the same captures; empty: the rule drops its inputs
   std::vector<Operation> operations{};

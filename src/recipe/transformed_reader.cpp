@@ -218,7 +218,7 @@ void TransformedReader::take_tensors() {
       if (block.source != kConstant || bytes_of_number(block.added, target.tensor.dtype)) continue;
       throw Error::expected(
           ErrorKind::mismatch, {.path = recipe_path_, .fqn = entry.meta.fqn},
-          "rule " + std::to_string(target.rule),
+          rule_name(target.rule),
           "a padding value that " + std::string(dtype_name(target.tensor.dtype)) + " can hold",
           std::to_string(block.added));
     }
@@ -322,7 +322,7 @@ void TransformedReader::check(const Condition& condition, std::size_t tensor_ind
     const auto differs = std::ranges::mismatch(found, expected).in1 - found.begin();
     throw Error::expected(ErrorKind::mismatch,
                           {.path = path(), .fqn = contents_.tensors[tensor_index].meta.fqn},
-                          "rule " + std::to_string(condition.rule),
+                          rule_name(condition.rule),
                           condition.expected.tensor().blocks.front().source == kConstant
                               ? "the recipe's padding value in all elements that are left out"
                               : "equal elements in the tensors that become one",
@@ -404,7 +404,9 @@ formats::MissingData TransformedReader::find_missing_data() const {
 std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointReader> reader,
                                                    const Recipe& recipe,
                                                    const RecipeOptions& options) {
-  if (const auto rules = rules_for_megatron(recipe, options.direction, reader->contents())) {
+  const auto rules =
+      rules_for_megatron(recipe, options.direction, reader->contents(), reader->path());
+  if (rules) {
     reader = std::make_unique<TransformedReader>(std::move(reader), *rules, "");
   }
   return std::make_unique<TransformedReader>(std::move(reader), rules_of(recipe, options),

@@ -141,6 +141,20 @@ TEST_F(DcpWriterTest, BytesDoNotDependOnTheOrderOfBlocksOrThreads) {
   }
 }
 
+// Otherwise another block could be missing in a checkpoint that looks complete.
+TEST_F(DcpWriterTest, ABlockThatIsWrittenTwiceIsAnInternalError) {
+  CheckpointContents large;
+  large.tensors.push_back(tensor("a", {2000, 1000}, {{Box{{0, 0}, {2000, 1000}}, 0}}));
+  const auto writer = create_dcp(FileSystem::posix(), path("out"), large, {});
+  const auto write = [&](const Block& block) {
+    writer->write_block(block.piece, block.begin, block_bytes(*writer, block.piece, block.begin));
+  };
+  const std::vector<Block> blocks = blocks_of(*writer);
+  ASSERT_EQ(blocks.size(), 2U);
+  write(blocks[0]);
+  EXPECT_THROW(write(blocks[0]), InternalError);
+}
+
 TEST_F(DcpWriterTest, NothingStandsAtTheDestinationWithoutCommit) {
   {
     const auto writer = create_dcp(FileSystem::posix(), path("out"), contents(), {7});

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "formats/megatron/flat_buffers.h"
@@ -103,6 +106,41 @@ TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
       "[0:8, 0:3] on 2, [0:8, 3:6] on 3");
   EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.0.mlp.router.weight"),
             "[0:4, 0:8] on 0, [0:4, 0:8] on 1, [0:4, 0:8] on 2, [0:4, 0:8] on 3");
+}
+
+/// Returns the keys of `model`, tensors and values, in their order.
+std::vector<std::string> keys_of_model(const CheckpointContents& contents) {
+  std::vector<std::pair<std::uint32_t, std::string>> keys;
+  const auto add = [&](const std::string& name, std::uint32_t order) {
+    if (name.starts_with("model.")) keys.emplace_back(order, name);
+  };
+  for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, tensor.dict_order);
+  for (const Alias& alias : contents.aliases) add(alias.fqn, alias.dict_order);
+  for (const ValueEntry& value : contents.values) add(value.name, value.dict_order);
+  std::ranges::sort(keys);
+  std::vector<std::string> names;
+  for (auto& [order, name] : keys) names.push_back(std::move(name));
+  return names;
+}
+
+// Tensors and values have one order: that of the file of the first rank.
+TEST(MegatronTest, KeysKeepTheOrderOfTheFirstRank) {
+  for (const char* const name : {"tp2", "tp2_fp16"}) {
+    SCOPED_TRACE(name);
+    const auto reader = open(kValid + name + kIteration);
+    const auto file = open(kValid + name + kIteration + "/mp_rank_00/model_optim_rng.pt");
+    EXPECT_EQ(keys_of_model(reader->contents()), keys_of_model(file->contents()));
+  }
+  // All entries have an order, so that none comes first for want of it.
+  for (const char* const name : kFixtures) {
+    SCOPED_TRACE(name);
+    const auto reader = open(kValid + name + kIteration);
+    const CheckpointContents& contents = reader->contents();
+    const auto has_order = [](const auto& entry) { return entry.dict_order > 0; };
+    EXPECT_TRUE(std::ranges::all_of(contents.tensors, has_order));
+    EXPECT_TRUE(std::ranges::all_of(contents.aliases, has_order));
+    EXPECT_TRUE(std::ranges::all_of(contents.values, has_order));
+  }
 }
 
 TEST(MegatronTest, SaysThatTheModelsCopiesAreLeftOut) {

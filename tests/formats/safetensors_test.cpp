@@ -481,6 +481,19 @@ TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {
               ElementsAre(HasSubstr("note: a.safetensors: header: also zero (not read")));
 }
 
+// Their tensors may have different names.
+TEST_F(SafetensorsTest, ASecondModelOfAccelerateNeedsAName) {
+  std::filesystem::create_directory(tmp_ / "models");
+  put_safetensors("models/model.safetensors",
+                  R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  put_safetensors("models/model_1.safetensors",
+                  R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  EXPECT_THAT([&] { open(tmp_ / "models"); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "found 'model.safetensors' and 'model_1.safetensors', as accelerate"));
+  EXPECT_EQ(open(tmp_ / "models/model_1.safetensors")->contents().tensors[0].meta.fqn, "b");
+}
+
 TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {
   std::filesystem::create_directory(tmp_ / "two");
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";

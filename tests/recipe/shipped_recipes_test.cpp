@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "recipe/name_template.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
@@ -26,6 +27,7 @@ using test::bytes_of;
 using test::MemoryCheckpoint;
 using testing::Contains;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 Recipe shipped(const std::string& name) {
@@ -286,6 +288,71 @@ TEST(ShippedRecipesTest, ManyObjectsOfMegatronsAreLeftOut) {
   EXPECT_EQ(report.targets.tensors.size(), 60U);
 }
 
+Recipe of_megatron() {
+  return Recipe::parse(R"({"schema": 1, "megatron": "from", "rest": "keep", "rules": []})",
+                       "r.json");
+}
+
+TEST(ShippedRecipesTest, NamesTooLongForARuleOfMegatronsAreRefused) {
+  const std::string text(3000, 'x');
+  for (const std::string& name : {"decoder.layers." + text, text + "._extra_state"}) {
+    MemoryCheckpoint source("model");
+    source.add({name, DType::float32, {1, 2}}, bytes_of<float>({1, 1}));
+    const std::string expected = "Megatron's names: expected a name of 1 to 2048 bytes, found ";
+    EXPECT_THAT([&] { check_recipe(of_megatron(), source.contents(), {}); },
+                test::ThrowsError(ErrorKind::unsupported, expected));
+    const auto open = [&] {
+      open_transformed(std::make_unique<MemoryCheckpoint>(source), of_megatron(), {});
+    };
+    EXPECT_THAT(open, test::ThrowsError(ErrorKind::unsupported, expected));
+    const std::string names = "model: " + name.substr(0, 20);  // file and tensor
+    EXPECT_THAT(open, test::ThrowsError(ErrorKind::unsupported, names));
+  }
+  // A name that only the captures in place of its numbers make too long.
+  formats::CheckpointContents contents;
+  std::string name = "_extra_state";
+  for (int i = 0; i < 9; ++i) name.insert(0, "1.");
+  name.insert(0, std::string(NameTemplate::kMaxNameNbytes - name.size() - 1, 'x') + ".");
+  contents.values.push_back({name});
+  EXPECT_THAT(check_recipe(of_megatron(), contents, {}).dropped, ElementsAre(name));
+}
+
+// No capture matches these digits.
+TEST(ShippedRecipesTest, DigitsThatAreNoNumberOfARuleStayInMegatronsNames) {
+  MemoryCheckpoint source;
+  for (const char* name : {"a.01.b._extra_state", "a.12345678901234567890.b._extra_state",
+                           "a.1.b._extra_state", "a.2.b._extra_state"}) {
+    source.add({name, DType::float32, {1}}, bytes_of<float>({1}));
+  }
+  const RecipeReport report = check_recipe(of_megatron(), source.contents(), {});
+  EXPECT_THAT(problems_of(report), IsEmpty());
+  EXPECT_EQ(report.dropped.size(), 4U);
+}
+
+TEST(ShippedRecipesTest, ATensorWithTooFewDimensionsIsNotUnstacked) {
+  MemoryCheckpoint source;
+  source.add({"decoder.layers.foo", DType::float32, {}}, bytes_of<float>({1}));
+  source.add({"decoder.layers.mlp.experts.experts.bar", DType::float32, {1}}, bytes_of<float>({1}));
+  source.add({"decoder.layers.w", DType::float32, {1}}, bytes_of<float>({1}));
+  const RecipeReport report = check_recipe(of_megatron(), source.contents(), {});
+  EXPECT_THAT(problems_of(report), IsEmpty());
+  EXPECT_THAT(names_of(report.targets),
+              ElementsAre("decoder.layers.0.w []", "decoder.layers.foo []",
+                          "decoder.layers.mlp.experts.experts.bar [1]"));
+}
+
+// The rules that Tessera makes have no numbers: the recipe has no such rules.
+TEST(ShippedRecipesTest, ProblemsWithMegatronsNamesNameNoRule) {
+  MemoryCheckpoint source;
+  source.add({"decoder.layers.pre_mlp_layernorm.weight", DType::float32, {1, 2}},
+             bytes_of<float>({1, 1}));
+  source.add({"decoder.layers.mlp.linear_fc1.layer_norm_weight", DType::float32, {1, 3}},
+             bytes_of<float>({1, 1, 1}));
+  const RecipeReport report = check_recipe(of_megatron(), source.contents(), {});
+  EXPECT_THAT(problems_of(report), Contains(HasSubstr("Megatron's names, merge_equal: ")));
+  EXPECT_THAT(report.rules, IsEmpty());
+}
+
 // Tessera stores some norms under two names. If they differ, neither is taken.
 TEST(ShippedRecipesTest, TwoTensorsOfOneNormMustBeEqual) {
   for (const float second : {1.F, 2.F}) {
@@ -302,9 +369,10 @@ TEST(ShippedRecipesTest, TwoTensorsOfOneNormMustBeEqual) {
     if (second == 1.F) {
       EXPECT_EQ(floats(*reader, name), std::vector<float>({1, 1}));
     } else {
-      EXPECT_THAT([&] { floats(*reader, name); },
-                  test::ThrowsError(ErrorKind::mismatch,
-                                    name + ": rule 1: expected equal elements in the tensors"));
+      EXPECT_THAT(
+          [&] { floats(*reader, name); },
+          test::ThrowsError(ErrorKind::mismatch,
+                            name + ": Megatron's names: expected equal elements in the tensors"));
     }
   }
 }

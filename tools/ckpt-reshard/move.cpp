@@ -208,8 +208,7 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   const FileSystem& fs = object_store::files();
   // What an interrupted run has left on the object store is checked later.
   if (options.resume && object_store::is_on_store(options.destination)) return;
-  const bool may_hold_extra_files =
-      options.overwrite && fs.kind_of(options.destination) == FileKind::directory;
+  const bool may_hold_extra_files = fs.kind_of(options.destination) == FileKind::directory;
   for (const std::string& path : paths) {
     refuse_standard_input(path);
     if (extra_files == nullptr && may_hold_extra_files) continue;

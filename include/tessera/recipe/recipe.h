@@ -96,16 +96,17 @@ struct RecipeReport {
 /// Applies a recipe to names and shapes, and proves it: each element of the source is placed, or
 /// dropped by a rule; each element of a target comes from one place; the inverse gives back the
 /// source. Reads no tensor.
-/// Throws: Error(mismatch) if a variable has no value.
+/// Throws: Error(mismatch) if a variable has no value; Error(unsupported) as open_transformed.
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);
 
 /// Returns a reader that shows the tensors of `reader` as the recipe makes them, optimizer state
 /// with them. It reads elements when they are asked for, in bounded memory. Where the recipe needs
 /// equal elements (a padding, tensors that become one), the first read of the tensor compares them
-/// and throws Error(mismatch). If the recipe says that the names of `reader` are Megatron's, shows
-/// a torch_dist checkpoint under these names before.
-/// Throws: Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit.
+/// and throws Error(mismatch). If the recipe says that the names of `reader` are Megatron's, first
+/// renames and unstacks the tensors of a torch_dist checkpoint.
+/// Throws: Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit;
+/// Error(unsupported) naming the tensor if a name of Megatron's is too long for a rule.
 std::unique_ptr<formats::CheckpointReader> open_transformed(
     std::unique_ptr<formats::CheckpointReader> reader, const Recipe& recipe,
     const RecipeOptions& options);

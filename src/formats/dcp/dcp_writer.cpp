@@ -160,8 +160,7 @@ std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& ent
 void require_placeable(const std::string& destination, const std::string& fqn, std::uint32_t file,
                        std::uint64_t nbytes) {
   if (file >= StorageInfo::kMaxFiles) {
-    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles),
-           "more");
+    refuse(destination, fqn, "files", "at most " + std::to_string(StorageInfo::kMaxFiles), "more");
   }
   if (nbytes > StorageInfo::kMaxNbytes) {
     refuse(destination, fqn, "size of a piece",
@@ -282,6 +281,7 @@ class RankFilesWriter : public ShareWriter {
     /// The blocks of a piece of several blocks, while they are written.
     struct Blocks {
       std::vector<std::uint32_t> crcs{};
+      std::vector<bool> are_written{};
       std::size_t num_written = 0;
     };
     std::unordered_map<std::size_t, Blocks> blocks;  // by the number of a piece
@@ -482,9 +482,13 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   {
     const std::lock_guard lock(file.mutex);
     if (numel > block) {
-      auto& [crcs, num_written] = file.blocks[number];
+      auto& [crcs, are_written, num_written] = file.blocks[number];
       crcs.resize(static_cast<std::size_t>(ceil_div(numel, block)));
-      crcs[static_cast<std::size_t>(begin / block)] = block_crc;
+      are_written.resize(crcs.size());
+      const auto place = static_cast<std::size_t>(begin / block);
+      TESSERA_CHECK(!are_written[place]);
+      are_written[place] = true;
+      crcs[place] = block_crc;
       if (++num_written < crcs.size()) return;
       block_crcs = std::move(file.blocks.extract(number).mapped().crcs);
     }
@@ -500,6 +504,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   write_headers(*file.file, piece, crc);
   {
     const std::lock_guard lock(file.mutex);
+    TESSERA_CHECK(file.pieces_left > 0);
     if (--file.pieces_left > 0) return;
   }
   finish(file);
@@ -515,7 +520,7 @@ std::vector<std::string> RankFilesWriter::finish_files() {
   std::vector<std::string> names;
   for (const auto& file : files_) {
     if (!ranks_.contains(file->rank)) continue;
-    TESSERA_CHECK(file->pieces_left == 0);
+    TESSERA_CHECK(file->pieces_left == 0 && file->blocks.empty());
     names.push_back(file->name);
     if (file->is_finished) continue;
     const std::lock_guard lock(file->mutex);

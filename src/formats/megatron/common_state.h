@@ -30,8 +30,8 @@ class CommonState {
   void add_tensor(KeyPath path, TensorMeta meta, std::size_t number) {
     tensors_.push_back({std::move(path), std::move(meta), number, next_order_++});
   }
-  /// Adds a field of a parameter group of the optimizer, or an entry of a dict in it: `path` is
-  /// that below the group. Do not pass `params`.
+  /// Adds a field of a parameter group of the optimizer, or an entry of a dict in it. `path`: the
+  /// keys below the group. Do not pass `params`.
   void add_group_field(std::int64_t group, KeyPath path, Value value) {
     groups_[group].fields.push_back({std::move(path), std::move(value)});
   }
@@ -53,7 +53,7 @@ class CommonState {
   /// Throws: Error(unsupported) if the groups of the optimizer do not fit Megatron's, or for a
   /// value that cannot be pickled.
   std::string pickled(const std::map<std::size_t, std::string>& bytes) const;
-  /// Throws what `pickled` will throw.
+  /// Throws what `pickled` will throw, except about steps that are tensors: they are not set yet.
   void check() const;
 
  private:

@@ -33,6 +33,7 @@ struct Elements {
   std::int64_t begin = 0;
 
   DType dtype() const { return file->reader().contents().tensors[tensor].meta.dtype; }
+  std::uint32_t dict_order() const { return file->reader().contents().tensors[tensor].dict_order; }
 };
 
 /// The optimizer's state for one part of a parameter.

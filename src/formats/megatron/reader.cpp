@@ -270,10 +270,13 @@ class MegatronReader final : public EntryReader {
     const bool has_masters = std::ranges::any_of(parts, has_weights);
     const DType dtype = tensor_of(parts.front()).meta().dtype;
     num_copies_ += std::size_t{has_masters && dtype != DType::float32};
-    add_joined({"model", name}, parts, *joint, [&](const Part& part) -> std::optional<Elements> {
-      if (has_masters) return has_weights(part) ? state_of(part)->weights : std::nullopt;
-      return Elements{tensor_of(part).file, tensor_of(part).entry->index};
-    });
+    const Parameter& first = tensor_of(parts.front());
+    const std::uint32_t order = order_in(*first.file, first.entry->dict_order);
+    add_joined({"model", name}, order, parts, *joint,
+               [&](const Part& part) -> std::optional<Elements> {
+                 if (has_masters) return has_weights(part) ? state_of(part)->weights : std::nullopt;
+                 return Elements{tensor_of(part).file, tensor_of(part).entry->index};
+               });
     add_state(name, parts, *joint);
   }
 
@@ -330,10 +333,11 @@ class MegatronReader final : public EntryReader {
   }
 
   /// Adds a whole tensor that consists of the ranks' parts. `source_of` returns the elements of a
-  /// part; nothing if the rank has none, because another rank has the same part.
+  /// part; nothing if the rank has none, because another rank has the same part. `order`: the place
+  /// in the order of keys; none: that of the first elements.
   template <class SourceOf>
-  void add_joined(const Path& path, const std::vector<Part>& parts, const Joint& joint,
-                  const SourceOf& source_of) {
+  void add_joined(const Path& path, std::optional<std::uint32_t> order,
+                  const std::vector<Part>& parts, const Joint& joint, const SourceOf& source_of) {
     Tensor tensor = named(text_keys(path));
     tensor.entry.meta.shape = joint.whole;
     std::set<std::size_t> tensor_ranks;
@@ -343,7 +347,10 @@ class MegatronReader final : public EntryReader {
       const std::optional<Elements> source = source_of(part);
       if (!source) continue;
       const std::size_t tensor_rank = folders_.place_of(part.rank).tensor;
-      if (tensor_ranks.empty()) tensor.entry.meta.dtype = source->dtype();
+      if (tensor_ranks.empty()) {
+        tensor.entry.meta.dtype = source->dtype();
+        tensor.entry.dict_order = order ? *order : order_in(*source->file, source->dict_order());
+      }
       if (source->dtype() != tensor.entry.meta.dtype) {
         refuse(*source->file, tensor.entry.meta.fqn, "dtype",
                std::string(dtype_name(tensor.entry.meta.dtype)),
@@ -400,7 +407,7 @@ class MegatronReader final : public EntryReader {
       }
     }
     for (const std::string& kind : kinds) {
-      add_joined({"optim", "state", name, kind}, parts, joint,
+      add_joined({"optim", "state", name, kind}, std::nullopt, parts, joint,
                  [&](const Part& part) -> std::optional<Elements> {
                    const PartState* const state = state_of(part);
                    if (state == nullptr || !state->tensors.contains(kind)) return std::nullopt;
@@ -425,11 +432,13 @@ class MegatronReader final : public EntryReader {
   void add_groups() {
     std::map<std::size_t, Value::List> names;
     std::map<std::size_t, std::set<std::string>> known;
+    std::map<std::size_t, std::uint32_t> orders;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const auto& groups = optimizers_[rank].groups;
       for (std::size_t g = 0; g < groups.size(); ++g) {
         if (!groups[g].lists_parameters) continue;
         Value::List& list = names[g];
+        orders.emplace(g, order_of_list(*files_[rank], groups[g].path));
         for (const std::size_t tensor : groups[g].parameters) {
           std::string name = name_of({rank, tensor});
           if (known[g].insert(name).second) list.emplace_back(std::move(name));
@@ -438,7 +447,7 @@ class MegatronReader final : public EntryReader {
     }
     for (auto& [group, list] : names) {
       add_value({"optim", "param_groups", static_cast<std::int64_t>(group), "params"},
-                Value(std::move(list)));
+                Value(std::move(list)), orders.at(group));
     }
     add_of_each_rank(files_, [&](std::size_t rank, const Entry& entry) {
       const auto& groups = optimizers_[rank].groups;
@@ -453,6 +462,16 @@ class MegatronReader final : public EntryReader {
       }
       return KeyPath{};
     });
+  }
+
+  /// Returns the place in the order of keys of the list `params` of a group.
+  std::uint32_t order_of_list(const File& file, Path path) const {
+    path.emplace_back("params");
+    const Entry* entry = file.find(path);
+    if (const auto below = file.below(path); entry == nullptr && !below.empty()) {
+      entry = below.front();
+    }
+    return entry == nullptr ? 0 : order_in(file, entry->dict_order);
   }
 
   /// Adds all other entries of the files: everything but the model's tensors and optimizer state.

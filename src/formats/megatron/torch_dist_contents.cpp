@@ -25,7 +25,6 @@ constexpr std::string_view kState = "state.";
 constexpr std::string_view kStep = "step";
 constexpr std::string_view kScaler = "grad_scaler.";
 constexpr std::string_view kExtraState = "_extra_state";
-constexpr std::string_view kShard = "/shard_";  // in the name of an object
 /// Names of the fp32 copy of a weight in the state of optimizers.
 constexpr std::array<std::string_view, 3> kCopies = {"param", "fp32_param", "master_param"};
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};

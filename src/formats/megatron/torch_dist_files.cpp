@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "formats/megatron/torch_dist_names.h"
 #include "formats/torch_zip.h"
 #include "tessera/base/error.h"
 
@@ -16,7 +17,6 @@ namespace {
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{1} << 20;
 constexpr std::string_view kBackend = "torch_dist";
 constexpr std::string_view kCommonObject = "common_state";
-constexpr std::string_view kShard = "/shard_";  // behind it: the place of a part of the object
 
 bool has_file(const FileSystem& fs, const std::string& directory, const char* name) {
   return fs.kind_of(join_path(directory, name)) == FileKind::regular;
@@ -60,6 +60,20 @@ bool is_common_object(std::string_view name) {
                                    name.find(kShard) == kCommonObject.size());
 }
 
+bool has_value(const CheckpointContents& contents, bool (*matches)(std::string_view)) {
+  return std::ranges::any_of(contents.values, matches, &ValueEntry::name);
+}
+
+/// Whether a DCP checkpoint is Megatron's: it has objects of Megatron's, Megatron's
+/// `metadata.json`, or both files, of whatever content. `common.pt` alone may be somebody else's.
+bool is_of_megatron(const FileSystem& fs, const std::string& directory,
+                    const CheckpointContents& contents) {
+  if (has_value(contents, is_object) || has_value(contents, is_common_object)) return true;
+  return has_file(fs, directory, kConfigFile) &&
+         (has_file(fs, directory, kCommonFile) ||
+          !check_config(fs, join_path(directory, kConfigFile)));
+}
+
 }  // namespace
 
 bool is_torch_dist(const FileSystem& fs, const std::string& directory) {
@@ -74,14 +88,12 @@ bool is_torch_dist(const FileSystem& fs, const std::string& directory) {
 
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink) {
-  const auto has_value = [&](bool (*matches)(std::string_view)) {
-    return std::ranges::any_of(contents.values, matches, &ValueEntry::name);
-  };
+  if (!is_of_megatron(fs, directory, contents)) return;
   const std::string config_path = join_path(directory, kConfigFile);
   const std::string common_path = join_path(directory, kCommonFile);
   const bool has_config = has_file(fs, directory, kConfigFile);
   const bool has_common = has_file(fs, directory, kCommonFile);
-  const bool has_common_object = has_value(is_common_object);
+  const bool has_common_object = has_value(contents, is_common_object);
   auto config_finding = has_config ? check_config(fs, config_path) : std::nullopt;
   if (has_common || has_common_object) {
     if (!has_config) {
@@ -93,7 +105,7 @@ void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
     sink(finding(common_path,
                  "this file of Megatron's torch_dist, or the object 'common_state' in its place",
                  "neither (an incomplete copy?)"));
-  } else if (has_value(is_object)) {
+  } else {
     Finding note = finding(config_path,
                            "metadata.json and common.pt, without which Megatron refuses the folder",
                            "neither of them");
@@ -107,7 +119,8 @@ void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
                              const ProgressSink& progress, PartOfCheck& part) {
   if (part.takes(0)) check_torch_dist_files(fs, directory, contents, sink);
   const std::string path = join_path(directory, kCommonFile);
-  if (!has_file(fs, directory, kCommonFile) || !part.takes(fs.open(path)->nbytes())) return;
+  if (!has_file(fs, directory, kCommonFile) || !is_of_megatron(fs, directory, contents)) return;
+  if (!part.takes(fs.open(path)->nbytes())) return;
   // Notes about values of classes are left out: all of Megatron's common.pt have such values.
   const auto pass_errors = [&](const Finding& found) {
     if (found.severity == Finding::Severity::error) sink(found);

@@ -24,8 +24,8 @@ bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink);
 
-/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. One part does the
-/// former, and one part the latter.
+/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. With several
+/// parts, one checks the two files' existence, and one reads `common.pt`.
 void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
                              const CheckpointContents& contents, const FindingSink& sink,
                              const ProgressSink& progress, PartOfCheck& part);

@@ -3,12 +3,16 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/shape.h"
 #include "tessera/base/tensor_meta.h"
 
 namespace tessera::formats::megatron {
+
+/// In the name of an object, before the place of this part: `rng_state/shard_0.0_1.1`.
+inline constexpr std::string_view kShard = "/shard_";
 
 /// The place of a weight in a torch_dist checkpoint. There, layers and experts are stacked: the
 /// tensor `key` has the extra leading dimensions `stacked`, and the weight is its slice at

@@ -167,7 +167,8 @@ class TorchDistWriter final : public CheckpointWriter {
   void abandon() noexcept override { dcp_->abandon(); }
 
   void commit() override {
-    if (writes_config_) write(kConfigFile, kConfig);  // first: it marks the other as Megatron's
+    // The config first: without it, `common.pt` would count as somebody else's file.
+    if (writes_config_) write(kConfigFile, kConfig);
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
     dcp_->commit();
     work_.commit();
@@ -286,12 +287,11 @@ class MegatronFormatWriter final : public FormatWriter {
     if (widened.empty()) return {};
     const std::string more =
         widened.size() > 1 ? " and " + std::to_string(widened.size() - 1) + " more" : "";
-    return {
-        {.severity = Finding::Severity::note,
-         .rule = "weights",
-         .where = {.path = destination, .fqn = *widened.begin()},
-         .expected = "a copy in fp32 in the state of the optimizer, as Megatron has it",
-         .found = "none for this weight" + more + " (the copy is made of the weight of 16 bits)"}};
+    return {{.severity = Finding::Severity::note,
+             .rule = "weights",
+             .where = {.path = destination, .fqn = *widened.begin()},
+             .expected = "a copy in fp32 in the state of the optimizer, as Megatron has it",
+             .found = "none for this weight" + more + " (made from the 16-bit weight)"}};
   }
 };
 

@@ -88,6 +88,20 @@ std::set<std::string> series_of(const std::vector<std::string>& names) {
   return series;
 }
 
+/// Throws if `names` has the files of several models: accelerate writes `model_1.safetensors` for
+/// the second model that was prepared together with the first.
+void refuse_second_model(const std::string& directory, const std::vector<std::string>& names) {
+  constexpr std::string_view kFirst = "model.safetensors";
+  const auto second = std::ranges::find_if(
+      names, [](const std::string& name) { return is_name_like(name, "model_#.safetensors"); });
+  if (second == names.end() || std::ranges::find(names, kFirst) == names.end()) return;
+  throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "models",
+                        "the file of one model",
+                        "'" + std::string(kFirst) + "' and '" + printable(*second) +
+                            "', as accelerate writes several models",
+                        "give the path of one file; merge joins several under prefixes");
+}
+
 FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   FileSet set{.directory = path};
   std::vector<std::string> indexes;
@@ -120,6 +134,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     throw Error::expected(ErrorKind::not_found, {.path = path}, "safetensors",
                           "an index or .safetensors files", "neither of them");
   }
+  refuse_second_model(path, set.names);
   for (const std::string& name : set.names) detail::require_in_checkpoint(fs, path, name);
   detail::require_all_shards(path, set.names, place_beside_index);
   set.lacks_index = std::ranges::any_of(

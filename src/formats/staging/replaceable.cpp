@@ -139,7 +139,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
   try {
     format = detect_format(fs, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     if (error.kind() == ErrorKind::unsupported) {  // a damaged checkpoint is accepted
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
                             "a checkpoint to replace",

@@ -70,7 +70,16 @@ EntryReader::EntryReader(const FileSystem& fs, std::string path, std::string fol
 const File& EntryReader::open_file(const std::string& name) {
   const File& file = files_.emplace_back(fs_, folder_, name, as_dict_, paths_);
   if (family_.check != nullptr) family_.check(file);
+  if (!family_.keeps_key_order) return file;
+  order_begins_.emplace(&file, order_end_);
+  std::uint32_t last = 0;
+  for (const Entry& entry : file.entries()) last = std::max(last, entry.dict_order);
+  order_end_ += last;
   return file;
+}
+
+std::uint32_t EntryReader::order_in(const File& file, std::uint32_t order) const {
+  return family_.keeps_key_order ? order_begins_.at(&file) + order : 0;
 }
 
 File EntryReader::look_at(const std::string& name) const {
@@ -191,11 +200,13 @@ void EntryReader::add(Tensor tensor) {
 
 void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, int rank) {
   renamed_.push_back({&file, entry.keys, spell(path)});
+  const std::uint32_t order = order_in(file, entry.dict_order);
   if (entry.kind == Entry::Kind::value) {
-    add_value(std::move(path), ValueSource{&file, entry.index});
+    add_value(std::move(path), ValueSource{&file, entry.index}, order);
     return;
   }
   Tensor tensor = named(std::move(path));
+  tensor.entry.dict_order = order;
   tensor.entry.meta.shape = file.tensor(entry).shape;
   tensor.entry.meta.dtype = file.tensor(entry).dtype;
   tensor.entry.pieces.push_back({whole_box(tensor.entry.meta.shape), rank});
@@ -223,7 +234,8 @@ void EntryReader::add_of_each_rank(
       const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
       const bool is_tensor = entry.kind == Entry::Kind::tensor;
       if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry.index), name).second) {
-        add_tie(std::move(path), names.at({files[i], entry.index}));
+        add_tie(std::move(path), names.at({files[i], entry.index}),
+                order_in(*files[i], entry.dict_order));
       } else if (is_new) {
         add_entry(std::move(path), *files[i], entry, rank);
       } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], entry)) {
@@ -252,6 +264,7 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
     return;
   }
   Tensor tensor = named(std::move(path));
+  if (!small_file) tensor.entry.dict_order = order_in(file, entry.dict_order);
   tensor.entry.meta.dtype = DType::float32;
   if (!number) {
     if (entry.kind == Entry::Kind::value) {
@@ -266,11 +279,12 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
   add(std::move(tensor));
 }
 
-void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source) {
+void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source,
+                            std::uint32_t order) {
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
   auto read = [](auto&& each) -> AnyValueSource { return std::move(each); };
-  values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source))});
+  values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source)), order});
 }
 
 void EntryReader::add_refused(KeyPath path, const Error& refusal) {
@@ -284,10 +298,10 @@ void EntryReader::add_alias(const std::string& name, const std::string& target) 
       {spell({"model", name}), spell({"model", target}), {std::string("model"), name}});
 }
 
-void EntryReader::add_tie(KeyPath path, const std::string& target) {
+void EntryReader::add_tie(KeyPath path, const std::string& target, std::uint32_t order) {
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
-  contents_.aliases.push_back({std::move(name), target, std::move(path)});
+  contents_.aliases.push_back({std::move(name), target, std::move(path), order});
 }
 
 void EntryReader::note(std::string rule, std::string expected, std::string found) {
@@ -339,12 +353,7 @@ void EntryReader::take_entries() {
   contents_.values.reserve(values_.size());
   value_sources_.reserve(values_.size());
   for (NamedValue& value : values_) {
-    ValueEntry entry{std::move(value.name), std::move(value.path)};
-    const auto* const stored = std::get_if<ValueSource>(&value.source);
-    if (family_.keeps_key_order && stored != nullptr) {
-      entry.dict_order = stored->file->reader().contents().values[stored->index].dict_order;
-    }
-    contents_.values.push_back(std::move(entry));
+    contents_.values.push_back({std::move(value.name), std::move(value.path), value.order});
     value_sources_.push_back(std::move(value.source));
   }
   values_.clear();

@@ -39,7 +39,7 @@ struct Family {
   std::vector<std::string> records;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
-  /// Whether values get the order that they have in their file ([Note: Order of keys]).
+  /// Whether entries have an order ([Note: Order of keys]): that of the first file that has them.
   bool keeps_key_order = false;
 };
 
@@ -91,6 +91,9 @@ class EntryReader : public DividedReader {
   /// Adds a file that is opened again whenever it is read, and returns its number. Used for
   /// checkpoints with thousands of files.
   std::size_t add_small_file(std::string name);
+  /// Returns the place in the order of keys of an entry whose number in an open file is `order`:
+  /// after all entries of files that were opened earlier. 0 if the family keeps no order.
+  std::uint32_t order_in(const File& file, std::uint32_t order) const;
   const std::string& folder() const { return folder_; }
 
   static Tensor named(KeyPath path);
@@ -118,7 +121,7 @@ class EntryReader : public DividedReader {
   /// PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                 std::optional<std::size_t> small_file = {});
-  void add_value(KeyPath path, std::variant<Value, ValueSource> source);
+  void add_value(KeyPath path, std::variant<Value, ValueSource> source, std::uint32_t order = 0);
   /// Adds a value that is listed in the contents but cannot be read. read_value throws `refusal`.
   void add_refused(KeyPath path, const Error& refusal);
   void add_alias(const std::string& name, const std::string& target);
@@ -138,6 +141,7 @@ class EntryReader : public DividedReader {
     std::string name;
     KeyPath path;
     AnyValueSource source;
+    std::uint32_t order = 0;
   };
   /// An entry that comes from a file's entry, and its name in this checkpoint.
   struct Renamed {
@@ -146,7 +150,7 @@ class EntryReader : public DividedReader {
     std::string name;
   };
   /// Adds a second name of the tensor `target`.
-  void add_tie(KeyPath path, const std::string& target);
+  void add_tie(KeyPath path, const std::string& target, std::uint32_t order);
   void take_entries();
   void add_what_readers_found();
   void add_simplifications();
@@ -159,6 +163,8 @@ class EntryReader : public DividedReader {
   std::vector<std::string> as_dict_;
   std::shared_ptr<PathPool> paths_ = std::make_shared<PathPool>();  // of files_
   std::deque<File> files_;
+  std::map<const File*, std::uint32_t> order_begins_;  // the largest number of the files before
+  std::uint32_t order_end_ = 0;
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   CheckpointContents contents_;

@@ -28,9 +28,9 @@ File::File(const FileSystem& fs, const std::string& directory, std::string name,
 }
 
 void File::add_entry(const std::string& name, const KeyPath& path, Entry::Kind kind,
-                     std::size_t index) {
+                     std::uint32_t dict_order, std::size_t index) {
   const auto& [keys, texts] = paths_->find_or_add(path.empty() ? KeyPath{name} : path);
-  entries_.push_back({texts, keys, kind, index});
+  entries_.push_back({texts, keys, kind, dict_order, index});
 }
 
 void File::add_entries() {
@@ -38,12 +38,12 @@ void File::add_entries() {
   entries_.reserve(contents.tensors.size() + contents.aliases.size() + contents.values.size());
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
-    add_entry(tensor.meta.fqn, tensor.key_path, Entry::Kind::tensor, i);
+    add_entry(tensor.meta.fqn, tensor.key_path, Entry::Kind::tensor, tensor.dict_order, i);
   }
   for (const Alias& alias : contents.aliases) {
     const TensorEntry* const target = contents.find_tensor(alias.target);
     TESSERA_CHECK(target != nullptr);
-    add_entry(alias.fqn, alias.key_path, Entry::Kind::tensor,
+    add_entry(alias.fqn, alias.key_path, Entry::Kind::tensor, alias.dict_order,
               static_cast<std::size_t>(target - contents.tensors.data()));
   }
   std::vector<std::pair<std::size_t, std::size_t>> values;  // (order in the pickle, index)
@@ -53,7 +53,7 @@ void File::add_entries() {
   std::ranges::sort(values);
   for (const auto& [place, i] : values) {
     const ValueEntry& value = contents.values[i];
-    add_entry(value.name, value.key_path, Entry::Kind::value, i);
+    add_entry(value.name, value.key_path, Entry::Kind::value, value.dict_order, i);
   }
   by_path_.resize(entries_.size());
   std::iota(by_path_.begin(), by_path_.end(), std::uint32_t{0});

@@ -28,12 +28,14 @@ class PathPool {
   std::map<KeyPath, std::vector<std::string>> items_;
 };
 
-/// An entry of a file: its path in the nested dicts, and its index in the file's contents.
+/// An entry of a file: its path in the nested dicts, and its index in the file's contents. A second
+/// name of a tensor is an entry, too, with the tensor's index.
 struct Entry {
   enum class Kind { tensor, value };
   const std::vector<std::string>& path;  // each key as text; in a PathPool, as the keys
   const KeyPath& keys;
   Kind kind;
+  std::uint32_t dict_order;  // in the file ([Note: Order of keys])
   std::size_t index;
 };
 
@@ -63,7 +65,8 @@ class File {
 
  private:
   void add_entries();
-  void add_entry(const std::string& name, const KeyPath& path, Entry::Kind kind, std::size_t index);
+  void add_entry(const std::string& name, const KeyPath& path, Entry::Kind kind,
+                 std::uint32_t dict_order, std::size_t index);
 
   std::string name_;
   std::shared_ptr<PathPool> paths_;  // shared with the other files of the checkpoint

@@ -204,12 +204,17 @@ def test_a_folder_of_accelerate_without_fsdp_is_a_model_and_an_optimizer(tmp_pat
     assert torch.load(alone, weights_only=True).keys() == held["model"].keys()
 
 
-def test_one_of_several_models_of_accelerate_is_given_by_its_file(tmp_path):
+@pytest.mark.parametrize(
+    ("safe", "first", "second"),
+    [(True, "model.safetensors", "model_1.safetensors"), (False, "pytorch_model.bin", "pytorch_model_1.bin")],
+    ids=["safetensors", "bin"],
+)
+def test_one_of_several_models_of_accelerate_is_given_by_its_file(tmp_path, safe, first, second):
     folder = tmp_path / "checkpoint"
-    subprocess.run([sys.executable, "-B", "-c", ACCELERATE, folder, "False", "2"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-B", "-c", ACCELERATE, folder, str(safe), "2"], check=True, timeout=120)
     refused = run("ckpt-inspect", "ls", folder)
-    assert refused.returncode == 2 and "'pytorch_model.bin' and 'pytorch_model_1.bin'" in refused.stderr, refused.stderr
-    succeed("ckpt-inspect", "ls", folder / "pytorch_model_1.bin")
+    assert refused.returncode == 2 and f"'{first}' and '{second}'" in refused.stderr, refused.stderr
+    succeed("ckpt-inspect", "ls", folder / second)
 
 
 def test_peft_loads_an_adapter_that_was_moved_to_dcp_and_back(llama, tmp_path):

@@ -151,8 +151,7 @@ void check_destination(const MoveRequest& request,
   const bool resumes =
       request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
   if (resumes && object_store::is_on_store(request.destination)) return;
-  const bool may_hold_extra_files = overwrite == OverwritePolicy::replace &&
-                                    fs.kind_of(request.destination) == FileKind::directory;
+  const bool may_hold_extra_files = fs.kind_of(request.destination) == FileKind::directory;
   if (extra_files == nullptr && may_hold_extra_files) return;
   for (const MergePath& source : request.sources.paths) {
     formats::check_destination(fs, source.path, request.destination, overwrite, "overwrite=True",
