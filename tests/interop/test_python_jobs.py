@@ -866,6 +866,7 @@ def count_threads(expected):
              "more than enough": [range(100)] * 4, "fewer than ranks": [range(2)] * 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: machines[rank])
+        patch.setattr("tessera._core.default_num_threads", lambda: 16)  # of a machine with many cores
         dist.init_process_group("gloo")
         for what, sets in cores.items():
             patch.setattr("os.sched_getaffinity", lambda _, sets=sets: set(sets[rank]))
