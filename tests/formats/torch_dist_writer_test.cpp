@@ -474,7 +474,7 @@ TEST_F(TorchDistWriterTest, CopiesOfManyBlocksAreWidened) {
     }
     EXPECT_EQ(meta.fqn, "optimizer.state.param.decoder.layers.mlp.linear_fc1.weight");
     ASSERT_EQ(found.size(), weights.size() * 4);
-    for (std::size_t i = 0; i < weights.size(); i += i % 1000 == 0 ? 7 : 1) {
+    for (std::size_t i = 0; i < weights.size(); i += i % 1000 == 0 ? std::size_t{7} : 1) {
       std::uint32_t bits = 0;
       std::memcpy(&bits, found.data() + i * 4, 4);
       ASSERT_EQ(bits, std::uint32_t{weights[i]} << 16) << i;
