@@ -17,11 +17,11 @@ namespace tessera::recipe {
 namespace {
 
 using formats::CheckpointContents;
+using formats::megatron::kLayers;
 using formats::megatron::kShard;
+using formats::megatron::kStackedExperts;
 
 constexpr std::string_view kDigits = "0123456789";
-constexpr std::string_view kLayers = "layers.";
-constexpr std::string_view kStackedExperts = "experts.experts.";
 constexpr std::string_view kExtraState = "_extra_state";
 
 /// A part of a name in torch_dist or of TransformerEngine's layers, and the recipes' name for it.

@@ -671,17 +671,22 @@ std::string identity_text(const Recipe& recipe, const RecipeOptions& options) {
   return recipe.text() + "\n" + value_to_json(options.config);
 }
 
-void read_config(const FileSystem& fs, const std::string& checkpoint, RecipeOptions& options) {
+void read_config(const FileSystem& fs, const std::string& checkpoint,
+                 const std::string& model_folder, RecipeOptions& options) {
   constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
-  const bool is_directory = fs.kind_of(checkpoint) == FileKind::directory;
-  const std::size_t slash = checkpoint.rfind('/');
-  const std::string folder = is_directory                 ? checkpoint
-                             : slash == std::string::npos ? "."
-                                                          : checkpoint.substr(0, slash + 1);
-  const std::string path = join_path(folder, "config.json");
-  if (fs.kind_of(path) != FileKind::regular) return;
-  options.config = parse_json(read_file(fs, path, kMaxConfigNbytes), path);
-  options.config_path = path;
+  for (const std::string& place : {checkpoint, model_folder}) {
+    if (place.empty()) continue;
+    const bool is_directory = fs.kind_of(place) == FileKind::directory;
+    const std::size_t slash = place.rfind('/');
+    const std::string folder = is_directory                 ? place
+                               : slash == std::string::npos ? "."
+                                                            : place.substr(0, slash + 1);
+    const std::string path = join_path(folder, "config.json");
+    if (fs.kind_of(path) != FileKind::regular) continue;
+    options.config = parse_json(read_file(fs, path, kMaxConfigNbytes), path);
+    options.config_path = path;
+    return;
+  }
 }
 
 }  // namespace tessera::recipe

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "formats/pieces_with_elements.h"
 #include "reshard/in_memory_writer.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/writer_balance.h"
@@ -90,13 +91,9 @@ class MemorySource final : public formats::TensorSource {
 class MemoryWriter final : public InMemoryWriter {
  public:
   MemoryWriter(CheckpointContents contents, std::vector<std::vector<std::byte*>> data)
-      : contents_(std::move(contents)), data_(std::move(data)) {
-    for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
-      for (std::size_t p = 0; p < contents_.tensors[t].pieces.size(); ++p) {
-        if (numel_of(contents_.tensors[t].pieces[p].region) > 0) order_.push_back({t, p});
-      }
-    }
-  }
+      : contents_(std::move(contents)),
+        data_(std::move(data)),
+        order_(formats::pieces_with_elements(contents_)) {}
 
   const CheckpointContents& contents() const override { return contents_; }
   std::span<const PieceId> write_order() const override { return order_; }

@@ -24,10 +24,11 @@ recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
   recipe::RecipeOptions options;
   if (arguments.inverse) options.direction = recipe::Direction::inverse;
   for (const std::string& setting : arguments.settings) recipe::add_setting(options, setting);
-  for (const std::string& place : {checkpoint, model_folder}) {
-    const bool is_wanted = options.config_path.empty() && !place.empty() && place != "-";
-    if (is_wanted) recipe::read_config(object_store::files(), place, options);
-  }
+  const auto unless_standard_input = [](const std::string& path) {
+    return path == "-" ? std::string() : path;
+  };
+  recipe::read_config(object_store::files(), unless_standard_input(checkpoint),
+                      unless_standard_input(model_folder), options);
   return options;
 }
 

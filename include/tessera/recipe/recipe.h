@@ -60,9 +60,10 @@ struct RecipeOptions {
 /// Throws: Error(invalid_argument) naming the text.
 void add_setting(RecipeOptions& options, std::string_view text);
 
-/// Reads the `config.json` beside a checkpoint into the options, if there is one.
-/// Throws: Error(corruption) if it is no JSON.
-void read_config(const FileSystem& fs, const std::string& checkpoint, RecipeOptions& options);
+/// Reads the `config.json` beside a checkpoint into the options, or that of `model_folder` if there
+/// is none. Empty paths are not looked at. Throws: Error(corruption) if it is no JSON.
+void read_config(const FileSystem& fs, const std::string& checkpoint,
+                 const std::string& model_folder, RecipeOptions& options);
 
 /// Returns a text with the recipe and all options that change its result. Runs with
 /// equal texts do the same.

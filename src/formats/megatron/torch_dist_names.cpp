@@ -13,9 +13,7 @@
 namespace tessera::formats::megatron {
 namespace {
 
-constexpr std::string_view kLayers = "layers.";
 constexpr std::string_view kLocalExperts = "experts.local_experts.";
-constexpr std::string_view kExperts = "experts.experts.";
 
 /// A number in a name, and what is before and behind it.
 struct Numbered {
@@ -69,7 +67,7 @@ ParsedName parse(const std::string& name) {
   }
   if (auto expert = split_at_number(parsed.rest, kLocalExperts)) {
     std::string before = expert->before.substr(0, expert->before.size() - kLocalExperts.size());
-    parsed.rest = before + std::string(kExperts) + expert->behind;
+    parsed.rest = before + std::string(kStackedExperts) + expert->behind;
     parsed.expert = expert->number;
   } else if (auto grouped = split_at_last_number(parsed.rest)) {
     parsed.rest = std::move(grouped->before);

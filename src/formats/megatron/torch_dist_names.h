@@ -14,6 +14,10 @@ namespace tessera::formats::megatron {
 /// In the name of an object, before the place of this part: `rng_state/shard_0.0_1.1`.
 inline constexpr std::string_view kShard = "/shard_";
 
+/// In names, before the number of a layer, and in place of the number of an expert.
+inline constexpr std::string_view kLayers = "layers.";
+inline constexpr std::string_view kStackedExperts = "experts.experts.";
+
 /// The place of a weight in a torch_dist checkpoint. There, layers and experts are stacked: the
 /// tensor `key` has the extra leading dimensions `stacked`, and the weight is its slice at
 /// `index`.

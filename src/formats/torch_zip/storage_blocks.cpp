@@ -4,20 +4,17 @@
 
 #include "base/checked_math.h"
 #include "base/digest.h"
+#include "formats/pieces_with_elements.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::torch_zip {
 
-StorageBlocks::StorageBlocks(const CheckpointContents& contents) : contents_(contents) {
+StorageBlocks::StorageBlocks(const CheckpointContents& contents)
+    : contents_(contents), order_(pieces_with_elements(contents)) {
   for (const TensorEntry& tensor : contents.tensors) {
     auto& of_pieces = crcs_.emplace_back();
     for (const Piece& piece : tensor.pieces) {
       of_pieces.emplace_back(ceil_div(nbytes_of(piece.region, tensor.meta.dtype), kNbytes));
-    }
-  }
-  for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-    for (std::size_t k = 0; k < contents_.tensors[i].pieces.size(); ++k) {
-      if (nbytes({i, k}) > 0) order_.push_back({i, k});
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/pieces_with_elements.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/reshard/job_state.h"
@@ -66,13 +67,9 @@ class LiveSource final : public formats::TensorSource {
 class LiveWriter final : public formats::CheckpointWriter {
  public:
   LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)
-      : contents_(std::move(contents)), held_(std::move(held)) {
-    for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
-      for (std::size_t p = 0; p < contents_.tensors[t].pieces.size(); ++p) {
-        if (numel_of(contents_.tensors[t].pieces[p].region) > 0) order_.push_back({t, p});
-      }
-    }
-  }
+      : contents_(std::move(contents)),
+        held_(std::move(held)),
+        order_(formats::pieces_with_elements(contents_)) {}
 
   const formats::CheckpointContents& contents() const override { return contents_; }
   std::span<const PieceId> write_order() const override { return order_; }
