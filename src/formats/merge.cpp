@@ -495,8 +495,8 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  /// Drops the order of all keys. If two sources have keys of one dict, nobody knows the order of
-  /// all its keys together; a wrong one could give an optimizer's state to wrong parameters.
+  /// Drops the order of all keys. If a dict has keys of two sources, no source says how these keys
+  /// follow each other; a wrong order could give an optimizer's state to wrong parameters.
   void drop_order() {
     num_unordered_dicts_ = num_reordered_dicts(contents_);
     const auto drop = [](auto& entries) {

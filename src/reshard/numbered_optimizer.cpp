@@ -265,7 +265,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
 }
 
 /// Returns the first value such as `optim.param_groups.up.weight.lr`: a field that is stored for
-/// each parameter, not for each group. Returns null if there is none.
+/// each parameter instead of for each group; null if the checkpoint has no such value.
 const ValueEntry* find_field_of_parameter(const CheckpointReader& reader) {
   const auto is_field = [](const ValueEntry& value) {
     if (value.name.find(kGroups) == std::string::npos) return false;

@@ -185,11 +185,11 @@ TEST_F(TorchDistFilesTest, OtherCheckpointsOfDcpNeedNeither) {
   source.add_value("step", Value(std::int64_t{7}));
   write(source, Format("dcp"));
   EXPECT_THAT(findings(), IsEmpty());
-  replace("common.pt", "no file of torch.save");  // somebody else's
+  replace("common.pt", "no file of torch.save");  // of another program
   EXPECT_THAT(findings(), IsEmpty());
   EXPECT_THAT(findings_of_files(), IsEmpty());
   stdfs::remove(file("common.pt"));
-  replace("metadata.json", "[]");  // somebody else's, too
+  replace("metadata.json", "[]");  // of another program, too
   EXPECT_THAT(findings(), IsEmpty());
   source.add_value("decoder.layers._extra_state/shard_0_1", Value(Value::List{Value()}));
   write(source, Format("dcp"));

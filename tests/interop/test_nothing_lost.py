@@ -320,7 +320,7 @@ def merge(*arguments):
 
 
 def test_a_merge_of_sources_that_share_a_dict_tells_that_the_order_of_keys_is_lost(tmp_path):
-    """Shows A2. Nobody knows the order of the keys of two files together."""
+    """Shows A2. No file says how the keys of two files follow each other."""
     torch.save({"b": w(), "a": {"y": w(), "x": 1}}, tmp_path / "one.pt")
     torch.save({"d": {"2": w(), "1": w()}, "c": w()}, tmp_path / "two.pt")
     one, two = tmp_path / "one.pt", tmp_path / "two.pt"

@@ -153,8 +153,8 @@ class Dataclass {
             std::array<std::string_view, kNumNames> names)
       : global_(global), class_name_(class_name), names_(names) {}
 
-  /// Makes `object` the instance that is read. Throws if it is none, or if it has an attribute that
-  /// is not known: any attribute may change how the bytes are stored.
+  /// Reads the attributes of `object` from now on. Throws if it is no instance of the class, or has
+  /// an unknown attribute: any attribute may change how the bytes are stored.
   void open(Object object, std::string_view rule) {
     state_ = attributes(object, global_, rule, class_name_);
     if (has_same_keys()) return;

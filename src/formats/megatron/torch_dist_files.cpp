@@ -64,8 +64,8 @@ bool has_value(const CheckpointContents& contents, bool (*matches)(std::string_v
   return std::ranges::any_of(contents.values, matches, &ValueEntry::name);
 }
 
-/// Whether a DCP checkpoint is Megatron's: it has objects of Megatron's, Megatron's
-/// `metadata.json`, or both files, of whatever content. `common.pt` alone may be somebody else's.
+/// Whether Megatron wrote a DCP checkpoint: it has objects or a `metadata.json` such as Megatron
+/// writes, or both files, even if damaged. Another program may have written `common.pt` alone.
 bool is_of_megatron(const FileSystem& fs, const std::string& directory,
                     const CheckpointContents& contents) {
   if (has_value(contents, is_object) || has_value(contents, is_common_object)) return true;

@@ -9,8 +9,8 @@ namespace tessera::dist {
 /// c10d's Gloo backend, with Tessera's all-gather and reduce-scatter for CPU tensors: they send
 /// elements directly from one rank's tensors into another's. In torch 2.11, c10d's all-gather uses
 /// a buffer as large as the result, and its reduce-scatter is an all-reduce of a copy, which sends
-/// twice as much. Do not write inputs or use outputs before `wait`. If nobody waits for a
-/// collective, it continues in the background, and its tensors stay alive until the backend is
+/// twice as much. Do not write inputs or use outputs before `wait`. Without a call of `wait`, a
+/// collective continues in the background, and its tensors stay alive until the backend is
 /// destroyed. If a rank ends in the middle of a message, the others notice it only at the time-out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
