@@ -35,7 +35,7 @@ class NativeBase final : public BaseCheckpoint {
   std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const override;
 
   StoredPiece stored(PieceId id) const { return checkpoint_->index().stored(id); }
-  /// Returns the description, as a linked file, of the file that holds a piece of the base.
+  /// Describes the file that holds a piece of the base, as an item for Index::linked_files.
   LinkedFile file_of(PieceId id) const;
 
  private:

@@ -290,8 +290,8 @@ void SharedWork::refuse_while_compared() const {
   for (const std::string& name : names()) {
     if (!name.starts_with(kComparisonPrefix) || !name.ends_with(".lock")) continue;
     if (try_lock(path_in(name))) continue;
-    throw Error::expected(ErrorKind::already_exists, {.path = path_in(name)}, "shared work",
-                          "no worker that compares with the base", "one", "wait until it ends");
+    throw Error(ErrorKind::already_exists, {.path = path_in(name)},
+                "cannot remove the shared work: a worker is still comparing with the base (wait)");
   }
 }
 

@@ -122,7 +122,7 @@ class StagedDestination {
   void keep() noexcept { is_kept_ = true; }
   /// Sets the names of all other files that the caller writes into the staging directory, as paths
   /// relative to it. `publish` then throws if there is a file with another name, and such a file is
-  /// never removed. Without this call, the rule is: a file that no writer of Tessera makes.
+  /// never removed. Without this call, this holds for files that no writer of Tessera makes.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;
