@@ -92,7 +92,7 @@ void check_base(const FileSystem& fs, const std::string& base, const std::string
     throw Error::expected(ErrorKind::invalid_argument, {.path = base}, "base",
                           "a checkpoint on the file system of the destination",
                           "a checkpoint on another file system",
-                          "hard links cannot lead there; without a base, all pieces are written");
+                          "hard links need one file system; without a base, write all pieces");
   }
 }
 

@@ -90,7 +90,7 @@ class Walk {
   WalkResult result() && { return std::move(result_); }
 
  private:
-  /// An item of a dict or a list, with the smallest number of its entries.
+  /// An item of a dict or a list. `dict_order`: the smallest of its entries.
   struct Item {
     std::span<const Entry> entries;
     std::uint32_t dict_order;

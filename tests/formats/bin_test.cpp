@@ -130,7 +130,7 @@ TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
   copy(kFirst, kSecond);
   remove(kIndex);
   EXPECT_THAT([&] { open(directory_.path()); },
-              ThrowsError(ErrorKind::corruption, "found this tensor in '" + kFirst + "', too"));
+              ThrowsError(ErrorKind::corruption, "found this tensor also in '" + kFirst + "'"));
 }
 
 TEST_F(BinTest, AnIndexStaysInItsDirectory) {

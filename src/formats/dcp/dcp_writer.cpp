@@ -263,7 +263,7 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Frees the memory that only the caller's blocks need.
+  /// Frees memory that is not needed after the last block.
   void forget_order() { order_ = {}; }
   /// Completes and syncs the files, and returns their final names (without a suffix for unfinished
   /// files). Requires: all blocks have been written.

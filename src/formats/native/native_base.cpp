@@ -107,8 +107,8 @@ void make_link(const std::string& from, const std::string& to) {
       errno == EACCES) {
     throw Error(ErrorKind::unsupported, {.path = from},
                 "base: cannot make a hard link at " + printable(to) + ": " + why +
-                    " (a base must be on the file system of the new checkpoint, which must have "
-                    "hard links; without a base, all pieces are written)");
+                    " (base and new checkpoint must be on one file system, which must support hard "
+                    "links; without a base, all pieces are written)");
   }
   throw Error(ErrorKind::io, {.path = to}, "hard link to " + printable(from) + ": " + why);
 }

@@ -66,8 +66,8 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
 }
 
 /// Whether a file has the name of a values file, but Tessera did not write it.
-bool is_values_of_somebody(const FileSystem& fs, const std::string& directory,
-                           const std::string& name) {
+bool is_foreign_values_file(const FileSystem& fs, const std::string& directory,
+                            const std::string& name) {
   return name.ends_with(detail::kValuesSuffix) &&
          !detail::may_be_values_file(fs, join_path(directory, name));
 }
@@ -84,7 +84,7 @@ std::vector<std::string> names_of_index(const FileSystem& fs, const std::string&
     const auto place = detail::place_in_series(name);
     return (name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
             (named.empty() && place && place->series == model + "-")) &&
-           !is_values_of_somebody(fs, directory, name);
+           !is_foreign_values_file(fs, directory, name);
   });
   return own;
 }
@@ -195,7 +195,7 @@ class SafetensorsDriver final : public FormatDriver {
     std::vector<std::string> own = FormatDriver::own_files(fs, directory, names, opened);
     std::erase_if(own, [&](const std::string& name) {
       return name.ends_with(detail::kValuesSuffix) &&
-             (!values.contains(name) || is_values_of_somebody(fs, directory, name));
+             (!values.contains(name) || is_foreign_values_file(fs, directory, name));
     });
     return own;
   }
