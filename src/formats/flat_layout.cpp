@@ -92,7 +92,7 @@ void check_no_overlap(const FlatVectorLayout& vector, const std::string& path) {
   }
 }
 
-/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; empty if there is no dot.
+/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; nothing if there is no dot.
 std::optional<std::string_view> without_first_component(std::string_view fqn) {
   const std::size_t dot = fqn.find('.');
   if (dot == std::string_view::npos) return std::nullopt;

@@ -99,7 +99,7 @@ class DividedReader : public CheckpointReader, public DividedCheck {
   }
 };
 
-/// Does the part of the check of any reader. See DividedCheck::verify_part.
+/// Does `part` of the check of any reader, also of a reader without DividedCheck.
 void verify_part(const CheckpointReader& reader, const FindingSink& sink,
                  const ProgressSink& progress, int num_threads, PartOfCheck& part);
 

@@ -142,7 +142,7 @@ Object attribute(Object state, std::string_view name) {
   state.fail_expected(name, "an attribute of that name");
 }
 
-/// Reads the attributes of the instances of a dataclass, which has only the attributes `names`. A
+/// Reads the attributes of the instances of a dataclass, whose only attributes are `names`. A
 /// pickle has millions of instances, and Python stores each name once. So this class compares the
 /// names of an instance only if they are not the same bytes in the pickle as the names of the
 /// previous instance.

@@ -752,7 +752,7 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode) 
 }
 
 void encode_rank_index(const Index& whole, std::span<const PieceId> pieces, const IndexSink& sink) {
-  // Calls `visit(tensor, begin, end)` for each tensor of the rank: its part of `pieces`.
+  // Calls `visit` for each tensor of the rank. `[begin, end)`: the tensor's part of `pieces`.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;
     for (std::size_t t = 0; t < whole.contents->tensors.size(); ++t) {

@@ -188,9 +188,9 @@ struct EncodedIndex {
 EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
-/// another part of the files. The caller may rely on: sorted and unique names, known dtypes, valid
-/// shapes, regions within their tensors, ranks below the world size, byte ranges within the rank
-/// file.
+/// another part of the files. The caller may rely on: known dtypes, valid shapes, regions within
+/// their tensors, ranks below the world size, byte ranges within their files. The names are sorted
+/// and unique only if this is the index of `index.h5`.
 /// Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);

@@ -100,7 +100,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
 void RankFileWriter::list_own_datasets() {
   const std::vector<TensorEntry>& tensors = contents_.whole.contents->tensors;
   std::size_t num_tensors = 0;
-  std::size_t next = 0;  // tensor
+  std::size_t next = 0;  // index of a tensor
   for (std::size_t number = 0; number < contents_.pieces.size(); ++number) {
     const std::size_t tensor_index = contents_.pieces[number].tensor_index;
     for (; next <= tensor_index; ++next) {

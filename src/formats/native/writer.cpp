@@ -265,7 +265,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   const NativeWriteOptions options_;
   Journal* const journal_;
   tessera::detail::ListOfLists<PieceId> pieces_by_rank_;
-  bool are_all_written_ = true;          // of all pieces of the selected ranks: `is_written`
+  bool are_all_written_ = true;          // each piece of the selected ranks has blocks
   std::vector<PieceId> written_pieces_;  // empty if `are_all_written_`
   std::vector<RankSlot> rank_slots_;     // indexed by rank
   std::atomic<bool> abandoned_ = false;

@@ -134,7 +134,7 @@ class SafetensorsDriver final : public FormatDriver {
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
             .holds_key_order = false,
-            .own_annotation = "format=pt",  // Tessera's writer sets it, too
+            .own_annotation = "format=pt",  // Tessera's writer sets it
             .has_several_files = true};
   }
 
@@ -181,9 +181,9 @@ class SafetensorsDriver final : public FormatDriver {
                    "adapter_model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
-  /// Returns the names of the checkpoint's own files. These files count as extra files, not as its
-  /// own: tensor files that the index does not name; values files that belong to no tensor file;
-  /// values files that Tessera did not write.
+  /// Returns the names of the checkpoint's own files. Leaves out, as extra files: tensor files that
+  /// the index does not name; values files that belong to no tensor file; values files that Tessera
+  /// did not write.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {

@@ -777,7 +777,7 @@ class SafetensorsReader final : public DividedReader {
   std::vector<std::string> second_copies_;  // described in words; while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
-  std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases
+  std::map<std::string, std::string> texts_;  // while opening: of kTextsKey, never aliases
 
   mutable std::mutex open_files_mutex_;
   mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;

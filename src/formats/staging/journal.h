@@ -145,9 +145,9 @@ std::optional<std::uint64_t> read_plain_block(const Journal* journal, const Bloc
 FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
                                    const std::string& path, ByteRange range);
 
-/// Creates a file that a writer writes at any offsets. If the run is resumed, or is one worker of
-/// shared work, and the file exists: opens the file instead, and keeps its bytes. `journal` may be
-/// null.
+/// Creates a file that a writer writes at any offsets. In a resumed run or in shared work, the
+/// file may already exist: then this function opens it and keeps its bytes.
+/// `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
 /// Creates an empty file. In a resumed run, first removes the file that the interrupted run left.

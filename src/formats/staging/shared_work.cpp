@@ -298,8 +298,8 @@ void SharedWork::refuse_while_compared() const {
 void SharedWork::write_comparison(int share, const std::string& text) {
   const std::string path = comparison_path(share);
   const std::string unfinished = path + std::string(kNewSuffix);
-  fs_.remove_all(unfinished);  // of a process that died as it wrote the file
-  fs_.remove_all(path);        // of another move
+  fs_.remove_all(unfinished);  // left by a process that died while it wrote the file
+  fs_.remove_all(path);        // left by another move
   write_text(fs_, unfinished, text);
   fs_.rename(unfinished, path);
 }

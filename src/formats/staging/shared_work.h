@@ -51,7 +51,7 @@ class SharedWork {
   ResumeIdentity identity() const;
   /// Returns the number of shares of the work. Requires: is_begun().
   int num_shares() const;
-  /// Returns the text of the process that began the work. Requires: is_begun().
+  /// Returns the `command` that `begin` has stored. Requires: is_begun().
   std::string command() const;
 
   /// Throws Error(already_exists) if `path()` is a file, a link, a folder of another user, or a
@@ -89,7 +89,7 @@ class SharedWork {
   /// Locks a share of the comparison with a base; returns nothing if another process holds it.
   /// Requires: the folder exists.
   std::optional<tessera::detail::FileDescriptor> try_lock_comparison(int share) const;
-  /// Returns what `write_comparison` wrote; nothing before.
+  /// Returns the text of `write_comparison`; nothing if it has not been called for this share.
   std::optional<std::string> read_comparison(int share, std::uint64_t max_nbytes) const;
   /// Throws Error(already_exists) if a process is comparing pieces with a base.
   void refuse_while_compared() const;

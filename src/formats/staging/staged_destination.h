@@ -19,7 +19,7 @@ namespace tessera::formats {
 /// lock on it. `commit()` syncs the directory (each file was synced by its writer), renames it into
 /// place (an exchange if something is replaced), and syncs the parent. If `commit()` throws, the
 /// destination is unchanged. If this object is destroyed without commit, the destination is
-/// unchanged and the staging path is removed, unless it is to be kept. From a directory, only files
+/// unchanged and the staging path is removed, unless `keep` was called. In a directory, only files
 /// with a writer's names are removed. If the directory holds other files, it stays with them, but
 /// without a journal.
 ///
