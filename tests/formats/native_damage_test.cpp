@@ -723,7 +723,7 @@ TEST(NativeRebuildTest, WhatIsLostIsListed) {
             testing::AllOf(HasSubstr("rank-00002.h5: "), HasSubstr("checksum: expected 0x")),
             "  lost: 12 of 24 elements of layers.0.weight",
             "  lost: 8 of 15 elements of optim.state.layers.0.weight.exp_avg",
-            "  also lost: tensors and values that only these files have"));
+            "  also lost: tensors and values that are only in the unusable files"));
   }
   EXPECT_FALSE(FileSystem::posix().kind_of(directory / "c/index.h5"));
 }

@@ -134,7 +134,7 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
   std::string list;
   add_lines(indexes.refusals, list);
   add_lines(lost_elements(indexes.ranks), list);
-  list += "also lost: tensors and values that only these files have";
+  list += "also lost: tensors and values that are only in the unusable files";
   throw Error::listing(ErrorKind::corruption, {.path = path},
                        "rank files: expected " + std::to_string(indexes.world_size) +
                            " files that belong together, found " +

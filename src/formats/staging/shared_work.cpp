@@ -239,7 +239,7 @@ void SharedWork::require_same(const ResumeIdentity& identity, int num_shares) co
       ErrorKind::mismatch, {.path = path_},
       "the workers' source or options differ: " + printable(difference->name),
       printable(difference->before), printable(difference->now),
-      "all workers need the same command; to begin anew, discard the work of all");
+      "all workers need the same command; to start again, discard the work of all workers");
 }
 
 std::string SharedWork::journal_path(int share) const {
@@ -291,7 +291,8 @@ void SharedWork::refuse_while_compared() const {
     if (!name.starts_with(kComparisonPrefix) || !name.ends_with(".lock")) continue;
     if (try_lock(path_in(name))) continue;
     throw Error(ErrorKind::already_exists, {.path = path_in(name)},
-                "cannot remove the shared work: a worker is still comparing with the base (wait)");
+                "cannot remove the shared work: a worker is still comparing pieces with the base "
+                "(wait until it ends)");
   }
 }
 
@@ -323,7 +324,7 @@ void SharedWork::name_holder(int share) {
 void SharedWork::refuse_held(int share) const {
   throw Error(ErrorKind::already_exists, {.path = path_},
               share_in_words(share, num_shares()) + " " + state_in_words(share) +
-                  " (each part needs one worker)");
+                  " (only one worker may write a part)");
 }
 
 void SharedWork::mark_complete(int share) {
