@@ -89,7 +89,7 @@ class RankFileWriter {
     std::span<const std::byte> bytes{};
     EncodedChunk chunk{};
     std::uint64_t chunk_checksum = 0;
-    std::optional<ByteRange> place{};  // set if an interrupted run wrote the block
+    std::optional<ByteRange> place{};  // where an interrupted run wrote the block
   };
 
   PieceWriting piece(std::size_t number) const;

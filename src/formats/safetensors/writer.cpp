@@ -464,7 +464,7 @@ class SafetensorsWriter final : public ShareWriter {
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
     values_file->write_at(0, std::as_bytes(std::span(layout_.texts().values)));
     finish_file(*values_file);
-    // If this run dies now, the journal shows the next run that the values are its own.
+    // If this run dies after `publish`, the journal tells the next run whose values these are.
     if (Journal* journal = work_->journal()) journal->flush();
     // Values first: a new tensor file is never seen without its values. After a crash between the
     // two steps, readers find the replaced values at `<values>.partial`. See [Note: Replaced

@@ -88,7 +88,7 @@ bool is_own_name(std::string_view name) {
                         suffix == (is_of_comparison ? kNewSuffix : kDoneSuffix));
 }
 
-std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
+std::optional<std::string> text_of(const ResumeIdentity& identity, const std::string& name) {
   const auto found = identity.find(name);
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
@@ -98,10 +98,10 @@ std::optional<std::string> said_of(const ResumeIdentity& identity, const std::st
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now) {
   const auto difference = [&](const std::string& name) -> std::optional<IdentityDifference> {
-    const auto said_before = said_of(before, name);
-    const auto said_now = said_of(now, name);
-    if (said_before == said_now) return std::nullopt;
-    return IdentityDifference{name, said_before.value_or("none"), said_now.value_or("none")};
+    const auto text_before = text_of(before, name);
+    const auto text_now = text_of(now, name);
+    if (text_before == text_now) return std::nullopt;
+    return IdentityDifference{name, text_before.value_or("none"), text_now.value_or("none")};
   };
   ResumeIdentity all = before;
   all.insert(now.begin(), now.end());
@@ -149,7 +149,7 @@ ResumeIdentity SharedWork::identity() const {
 }
 
 int SharedWork::num_shares() const {
-  const std::string text = said_of(identity(), kNumShares).value_or("");
+  const std::string text = text_of(identity(), kNumShares).value_or("");
   const int number = std::atoi(text.c_str());
   if (number < 1) {
     throw Error::expected(ErrorKind::corruption, {.path = path_in(kWorkName)}, kNumShares,

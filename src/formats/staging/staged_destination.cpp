@@ -356,7 +356,7 @@ bool StagedDestination::has_journal() const {
   if (kind_ == DestinationKind::member_file) return false;
   const auto mode = mode_of_name(journal_path());
   if (!mode) return false;
-  // Refuse a link, even a dangling one: its target may be a journal on a disk not mounted now.
+  // Refuse a link, even a dangling one: its target may be a journal on an unmounted disk.
   if (!S_ISREG(*mode))
     refuse_name(journal_path(), "journal", tessera::detail::kind_in_words(*mode));
   const std::string begin = read_begin(fs_, journal_path(), kJournalMagic.size()).value_or("");
