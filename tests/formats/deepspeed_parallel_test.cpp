@@ -132,7 +132,7 @@ TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
   for (const auto& [removed, words] :
        std::map<std::string, std::string>{{"mp_rank_01_model_states.pt", "2 stages of 1 tensor"},
                                           {"mp_rank_00_model_states.pt", "none of rank 0"},
-                                          {"layer_03-model_states.pt", "one of layer 3"}}) {
+                                          {"layer_03-model_states.pt", "a file of layer 3"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
     stdfs::copy(kValid + "pipeline_fp32_without_zero/global_step2", directory.path());

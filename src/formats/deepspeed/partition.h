@@ -53,8 +53,8 @@ using ShapeInModule =
 /// - Stage 3: each parameter is cut into equal parts (rounded up), one for each rank. A rank's
 ///   vector holds its parts in the order of the parameters. The last part of a parameter is padded
 ///   with elements of any value.
-/// `shape_in_module`: for BF16_Optimizer without ZeRO, which lists no shapes; then the parameters
-/// are taken from the slices that the ranks recorded.
+/// `shape_in_module`: used for BF16_Optimizer without ZeRO, which does not list shapes. The
+/// parameters are then those whose slices the ranks recorded.
 /// Source: deepspeed/utils/zero_to_fp32.py and runtime/zero/stage_1_and_2.py, 0.19.
 /// Throws: Error(corruption) naming a parameter whose parts do not add up to its shape or are not
 /// where the rank recorded them, or a vector with more elements than parameters and padding need.

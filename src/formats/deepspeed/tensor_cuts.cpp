@@ -105,7 +105,7 @@ void TensorCuts::read_version() {
   }
 }
 
-/// Refuses a member that has a value where entries are expected. Empty ones and None have no rules.
+/// Throws if a member is one value, not a dict or list of entries. Accepts None and empty ones.
 void TensorCuts::require_entries(const Path& path, const std::string& expected) const {
   const auto value = rules_.value_at(path);
   if (!value || value->is<Value::None>()) return;
