@@ -35,7 +35,7 @@ class RoundingLosses {
   std::map<std::string, CastLosses> all() const;
 
  private:
-  using Ranges = std::map<std::int64_t, std::int64_t>;  // begin -> end; no two touch
+  using Ranges = std::map<std::int64_t, std::int64_t>;  // begin -> end; with gaps between
 
   mutable std::mutex mutex_;
   std::map<std::string, CastLosses> by_name_;

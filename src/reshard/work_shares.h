@@ -17,7 +17,7 @@ struct BlockRange {
   friend bool operator==(const BlockRange&, const BlockRange&) = default;
 };
 
-/// The blocks of one share: ranges in ascending order that do not touch, and their bytes.
+/// The blocks of one share: ranges in ascending order with gaps between them, and their bytes.
 struct BlocksOfShare {
   std::vector<BlockRange> ranges{};
   std::uint64_t nbytes = 0;

@@ -297,8 +297,8 @@ class MegatronReader final : public EntryReader {
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason = "a name without a rule for its cut, and other elements in " +
-                 tensor_of(*other).file->name() + " than in " +
+        reason = "a name without a rule for its cut, and different elements in " +
+                 tensor_of(*other).file->name() + " and in " +
                  tensor_of(parts.front()).file->name();
         return std::nullopt;
       }

@@ -7,7 +7,7 @@
 #include "tessera/formats/checkpoint.h"
 
 // The files of Megatron's torch_dist beside those of DCP: `metadata.json`, which Megatron writes
-// last, and `common.pt`, with everything except weights that is equal on all ranks. Newer versions
+// last, and `common.pt`, which has all that is equal on all ranks, except weights. Newer versions
 // of Megatron keep what was in `common.pt` in an object of the DCP files. Source: megatron-core
 // 0.16 and Megatron-LM of August 2026, dist_checkpointing/serialization.py and core.py.
 namespace tessera::formats::megatron {

@@ -132,7 +132,7 @@ bool RankContents::has_tie_across_files() const {
   return false;
 }
 
-/// Returns in which files an entry goes, and under which name.
+/// Returns into which files an entry goes, and under which name.
 RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) const {
   KeyPath whole = path.empty() ? KeyPath{name} : path;
   const std::size_t item = is_one_file_ ? kOther : item_of(name, whole.front(), dicts_);
