@@ -152,7 +152,7 @@ std::vector<PlannerTable> tables_by_name(std::span<const TableSize> sizes,
   return tables;
 }
 
-/// Returns the bytes that each rank needs before it holds a table. Throws: Error(mismatch) if a
+/// Returns the bytes that each rank needs in addition to its tables. Throws: Error(mismatch) if a
 /// rank has less memory.
 std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerOptions& options) {
   double batch = 0;

@@ -8,7 +8,7 @@
 
 namespace tessera::reshard {
 
-/// A writer whose pieces lie in memory, so that blocks can be read straight into their places.
+/// A writer whose pieces are in memory, so that blocks can be read straight into their places.
 class InMemoryWriter : public formats::CheckpointWriter {
  public:
   /// Returns the memory of elements `window` of a piece. A caller that fills this memory must not

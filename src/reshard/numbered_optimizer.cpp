@@ -280,7 +280,7 @@ const ValueEntry* find_field_of_parameter(const CheckpointReader& reader) {
   return found == values.end() ? nullptr : &*found;
 }
 
-/// Throws: no optimizer has names in its `param_groups`.
+/// Throws the error that no optimizer has names in its `param_groups`.
 [[noreturn]] void refuse_no_names(const CheckpointReader& reader) {
   constexpr std::string_view kRuleOfNumbers = "numbers for parameters";
   if (const ValueEntry* const field = find_field_of_parameter(reader)) {

@@ -98,7 +98,7 @@ void place_model(std::vector<std::vector<std::string>>& files, const std::string
   place(rank < kMaxRanks ? files[rank] : of_none, rank < kMaxRanks ? data : rank, name, directory);
 }
 
-/// Throws if a rank has no file of model states, or if two model ranks differ in their number.
+/// Throws if a rank has no file of model states, or if model ranks have unequal numbers of files.
 void require_all_models(const std::vector<std::vector<std::string>>& files,
                         const std::string& directory) {
   for (std::size_t rank = 0; rank < files.size(); ++rank) {

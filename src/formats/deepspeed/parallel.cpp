@@ -118,7 +118,7 @@ class ParallelReader final : public ModelRanksReader {
       if (models[i].size() != 1 && models[i].size() != num_data) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
-            std::to_string(num_data) + " files of model states, as of optimizer states",
+            std::to_string(num_data) + " files of model states, as many as of optimizer states",
             std::to_string(models[i].size()) + " for mp_rank " + std::to_string(i));
       }
       if (files.optimizer[i].size() != num_data) {
@@ -335,7 +335,7 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
-  /// Adds the groups, with the parameters of all stages.
+  /// Adds the parameter groups, with the parameters of all stages.
   void add_groups() {
     Path groups = path_of_optimizer(at(0, 0).partition.stage);
     groups.emplace_back("param_groups");

@@ -353,8 +353,8 @@ class UniversalReader final : public ModelRanksReader {
     }
   }
 
-  /// Checks the folders in `zero` of which no trained parameter was read. Only buffers, and frozen
-  /// and tied parameters, may have such folders.
+  /// Checks the folders in `zero` from which no trained parameter was read. Only buffers, and
+  /// frozen and tied parameters, may have such folders.
   void require_no_others() const {
     const std::string zero = join_path(folder(), std::string(kZero));
     for (const std::string& name : fs_.list_directory(zero)) {

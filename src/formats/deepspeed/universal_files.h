@@ -29,7 +29,7 @@ namespace tessera::formats::deepspeed {
 /// share between threads.
 class UniversalFiles {
  public:
-  /// The bytes of one storage of an archive: a tensor's, or constant ones.
+  /// The bytes of one storage of an archive: those of a tensor, or constant bytes.
   struct Storage {
     std::optional<std::size_t> tensor{};  // by index in the contents
     std::string bytes{};                  // if the storage is not a tensor's

@@ -310,7 +310,7 @@ class Sorter {
     note_of_optimizer(entry.name);
   }
 
-  /// Adds the parameter groups, one group, or a field of one. `rest`: the name behind
+  /// Adds the parameter groups, one group, or a field of one. `rest`: the name after
   /// `param_groups`. Returns false for another value.
   bool add_groups(const ValueEntry& entry, std::string_view rest, const Value& value) {
     if (rest.empty()) {

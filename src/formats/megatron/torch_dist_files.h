@@ -24,8 +24,8 @@ bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink);
 
-/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. With several
-/// parts, one checks the two files' existence, and one reads `common.pt`.
+/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. If a check has
+/// several parts, one of them looks for the two files, and one of them reads `common.pt`.
 void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
                              const CheckpointContents& contents, const FindingSink& sink,
                              const ProgressSink& progress, PartOfCheck& part);
