@@ -301,7 +301,7 @@ def test_what_autotp_saves_may_be_in_the_users_file(step_of):
     ("{", "universal_checkpoint_info.json"),
     ('{"tp_replicated_parameter_patterns": [1]}', "tp_replicated_parameter_patterns: expected patterns of names, found 1"),
     ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}',
-     "parameter_with_sub_params: expected a shape, and as partition_dim one of its dimensions"),
+     "parameter_with_sub_params: expected a shape, and a partition_dim that is one of its dimensions"),
 ], ids=["member", "list", "text", "pattern", "dimension"])
 def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
     """Shows F2, E3."""

@@ -282,7 +282,7 @@ class UniversalFiles::Builder {
     if (name.size() <= kMaxNameNbytes - kSuffix.size()) return;
     refuse(entry, "names",
            "at most " + std::to_string(kMaxNameNbytes - kSuffix.size()) +
-               " bytes, as DeepSpeed makes a folder of it",
+               " bytes, because DeepSpeed makes a folder with this name",
            std::to_string(name.size()));
   }
 
