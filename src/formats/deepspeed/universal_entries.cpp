@@ -72,7 +72,7 @@ bool is_empty(const Value& value) {
 }
 
 /// Whether DeepSpeed's files have a place for an empty dict or list at this path, which begins with
-/// `optim` or `deepspeed`. They have none for a parameter's empty state, `optim.state.<fqn>`.
+/// `optim` or `deepspeed`. They have none for `optim.state.<fqn>` or for a shorter path.
 bool has_place(const KeyPath& path) {
   return path.size() > (is_text(path[0], kOptim) ? 3 : 1);
 }

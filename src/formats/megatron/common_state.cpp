@@ -119,7 +119,7 @@ CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
 
 /// Returns Megatron's groups: one with and one without weight decay; then two such groups of the
 /// experts. Groups that Megatron saved are kept, and missing fields are added. Another framework
-/// may have one or two groups. If it has only one, both of Megatron's groups are copies of it.
+/// may have one or two groups. If it has only one, both of Megatron's groups are made from it.
 std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
   std::vector<Group> groups;
   const bool are_from_megatron =
