@@ -294,7 +294,7 @@ class ParallelReader final : public ModelRanksReader {
   void add_joined(const Whole& whole, const Path& name, const PathOf& path_of) {
     Tensor tensor = named(text_keys(name));
     tensor.entry.meta.shape = whole.joint->whole;
-    tensor.entry.meta.dtype = DType::float32;  // of a parameter without elements
+    tensor.entry.meta.dtype = DType::float32;  // if the parameter has no elements
     std::vector<std::vector<VectorPart>> all;
     for (std::size_t t = 0; t < num_tensor(); ++t) {
       all.push_back(parts_of(whole, t, tensor.entry.meta.fqn, path_of));

@@ -24,7 +24,7 @@ struct Parameter {
 /// One rank's part of a parameter: elements of a flat vector of that rank.
 struct Slice {
   std::size_t rank;
-  std::string vector;  // the number of the vector, as state and fp32 weights are keyed
+  std::string vector;  // the vector's number: the key of its state and of its fp32 weights
   std::int64_t begin;  // in the vector
   std::int64_t numel;
 };

@@ -150,7 +150,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   void add_sliced(KeyPath name, const Parameter& parameter, const PathOf& path_of) {
     Tensor tensor = named(std::move(name));
     tensor.entry.meta.shape = parameter.shape;
-    tensor.entry.meta.dtype = DType::float32;  // of a parameter without elements
+    tensor.entry.meta.dtype = DType::float32;  // if the parameter has no elements
     std::int64_t end = 0;
     for (const Slice& slice : partition_.slices_of(parameter)) {
       const File& file = *optimizer_[slice.rank];

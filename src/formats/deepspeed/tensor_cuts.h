@@ -115,7 +115,7 @@ class TensorCuts {
   Patterns unsupported_;
   std::optional<std::int64_t> vocabulary_size_;
   std::set<std::string> all_patterns_;
-  mutable std::set<std::string> matched_;  // patterns, while opening
+  mutable std::set<std::string> matched_;  // patterns that matched while opening
 };
 
 }  // namespace tessera::formats::deepspeed

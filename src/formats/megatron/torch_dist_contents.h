@@ -24,7 +24,7 @@ struct TorchDistContents {
   CommonState common;  // `common.pt`
   /// Source tensors whose content goes into `common.pt`, so they are not in `dcp`.
   std::set<std::size_t> of_common{};
-  std::set<std::size_t> steps{};  // those with the number of steps of a parameter
+  std::set<std::size_t> steps{};  // tensors in `of_common` that are the step of a parameter
   /// Names of 16-bit weights of which `dcp` also has an fp32 copy, for the optimizer.
   std::set<std::string> widened{};
 };
