@@ -105,9 +105,9 @@ TEST(DeepSpeedParallelTest, RefusesAUniversalCheckpointWithoutTheFilesOfAllModel
 // Shows F2, E3. In ZeRO stage 3 each rank has model states.
 TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
   for (const auto& [removed, words] : std::map<std::string, std::string>{
-           {"zero_pp_rank_1_mp_rank_01_model_states.pt", "1 of mp_rank 1"},
+           {"zero_pp_rank_1_mp_rank_01_model_states.pt", "1 for mp_rank 1"},
            {"zero_pp_rank_0_mp_rank_01_model_states.pt", "none of rank 0"},
-           {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 of mp_rank 1"}}) {
+           {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 for mp_rank 1"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
     stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
@@ -132,7 +132,7 @@ TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
   for (const auto& [removed, words] :
        std::map<std::string, std::string>{{"mp_rank_01_model_states.pt", "2 stages of 1 tensor"},
                                           {"mp_rank_00_model_states.pt", "none of rank 0"},
-                                          {"layer_03-model_states.pt", "one of layer 3"}}) {
+                                          {"layer_03-model_states.pt", "a file of layer 3"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
     stdfs::copy(kValid + "pipeline_fp32_without_zero/global_step2", directory.path());

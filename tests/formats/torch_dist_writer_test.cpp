@@ -277,7 +277,7 @@ TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
   };
   const auto refused = [](const std::string& part) {
     return ThrowsError(ErrorKind::unsupported,
-                       part + ": a part of the optimizer: expected state of the shape of a weight");
+                       part + ": a part of the optimizer: expected also state of a weight");
   };
   MemoryCheckpoint groups = weights();
   groups.add_value("optim.param_groups.0.lr", Value(0.1));
@@ -310,8 +310,9 @@ TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {
   MemoryCheckpoint source = trained();
   source.add_value("optim.param_groups.0.lr", Value(0.1));
   source.add_value("optimizer.param_groups.0.lr", Value(9.0));
-  EXPECT_THAT([&] { write(source); },
-              ThrowsError(ErrorKind::unsupported, "optimizers: expected one, as Megatron has"));
+  EXPECT_THAT(
+      [&] { write(source); },
+      ThrowsError(ErrorKind::unsupported, "optimizers: expected one optimizer, as Megatron has"));
 }
 
 TEST_F(TorchDistWriterTest, KeysOfCommonKeepTheirOrderAndDictsInGroupsStayDicts) {

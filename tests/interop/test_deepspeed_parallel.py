@@ -155,7 +155,7 @@ def test_other_rules_on_another_rank_are_noted(step_of, tmp_path):
     """Shows E13. Not if the user's rules come before them."""
     step = step_of("tensor")
     edit(step / MODELS[1], lambda state: state["universal_checkpoint_info"].update(original_vocab_size=5))
-    words = "universal_checkpoint_info: others in mp_rank_01_model_states.pt; those of mp_rank_00_model_states.pt are applied"
+    words = "universal_checkpoint_info: different rules in mp_rank_01_model_states.pt; the rules in mp_rank_00_model_states.pt are applied"
     assert notes_of_move(step, tmp_path / "moved.pt").count(words) == 1
     (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES))
     assert words not in notes_of_move(step, tmp_path / "again.pt")
@@ -301,7 +301,7 @@ def test_what_autotp_saves_may_be_in_the_users_file(step_of):
     ("{", "universal_checkpoint_info.json"),
     ('{"tp_replicated_parameter_patterns": [1]}', "tp_replicated_parameter_patterns: expected patterns of names, found 1"),
     ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}',
-     "parameter_with_sub_params: expected a shape, and as partition_dim one of its dimensions"),
+     "parameter_with_sub_params: expected a shape, and a partition_dim that is one of its dimensions"),
 ], ids=["member", "list", "text", "pattern", "dimension"])
 def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
     """Shows F2, E3."""
@@ -316,12 +316,12 @@ def test_a_pattern_of_the_user_that_matches_nothing_is_noted(without_rules):
     step, file = without_rules
     file.write_text(json.dumps(RULES | {"parameter_to_average_patterns": [r"[0-9]+\.scale", "6.scale"]}))
     stderr = run("ckpt-inspect", "ls", step).stderr
-    assert "1 pattern in universal_checkpoint_info.json that match none, such as '6.scale'" in stderr, stderr
+    assert "1 pattern in universal_checkpoint_info.json without a match, such as '6.scale'" in stderr, stderr
 
 
 def test_rules_of_the_user_come_before_the_files_own(step_of):
     """Shows F2, E13."""
     step = step_of("tensor")
     (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES | {"tp_replicated_parameter_patterns": []}))
-    assert "in the model states and in universal_checkpoint_info.json; the file's are used" in run("ckpt-inspect", "ls", step).stderr
+    assert "in the model states, and universal_checkpoint_info.json; the rules in this file are used" in run("ckpt-inspect", "ls", step).stderr
     assert rows(step)["model.1.norm.weight"][1] == [12]

@@ -130,8 +130,8 @@ def test_keep_last_warns_of_what_it_leaves(tmp_path):
     with pytest.warns(RuntimeWarning, match="older checkpoint: not removed") as warned:
         tessera.save({"step": 4}, tmp_path / "step-4", keep_last=1)
     assert [str(each.message).removeprefix(str(tmp_path)) for each in warned] == [
-        "/step-2: older checkpoint: not removed, as 'notes.txt' in it does not belong to it",
-        "/step-1: older checkpoint: not removed, as 'plots' in it does not belong to it"]
+        "/step-2: older checkpoint: not removed, because 'notes.txt' in its folder is not a part of it",
+        "/step-1: older checkpoint: not removed, because 'plots' in its folder is not a part of it"]
     assert sorted(os.listdir(tmp_path)) == ["step-1", "step-2", "step-4"]
 
 

@@ -142,8 +142,7 @@ TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
     }
     return lines;
   };
-  const std::string text =
-      "no such rank or no such entry, so all ranks get the entry under this name";
+  const std::string text = "not both, so all ranks get this entry under its own name";
   EXPECT_THAT(notes({.world_size = 4}), testing::IsEmpty());
   EXPECT_THAT(notes({.world_size = 2}), ElementsAre("per_rank.2.extra_state.rng: " + text));
   PlanOptions renamed{.world_size = 4};

@@ -65,7 +65,7 @@ class RankContents {
   void require_readable() const;
 
  private:
-  /// In which files an entry goes, and under which name.
+  /// Into which files an entry goes, and under which name.
   struct Spot {
     std::size_t item = 0;  // in kWrittenItems
     std::string name;      // in the file

@@ -506,7 +506,8 @@ TEST(TrainStateTest, AnOlderCheckpointThatStaysIsAWarning) {
   save(state, directory.path() + "/step-1");
   std::ofstream(directory.path() + "/step-1/notes.txt") << "mine";
   save(state, directory.path() + "/step-2", {.keep_last = 1});
-  EXPECT_THAT(heard.text, HasSubstr("step-1: older checkpoint: not removed, as 'notes.txt' in it"));
+  EXPECT_THAT(heard.text,
+              HasSubstr("step-1: older checkpoint: not removed, because 'notes.txt' in its"));
   EXPECT_TRUE(std::filesystem::exists(directory.path() + "/step-1/notes.txt"));
 }
 
