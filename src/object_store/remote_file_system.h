@@ -34,8 +34,8 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
 
   /// Returns the server for a URL `s3://…`. It lives as long as this object.
   S3Server& s3(const std::string& url) const;
-  /// Sets the server for `s3://` URLs, such as `http://localhost:9000`, instead of the one that the
-  /// environment names.
+  /// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the
+  /// server that the environment variables name.
   void set_endpoint(const std::string& url);
   /// Sets the server for the bucket of a URL `s3://BUCKET/…`. Other buckets keep theirs. Forgets
   /// what is known about the bucket if its server changes. Throws: Error(invalid_argument) if

@@ -17,7 +17,7 @@ namespace tessera::recipe {
 struct StateName {
   std::string root;       // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;  // the parameter's name in it: `layers.0.weight`
-  /// Bytes of the parameter's name that are left out, such as `model.`.
+  /// How many first bytes of the parameter's name the optimizer leaves out, such as `model.`.
   std::size_t removed_nbytes = 0;
   std::string rest;  // `.exp_avg`, or empty
 

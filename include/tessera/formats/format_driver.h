@@ -17,13 +17,13 @@
 // [Note: Format drivers] A format is one object, its driver, which says how the format is
 // recognised, what it can hold and how it is opened. A format that can be written has a second
 // object, its writer (format_writer.h): a program that only reads links no code that writes.
-// Everything else in Tessera asks these objects and knows no format by name.
+// All other code of Tessera calls these objects, and depends on no particular format.
 // How to add a format: docs/contributing.md.
 namespace tessera::formats {
 
 /// How certain it is that a path holds a checkpoint of one format. The driver with the strongest
-/// match is asked to open the path. If several drivers have equal matches, the driver that was
-/// registered first is asked.
+/// match opens the path; of several drivers with that match, the one that was registered first
+/// opens it.
 enum class Match {
   none,
   hint,     // the path looks like a file of such a checkpoint

@@ -145,8 +145,8 @@ struct ExecuteOptions {
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
-  /// Whether to read the source again for all blocks that an interrupted run wrote: for a source
-  /// that calculates its elements, and counts what rounding changes while it is read.
+  /// Whether to read the source of blocks that an interrupted run wrote already. Set it if the
+  /// source calculates its elements: it then counts, while it is read, what rounding changes.
   bool reads_kept_blocks = false;
 };
 
@@ -158,7 +158,7 @@ struct ExecuteOptions {
 /// Throws:
 /// - what source and writer throw;
 /// - Error(invalid_argument) if the memory is too small for one block;
-/// - Error(mismatch) if a cast meets numbers that are too large and the plan refuses them. It names
+/// - Error(mismatch) if numbers are too large for a cast and the plan refuses them. The error names
 ///   the tensor, the number of elements and the largest magnitude;
 /// - Error(interrupted) on a stop request.
 void execute(const Plan& plan, const formats::TensorSource& source,
@@ -173,8 +173,8 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
-/// Adds to `plan.notes` what the writer of the format adds that the source does not have. Adds
-/// nothing if the plan has problems. Uses of `create` only the format and the extra files.
+/// Adds a note to `plan.notes` for each thing that the format's writer adds to the checkpoint. Adds
+/// nothing if the plan has problems. Reads only the format and the extra files in `create`.
 /// Throws: the error with which `start_move` refuses the contents.
 void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
                          const std::string& destination, const formats::CreateOptions& create);

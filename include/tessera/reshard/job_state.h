@@ -53,7 +53,7 @@ formats::CheckpointContents share_out(const JobState& state, const formats::Form
 /// (not of `units` and `has_kinds_by_name`). Ranks compare this digest instead of the whole state.
 std::string layout_digest(const JobState& state, formats::Format format);
 
-/// Returns `contents` with the regions that `rank` holds as pieces. `held` is parallel to
+/// Returns `contents`, but with other pieces: the regions that `rank` holds. `held` is parallel to
 /// `contents.tensors`.
 formats::CheckpointContents held_contents(const formats::CheckpointContents& contents,
                                           const std::vector<std::vector<Region>>& held, int rank);

@@ -26,8 +26,8 @@ namespace tessera {
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
 
-/// Returns the optimizer state of a model whose modules update all parameters, without an
-/// optimizer.
+/// For a model without an optimizer, whose modules (fused tables) update all parameters: returns
+/// the state of these modules.
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
@@ -40,8 +40,8 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
-/// Replaces the optimizer state of a model whose modules update all parameters, without an
-/// optimizer.
+/// For a model without an optimizer, whose modules (fused tables) update all parameters: replaces
+/// the state of these modules.
 void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict,
                            const LoadStateDictOptions& options = {});
 

@@ -27,7 +27,7 @@ enum class PerRank {
   refuse,     // throw an error that names the value
   replicate,  // rank r gets the value of rank r % N, where N ranks saved
   merge,      // each rank gets the list of all values
-  split,      // join all lists, divide the items equally; generators: Stateful::branch
+  split,      // join all lists, divide the items equally; values without lists: Stateful::branch
   drop,       // keep the present value
 };
 
