@@ -40,8 +40,8 @@ inline void throw_if_stopped(const ScanOptions& options) {
 /// partial)`, which adds this result. Calls of `fold` for one subject never overlap and are in
 /// window order, so the outcome does not depend on the threads. The state is destroyed after the
 /// last window, so few states exist at a time. Allocates no memory in proportion to `numels`,
-/// because a damaged file may state wrong sizes. An empty subject is opened too, because `open`
-/// checks the subject.
+/// because a damaged file may state wrong sizes. Calls `open` also for an empty subject, because
+/// `open` checks the subject.
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
           const ScanOptions& options, Open open, Work work, Fold fold) {

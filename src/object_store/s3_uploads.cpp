@@ -126,7 +126,7 @@ namespace {
                         name + " " + printable(found), "the bytes were damaged in transfer");
 }
 
-/// What a successful answer to an upload says of the bytes.
+/// What a successful answer to an upload shows about the bytes.
 enum class Verdict { good, unchecked, damaged };
 
 }  // namespace

@@ -320,7 +320,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
   if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
-  if (path == path_ && is_folder) require_no_objects_of_others();  // written meanwhile
+  if (path == path_ && is_folder) require_no_objects_of_others();  // during the upload
   std::map<std::string, Begun> abandoned;  // the claim, and uploads of files that were removed
   {
     const std::scoped_lock lock(mutex_);

@@ -43,7 +43,7 @@ class WritableFile {
   virtual void resize(std::uint64_t nbytes) = 0;
   /// Waits until all written bytes are on the disk.
   virtual void sync() = 0;
-  /// Closes the file without sync. Throws: Error(io) for failures that the system reports only now.
+  /// Closes the file without sync. Throws: Error(io), also for failures of earlier writes.
   virtual void close() = 0;
 };
 

@@ -48,7 +48,7 @@ using LeftCheckpointSink =
 
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
 /// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
-/// as kept; those that are older than the kept checkpoints are removed too. Never removes: what
+/// as kept; those that are older than the kept checkpoints are also removed. Never removes: what
 /// does not open as a checkpoint, links, what this process has no permission to open, directories
 /// that contain directories or files that are not of the checkpoint, a save in progress.
 ///

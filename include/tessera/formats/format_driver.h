@@ -218,8 +218,8 @@ class FormatDriver {
   virtual bool is_one_of_several(const FileSystem& /*fs*/, const std::string& /*path*/) const {
     return false;
   }
-  /// Throws Error(invalid_argument) unless the files of a directory are one checkpoint. `option`
-  /// names the option that asks to replace it.
+  /// Throws Error(invalid_argument) unless the files of a directory are one checkpoint. `option`:
+  /// the name of the option that allows replacing it, for messages.
   virtual void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& /*directory*/,
                                       const std::vector<std::string>& /*names*/,
                                       const std::string& /*option*/) const {}
@@ -227,7 +227,7 @@ class FormatDriver {
   virtual const SideFiles* side_files() const { return nullptr; }
 };
 
-/// Returns all drivers in the order in which they are asked: Tessera's own, then the registered
+/// Returns all drivers in the order in which they are tried: Tessera's own, then the registered
 /// drivers.
 const std::vector<const FormatDriver*>& format_drivers();
 

@@ -21,7 +21,7 @@ namespace tessera::reshard {
 /// finds damage in the base. Stops reading a piece at the first difference.
 /// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
 /// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
-/// tensor if the base is damaged. Cost: reads source and base as far as they are equal.
+/// tensor if the base is damaged. Cost: reads each piece, in source and base, up to a difference.
 std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
                                                   const formats::TensorSource& source,
                                                   const formats::BaseCheckpoint& base,

@@ -21,7 +21,7 @@
 namespace tessera::reshard {
 
 /// How many elements of one tensor were too large for the dtype of a cast, and the largest of them.
-/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides which
+/// If the dtype has no infinity, infinite elements also count. Plan::on_overflow decides which
 /// values they get.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
@@ -120,7 +120,7 @@ class SourceFiles {
   const FileSystem& file_system() const;
 
   /// Returns the states of a source's data files. For a file that has been opened: its state before
-  /// the opening. For any other file: its state now. Throws: Error(io).
+  /// the opening. For any other file: its state at this call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
 
  private:
@@ -133,15 +133,15 @@ struct ExecuteOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
   int num_threads = 0;                                 // 0: default_num_threads()
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
-  formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
+  formats::ProgressSink progress{};  // bytes of tensors written by this or an interrupted run
   formats::ProgressSink resumed{};   // the part of `progress` that an interrupted run wrote
   std::string source_path{};         // path of the source, for errors; finish_move sets it
   /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
   /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
   /// Called at the end, in order, once for each tensor of the destination with elements that were
-  /// too large. Elements in blocks that an interrupted run wrote count too. An element that several
-  /// ranks store counts once.
+  /// too large. Elements in blocks that an interrupted run wrote also count. An element that
+  /// several ranks store counts once.
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
@@ -188,7 +188,7 @@ void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileS
                 std::optional<int> num_shares = {});
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
 /// compares the source's files with ExecuteOptions::source_files, because the destination would mix
-/// old and new bytes of a file that was overwritten meanwhile. Throws: what execute and the
+/// old and new bytes of a file that was overwritten during it. Throws: what execute and the
 /// writer's commit throw; Error(mismatch) with the file that has changed.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);

@@ -158,7 +158,7 @@ class RankSave {
   const std::string& path() const;         // of the checkpoint
   const RankSaveOptions& options() const;  // the options that the constructor got
   /// Returns a line for each older checkpoint that `keep_last` did not remove, because its folder
-  /// has other files too. Known on rank 0 after `finish`.
+  /// also has other files. Known on rank 0 after `finish`.
   const std::vector<std::string>& left_checkpoints() const;
 
   /// Creates the staging directory and returns its path. If a single process must write the format,
@@ -182,7 +182,7 @@ class RankSave {
   /// `link_equal_pieces`; empty without a base. `plan` and `source` as for `write`.
   /// Throws: what BaseCheckpoint::open and find_equal_pieces throw.
   std::string compare_with_base(const Plan& plan, const formats::TensorSource& source);
-  /// Decides which pieces stay in files of the base, on all ranks alike. `texts` has what
+  /// Decides which pieces stay in files of the base: the same on all ranks. `texts` has what
   /// `compare_with_base` returned on each rank. Throws: Error(mismatch) if the ranks have opened
   /// different checkpoints.
   void link_equal_pieces(const std::vector<std::string>& texts);

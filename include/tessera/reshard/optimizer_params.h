@@ -14,10 +14,10 @@
 // `optim.state.emb.weight.exp_avg`.
 namespace tessera::reshard {
 
-/// The text of OptimizerParams::names that asks to find the names in the checkpoint.
+/// The value of OptimizerParams::names for names that Tessera finds in the checkpoint itself.
 inline constexpr std::string_view kAutomaticParams = "auto";
-/// The text of OptimizerParams::names that asks for the opposite: numbers in place of names, as
-/// `optimizer.state_dict()` has them.
+/// The value of OptimizerParams::names for the opposite: numbers in place of names, as in
+/// `optimizer.state_dict()`.
 inline constexpr std::string_view kParamsAsNumbers = "numbers";
 
 /// The names of an optimizer's parameters, as the user gives them.

@@ -17,10 +17,10 @@ class Pass;
 }
 
 /// A forward over a fully sharded root. In the scope parameters have their full shapes: an operator
-/// that uses a parameter all-gathers its unit. The scope turns off autocast's stale weight cache.
-/// The pass ends with the scope, or, if gradients are recorded, with the backward. Then parameters
-/// are shards again, and `.grad` is this rank's shard of the average over the ranks. An exception
-/// that leaves the scope cancels the pass. All ranks must run the same passes in the same order.
+/// that uses a parameter all-gathers its unit. Autocast's weight cache is off in the scope. The
+/// pass ends with the scope, or, if gradients are recorded, with the backward. Then parameters are
+/// shards again, and `.grad` is this rank's shard of the average over the ranks. An exception that
+/// leaves the scope cancels the pass. Collective: all ranks run the same passes in the same order.
 ///
 /// Do not write to parameters during the pass: its end throws if it detects a write. Writes through
 /// `data()` or a pointer are not detected, and are lost if the unit is sharded.
@@ -128,7 +128,7 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
 
-/// All-gathers the unit of a parameter in an open pass. Call it before code that reads
+/// In an open pass, all-gathers the unit of a parameter. Call it before code that reads
 /// `data_ptr()`: only operators all-gather by themselves. Does nothing for other tensors.
 /// Collective if the unit is not gathered yet.
 void touch(const at::Tensor& parameter);

@@ -36,9 +36,9 @@ struct FullyShardOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   /// Dtypes of computation, reduction and buffers. Default: the parameters' own.
   MixedPrecision mixed_precision{};
-  /// Modules to leave alone, with all parameters at and below them.
+  /// Modules that fully_shard ignores, with all parameters at and below them.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
-  /// Parameters to leave alone.
+  /// Parameters that fully_shard ignores.
   std::vector<at::Tensor> ignored_states{};
   /// Whether to all-gather the next unit while the current unit computes. This holds one more unit
   /// in memory. The next unit is the one that came next in the last pass, so the first pass
@@ -106,7 +106,7 @@ struct FlatParameterInfo {
   std::map<std::string, std::string> shared;  // other fqn of a tied weight -> fqn in `parameters`
   std::int64_t unpadded_numel = 0;
   std::int64_t sharded_numel = 0;  // of each rank, with padding
-  bool is_unsharded = false;       // gathered now
+  bool is_unsharded = false;       // true while the parameters are gathered
 };
 
 /// Returns the flat parameters of all fully sharded modules at and below `module`, in the order of
@@ -124,8 +124,8 @@ std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_mod
 
 /// Sets whether `module`'s unit is resharded after its forward (as by FULL_SHARD) or kept until its
 /// backward (as by SHARD_GRAD_OP). `recurse`: also for the units inside `module`. Takes effect at
-/// once. Not collective, but all ranks must call it alike. Throws: Error(invalid_argument) if the
-/// module is not fully sharded.
+/// once. Not collective, but all ranks must make the same calls. Throws: Error(invalid_argument) if
+/// the module is not fully sharded.
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
                                bool recurse = true);
 

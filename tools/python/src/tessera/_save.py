@@ -326,7 +326,7 @@ class _Background:
 
     @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks. If it failed, and a rank has not asked for its result, raises on all ranks."""
+        """Waits for the save of these ranks. If it failed, and a rank has not called `result()`, raises on all ranks."""
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
         if it is None or it.failure is None:
