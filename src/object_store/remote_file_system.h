@@ -41,7 +41,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   /// what is known about the bucket if its server changes. Throws: Error(invalid_argument) if
   /// `endpoint` is not a URL.
   void set_bucket_endpoint(const std::string& url, const std::string& endpoint);
-  /// Sets the query, which may be a secret, that all requests for a URL of a web server get.
+  /// Adds `query`, which may be a secret, to all later requests for a URL of a web server.
   void keep_query(const std::string& url, const std::string& query);
   /// Forgets what is known about a path, the paths below it, the folder that contains it, and the
   /// other entries of this folder.

@@ -23,8 +23,8 @@ struct ObjectVersion {
   std::string etag{};           // with quotes; empty if the server does not state it
   std::string last_modified{};  // set only if there is no etag
 
-  /// Returns the size, and the ETag or date, in words. The text is another one after the object has
-  /// changed.
+  /// Returns the size, and the ETag or date, in words. The text of a changed object differs from
+  /// the text before.
   std::string in_words() const;
   friend bool operator==(const ObjectVersion&, const ObjectVersion&) = default;
 };

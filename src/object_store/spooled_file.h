@@ -88,7 +88,7 @@ class SpooledFile {
   /// Returns all parts. Requires: all are uploaded.
   std::vector<UploadedPart> uploaded_parts() const;
 
-  /// Held while the upload in parts is being begun.
+  /// Lock this mutex while you begin the upload in parts.
   std::mutex begin_mutex;
   MultipartUpload upload{};
   std::map<int, UploadedPart> kept{};  // key: number; parts that an interrupted run has uploaded

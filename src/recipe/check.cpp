@@ -71,7 +71,7 @@ class Proof {
     note_unread(made);
     if (!report_.problems.empty()) return std::move(report_);
     check_placed(made);
-    go_back(std::move(made));
+    check_inverse(std::move(made));
     return std::move(report_);
   }
 
@@ -182,7 +182,7 @@ class Proof {
   }
 
   /// Applies the inverse of the rules to the new tensors, and compares the result with the source.
-  void go_back(Transformation made) {
+  void check_inverse(Transformation made) {
     Rules back;
     try {
       back = inverse_of(rules_);

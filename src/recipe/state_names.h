@@ -59,7 +59,7 @@ class StateNames {
 };
 
 /// Returns the name that an optimizer uses for the parameter `fqn`. The optimizer uses the name
-/// `name.parameter` for the parameter `old_fqn`; this leaves out the same first components.
+/// `name.parameter` for the parameter `old_fqn`; the result lacks the same first components.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 

@@ -56,8 +56,8 @@ struct FileBegin {
   std::string_view bytes;  // the first kMaxNbytes of the file, or all of it
 };
 
-/// What a format can hold and how it can be written. The planner, the runtime and the tools ask for
-/// these traits instead of comparing formats.
+/// What a format can hold and how it can be written. The planner, the runtime and the tools check
+/// these traits, not which format it is.
 struct FormatTraits {
   /// Which pieces of a tensor the format can store.
   enum class Pieces {
@@ -73,8 +73,8 @@ struct FormatTraits {
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
   bool holds_key_order = true;    // false: the keys of every dict get the order of Key
-  /// The annotation that each writer of the format adds: `format=pt`. A move does not report it
-  /// lost.
+  /// The annotation that each writer of the format adds: `format=pt`. A move does not report its
+  /// loss.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only

@@ -11,7 +11,7 @@ namespace tessera::inspect {
 
 /// What to check besides structure and checksums.
 struct VerifyOptions {
-  /// Whether NaN and infinities are findings too (rule `finite`).
+  /// Whether NaN and infinities are also findings (rule `finite`).
   enum class Numbers { any, must_be_finite } numbers = Numbers::any;
   ScanOptions scan{};  // how tensors are read
 };

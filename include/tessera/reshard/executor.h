@@ -188,7 +188,7 @@ void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileS
                 std::optional<int> num_shares = {});
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
 /// compares the source's files with ExecuteOptions::source_files, because the destination would mix
-/// old and new bytes of a file that was overwritten during it. Throws: what execute and the
+/// old and new bytes of a file that was overwritten during the move. Throws: what execute and the
 /// writer's commit throw; Error(mismatch) with the file that has changed.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
@@ -199,7 +199,7 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
                      const ExecuteOptions& options);
 
 /// Finishes a move as `finish_move` does. A writer with a journal keeps its finished blocks
-/// - after an error that the next run may not meet: Error(io), an interruption, no memory, or
+/// - after an error that may not occur in the next run: Error(io), an interruption, no memory, or
 ///   Error(already_exists) for a file in the way;
 /// - after any error, if the writer resumed work.
 /// The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing is

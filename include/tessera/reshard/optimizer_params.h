@@ -59,7 +59,7 @@ std::unique_ptr<formats::CheckpointReader> name_optimizer_params(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams& params,
     const NameSelection& only = {});
 
-/// Applies a recipe, and `name_optimizer_params` before it; after it with kParamsAsNumbers. If
+/// Applies `name_optimizer_params`, then a recipe; with kParamsAsNumbers, first the recipe. If
 /// `params` is null, applies only the recipe. `apply_recipe` may return its argument.
 std::unique_ptr<formats::CheckpointReader> apply_params_and_recipe(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams* params,

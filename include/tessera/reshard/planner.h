@@ -106,7 +106,7 @@ struct TensorCopy {
 /// What a move changes because a format, or a new name, has no place for it
 /// (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // dict keys that are not strings become text, except:
+  text_keys,       // dict keys that are not strings become text; without optimizer_keys
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict
