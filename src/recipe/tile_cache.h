@@ -17,7 +17,7 @@
 
 namespace tessera::recipe {
 
-/// Keeps the tiles of permuted (transposed) tensors that were used last. A tile is a range of a
+/// Keeps the most recently used tiles of permuted (transposed) tensors. A tile is a range of a
 /// tensor's elements that contains many windows (ranges to read). A window of a permuted tensor
 /// needs elements from all over the source. So the first read fills the whole tile, and the next
 /// windows are copied from it. Threads that need the same tile fill it together. Thread-safe.

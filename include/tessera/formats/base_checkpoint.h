@@ -73,8 +73,7 @@ std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckp
                                                 std::vector<PiecePair> equal);
 
 /// Throws Error(invalid_argument) if `base` cannot be the base of a checkpoint at `destination`:
-/// the paths are equal, one contains the other, or the file systems differ. Requires: `base`
-/// exists.
+/// the paths are equal, one contains the other, or the file systems differ. `base` must exist.
 void check_base(const FileSystem& fs, const std::string& base, const std::string& destination);
 
 }  // namespace tessera::formats

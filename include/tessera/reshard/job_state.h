@@ -101,8 +101,9 @@ struct LoadPlanOptions {
 /// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the needed elements,
 /// flat vectors without a layout. `problems` is the same on every rank, with one exception: if the
 /// columns of a table are cut differently (row_wise_per_shard), only the ranks that hold a shard of
-/// the table report this. Requires: names sorted and unique, pieces within their tensors, `rank`
-/// below the world size. Throws: Error(invalid_argument) if a pattern or a rename matches no name.
+/// the table report this.
+/// Requires: names sorted and unique, pieces within their tensors, `rank` below the world size.
+/// Throws: Error(invalid_argument) if a pattern or a rename matches no name.
 /// Cost: O(pieces log pieces) per tensor for common layouts.
 Plan plan_load(const formats::CheckpointContents& source, const std::string& source_path,
                const formats::CheckpointContents& wanted, int rank, const LoadPlanOptions& options);
