@@ -30,10 +30,9 @@ struct VerifyReport {
 
 /// Checks an open checkpoint completely. Continues after a finding if possible. Checks what the
 /// format can check (checksums of all stored bytes, files, structure), and these rules: `coverage`:
-/// pieces that miss elements or overlap; `value`: values that cannot be read (a note, not an error,
-/// if Tessera never reads them); `alias` and `units`: aliases and flat units that name no tensor,
-/// or a tensor of another shape. Throws: Error(io) if the operating system fails;
-/// Error(interrupted).
+/// pieces that miss elements or overlap; `value`: values that cannot be read (a note if Tessera
+/// never reads them); `alias` and `units`: aliases and flat units that name no tensor, or a tensor
+/// of another shape. Throws: Error(io) if the operating system fails; Error(interrupted).
 VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions& options);
 
 /// Returns how many bytes `verify` reports to `progress` in total.

@@ -65,15 +65,15 @@ struct FullyShardOptions {
 
 /// Shards the parameters of `module` over the ranks of a mesh, in place. The module keeps its type,
 /// parameter names and `forward`; there is no wrapper. Between passes `tessera::parameters(module)`
-/// are this rank's shards. Give these to an optimizer of torch::optim (in groups:
-/// `parameter_groups`). In a pass (`tessera::forward`) parameters have their full shapes. Modules
-/// below `module` that are sharded already keep their units. The other parameters become this
-/// module's unit: flat, in the order of the module tree. Shard inner modules before outer ones, or
-/// let `policy` do so. Call fully_shard before creating the optimizer; an optimizer without state
-/// may exist already (not Adagrad, which creates its state at once). Do not use LBFGS: its dot
-/// products would only see this rank's shards.
-/// A frozen parameter is sharded and gathered like the others, and gets no gradient. It may be
-/// frozen or trained again between passes.
+/// are this rank's shards. In a pass (`tessera::forward`) parameters have their full shapes.
+/// Modules below `module` that are sharded already keep their units. The other parameters become
+/// this module's unit: flat, in the order of the module tree. Shard inner modules before outer
+/// ones, or let `policy` do so. A frozen parameter is sharded and gathered like the others, and
+/// gets no gradient. Between passes parameters may be frozen or trained again.
+///
+/// Create the optimizer of torch::optim after this call, with the shards (in groups:
+/// `parameter_groups`). An optimizer without state may exist already (not Adagrad, which creates
+/// its state at once). Do not use LBFGS: its dot products would only see this rank's shards.
 /// Collective over the mesh if module states are synced.
 /// Throws:
 /// - Error(invalid_argument) if no shared_ptr holds the module, or if the axes of the mesh do not

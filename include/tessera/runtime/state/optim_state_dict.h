@@ -11,14 +11,14 @@ namespace tessera {
 /// checkpoint: `state.<fqn>.exp_avg`, `param_groups.0.lr`, `param_groups.0.params` (a list of
 /// names). Elementwise state is sharded like its parameter. `step` is a 0-d float32 tensor, as in
 /// Python. Groups have all fields that Python's have, and fields of a loaded checkpoint that
-/// libtorch does not know. Parameters without state have no entries. A frozen parameter that has
-/// state keeps its entries. Parameters that a module updates during the backward
-/// (FusedEmbeddingBagCollection, `shard`) are included, in groups of their own after the groups of
-/// the optimizer.
+/// libtorch does not know. Parameters without state have no entries; frozen ones with state do.
+/// Parameters that a module updates during the backward (FusedEmbeddingBagCollection, `shard`) are
+/// included, in groups of their own after the groups of the optimizer.
+///
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
 /// Collective over the model's mesh for FULL.
 /// Throws:
-/// - Error(unsupported) naming another optimizer;
+/// - Error(unsupported) naming an optimizer of another class;
 /// - Error(invalid_argument) naming a parameter that the model does not have, or state that was
 ///   created before the parameter was sharded.
 ///
