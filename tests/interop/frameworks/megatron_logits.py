@@ -48,7 +48,7 @@ def config(kind: str):
 
 
 class PlainAttention(torch.nn.Module):
-    """What Megatron's local attention lacks: heads of V that have another size than those of Q and K."""
+    """Attention that Megatron's local implementation lacks: the heads of V have another size than those of Q and K."""
 
     def __init__(self, *_, **__):
         super().__init__()
@@ -88,7 +88,7 @@ def gpt(kind: str):
 
 
 def further_logits(model, *inputs) -> torch.Tensor:
-    """What the layer that predicts a further token computes. GPTModel uses it for its loss only."""
+    """Computes the logits of the layer that predicts a further token (MTP). GPTModel uses this layer for its loss only."""
     class Reached(Exception):
         pass
 

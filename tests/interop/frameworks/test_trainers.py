@@ -186,7 +186,7 @@ class TrainState:
 
 
 class Schedulers:
-    """What torchtitan's container of schedulers is to its manager."""
+    """Behaves like torchtitan's container of schedulers."""
 
     def __init__(self, optimizer):
         self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -199,7 +199,7 @@ class Schedulers:
 
 
 class Optimizers:
-    """A state dict by names, as torchtitan's container of optimizers has it."""
+    """Has a state dict by parameter names, like torchtitan's container of optimizers."""
 
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer

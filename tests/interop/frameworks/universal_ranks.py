@@ -24,7 +24,7 @@ STEPS = 3
 
 
 class Model(nn.Module):
-    """Has sizes that no number of ranks divides."""
+    """Its sizes are not divisible by any number of ranks used here."""
 
     def __init__(self):
         super().__init__()

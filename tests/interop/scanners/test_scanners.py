@@ -65,7 +65,7 @@ def test_what_picklescan_finds_is_found():
 
 
 def test_what_others_list_is_dangerous(tmp_path):
-    """Shows A3. `compile`, `exec` and `eval` in fickling's list are builtins, and no modules."""
+    """Shows A3. fickling's list also names `compile`, `exec` and `eval`, which are builtins, not modules."""
     wanted = {(module, name) for module, name in listed() if module not in ("compile", "exec", "eval")}
     pickle = b"\x80\x02" + b"".join(f"c{module}\n{name}\n0".encode() for module, name in sorted(wanted)) + b"N."
     (tmp_path / "all").write_bytes(pickle)
