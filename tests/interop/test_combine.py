@@ -20,7 +20,7 @@ def weights(seed):
 
 @pytest.fixture(scope="module")
 def series(tmp_path_factory):
-    """Makes checkpoints in several formats and shardings, and returns what they hold."""
+    """Makes checkpoints in several formats and shardings. Returns their paths and their tensors."""
     folder = tmp_path_factory.mktemp("series")
     ways = [["--world-size", "3"], ["--to", "dcp", "--world-size", "2"], ["--world-size", "2", "--strategy", "dim1"], []]
     paths = []

@@ -1,4 +1,4 @@
-"""Python jobs that meet trouble: a rank killed while it writes, a file that may not grow, a flipped bit, a fork."""
+"""Python jobs with failures: a rank killed while it writes, a full disk, a flipped bit, a fork."""
 
 import os
 import random
@@ -32,7 +32,7 @@ def sharded(fill):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    # No collective but those of the save: torch's scatter waits for a rank that was killed.
+    # Calls no collective (as `distribute_tensor` would), because torch's scatter waits for a rank that was killed.
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = state(fill)
     whole["model"] = {name: DTensor.from_local(tensor.chunk(dist.get_world_size())[dist.get_rank()].clone(), mesh, [Shard(0)], run_check=False)
@@ -48,7 +48,7 @@ def save_until_killed(root):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_rank_that_is_killed_while_it_saves_leaves_complete_checkpoints_only(tmp_path, seed):
-    """Rank 1 is killed at a random moment of many saves; rank 0 ends with an error by itself."""
+    """Rank 1 is killed at a random moment of many saves; rank 0 then ends with an error without outside help."""
     import multiprocessing
 
     tessera.save(state(1), tmp_path / "step-1")
@@ -185,6 +185,6 @@ dist.destroy_process_group()
 
 
 def test_no_thread_of_a_save_outlives_the_program(tmp_path):
-    """A Gloo thread that asks for Python's lock while Python ends aborts the process (exit code 134)."""
+    """If a Gloo thread needs the GIL while the interpreter shuts down, the process aborts (exit code 134)."""
     said = run_program([sys.executable, "-c", ENDING, tmp_path / "saved", BIN.parent / "python"], 2)
     assert said == ["[]\n", "[]\n"]

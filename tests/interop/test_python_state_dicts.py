@@ -1,4 +1,5 @@
-"""`Checkpoint.state_dict`: nested dicts, only what another state dict has, lazy tensors; what notebooks show; bars."""
+"""`Checkpoint.state_dict`: nested dicts, only the names of another state dict, lazy tensors; what notebooks show;
+progress bars."""
 
 import re
 import sys
@@ -33,7 +34,7 @@ def saved(state, folder, format):
 
 
 def text_keys(value):
-    """DCP makes text of keys that are numbers."""
+    """Returns the object with number keys as text, as DCP stores them."""
     if isinstance(value, dict):
         return {str(key): text_keys(item) for key, item in value.items()}
     return [text_keys(item) for item in value] if isinstance(value, list) else value

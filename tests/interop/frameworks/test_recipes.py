@@ -1,4 +1,5 @@
-"""The recipes of recipes/ against the frameworks that they serve: both compute the same. Needs their packages (see CMakeLists.txt)."""
+"""Moves models by the recipes of recipes/. Both frameworks compute the same logits. Needs their packages (see
+CMakeLists.txt)."""
 
 import os
 import subprocess

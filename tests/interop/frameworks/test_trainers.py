@@ -1,5 +1,5 @@
-"""Tessera inside the trainers that people have: Lightning, Hugging Face's Trainer, torchtitan. The examples of
-docs/trainers run as they stand there."""
+"""Tessera in other people's trainers: Lightning, Hugging Face's Trainer, torchtitan. Runs the examples of docs/trainers
+unchanged."""
 
 import os
 import re

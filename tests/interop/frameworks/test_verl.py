@@ -1,4 +1,5 @@
-"""What verl saves, moved: as verl's own model merger has it, and loaded by verl on other ranks. Needs its package (see CMakeLists.txt)."""
+"""Moves what verl saves. The result equals that of verl's own model merger, and verl loads it on other ranks. Needs its
+package (see CMakeLists.txt)."""
 
 import json
 import subprocess

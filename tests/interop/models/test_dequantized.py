@@ -1,4 +1,5 @@
-"""`--dequantize` against the libraries that quantize: the numbers are theirs, bit for bit, on the CPU. Needs their packages (see CMakeLists.txt)."""
+"""The numbers of `--dequantize` equal those of the libraries that quantize, bit for bit, on the CPU. Needs their
+packages (see CMakeLists.txt)."""
 
 import json
 import sys
