@@ -91,7 +91,7 @@ TEST(TrainStateTest, ValuesAndSchedulersTravelAlong) {
     const double lr = trainer.optimizer->param_groups()[0].options().get_lr();
     scheduler.step();
     EXPECT_DOUBLE_EQ(trainer.optimizer->param_groups()[0].options().get_lr(), lr);
-    scheduler.step();  // after four it halves
+    scheduler.step();  // the rate halves after four steps
     EXPECT_DOUBLE_EQ(trainer.optimizer->param_groups()[0].options().get_lr(), lr / 2);
   });
 }
@@ -938,7 +938,7 @@ TEST(TrainStateTest, AWholeStateDictIsWrittenToOneFile) {
   EXPECT_FALSE(FileSystem::posix().kind_of(directory.path() + "/plain.safetensors.values.json"));
 }
 
-// As Python trainers without distributed checkpoints save.
+// Python trainers without distributed checkpoints often save such a dict.
 // Shows E1.
 TEST(TrainStateTest, ADictOfStateDictsAndAnEpochIsLoaded) {
   const test::TemporaryDirectory directory;
