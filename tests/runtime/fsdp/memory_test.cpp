@@ -52,9 +52,10 @@ TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
   });
 }
 
-/// Peaks of a step. A rank holds its shards; three units: one that computes, one gathered ahead,
-/// one about to be freed; in the backward three gradients: autograd's, the flat one of the current
-/// layer, and the flat one that is being reduced; at the end all reduced gradients. Shows B14.
+/// Peaks of a step. A rank holds its shards, and three units: one that computes, one gathered
+/// ahead, one about to be freed. In the backward it also holds autograd's gradient, the flat
+/// gradient of the layer, and the one in reduction. At the end it holds all reduced gradients.
+/// Shows B14.
 TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BACKWARD_POST, BACKWARD_PRE}) {
     test::on_ranks(4, [&](const dist::Mesh& mesh) {

@@ -939,7 +939,7 @@ TEST(TrainStateTest, AWholeStateDictIsWrittenToOneFile) {
 }
 
 // Python trainers without distributed checkpoints often save such a dict.
-// Shows E1.
+// Shows E2.
 TEST(TrainStateTest, ADictOfStateDictsAndAnEpochIsLoaded) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/checkpoint.pt";
