@@ -339,7 +339,7 @@ TEST(PickleTest, HeldObjectsAreCountedOnce) {
       1u);
 }
 
-// 10^5 objects that share one state of 10^5 entries: each count alone is cheap, all are not.
+// 10^5 objects share one state of 10^5 entries. Counting the entries of each object would be slow.
 TEST(PickleTest, CountsOfSharedPartsCostLittle) {
   std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
   for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
@@ -524,7 +524,7 @@ TEST(PickleTest, DamagedBytesNeverCrash) {
   }
 }
 
-// A list that holds the one before it twice, 60 times over: 2^60 leaves in 400 bytes.
+// 60 lists, each of which holds the list before it twice: 2^60 leaves in 400 bytes.
 TEST(PickleTest, DoublingBombIsReadButNotUnfolded) {
   std::string pickle = "]q\x00"s;
   for (int i = 0; i < 60; ++i) {
@@ -687,7 +687,7 @@ TEST(PickleTest, CostIsLinear) {
   EXPECT_EQ(graph.root().num_entries("dict"), 200000u);
 }
 
-// One list grown an item at a time, while others are grown in between.
+// Appends items to one list one at a time, and to other lists in between.
 TEST(PickleTest, InterleavedGrowthKeepsEveryItem) {
   std::string pickle = "]q\x00]q\x01"s;
   for (int i = 0; i < 200; ++i) {
