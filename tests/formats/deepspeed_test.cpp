@@ -58,8 +58,8 @@ TEST(DeepSpeedTest, TheFolderOfTheStepIsTheSameCheckpoint) {
             "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt");
 }
 
-// Shows F2. zero_to_fp32.py of DeepSpeed 0.19 leaves the frozen layer out of stage 1 without a
-// word.
+// Shows F2. zero_to_fp32.py of DeepSpeed 0.19 silently leaves out the frozen layer of a checkpoint
+// of stage 1.
 TEST(DeepSpeedTest, FrozenParametersOfStage1AreThere) {
   const auto reader = open(kValid + "zero1");
   EXPECT_NE(reader->contents().find_tensor("model.frozen.weight"), nullptr);

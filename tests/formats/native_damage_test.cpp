@@ -503,7 +503,7 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   options.chunk_nbytes = 65536;
   MemoryFiles fs(kPath, written(tiny_checkpoint(), options));
   const std::string sound = fs["rank-00000.h5"];
-  // The table is where the begin of the first chunk stands as a u64.
+  // Finds the chunk table in the file by its first u64, the offset of the first chunk.
   using namespace native;
   const auto file = fs.open("checkpoint/rank-00000.h5");
   const FileHeader header = read_header(*file);
