@@ -265,8 +265,8 @@ TEST_F(DeepSpeedFolderTest, WithoutZeroTheFileOfTheModelIsTheCheckpoint) {
               ThrowsError(ErrorKind::unsupported, "give the path of mp_rank_00_model_states.pt"));
 }
 
-// Shows F2. The model states are those of ZeRO, so its files are missing. One file of a pipeline is
-// not the whole model, so the message does not advise to open it.
+// Shows F2. The model states show that the run used ZeRO, so files of ZeRO are missing. One file of
+// a pipeline is not the whole model, so the message does not advise to open it.
 TEST_F(DeepSpeedFolderTest, APipelineWhoseOptimizerStatesAreMissingIsRefused) {
   for (const int rank : {0, 1}) {
     stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +

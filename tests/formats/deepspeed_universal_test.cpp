@@ -804,7 +804,7 @@ TEST_F(UniversalDamageTest, AFileThatChangesAfterOpeningIsFoundWhenItIsRead) {
               ThrowsError(ErrorKind::corruption, "the tensor that was there"));
 }
 
-// Shows E3. Thousands of files are open one after the other.
+// Shows E3. Thousands of files are opened one after the other, only few at the same time.
 TEST_F(UniversalTest, ManyParametersNeedFewOpenFiles) {
   MemoryCheckpoint source;
   constexpr int kNumParameters = 600;

@@ -60,7 +60,7 @@ std::map<std::string, std::string> failing_reads(const FileSystem& fs) {
   return failures;
 }
 
-/// Two ranks; of the first tensor each has a half.
+/// A checkpoint of two ranks. Each has one half of the first tensor.
 MemoryCheckpoint halves() {
   MemoryCheckpoint source("halves", 2);
   source.add({"a", DType::float32, {4}}, bytes_of<float>({1, 2, 3, 4}),

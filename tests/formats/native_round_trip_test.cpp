@@ -302,7 +302,7 @@ TEST(NativeWriterTest, DestroyedWithoutCommitLeavesNothing) {
   }
 }
 
-/// Returns when the system says that a thread of this process sleeps.
+/// Waits until a thread of this process sleeps, by what /proc says.
 void wait_until_asleep(pid_t thread) {
   const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
   for (;;) {

@@ -361,7 +361,7 @@ TEST(PickleTest, NumpyArraysAreNamedByTheirShape) {
             "call of numpy._core.multiarray._reconstruct");
 }
 
-// NumPy's random generator keeps its state so.
+// NumPy's random generator keeps its state in such an array.
 TEST(PickleTest, ShortNumpyArraysOfUint32BecomeLists) {
   const auto array = [](const std::string& sizes, const std::string& dtype,
                         const std::string& bytes) {

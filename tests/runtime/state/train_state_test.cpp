@@ -108,7 +108,7 @@ TEST(TrainStateTest, ValuesOfEachRankFollowTheirPolicy) {
                      .per_rank("list", list, PerRank::split);
     save(state, path);
     own = Value();
-    load(state, path);  // the same number of ranks: each its own, whatever the policy
+    load(state, path);  // same number of ranks: each gets its own value, under every policy
     EXPECT_EQ(own, Value(10 + mesh.rank()));
   });
   on({kSharded, FULL_SHARD, 1, 4}, [&](const dist::Mesh& mesh, Trainer& trainer) {
