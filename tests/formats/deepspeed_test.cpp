@@ -112,7 +112,7 @@ TEST(DeepSpeedTest, RefusesEveryInvalidCheckpoint) {
 struct Refusal {
   const char* fixture;
   ErrorKind kind;
-  const char* message;  // its part behind the path of the fixture
+  const char* message;  // the text after the path of the fixture
 };
 
 constexpr Refusal kRefusals[] = {

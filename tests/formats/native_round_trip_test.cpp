@@ -309,7 +309,7 @@ void wait_until_asleep(pid_t thread) {
     std::ifstream file(path);
     std::string stat;
     std::getline(file, stat);
-    // The state stands behind the name, which is in parentheses.
+    // The state comes after the name, which is in parentheses.
     const std::size_t name_end = stat.rfind(')');
     ASSERT_LT(name_end, stat.size()) << path;
     if (stat.substr(name_end, 3) == ") S") return;

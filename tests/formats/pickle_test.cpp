@@ -99,7 +99,7 @@ TEST(PickleTest, ReadsEveryPlainOpcode) {
       {"Va\\u00e9\xe9\n."s, "\"a\xc3\xa9\xc3\xa9\""},
       {unicode("\xed\xa0\x80") + ".", R"({"$str":"7aCA"})"},  // a lone surrogate
       {"V\\ud800\n."s, R"({"$str":"7aCA"})"},
-      {"U\x03\xed\xa0\x80."s, R"({"$bytes":"7aCA"})"},  // Python 2's are no such text
+      {"U\x03\xed\xa0\x80."s, R"({"$bytes":"7aCA"})"},  // in Python 2 this is bytes
       {"S'it\\'s\\x41\\n'\n."s,
        "\"it's"
        "A\\n\""},

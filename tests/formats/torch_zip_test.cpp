@@ -416,7 +416,7 @@ TEST(TorchZipTest, OnlyWhatIsForeignIsRefused) {
       {dict({{text("a"), dict({{kTensor, number(1)}})}}),
        "a=<pickle: dict with the key torch._utils._rebuild_tensor_v2(...); nothing was executed; "
        "holds 1 tensor>"},
-      // what a defaultdict or the attributes of an OrderedDict name does not matter
+      // a defaultdict's factory and an OrderedDict's attributes may be of any class
       {"ccollections\ndefaultdict\nca\nf\n\x85R" + text("k") + number(1) + "s", "k=1"},
       {"ccollections\nOrderedDict\n)R" + text("k") + number(1) + "s}" + text("m") + foreign + "sb",
        "k=1"},
