@@ -48,7 +48,7 @@ class Answer:
     status: int
     headers: dict
     body: bytes
-    declared_nbytes: int | None = None  # the Content-Length that is sent, if it is a lie
+    declared_nbytes: int | None = None  # if set, a wrong Content-Length to send
     cut_after: int | None = None  # bytes of the body after which the connection is cut
 
 
@@ -60,7 +60,7 @@ class Checksums:
     """Checks the bodies of uploads by MD5 and by CRC-32 as AWS does. (moto does not check them.)"""
 
     def __init__(self):
-        self.crcs = {}  # of the uploads that have CRCs, by their IDs: the CRC of each part
+        self.crcs = {}  # upload ID -> the CRC of each part, for uploads with CRCs
 
     def refuse(self, request):
         """Returns AWS's answer to a wrong or missing checksum; None if all is well."""

@@ -38,7 +38,7 @@ def refuse(path, cwd, *words):
     assert digests.returncode == REFUSED, (digests.returncode, digests.stderr, digests.stdout[-500:])
     assert_one_line(digests, *words)
     verify = run("ckpt-inspect", "verify", path, cwd=cwd, timeout=20)
-    is_noted = "note: " in verify.stdout and "value: expected a value of plain types" in verify.stdout  # one that is never read
+    is_noted = "note: " in verify.stdout and "value: expected a value of plain types" in verify.stdout  # the value is an object of a class
     assert verify.returncode in (REFUSED, FOUND) or is_noted, (verify.returncode, verify.stderr)
     move = run("ckpt-reshard", path, cwd / "moved", "--to", "native", "--quiet", cwd=cwd, timeout=20)
     assert move.returncode == REFUSED, (move.returncode, move.stderr)
@@ -158,7 +158,7 @@ def test_flipped_bits_in_tensor_bytes_are_found_by_their_crc(source, name, tmp_p
     """Shows E4. The CRC-32 of the zip archive covers the bytes that PyTorch wrote."""
     content = files_of(FIXTURES / source)
     header = content[name].rindex(b"PK\x03\x04", 0, content[name].index(b"data/0"))
-    start = header + 30 + sum(struct.unpack_from("<HH", content[name], header + 26))  # behind name and padding
+    start = header + 30 + sum(struct.unpack_from("<HH", content[name], header + 26))  # after the name and the padding
 
     def variants():
         for position in range(start, start + 16):
@@ -181,7 +181,7 @@ def test_missing_crc_is_reported_as_absent():
     assert "absent" in process.stdout + process.stderr
 
 
-# --- made here, because too large, too deep or not to be kept in a repository ---------------------
+# --- files that are made here, because they are too large or too deep for the repository ---------------------
 
 
 def safetensors_bytes(header, data=b""):

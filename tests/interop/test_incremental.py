@@ -216,7 +216,7 @@ def test_a_worker_takes_the_comparisons_of_others_and_waits_for_living_ones(tmp_
         assert refused.returncode == 2 and "base-2.lock" in refused.stderr, refused.stderr
         assert not (tmp_path / "out.partial").exists()
     assert worker.wait() == 0
-    # What is compared is not read again: a base that is damaged now shows only in the next move.
+    # Pieces that have been compared are not read again. So damage to the base is found only by the next move.
     frozen = state(1)["layers.3.weight"].view(torch.int16).numpy().tobytes()[:64]
     [damaged] = [file for file in (tmp_path / "1").glob("rank-*.h5") if frozen in file.read_bytes()]
     flip_bit(damaged, frozen)

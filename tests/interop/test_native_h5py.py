@@ -160,7 +160,7 @@ def test_h5py_reads_every_packed_tensor(many, layout, tmp_path):
     with open_index(native) as index:
         names = {link_name(name) for name in state if len(name) < 500} - {"step"}
         assert names <= set(index)
-        assert len(index) == len(state)  # without the value, with `~tessera`
+        assert len(index) == len(state)  # the value has no link, but `~tessera` is one more
         assert index["tied"] == index["big"]
         for name, (dtype, shape, nbytes, sha256) in expected.items():
             dataset = index[link_name(name) if len(name) < 500 else next(key for key in index if "~long" in key)]

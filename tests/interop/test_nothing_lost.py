@@ -52,7 +52,7 @@ def overlapping():
     return {"a": tensor[:4], "b": tensor[2:]}
 
 
-# Each shows one row, and nothing of the other rows: `in_order` sorts the keys of all but the row of the order.
+# Each object has the property of one row only. So `in_order` sorts the keys of all objects, except for the row about the order.
 OBJECTS = {
     "nested dicts": lambda: {"a": {"b": {"w": w()}, "c": 1}},
     "nested lists": lambda: {"a": [w(), [w(3.0), 4], {"b": 5}], "b": [1, [2, 3]]},
@@ -92,7 +92,7 @@ OBJECTS = {
     "tied tensors": tied,
     "tensors that overlap": overlapping,
 }
-# These are not in an object: a test of their own makes them.
+# These rows have no object; separate tests check them.
 BESIDE = {"texts beside the tensors", "extra files"}
 
 

@@ -32,7 +32,7 @@ FORMATS = {
     "safetensors": (("--to", "safetensors"), False),
     "sharded": (("--to", "safetensors", "--max-shard-size", 2000), False),
     "rank_files": (("--to", "rank_files", "--world-size", 2), False),
-    "many_files": (("--to", "rank_files", "--world-size", 40), False),  # more than are synced one after the other
+    "many_files": (("--to", "rank_files", "--world-size", 40), False),  # so many that threads sync them (FileSyncs)
     "torch": ((), ".pt"),
     "one_file": ((), ".safetensors"),
 }
@@ -132,7 +132,7 @@ def test_large_files_are_uploaded_in_parts_that_nobody_sees(proxy, keys, large, 
     for request, visible in seen:
         if is_part(request):
             assert visible == []
-    last, visible = seen[-2] if seen[-1][0].method == "DELETE" else seen[-1]  # then the claim ends
+    last, visible = seen[-2] if seen[-1][0].method == "DELETE" else seen[-1]  # the DELETE removes the claim
     final = sorted(keys(key))
     index = [name for name in final if name.endswith(("index.h5", ".metadata", ".index.json"))] or final
     assert last.path.startswith("/checkpoints/" + index[0]) and visible == [name for name in final if name != index[0]]
@@ -400,7 +400,7 @@ def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys
         without_conditions(request)
         if request.method == "PUT" and not others:
             others.append(None)
-            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options, TMPDIR=str(tmp_path))  # as on another machine
+            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options, TMPDIR=str(tmp_path))  # another spool, as on another machine
 
     proxy.refuse = refuse
     succeed(proxy, "ckpt-reshard", SOURCE, url, *options)

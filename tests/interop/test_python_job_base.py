@@ -154,7 +154,7 @@ def save_on_two_ranks(folder):
         tessera.load(again, folder / str(step))
         assert again["step"] == step and torch.equal(again["frozen"].to_local(), state["frozen"].to_local())
         assert torch.equal(again["trained"].to_local(), state["trained"].to_local())
-    # All ranks hear of one rank's failure.
+    # If one rank fails, all ranks raise an error.
     compare = tessera._save.SaveSteps._compare
     if rank == 1:
         tessera._save.SaveSteps._compare = lambda job: 1 / 0
@@ -164,7 +164,7 @@ def save_on_two_ranks(folder):
     dist.barrier()
     assert not (folder / "4").exists() and not (folder / "4.partial").exists()
     dist.barrier()
-    # The ranks disagree about the base.
+    # The ranks give different bases.
     with pytest.raises(tessera.Error, match="arguments"):
         tessera.save(state, folder / "4", base=folder / str(rank + 1))
     dist.barrier()

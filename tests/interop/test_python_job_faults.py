@@ -16,7 +16,7 @@ from on_ranks import environments, run_function, run_program
 from python_package import tessera
 
 ROWS = 4096  # 16 MiB of each tensor
-torch.set_num_threads(1)  # ranks are forks, in which OpenMP's threads of the parent do not exist
+torch.set_num_threads(1)  # ranks are forks, which lack the OpenMP threads of the parent
 
 
 def state(fill):
@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_complete_checkpoints_only(t
     fill = found["step"]
     assert newest.path.endswith(f"step-{fill}") and fill >= 3
     assert all(torch.equal(found["model"][f"w{i}"], torch.full((ROWS, 1024), float(fill + i))) for i in range(3))
-    tessera.save(state(fill + 1), tmp_path / f"step-{fill + 1}", keep_last=2)  # over what was left behind
+    tessera.save(state(fill + 1), tmp_path / f"step-{fill + 1}", keep_last=2)  # the path may still have an unfinished save
     assert tessera.latest_valid(tmp_path).path.endswith(f"step-{fill + 1}")
     assert set(os.listdir(tmp_path)) == {f"step-{fill}", f"step-{fill + 1}"}
 
@@ -104,7 +104,7 @@ def save_beyond_the_limit(root):
     found = sharded(0)
     tessera.load(found, root / "good")
     assert found["step"] == 1 and found["model"]["w1"].to_local().eq(2).all()
-    tessera.save(sharded(3), root / "bad")  # is possible again
+    tessera.save(sharded(3), root / "bad")  # now succeeds
 
 
 def test_a_disk_that_takes_no_more_ends_the_save_and_changes_nothing(tmp_path):
@@ -138,11 +138,11 @@ def load_sound(root, only):
 def test_a_flipped_bit_is_found_by_whoever_reads_it(tmp_path):
     tessera.save(state(1), tmp_path / "step-1")
     path = tmp_path / "step-1" / "rank-00000.h5"
-    pattern = torch.full((64,), 3.0).numpy().tobytes()  # of w2
+    pattern = torch.full((64,), 3.0).numpy().tobytes()  # the elements of w2
     position = path.read_bytes().index(pattern)
     flip(path, position)
     run_function(load_damaged, 2, tmp_path, "*")
-    run_function(load_sound, 2, tmp_path, ["model.w0", "model.w1", "step"])  # do not read it
+    run_function(load_sound, 2, tmp_path, ["model.w0", "model.w1", "step"])  # do not read w2
     [problem] = tessera.verify(tmp_path / "step-1")
     assert (problem.rule, problem.tensor) == ("checksum", "model.w2")
 

@@ -363,7 +363,7 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path, mon
     (tmp_path / "lost" / "theirs").write_text("theirs")
     is_taken.set()
     with pytest.raises(tessera.Error):
-        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises the error of the save before
+        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises the error of the previous save
     assert lost.done() and os.listdir(tmp_path / "lost") == ["theirs"]
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 
@@ -824,7 +824,7 @@ def fail_and_interrupt(root):
     if rank == 0:
         with pytest.raises(tessera.Error, match="rank 1: the disk is on fire"):
             saving.result()
-    tessera.load({"w": torch.zeros(2)}, f"{root}/first")  # waits, and leaves the error to the next save
+    tessera.load({"w": torch.zeros(2)}, f"{root}/first")  # waits for the failed save; its error is raised by the next save
     tessera._save.SaveSteps._write = write
     with pytest.raises((tessera.Error, OSError), match="the disk is on fire"):
         tessera.save(state, f"{root}/next")

@@ -915,7 +915,7 @@ def test_plans_and_units_are_files(tmp_path):
             "--only", "model.layers.0")
     assert files_of(tmp_path / "flat") == files_of(tmp_path / "flat-by-tool")
     flat_pieces = tessera.open(tmp_path / "flat")
-    for name in shapes:  # cut in the middle of rows
+    for name in shapes:  # the flat pieces end in the middle of rows
         assert bits(flat_pieces[name][1:].torch()) == bits(tessera.open(ADAMW)[name][1:].torch())
 
 
@@ -1004,7 +1004,7 @@ def test_a_move_goes_on_where_it_was_stopped(large, tmp_path):
 
 
 def test_kept_work_is_discarded_when_asked(large, tmp_path):
-    stopped(large / "plain", tmp_path / "moved", discard=True)  # as resume where nothing is kept
+    stopped(large / "plain", tmp_path / "moved", discard=True)  # with `discard` too, a stopped call keeps its work
     done = tessera.reshard(large / "plain", tmp_path / "moved", only="table", discard=True)
     assert done.kept_nbytes == 0 and [path.name for path in tmp_path.iterdir()] == ["moved"]
 
@@ -1085,7 +1085,7 @@ def test_other_threads_of_python_go_on_meanwhile(large, tmp_path):
     end = time.monotonic()
     done.set()
     ticker.join()
-    inner = (begin + (end - begin) / 4, end - (end - begin) / 4)  # no tick of the times before and after
+    inner = (begin + (end - begin) / 4, end - (end - begin) / 4)  # leaves out ticks just before and after the move
     assert sum(inner[0] < tick < inner[1] for tick in ticks) > 2, (begin, end, ticks)
 
 
@@ -1115,7 +1115,7 @@ def test_merge_and_split_take_what_reshard_takes():
 
     shared = set(tessera.reshard.__kwdefaults__)
     assert set(moves.MoveOptions.__annotations__) == shared - {"flat_layout"}
-    assert set(moves._ENCODERS) == shared - {"ranks", "world_size", "part", "parts", "progress"}  # which _move itself reads
+    assert set(moves._ENCODERS) == shared - {"ranks", "world_size", "part", "parts", "progress"}  # _move itself reads these
 
 
 def test_every_public_name_is_documented():
@@ -1164,7 +1164,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     model = torch.nn.Linear(3, 2)
     names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "step": 1000}
     for example in examples:
-        if "import ray" in example:  # a package that is not there
+        if "import ray" in example:  # ray is not installed here
             continue
         exec(compile(example, "docs/python.md", "exec"), names)
     assert names["step"] == 1000

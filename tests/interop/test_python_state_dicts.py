@@ -62,7 +62,7 @@ def test_nested_dicts_come_back_as_they_were(state, format, tmp_path):
         found = checkpoint.state_dict()
     given = {key: dict(value) if key == "model" else value for key, value in state.items()}
     assert_same(found, text_keys(given) if format == "dcp" else given)
-    if format != "dcp":  # which stores a tied tensor twice
+    if format != "dcp":  # DCP stores a tied tensor twice
         assert found["tied"] is found["model"]["0.weight"]
 
 

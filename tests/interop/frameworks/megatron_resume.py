@@ -107,7 +107,7 @@ def main(verb, tensor, pipeline, distributed, *rest):
     else:
         if case.distributed:
             megatron_torch_dist.keep_steps()
-            train(chunk, optimizer, (9,))  # torch's Adam has no step before
+            train(chunk, optimizer, (9,))  # before its first step, torch's Adam has no `step`
         megatron_torch_dist.load([chunk], optimizer, rest[0])
     losses = train(chunk, optimizer, (2, 3, 4))
     if dist.get_rank() == 0:

@@ -284,7 +284,7 @@ def test_zero_to_fp32_finds_the_same_weights_but_for_frozen_ones_of_stage_1(zero
     from safetensors.torch import load_file
 
     for path in zero:
-        if path.name == "zero1_bf16":  # which Tessera reads
+        if path.name == "zero1_bf16":  # zero_to_fp32 refuses it; Tessera reads it
             with pytest.raises(ValueError, match="is not a zero checkpoint"):
                 get_fp32_state_dict_from_zero_checkpoint(str(path))
             continue
@@ -342,7 +342,7 @@ def test_megatron_loads_folders_of_ranks_that_were_moved_to_torch_dist(tmp_path,
 def test_torch_dist_keeps_the_forms_of_the_distributed_optimizer(tmp_path, form, saved, loaded):
     """Shows F3. Megatron loads stacked layers and experts from the moved files. The object in which newer versions keep
     the common state is moved too."""
-    options = {"distributed": True, "dtype": "bfloat16", "tied": False}  # tied over stages, Megatron saves zeros
+    options = {"distributed": True, "dtype": "bfloat16", "tied": False}  # if embeddings are tied over stages, Megatron saves zeros
     program = [sys.executable, "-B", HERE / "megatron_torch_dist.py"]
     run_program([*program, "save", json.dumps(saved | options), tmp_path / "run", tmp_path / "held.pt", form], ranks_of(saved))
     moved = reshard(tmp_path / "run", tmp_path / "moved", "--to", "dcp", "--world-size", "3")
@@ -412,7 +412,7 @@ def test_ds_to_universal_joins_the_same_parameters(parallel, tmp_path):
                 expected = torch.load(folder / f"{kind}.pt", weights_only=False)["param"]
                 # without a recorded cut, ds_to_universal keeps vectors flat
                 assert torch.equal(found[kind].reshape(expected.shape), expected), (path.name, folder.name, kind)
-            if (folder / "step.pt").exists():  # not of stage 3, which has one step for all
+            if (folder / "step.pt").exists():  # stage 3 has one step for all parameters
                 assert torch.equal(found["step"], torch.load(folder / "step.pt", weights_only=False)), (path.name, folder.name)
         again = torch.load(reshard(universal, tmp_path / f"{path.name}_again.pt", "--to", "torch"), weights_only=True)
         assert again["optim"]["state"].keys() == moved["optim"]["state"].keys()

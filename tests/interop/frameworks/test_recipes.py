@@ -62,7 +62,7 @@ def hugging_face(kind, folder):
         optimizer.zero_grad()
         model(ids, labels=ids).loss.backward()
         for parameter in model.parameters():
-            if parameter.grad is None:  # of an expert that no token chose
+            if parameter.grad is None:  # no token chose this expert
                 parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
     folder.mkdir()
@@ -197,7 +197,7 @@ def model_that_predicts_further(config):
     layers = config.num_hidden_layers
     config.num_hidden_layers = layers + 1
     model = transformers.DeepseekV3ForCausalLM(config).eval()
-    model.model.config.num_hidden_layers = layers  # the last layer is not the model's own
+    model.model.config.num_hidden_layers = layers  # the last layer (MTP) does not belong to the model itself
     norm = type(model.model.norm)
     parts = {"enorm": norm(sizes.HIDDEN, 1e-6), "hnorm": norm(sizes.HIDDEN, 1e-6), "shared_head.norm": norm(sizes.HIDDEN, 1e-6),
              "eh_proj": torch.nn.Linear(2 * sizes.HIDDEN, sizes.HIDDEN, bias=False)}
@@ -213,7 +213,7 @@ def model_that_predicts_further(config):
     state = model.state_dict() | {f"{front}{name}.weight": part.weight for name, part in parts.items()}
     state |= {f"{front}embed_tokens.weight": state["model.embed_tokens.weight"].clone(),
               f"{front}shared_head.head.weight": state["lm_head.weight"].clone()}
-    return state, model.lm_head(found)[:, :-1]  # the last token has no next one to predict
+    return state, model.lm_head(found)[:, :-1]  # no token follows the last one
 
 
 @torch.no_grad()

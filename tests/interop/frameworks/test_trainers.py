@@ -277,7 +277,7 @@ def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
     run_function(titan_saves, 2, tmp_path, mode, tmp_path / "losses")
     assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["step-2", "step-4"]
     assert tessera.verify(tmp_path / "checkpoint" / "step-4") == []
-    (tmp_path / "checkpoint" / "step-6").mkdir()  # of a job that was killed
+    (tmp_path / "checkpoint" / "step-6").mkdir()  # left by a killed job
     run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
 
 
