@@ -85,6 +85,8 @@ void add_base_option(Command& command, MoveOptions& options) {
   command.option("--base", "PREVIOUS", options.base,
                  "Write only what differs from the older checkpoint PREVIOUS. For the rest, DST "
                  "gets hard links to its files. You may remove PREVIOUS later. Native format only");
+  command.flag("--changed-rows", options.changed_rows,
+               "With --base: if only some rows of a table differ, write these rows alone");
 }
 
 void add_move_options(Command& command, MoveOptions& options) {
@@ -170,6 +172,9 @@ void add_move_options(Command& command, MoveOptions& options) {
 }
 
 void check_options(const MoveOptions& options) {
+  if (options.changed_rows && options.base.empty()) {
+    refuse_option("--changed-rows", "--base PREVIOUS too", "no --base");
+  }
   if (options.resume && options.discard)
     throw UsageError("--resume: expected either --resume or --discard, found both",
                      "ckpt-reshard --help");

@@ -19,6 +19,8 @@ enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 inline constexpr std::uint32_t kFirstVersion = 1;
 inline constexpr std::uint32_t kPackedVersion = 2;  // [Note: Packed pieces]
 inline constexpr std::uint32_t kLinkedVersion = 3;  // [Note: Linked files]
+inline constexpr std::uint32_t kPatchedVersion = 4;  // [Note: Patched pieces]
+inline constexpr std::uint32_t kNewestVersion = kPatchedVersion;
 
 /// The first bytes of each file, in what HDF5 calls the user block.
 ///

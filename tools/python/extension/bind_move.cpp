@@ -222,10 +222,12 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   if (request.worker && !request.base.empty() && !request.dry_run) {
     const reshard::ComparisonShare share{request.worker->share, request.worker->num_shares};
     outcome.linked_nbytes = reshard::link_to_base_with_others(
-        outcome.plan, reader, fs, request.base, request.destination, create, share, comparison);
+        outcome.plan, reader, fs, request.base, request.destination, request.row_changes, create,
+        share, comparison);
   } else {
     outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, request.base,
-                                                  request.destination, create, comparison);
+                                                  request.destination, request.row_changes, create,
+                                                  comparison);
   }
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,
@@ -371,6 +373,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read_bytes("as_dict", options.as_dict);
   members.read("compress", options.compress);
   members.read_bytes("base", options.base);
+  members.read("changed_rows", options.changed_rows);
   members.read_bytes("only", options.only);
   members.read_bytes("rename", options.renames);
   members.read("drop_optimizer", options.drop_optimizer);
