@@ -175,4 +175,15 @@ std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source
   return create.native.linked ? create.native.linked->nbytes : 0;
 }
 
+std::uint64_t nbytes_to_move(const Plan& plan, const formats::CreateOptions& create) {
+  std::uint64_t nbytes = plan.nbytes_to_write;
+  if (!create.native.linked) return nbytes;
+  const formats::LinkedPieces& linked = *create.native.linked;
+  for (const PiecePair& pair : linked.pairs) {
+    if (linked.changed_rows.contains(pair.piece)) continue;
+    nbytes -= linked_nbytes_of(linked, plan.destination, pair.piece);
+  }
+  return nbytes;
+}
+
 }  // namespace tessera::reshard

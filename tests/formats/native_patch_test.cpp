@@ -406,7 +406,7 @@ class DamagedPatchTest : public ::testing::Test {
     Random random(1);
     Bytes table = random_bytes(128'000, random);
     write(table, "1", {});
-    for (const std::size_t row : {5, 9, 1000}) table[row * 64] ^= std::byte{1};
+    for (const std::size_t row : {5U, 9U, 1000U}) table[row * 64] ^= std::byte{1};
     MemoryCheckpoint second = checkpoint(table);
     write_native(second, folder_ / "2", with_base(second, folder_ / "1"));
     patch_ = index_of(folder_ / "2").patches.begin()->second;

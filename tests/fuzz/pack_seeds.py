@@ -91,15 +91,15 @@ def pickles(fixtures: Path):
 
 
 def native_indexes(fixtures: Path):
-    """Yields the indexes of native files, each behind the three bytes that native_index_fuzz.cpp names."""
+    """Yields the indexes of native files, each behind the four bytes that native_index_fuzz.cpp names."""
     for file in sorted(fixtures.rglob("*.h5")):
         content = file.read_bytes() if file.is_file() else b""
         if not content.startswith(b"\x89TSR") or len(content) < 4096:
             continue
-        role, rank, world_size = struct.unpack_from("<III", content, 12)
+        version, role, rank, world_size = struct.unpack_from("<IIII", content, 8)
         begin, end = struct.unpack_from("<QQ", content, 32)
-        if max(role, rank, world_size) < 256:
-            yield bytes((role, world_size, rank)) + content[begin:end]
+        if max(version, role, rank, world_size) < 256:
+            yield bytes((role, world_size, rank, version)) + content[begin:end]
 
 
 def shards(fixtures: Path):

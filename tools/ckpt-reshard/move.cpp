@@ -73,7 +73,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
         ": no interrupted run to resume; started from the beginning");
   }
   Progress progress(terminal, options.progress, options.progress.verb,
-                    plan.nbytes_to_write - outcome.linked_nbytes);
+                    reshard::nbytes_to_move(plan, create));
   outcome.kept_nbytes = reshard::finish_or_keep(
       plan, reader, *writer, place.fs, place.path,
       {.memory_nbytes = options.memory_nbytes,

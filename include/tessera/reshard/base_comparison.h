@@ -55,6 +55,10 @@ std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source
                            const std::string& destination, RowChanges row_changes,
                            formats::CreateOptions& create, const ExecuteOptions& options);
 
+/// Returns the bytes that a move hands to its writer: those of all pieces except linked ones. Of a
+/// patched piece, the writer gets all rows.
+std::uint64_t nbytes_to_move(const Plan& plan, const formats::CreateOptions& create);
+
 /// One of the shares of a comparison that several workers do together.
 struct ComparisonShare {
   int index = 0;

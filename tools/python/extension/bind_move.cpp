@@ -93,7 +93,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
                       const Place& place, const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = place.fs;
   const Plan& plan = outcome.plan;
-  watch.set_total(plan.nbytes_to_write - outcome.linked_nbytes);
+  watch.set_total(reshard::nbytes_to_move(plan, create));
   ExecuteOptions options = request.execute;
   options.stop = watch.token();
   options.progress = watch.sink();
