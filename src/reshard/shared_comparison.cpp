@@ -137,8 +137,7 @@ class SharedComparison {
 std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
                                        FileSystem& fs, const std::string& base,
                                        const std::string& destination, RowChanges row_changes,
-                                       formats::CreateOptions& create,
-                                       const ComparisonShare& share,
+                                       formats::CreateOptions& create, const ComparisonShare& share,
                                        const ExecuteOptions& options) {
   TESSERA_CHECK(0 <= share.index && share.index < share.num_shares && create.journal.has_value());
   const auto opened = open_base_of_move(fs, base, destination, create);

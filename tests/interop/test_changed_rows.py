@@ -76,7 +76,7 @@ def assert_is(path, state):
 
 
 def encoding(path, name):
-    return json.loads(succeed("ckpt-inspect", "show", path, name, "--json"))["pieces"][0]["encoding"]
+    return json.loads(succeed("ckpt-inspect", "show", path, name, "--json"))["tensors"][0]["pieces"][0]["encoding"]
 
 
 def test_a_series_of_a_trained_table_takes_little_room(tmp_path):
@@ -133,8 +133,7 @@ def three(tmp_path_factory):
 @pytest.mark.parametrize("verb", [["ls", "--sha256"], ["tree"], ["stats"], ["hash"]], ids=lambda verb: verb[0])
 def test_every_verb_shows_the_same_values(three, verb):
     said = [succeed("ckpt-inspect", *verb, name, cwd=three) for name in ("3", "whole")]
-    lines = [[line.replace("whole", "3") for line in text.splitlines() if "shared with" not in line and "version" not in line]
-             for text in said]
+    lines = [[line.split("; native, 2 ranks")[0] for line in text.splitlines()] for text in said]
     assert lines[0] == lines[1]
     assert succeed("ckpt-inspect", "diff", "3", "whole", cwd=three)
 
@@ -173,7 +172,7 @@ def test_tables_with_very_many_runs_are_named_instead(tmp_path):
     with h5py.File(tmp_path / "2" / "index.h5") as index:
         assert "table" not in index and index["sums"][7] == 1
         [[name, why]] = json.loads(index["~tessera/hidden"][()]).items()
-        assert name == "table" and "more than 4096 runs" in why and "ckpt-reshard" in why
+        assert name == "table" and "more than 600 runs" in why and "ckpt-reshard" in why
     with tessera.open(tmp_path / "2") as found:
         assert torch.equal(found["table"].torch(), table)
     reshard(tmp_path / "2", tmp_path / "whole")
@@ -182,7 +181,7 @@ def test_tables_with_very_many_runs_are_named_instead(tmp_path):
 
 
 def test_zstd_pieces_are_patched(tmp_path):
-    table = torch.arange(40_000, dtype=torch.int64).reshape(20_000, 2).div(100, rounding_mode="floor")
+    table = torch.randn(20_000, 4).bfloat16().float()
     torch.save({"table": table}, tmp_path / "1.pt")
     table[5:500:5] *= -1
     torch.save({"table": table}, tmp_path / "2.pt")
@@ -214,10 +213,10 @@ def test_workers_write_what_one_process_writes(three, tmp_path):
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_interrupted_run_is_resumed(tmp_path, is_killed):
     """The run is killed, or its file may not grow beyond 10 MB."""
-    table, dense = torch.randn(1 << 20, 8), torch.randn(3_500_000)
+    table, dense = torch.randn(1 << 20, 8), torch.randn(3_000_000)
     torch.save({"table": table, "z": torch.zeros(1)}, tmp_path / "1.pt")
     table[torch.arange(0, 1 << 20, 11)] += 1
-    torch.save({"table": table, "dense": dense, "z": torch.ones(1)}, tmp_path / "2.pt")
+    torch.save({"table": table, "the rest": dense, "z": torch.ones(1)}, tmp_path / "2.pt")
     base = reshard(tmp_path / "1.pt", tmp_path / "base")
     more = ["--base", base, "--changed-rows"]
     whole = reshard(tmp_path / "2.pt", tmp_path / "whole", *more)
@@ -279,6 +278,6 @@ def test_two_ranks_write_their_own_rows(tmp_path):
 def test_it_needs_a_base_in_a_move(tmp_path):
     torch.save({"a": torch.ones(3)}, tmp_path / "s.pt")
     found = run("ckpt-reshard", tmp_path / "s.pt", tmp_path / "out", "--changed-rows")
-    assert found.returncode == 2 and "--changed-rows: expected --base PREVIOUS too, found no --base" in found.stderr
-    with pytest.raises(tessera.Error, match="changed_rows: expected base too, found no base"):
+    assert found.returncode == 2 and "--changed-rows: expected --base PREVIOUS too" in found.stderr
+    with pytest.raises(tessera.Error, match="changed_rows: expected base too"):
         tessera.reshard(tmp_path / "s.pt", tmp_path / "out", changed_rows=True)

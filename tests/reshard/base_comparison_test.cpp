@@ -121,9 +121,8 @@ TEST(BaseComparisonTest, RanksTellEachOtherTheirEqualPieces) {
   }
   EXPECT_EQ(texts[0], "x 0-1 3-4");
   EXPECT_EQ(texts[1], "x 2-3");
-  EXPECT_THAT(
-      names_of(equal_pieces_from_texts(base, plan.destination, pairs, texts, "path").pairs),
-      testing::ElementsAre("a0", "b1", "c0"));
+  EXPECT_THAT(names_of(equal_pieces_from_texts(base, plan.destination, pairs, texts, "path").pairs),
+              testing::ElementsAre("a0", "b1", "c0"));
   const MemoryBase another(checkpoint_with(kNumel), "y");
   EXPECT_THAT([&] { equal_pieces_from_texts(another, plan.destination, pairs, texts, "path"); },
               ThrowsError(ErrorKind::mismatch, "on rank 0"));
@@ -186,8 +185,7 @@ TEST(BaseComparisonTest, SmallPiecesPartsOfRowsAndLongRowsAreWrittenWhole) {
     return cut;
   };
   const MemoryBase cut(with_columns_cut({}));
-  EXPECT_THAT(names_of(compare_rows(with_columns_cut({0}), cut).pairs),
-              testing::ElementsAre("a1"));
+  EXPECT_THAT(names_of(compare_rows(with_columns_cut({0}), cut).pairs), testing::ElementsAre("a1"));
 }
 
 TEST(BaseComparisonTest, WorkersTellEachOtherTheChangedRows) {
@@ -204,8 +202,8 @@ TEST(BaseComparisonTest, WorkersTellEachOtherTheChangedRows) {
   EXPECT_EQ(read(text).changed_rows, matches.changed_rows);
   EXPECT_EQ(equal_pieces_to_text(base, pairs, matches, RowsInText::leave_out), "x 0:");
   EXPECT_EQ(read("x 0:").changed_rows.begin()->second.count(), 0);
-  for (const std::string wrong :
-       {"x 1:0+1", "x 0:99999+2", "x 0:0+3,", "x 0:5", "x 0", "x 0-2", "x 0:0+1;", "x  0:", "x a"}) {
+  for (const std::string wrong : {"x 1:0+1", "x 0:99999+2", "x 0:0+3,", "x 0:5", "x 0", "x 0-2",
+                                  "x 0:0+1;", "x  0:", "x a"}) {
     EXPECT_THAT([&] { read(wrong); }, ThrowsError(ErrorKind::mismatch, "path")) << wrong;
   }
 }

@@ -127,8 +127,8 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
   const auto row_changes =
       options.changed_rows ? reshard::RowChanges::write_rows : reshard::RowChanges::write_piece;
   if (options.base.empty() || options.dry_run || (!part && !finishes)) {
-    outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, options.base,
-                                                  options.destination, row_changes, create, execute);
+    outcome.linked_nbytes = reshard::link_to_base(
+        outcome.plan, reader, fs, options.base, options.destination, row_changes, create, execute);
     return;
   }
   reshard::ComparisonShare share;
@@ -137,9 +137,9 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
   } else {
     share.num_shares = formats::SharedWork(fs, options.destination).num_shares();
   }
-  outcome.linked_nbytes = reshard::link_to_base_with_others(
-      outcome.plan, reader, fs, options.base, options.destination, row_changes, create, share,
-      execute);
+  outcome.linked_nbytes =
+      reshard::link_to_base_with_others(outcome.plan, reader, fs, options.base, options.destination,
+                                        row_changes, create, share, execute);
 }
 
 /// Writes the share of one worker, or finishes the shares of all workers.

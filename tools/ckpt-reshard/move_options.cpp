@@ -173,7 +173,8 @@ void add_move_options(Command& command, MoveOptions& options) {
 
 void check_options(const MoveOptions& options) {
   if (options.changed_rows && options.base.empty()) {
-    refuse_option("--changed-rows", "--base PREVIOUS too", "no --base");
+    throw UsageError("--changed-rows: expected --base PREVIOUS too, found no --base",
+                     "ckpt-reshard --help");
   }
   if (options.resume && options.discard)
     throw UsageError("--resume: expected either --resume or --discard, found both",

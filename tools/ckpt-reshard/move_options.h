@@ -73,7 +73,8 @@ struct MoveOptions {
 };
 
 void add_move_options(Command& command, MoveOptions& options);
-/// Adds `--base PREVIOUS` and `--changed-rows`. Not for `combine`, whose `--base` means something else.
+/// Adds `--base PREVIOUS` and `--changed-rows`. Not for `combine`, whose `--base` means something
+/// else.
 void add_base_option(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
 void add_flat_layout_option(Command& command, MoveOptions& options);

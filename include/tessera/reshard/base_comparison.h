@@ -31,8 +31,8 @@ enum class RowChanges {
 /// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
 /// tensor if the base is damaged. Cost: reads source and base as far as it compares them.
 formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
-                                        const formats::BaseCheckpoint& base,
-                                        RowChanges row_changes, const ExecuteOptions& options,
+                                        const formats::BaseCheckpoint& base, RowChanges row_changes,
+                                        const ExecuteOptions& options,
                                         std::optional<int> rank = {});
 
 /// Does the same for pairs of `formats::pair_pieces`, sorted by piece.
@@ -74,8 +74,7 @@ struct ComparisonShare {
 std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
                                        FileSystem& fs, const std::string& base,
                                        const std::string& destination, RowChanges row_changes,
-                                       formats::CreateOptions& create,
-                                       const ComparisonShare& share,
+                                       formats::CreateOptions& create, const ComparisonShare& share,
                                        const ExecuteOptions& options);
 
 }  // namespace tessera::reshard

@@ -321,8 +321,8 @@ StoredPatch get_patch(ByteReader& in, const TensorEntry& tensor, const Region& r
   const std::uint64_t max_rows =
       std::min(static_cast<std::uint64_t>(rows->num_rows), kMaxPatchRows);
   if (num_rows == 0 || num_rows > max_rows) {
-    in.fail("rows of the patch of " + printable(tensor.meta.fqn), "1 to " + std::to_string(max_rows),
-            std::to_string(num_rows));
+    in.fail("rows of the patch of " + printable(tensor.meta.fqn),
+            "1 to " + std::to_string(max_rows), std::to_string(num_rows));
   }
   StoredPatch patch = empty_patch(num_rows, *rows);
   for (StoredPiece* const part : {&patch.numbers, &patch.rows}) {

@@ -22,9 +22,15 @@
 namespace tessera::formats::native {
 namespace {
 
-/// A patched tensor whose patches have more runs of rows has no virtual dataset, because HDF5 needs
-/// a mapping for each run.
+// A patched tensor whose patches have many runs of rows has no virtual dataset, because HDF5 needs
+// two mappings for each run, and `index.h5` would get larger than the patch saves.
 constexpr std::size_t kMaxRuns = 4096;
+constexpr std::uint64_t kRunNbytes = 400;       // of the mappings of a run, about
+constexpr std::uint64_t kMinTensorPerRuns = 8;  // the tensor's bytes per byte of its runs
+
+std::size_t max_runs(const TensorMeta& meta) {
+  return std::min(kMaxRuns, meta.nbytes() / kRunNbytes / kMinTensorPerRuns);
+}
 
 /// Rows that follow each other, `[begin, end)`.
 struct RowRun {
@@ -39,12 +45,13 @@ struct PatchRuns {
   std::set<std::size_t> hidden;  // places in the list of tensors
 };
 
-/// Adds the rows of a patch to `runs`, and stops when there are more than kMaxRuns runs.
+/// Adds the rows of a patch to `runs`, and stops when there are more than max_runs runs.
 void read_runs(const ReadableFile& file, const Index& index, PieceId id, RowRuns& runs) {
-  read_row_numbers(file, index.contents->tensors[id.tensor_index].meta, *index.patch(id),
-                   index.rows(id), [&](std::span<const std::uint64_t> numbers) {
+  const TensorMeta& meta = index.contents->tensors[id.tensor_index].meta;
+  read_row_numbers(file, meta, *index.patch(id), index.rows(id),
+                   [&](std::span<const std::uint64_t> numbers) {
                      for (const std::uint64_t row : numbers) {
-                       if (runs.size() > kMaxRuns) return;
+                       if (runs.size() > max_runs(meta)) return;
                        if (runs.empty() || runs.back().end != row) runs.push_back({row, row});
                        ++runs.back().end;
                      }
@@ -57,11 +64,12 @@ PatchRuns find_runs(const FileSystem& fs, const std::string& directory, const In
   std::map<std::size_t, std::size_t> num_runs;  // of each patched tensor
   for (const auto& [id, patch] : index.patches) {
     if (found.hidden.contains(id.tensor_index)) continue;
-    const int rank = index.contents->tensors[id.tensor_index].pieces[id.piece_index].rank;
+    const TensorEntry& tensor = index.contents->tensors[id.tensor_index];
+    const int rank = tensor.pieces[id.piece_index].rank;
     RowRuns& runs = found.shown[id];
     read_runs(*fs.open(join_path(directory, rank_file_name(rank))), index, id, runs);
     num_runs[id.tensor_index] += runs.size();
-    if (num_runs[id.tensor_index] > kMaxRuns) found.hidden.insert(id.tensor_index);
+    if (num_runs[id.tensor_index] > max_runs(tensor.meta)) found.hidden.insert(id.tensor_index);
   }
   std::erase_if(found.shown,
                 [&](const auto& piece) { return found.hidden.contains(piece.first.tensor_index); });
@@ -108,7 +116,8 @@ PieceDatasets::Source PieceDatasets::source_of(PieceId id, std::uint64_t place) 
   const StoredPiece stored = index_.stored(id);
   const DType dtype = tensor.meta.dtype;
   const bool packed = is_packed(version_of(stored), nbytes_of(piece.region, dtype));
-  Source source{.file = file_name_of(index_, piece.rank, stored), .dataset = {}, .begin = 0, .numel = 0};
+  Source source{
+      .file = file_name_of(index_, piece.rank, stored), .dataset = {}, .begin = 0, .numel = 0};
   if (packed) {
     source.dataset = std::string(kOwnGroup) + "/" + packed_dataset_name(dtype);
     source.begin = static_cast<std::int64_t>(place);
@@ -218,7 +227,7 @@ void write_virtual_datasets(h5::File& file, const Index& index) {
 /// Adds the same datasets as `write_virtual_datasets`; faster if there are many tensors. Returns
 /// the links of the root group.
 std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, const Index& index,
-                                                       const PatchRuns& patches) {
+                                                        const PatchRuns& patches) {
   const CheckpointContents& contents = index.contents;
   std::vector<std::uint32_t> num_links(contents.tensors.size(), 1);
   for (const Alias& alias : contents.aliases) ++num_links[target_of(alias, contents)];
@@ -242,8 +251,8 @@ std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, c
     const Alias& alias = contents.aliases[a];
     const std::size_t target = target_of(alias, contents);
     if (patches.hidden.contains(target)) continue;
-    links.push_back({tensor_link_name(alias.fqn, contents.tensors.size() + a),
-                     links[target].address});
+    links.push_back(
+        {tensor_link_name(alias.fqn, contents.tensors.size() + a), links[target].address});
   }
   std::erase_if(links, [](const h5::VirtualFile::Link& link) { return link.name.empty(); });
   return links;
@@ -265,7 +274,8 @@ std::string hidden_text(const Index& index, const std::set<std::size_t>& hidden)
   for (const std::size_t t : hidden) {
     text += text.size() == 1 ? "\n" : ",\n";
     text += json_quote(index.contents->tensors[t].meta.fqn) +
-            ": \"changed rows of an older checkpoint in more than " + std::to_string(kMaxRuns) +
+            ": \"changed rows of an older checkpoint in more than " +
+            std::to_string(max_runs(index.contents->tensors[t].meta)) +
             " runs; `ckpt-reshard SRC DST` writes a checkpoint that shows the whole tensor\"";
   }
   return text + "\n}";
@@ -311,7 +321,8 @@ ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const
       {kIndexDataset, file.add_byte_dataset(index_nbytes, range,
                                             [&](const auto& sink) { encode_index(index, sink); })});
   if (!patches.hidden.empty()) {
-    own_links.push_back({kHiddenDataset, file.add_text_dataset(hidden_text(index, patches.hidden))});
+    own_links.push_back(
+        {kHiddenDataset, file.add_text_dataset(hidden_text(index, patches.hidden))});
   }
   links.push_back({kOwnGroup, file.add_group(std::move(own_links))});
   file.close(std::move(links));

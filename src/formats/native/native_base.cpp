@@ -163,8 +163,8 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked) {
         places[pair.base_piece.tensor_index][pair.base_piece.piece_index];
   }
   for (const auto& [piece, rows] : linked.changed_rows) {
-    index.patches.emplace(
-        piece, empty_patch(static_cast<std::uint64_t>(rows.count()), index.rows(piece)));
+    index.patches.emplace(piece,
+                          empty_patch(static_cast<std::uint64_t>(rows.count()), index.rows(piece)));
   }
 }
 

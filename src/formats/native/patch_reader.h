@@ -13,8 +13,8 @@
 namespace tessera::formats::native {
 
 /// Reads the numbers of the rows of a patch, in order, and checks them. Calls `sink` with parts of
-/// at most kPlainBlockNbytes. Throws: Error(corruption) with file and tensor if a checksum is wrong,
-/// or if the numbers are not ascending or not below `rows.num_rows`.
+/// at most kPlainBlockNbytes. Throws: Error(corruption) with file and tensor if a checksum is
+/// wrong, or if the numbers are not ascending or not below `rows.num_rows`.
 void read_row_numbers(const ReadableFile& file, const TensorMeta& meta, const StoredPatch& patch,
                       const PieceRows& rows,
                       const std::function<void(std::span<const std::uint64_t>)>& sink);

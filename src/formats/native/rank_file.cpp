@@ -234,10 +234,9 @@ void RankFileWriter::lay_out_patch(OwnPatch& own) {
 void RankFileWriter::lay_out_plain(OwnDataset& own) {
   const PieceWriting each = piece(own.piece_number);
   const DType dtype = tensor_of(each.id).meta.dtype;
-  const h5::PlainDataset dataset =
-      h5::create_plain_dataset(h5_file_, h5_file_.handle.id(),
-                               link_name_of(own.piece_number, own.tensor_number), dtype,
-                               static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
+  const h5::PlainDataset dataset = h5::create_plain_dataset(
+      h5_file_, h5_file_.handle.id(), link_name_of(own.piece_number, own.tensor_number), dtype,
+      static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
   describe(each.id, dataset.handle);
   contents_.whole.storage.set(
       each.id,
@@ -600,8 +599,7 @@ void RankFileWriter::move_tables(std::uint64_t begin) {
   for (const OwnDataset& own : own_datasets_) {
     if (own.blocks.size() <= 1) continue;
     const PieceId id = contents_.pieces[own.piece_number];
-    contents_.whole.storage.set_checksum(id,
-                                         contents_.whole.stored(id).checksum_or_table + begin);
+    contents_.whole.storage.set_checksum(id, contents_.whole.stored(id).checksum_or_table + begin);
   }
   for (const auto& own : own_patches_) {
     StoredPatch& patch = stored_patch_of(*own);

@@ -116,8 +116,8 @@ void read_plain_range(const ReadableFile& file, const std::string& fqn, const St
   const std::uint64_t first = wanted.begin / grid.block_nbytes;
   const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
   for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
-    const auto entries = read_block_entries(file, fqn, stored, grid, block,
-                                            std::min(block + kEntriesPerRead, last));
+    const auto entries =
+        read_block_entries(file, fqn, stored, grid, block, std::min(block + kEntriesPerRead, last));
     read_plain_blocks(file, fqn, grid, block, entries, wanted, out);
   }
 }

@@ -232,8 +232,7 @@ class SavePlan {
 class Save {
  public:
   Save(const nb::bytes& path, const std::string& format, int rank, bool overwrite, int keep_last,
-       const std::string& compress, std::uint64_t memory, const nb::bytes& base,
-       bool changed_rows)
+       const std::string& compress, std::uint64_t memory, const nb::bytes& base, bool changed_rows)
       : save_(std::in_place, string_of(path), rank,
               reshard::RankSaveOptions{
                   .format = format_to_write(format, {}),
@@ -458,7 +457,7 @@ void bind_job(nb::module_& module) {
       .def("boxes_read", &SavePlan::boxes_read);
   nb::class_<Save>(module, "Save")
       .def(nb::init<const nb::bytes&, const std::string&, int, bool, int, const std::string&,
-                    std::uint64_t, const nb::bytes&>(),
+                    std::uint64_t, const nb::bytes&, bool>(),
            nb::arg("path"), nb::arg("format"), nb::arg("rank"), nb::arg("overwrite"),
            nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"), nb::arg("base"),
            nb::arg("changed_rows"))

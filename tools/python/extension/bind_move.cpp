@@ -225,9 +225,9 @@ Outcome run(const MoveRequest& request, Watch& watch) {
         outcome.plan, reader, fs, request.base, request.destination, request.row_changes, create,
         share, comparison);
   } else {
-    outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, request.base,
-                                                  request.destination, request.row_changes, create,
-                                                  comparison);
+    outcome.linked_nbytes =
+        reshard::link_to_base(outcome.plan, reader, fs, request.base, request.destination,
+                              request.row_changes, create, comparison);
   }
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,

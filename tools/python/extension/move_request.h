@@ -99,7 +99,7 @@ struct Sources {
 struct MoveRequest {
   Sources sources;
   std::string destination;
-  std::string base{};   // path of the checkpoint to share files with; empty: not given
+  std::string base{};  // path of the checkpoint to share files with; empty: not given
   reshard::RowChanges row_changes = reshard::RowChanges::write_piece;
   std::string spool{};  // a folder, for a destination on an object store
   bool dry_run = false;
