@@ -18,7 +18,8 @@ PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
     "dcp": (".metadata", "__0_0.distcp", "__1_0.distcp"),
     "bin": ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"),
     "rank_files": ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"),
-    "native": ("index.h5", "rank-00000.h5", "rank-00001.h5"),
+    "native": ("index.h5", "rank-00000.h5", "rank-00001.h5",
+               "base-d942b813d119701d-00000.h5", "base-d942b813d119701d-00001.h5"),  # of fixtures/native/v4/patched
 }
 RANKS_OF_ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
 MODELS_OF_ZERO = {1: ("mp_rank_00_model_states.pt",),
