@@ -61,10 +61,10 @@ std::string rows_to_text(const formats::RowSet& rows) {
   return text;
 }
 
-/// Removes runs of rows from the front of `text`.
+/// Removes runs of rows from the front of `text`. Returns an empty set if there are none.
 formats::RowSet take_rows(std::string_view& text, std::int64_t num_rows, const std::string& path) {
+  if (text.empty() || text.starts_with(' ')) return {};
   formats::RowSet rows(num_rows);
-  if (text.empty() || text.starts_with(' ')) return rows;
   std::int64_t row = 0;
   do {
     row += take_number(text, num_rows - row, path);

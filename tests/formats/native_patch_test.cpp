@@ -268,6 +268,49 @@ TEST(NativePatchTest, AFileWithPatchesIsLinkedForItsWholePieces) {
   EXPECT_EQ(version_of(folder / "3/index.h5"), 4u);  // because of the file with a patch
 }
 
+TEST(NativePatchTest, APatchOfAFileThatIsMostlyUnusedIsNotWorthALink) {
+  const TemporaryDirectory folder;
+  Random random(5);
+  Bytes table = random_bytes(400'000, random);
+  const auto checkpoint = [&] {
+    MemoryCheckpoint made("model", 1);
+    made.add({"dense", DType::uint8, {500'000}}, random_bytes(500'000, random));
+    made.add({"table", DType::uint8, {4'000, 100}}, table);
+    return made;
+  };
+  write_native(checkpoint(), folder / "1");
+  table[1234] ^= std::byte{1};
+  const MemoryCheckpoint second = checkpoint();
+  const NativeWriteOptions options = with_base(second, folder / "1");
+  EXPECT_EQ(options.linked, nullptr);
+  write_native(second, folder / "2", options);
+  expect_holds(folder / "2", second);
+  EXPECT_EQ(version_of(folder / "2/index.h5"), 1u);
+}
+
+TEST(NativePatchTest, PatchesOfFilesThatAreNotLinkedAreLeftOut) {
+  // The first rank's file is worth a link, the second's is not.
+  const TemporaryDirectory folder;
+  Random random(5);
+  Bytes table = random_bytes(400'000, random);
+  const auto checkpoint = [&] {
+    MemoryCheckpoint made("model", 2);
+    made.add({"dense", DType::uint8, {500'000}}, random_bytes(500'000, random),
+             {{Box{{0}, {500'000}}, 1}});
+    made.add({"table", DType::uint8, {4'000, 100}}, table,
+             {{Box{{0, 0}, {2'000, 100}}, 0}, {Box{{2'000, 0}, {2'000, 100}}, 1}});
+    return made;
+  };
+  write_native(checkpoint(), folder / "1");
+  table[1234] ^= std::byte{1};
+  table[391'234] ^= std::byte{1};
+  const MemoryCheckpoint second = checkpoint();
+  write_native(second, folder / "2", with_base(second, folder / "1"));
+  expect_holds(folder / "2", second);
+  EXPECT_THAT(patched(folder / "2"), testing::ElementsAre("table 0"));
+  EXPECT_THAT(linked_files(folder / "2"), SizeIs(1));
+}
+
 TEST(NativePatchTest, AnyRangeOfAPatchedPieceIsRead) {
   const TemporaryDirectory folder;
   Model model;
@@ -485,6 +528,9 @@ class DamagedPatchTest : public ::testing::Test {
     return header.index_checksum;
   }
 
+  std::uint64_t open_id() {
+    return native::open_native_checkpoint(FileSystem::posix(), folder_ / "2")->checkpoint_id();
+  }
   void expect_refused(const std::string& text) {
     EXPECT_THAT([&] { whole_tensor(*open_native(FileSystem::posix(), folder_ / "2"), 0); },
                 ThrowsError(ErrorKind::corruption, text));
@@ -526,6 +572,19 @@ TEST_F(DamagedPatchTest, NumbersOfRowsThatAreWrongAreRefused) {
   expect_refused("row of a patch: expected a number from 10 to 1999, found 5");
   set_numbers({5, 5, 1000});
   expect_refused("row of a patch: expected a number from 6 to 1999, found 5");
+}
+
+TEST_F(DamagedPatchTest, TheIndexIsRebuiltAllTheSame) {
+  const auto is_hidden = [&] {
+    return read_all(folder_ / "2/index.h5").find("which are damaged") != std::string::npos;
+  };
+  const std::uint64_t id = open_id();
+  flip(patch_.numbers.begin);
+  EXPECT_FALSE(is_hidden());
+  rebuild_native_index(FileSystem::posix(), folder_ / "2");
+  EXPECT_TRUE(is_hidden());
+  EXPECT_EQ(open_id(), id);
+  expect_found("checksum", "");
 }
 
 TEST_F(DamagedPatchTest, MissingBytesAreFound) {

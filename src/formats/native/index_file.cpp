@@ -18,6 +18,7 @@
 #include "formats/native/piece_places.h"
 #include "formats/native/rank_file.h"
 #include "formats/native/rank_files.h"
+#include "tessera/base/error.h"
 
 namespace tessera::formats::native {
 namespace {
@@ -39,10 +40,11 @@ struct RowRun {
 };
 using RowRuns = std::vector<RowRun>;
 
-/// The runs of the patches that virtual datasets show, and the tensors that have too many of them.
+/// The runs of the patches that virtual datasets show, and the tensors that have no virtual
+/// dataset.
 struct PatchRuns {
   std::map<PieceId, RowRuns> shown;
-  std::set<std::size_t> hidden;  // places in the list of tensors
+  std::map<std::size_t, std::string> hidden;  // place in the list of tensors, and the reason
 };
 
 /// Adds the rows of a patch to `runs`, and stops when there are more than max_runs runs.
@@ -58,7 +60,8 @@ void read_runs(const ReadableFile& file, const Index& index, PieceId id, RowRuns
                    });
 }
 
-/// Reads the rows of all patches from the rank files in `directory`.
+/// Reads the rows of all patches from the rank files in `directory`. A damaged patch does not
+/// prevent that the index is rebuilt.
 PatchRuns find_runs(const FileSystem& fs, const std::string& directory, const Index& index) {
   PatchRuns found;
   std::map<std::size_t, std::size_t> num_runs;  // of each patched tensor
@@ -67,9 +70,21 @@ PatchRuns find_runs(const FileSystem& fs, const std::string& directory, const In
     const TensorEntry& tensor = index.contents->tensors[id.tensor_index];
     const int rank = tensor.pieces[id.piece_index].rank;
     RowRuns& runs = found.shown[id];
-    read_runs(*fs.open(join_path(directory, rank_file_name(rank))), index, id, runs);
+    try {
+      read_runs(*fs.open(join_path(directory, rank_file_name(rank))), index, id, runs);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corruption) throw;
+      found.hidden.emplace(id.tensor_index,
+                           "changed rows of an older checkpoint, which are damaged");
+      continue;
+    }
     num_runs[id.tensor_index] += runs.size();
-    if (num_runs[id.tensor_index] > max_runs(tensor.meta)) found.hidden.insert(id.tensor_index);
+    if (num_runs[id.tensor_index] <= max_runs(tensor.meta)) continue;
+    found.hidden.emplace(id.tensor_index,
+                         "changed rows of an older checkpoint in more than " +
+                             std::to_string(max_runs(tensor.meta)) +
+                             " runs; `ckpt-reshard SRC DST` writes a checkpoint that shows the "
+                             "whole tensor");
   }
   std::erase_if(found.shown,
                 [&](const auto& piece) { return found.hidden.contains(piece.first.tensor_index); });
@@ -269,14 +284,11 @@ std::string values_text(const Index& index) {
 }
 
 /// Returns the tensors that have no virtual dataset, and why, as one JSON object.
-std::string hidden_text(const Index& index, const std::set<std::size_t>& hidden) {
+std::string hidden_text(const Index& index, const PatchRuns& patches) {
   std::string text = "{";
-  for (const std::size_t t : hidden) {
+  for (const auto& [t, reason] : patches.hidden) {
     text += text.size() == 1 ? "\n" : ",\n";
-    text += json_quote(index.contents->tensors[t].meta.fqn) +
-            ": \"changed rows of an older checkpoint in more than " +
-            std::to_string(max_runs(index.contents->tensors[t].meta)) +
-            " runs; `ckpt-reshard SRC DST` writes a checkpoint that shows the whole tensor\"";
+    text += json_quote(index.contents->tensors[t].meta.fqn) + ": " + json_quote(reason);
   }
   return text + "\n}";
 }
@@ -321,8 +333,7 @@ ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const
       {kIndexDataset, file.add_byte_dataset(index_nbytes, range,
                                             [&](const auto& sink) { encode_index(index, sink); })});
   if (!patches.hidden.empty()) {
-    own_links.push_back(
-        {kHiddenDataset, file.add_text_dataset(hidden_text(index, patches.hidden))});
+    own_links.push_back({kHiddenDataset, file.add_text_dataset(hidden_text(index, patches))});
   }
   links.push_back({kOwnGroup, file.add_group(std::move(own_links))});
   file.close(std::move(links));
