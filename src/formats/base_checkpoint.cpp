@@ -65,16 +65,28 @@ std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
 
 std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckpoint> base,
                                                 const CheckpointContents& contents,
-                                                std::vector<PiecePair> equal) {
+                                                PieceMatches matches) {
   auto linked = std::make_shared<LinkedPieces>();
-  linked->pairs = base->worth_linking(std::move(equal));
+  linked->pairs = base->worth_linking(std::move(matches.pairs));
   if (linked->pairs.empty()) return nullptr;
   linked->base = std::move(base);
   for (const PiecePair& pair : linked->pairs) {
-    const TensorEntry& tensor = contents.tensors[pair.piece.tensor_index];
-    linked->nbytes += nbytes_of(tensor.pieces[pair.piece.piece_index].region, tensor.meta.dtype);
+    auto changed = matches.changed_rows.extract(pair.piece);
+    if (!changed.empty()) linked->changed_rows.insert(std::move(changed));
+    linked->nbytes += linked_nbytes_of(*linked, contents, pair.piece);
   }
   return linked;
+}
+
+std::uint64_t linked_nbytes_of(const LinkedPieces& linked, const CheckpointContents& contents,
+                               CheckpointWriter::PieceId piece) {
+  const TensorEntry& tensor = contents.tensors[piece.tensor_index];
+  const Region& region = tensor.pieces[piece.piece_index].region;
+  const std::uint64_t nbytes = nbytes_of(region, tensor.meta.dtype);
+  const auto changed = linked.changed_rows.find(piece);
+  if (changed == linked.changed_rows.end()) return nbytes;
+  const auto rows = rows_of(region, tensor.meta);
+  return nbytes - static_cast<std::uint64_t>(changed->second.count()) * rows->row_nbytes;
 }
 
 void check_base(const FileSystem& fs, const std::string& base, const std::string& destination) {

@@ -8,19 +8,30 @@
 
 namespace tessera::reshard {
 
-// The text by which a rank of a save tells the others which of its pieces equal pieces of the base.
+// The text by which a rank of a save, or a worker of a move, tells the others which of its pieces
+// can stay in files of the base:
+//
+//     IDENTITY 0-4 7-9 12:3+1,20+2 ...
+//
+// The identity is that of the base. `0-4` are pairs with equal bytes, as a range of indices in the
+// list of all pairs. `12:` is a pair with changed rows, and its rows follow in runs: `20+2` are two
+// rows, 20 rows after the end of the run before. Ranks leave out the rows.
 
-/// Returns a text with the base's identity and, for each pair in `equal`, its index in `pairs`.
-/// Indices that follow each other are written as a range. Requires: both lists are sorted by piece.
+/// Whether the text says which rows have changed, or only that rows have changed.
+enum class RowsInText { leave_out, say };
+
+/// Returns the text for `matches`. Requires: `pairs` is sorted by piece.
 std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
                                  std::span<const formats::PiecePair> pairs,
-                                 std::span<const formats::PiecePair> equal);
+                                 const formats::PieceMatches& matches, RowsInText rows_in_text);
 
-/// Returns the pairs that the texts of all ranks name, sorted by piece. Throws: Error(mismatch)
-/// with `path` if a rank has another base than `base`.
-std::vector<formats::PiecePair> equal_pieces_from_texts(const formats::BaseCheckpoint& base,
-                                                        std::span<const formats::PiecePair> pairs,
-                                                        std::span<const std::string> texts,
-                                                        const std::string& path);
+/// Returns the matches that the texts of all ranks or workers name. A piece whose rows its text
+/// leaves out gets an empty set. `contents`: of the new checkpoint. Throws: Error(mismatch) with
+/// `path` if a text was made with another base than `base`, or is none for these pairs.
+formats::PieceMatches equal_pieces_from_texts(const formats::BaseCheckpoint& base,
+                                              const formats::CheckpointContents& contents,
+                                              std::span<const formats::PiecePair> pairs,
+                                              std::span<const std::string> texts,
+                                              const std::string& path);
 
 }  // namespace tessera::reshard

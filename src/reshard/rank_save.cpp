@@ -67,6 +67,7 @@ struct RankSave::State {
   std::unique_ptr<formats::StagedDestination> staged{};  // on rank 0; removes its files at the end
   std::optional<OneFile> one_file{};                     // on rank 0, for a format of one file
   std::shared_ptr<const formats::BaseCheckpoint> base{};
+  formats::ChangedRows changed_rows{};  // of this rank's pieces
 
   /// Opens the base checkpoint, if the options name one.
   void open_base() {
@@ -166,20 +167,27 @@ void RankSave::start_one_file() {
 std::string RankSave::compare_with_base(const Plan& plan, const formats::TensorSource& source) {
   state_->open_base();
   if (!state_->base) return {};
-  const auto equal = find_equal_pieces(
-      plan, source, *state_->base, {.memory_nbytes = state_->options.memory_nbytes}, state_->rank);
-  return equal_pieces_to_text(
+  formats::PieceMatches matches = find_equal_pieces(
+      plan, source, *state_->base,
+      state_->options.changed_rows ? RowChanges::write_rows : RowChanges::write_piece,
+      {.memory_nbytes = state_->options.memory_nbytes}, state_->rank);
+  std::string text = equal_pieces_to_text(
       *state_->base, formats::pair_pieces(state_->contents, state_->base->reader().contents()),
-      equal);
+      matches, RowsInText::leave_out);
+  state_->changed_rows = std::move(matches.changed_rows);
+  return text;
 }
 
 void RankSave::link_equal_pieces(const std::vector<std::string>& texts) {
   if (!state_->base) return;
   const auto pairs = formats::pair_pieces(state_->contents, state_->base->reader().contents());
-  std::vector<formats::PiecePair> equal =
-      equal_pieces_from_texts(*state_->base, pairs, texts, state_->path);
+  formats::PieceMatches matches =
+      equal_pieces_from_texts(*state_->base, state_->contents, pairs, texts, state_->path);
+  for (auto& [piece, rows] : state_->changed_rows) {
+    matches.changed_rows.at(piece) = std::move(rows);
+  }
   state_->options.native.linked =
-      formats::link_pieces(state_->base, state_->contents, std::move(equal));
+      formats::link_pieces(state_->base, state_->contents, std::move(matches));
 }
 
 std::uint64_t RankSave::linked_nbytes() const {
@@ -187,8 +195,8 @@ std::uint64_t RankSave::linked_nbytes() const {
   if (!state_->options.native.linked) return nbytes;
   for (const formats::PiecePair& pair : state_->options.native.linked->pairs) {
     const formats::TensorEntry& tensor = state_->contents.tensors[pair.piece.tensor_index];
-    const formats::Piece& piece = tensor.pieces[pair.piece.piece_index];
-    if (piece.rank == state_->rank) nbytes += nbytes_of(piece.region, tensor.meta.dtype);
+    if (tensor.pieces[pair.piece.piece_index].rank != state_->rank) continue;
+    nbytes += linked_nbytes_of(*state_->options.native.linked, state_->contents, pair.piece);
   }
   return nbytes;
 }

@@ -23,8 +23,8 @@ constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{1} << 30;
 
 /// Returns a digest of all that decides which pieces are equal.
-std::string digest_of(const formats::ResumeIdentity& identity,
-                      const formats::BaseCheckpoint& base) {
+std::string digest_of(const formats::ResumeIdentity& identity, const formats::BaseCheckpoint& base,
+                      RowChanges row_changes) {
   Sha256 digest;
   const auto add = [&](const std::string& text) {
     digest.update(std::as_bytes(std::span(text)));
@@ -35,6 +35,7 @@ std::string digest_of(const formats::ResumeIdentity& identity,
     add(text);
   }
   add(base.identity());
+  if (row_changes == RowChanges::write_rows) add("changed rows");
   return digest.hex_digest();
 }
 
@@ -42,19 +43,20 @@ std::string digest_of(const formats::ResumeIdentity& identity,
 class SharedComparison {
  public:
   SharedComparison(const Plan& plan, const formats::TensorSource& source,
-                   const formats::BaseCheckpoint& base, std::string digest,
+                   const formats::BaseCheckpoint& base, RowChanges row_changes, std::string digest,
                    const ComparisonShare& share, const ExecuteOptions& options, SharedWork& work)
       : plan_(plan),
         source_(source),
         base_(base),
+        row_changes_(row_changes),
         digest_(std::move(digest) + "\n"),
         share_(share),
         options_(options),
         work_(work),
         pairs_(formats::pair_pieces(plan.destination, base.reader().contents())) {}
 
-  /// Returns all pairs with equal bytes.
-  std::vector<PiecePair> run() {
+  /// Returns what all workers have found.
+  formats::PieceMatches run() {
     std::vector<std::string> texts;
     std::vector<bool> is_done(static_cast<std::size_t>(share_.num_shares));
     while (static_cast<int>(texts.size()) < share_.num_shares) {
@@ -70,7 +72,7 @@ class SharedComparison {
       if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
       if (texts.size() == num_before) std::this_thread::sleep_for(kPollInterval);
     }
-    return equal_pieces_from_texts(base_, pairs_, texts, work_.path());
+    return equal_pieces_from_texts(base_, plan_.destination, pairs_, texts, work_.path());
   }
 
  private:
@@ -80,9 +82,9 @@ class SharedComparison {
     const auto lock = work_.try_lock_comparison(share);
     if (!lock) return std::nullopt;
     if (auto text = read(share)) return text;  // written before the lock was free
-    const std::vector<PiecePair> equal =
-        find_equal_pieces_of(plan_, source_, base_, pairs_of(share), options_);
-    std::string text = equal_pieces_to_text(base_, pairs_, equal);
+    const formats::PieceMatches matches =
+        find_equal_pieces_of(plan_, source_, base_, pairs_of(share), row_changes_, options_);
+    std::string text = equal_pieces_to_text(base_, pairs_, matches, RowsInText::say);
     work_.write_comparison(share, digest_ + text);
     return text;
   }
@@ -90,6 +92,11 @@ class SharedComparison {
   /// Returns the text that a worker of the same move has written for a share.
   std::optional<std::string> read(int share) const {
     std::optional<std::string> text = work_.read_comparison(share, kMaxTextNbytes);
+    if (text && text->size() >= kMaxTextNbytes) {
+      throw Error::expected(ErrorKind::unsupported, {.path = work_.path()},
+                            "result of a worker's comparison with the base",
+                            "less than " + std::to_string(kMaxTextNbytes) + " bytes", "more");
+    }
     if (!text || !text->starts_with(digest_)) return std::nullopt;
     return text->substr(digest_.size());
   }
@@ -117,6 +124,7 @@ class SharedComparison {
   const Plan& plan_;
   const formats::TensorSource& source_;
   const formats::BaseCheckpoint& base_;
+  const RowChanges row_changes_;
   const std::string digest_;  // the first line of each text
   const ComparisonShare share_;
   const ExecuteOptions& options_;
@@ -128,7 +136,7 @@ class SharedComparison {
 
 std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
                                        FileSystem& fs, const std::string& base,
-                                       const std::string& destination,
+                                       const std::string& destination, RowChanges row_changes,
                                        formats::CreateOptions& create, const ComparisonShare& share,
                                        const ExecuteOptions& options) {
   TESSERA_CHECK(0 <= share.index && share.index < share.num_shares && create.journal.has_value());
@@ -137,11 +145,12 @@ std::uint64_t link_to_base_with_others(const Plan& plan, const formats::Checkpoi
   prepare_move(plan, reader, described);
   SharedWork work(fs, destination);
   work.lock(options.stop);  // makes the folder
-  std::vector<PiecePair> equal =
-      SharedComparison(plan, reader, *opened, digest_of(described.journal->identity, *opened),
-                       share, options, work)
+  formats::PieceMatches matches =
+      SharedComparison(plan, reader, *opened, row_changes,
+                       digest_of(described.journal->identity, *opened, row_changes), share, options,
+                       work)
           .run();
-  create.native.linked = formats::link_pieces(opened, plan.destination, std::move(equal));
+  create.native.linked = formats::link_pieces(opened, plan.destination, std::move(matches));
   return create.native.linked ? create.native.linked->nbytes : 0;
 }
 

@@ -257,14 +257,14 @@ class KilledWorkers(unittest.TestCase):
         self.assert_finished(name, options)
         self.assertIn("is the move finished already?", self.finish(name, code=3))
 
-    def base_and_next(self):
-        """Returns a base, and a source of which two thirds are in the base."""
+    def base_and_next(self, parts=3, distance=256):
+        """Returns a base, and a source of which the first of so many parts has a changed byte at each distance."""
         base, following = self.work / "base", self.work / "next.safetensors"
         self.run_tool("base", ["--world-size", "4"])
         found = bytearray(self.source.read_bytes())
         end_of_header = 8 + int.from_bytes(found[:8], "little")
-        changed = (len(found) - end_of_header) // 3
-        found[end_of_header:end_of_header + changed:256] = bytes(1 for _ in range(0, changed, 256))
+        changed = (len(found) - end_of_header) // parts
+        found[end_of_header:end_of_header + changed:distance] = bytes(1 for _ in range(0, changed, distance))
         following.write_bytes(found)
         return base, following
 
@@ -274,15 +274,16 @@ class KilledWorkers(unittest.TestCase):
         of_base = {each.stat().st_ino for each in base.iterdir()}
         return {each.name for each in path.iterdir() if each.stat().st_ino in of_base}
 
-    def take_over_with_base(self, begin):
+    def take_over_with_base(self, begin, changed_rows=False):
         """Has `begin` start parts of three. Then one worker takes over, and the result is that of one process."""
-        base, following = self.base_and_next()
-        options = ["--world-size", "4", "--base", base]
+        base, following = self.base_and_next(parts=1, distance=40_000) if changed_rows else self.base_and_next()
+        options = ["--world-size", "4", "--base", base, *["--changed-rows"] * changed_rows]
         start = time.monotonic()
         self.run_tool("alone", options, source=following)
         seconds = time.monotonic() - start
         links = self.linked(base, self.work / "alone")
         self.assertEqual(len(links), 4)
+        self.assertEqual((self.work / "alone" / "index.h5").read_bytes()[8], 4 if changed_rows else 3)
         parts = [[*options, "--part", f"{i}/3"] for i in range(3)]
         begin(following, parts, seconds)
         if not (self.work / "shared").exists():  # else all parts ended before they were killed
@@ -304,10 +305,10 @@ class KilledWorkers(unittest.TestCase):
                 worker.kill()
                 worker.communicate()
 
-        for _ in range(3):
+        for changed_rows in (False, False, True, True):
             with self.subTest(seed=self.seed), tempfile.TemporaryDirectory(dir=self.root) as folder:
                 self.work = pathlib.Path(folder)
-                self.take_over_with_base(begin)
+                self.take_over_with_base(begin, changed_rows)
 
     def test_a_take_over_with_another_base_is_refused(self):
         base, following = self.base_and_next()

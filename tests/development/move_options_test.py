@@ -21,7 +21,7 @@ NOT_IN_PYTHON = {
 }
 NOT_IN_JOURNAL = {
     "dequantize",  # an entry of its own beside the plan's
-    "to", "compress", "base", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
+    "to", "compress", "base", "changed-rows", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "spool", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress", "color",  # may differ
     "endpoint",  # of the URLs; other objects than those of the first run are refused

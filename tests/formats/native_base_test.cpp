@@ -74,7 +74,7 @@ std::vector<PiecePair> equal_pairs(const CheckpointReader& source, const BaseChe
 NativeWriteOptions with_base(const CheckpointReader& source, const std::string& base_path,
                              NativeWriteOptions options = {}) {
   const auto base = open_base_at(base_path);
-  options.linked = link_pieces(base, source.contents(), equal_pairs(source, *base));
+  options.linked = link_pieces(base, source.contents(), {equal_pairs(source, *base), {}});
   return options;
 }
 

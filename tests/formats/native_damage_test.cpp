@@ -372,12 +372,12 @@ TEST(NativeDamageTest, HostileHeadersAreRefusedBeforeAnythingIsAllocated) {
   EXPECT_EQ(open_native(fs, kPath)->contents().tensors.size(), 5);
 
   std::string later = sound;
-  later[8] = 4;
+  later[8] = 5;
   const std::uint64_t checksum = xxh3_64(std::as_bytes(std::span(later)).first(4088));
   std::memcpy(later.data() + 4088, &checksum, sizeof checksum);
   fs["index.h5"] = later;
   EXPECT_THAT([&] { open_native(fs, kPath); },
-              ThrowsError(ErrorKind::unsupported, "format version: expected 1 to 3, found 4"));
+              ThrowsError(ErrorKind::unsupported, "format version: expected 1 to 4, found 5"));
 }
 
 TEST(NativeDamageTest, AnIndexThatChangesInAnyByteIsRefusedOrHarmless) {

@@ -4,18 +4,20 @@
 #include "formats/native/index.h"
 #include "tessera/base/error.h"
 
-/// The binary index without the checksums before it: `{ role | world size | rank | index }`, a byte
-/// each but the last. Whatever decodes is encoded and decoded again to the same bytes.
+/// The binary index without the checksums before it: `{ role | world size | rank | version | index
+/// }`, a byte each but the last. Whatever decodes is encoded and decoded again to the same bytes.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   using namespace tessera::formats::native;
-  constexpr std::size_t kNumHeaderBytes = 3;
+  constexpr std::size_t kNumHeaderBytes = 4;
   if (nbytes < kNumHeaderBytes || data[1] <= data[2]) return 0;
+  if (data[3] < kFirstVersion || data[3] > kNewestVersion) return 0;
   FileHeader header;
   header.role =
       data[0] == static_cast<std::uint8_t>(FileRole::index) ? FileRole::index : FileRole::rank;
   header.world_size = data[1];
   header.rank = data[2];
+  header.version = data[3];
   header.file_nbytes = std::uint64_t{1} << 20;
   try {
     const auto bytes = std::as_bytes(std::span(data, nbytes)).subspan(kNumHeaderBytes);

@@ -18,7 +18,8 @@ PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
     "dcp": (".metadata", "__0_0.distcp", "__1_0.distcp"),
     "bin": ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"),
     "rank_files": ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"),
-    "native": ("index.h5", "rank-00000.h5", "rank-00001.h5"),
+    "native": ("index.h5", "rank-00000.h5", "rank-00001.h5",
+               "base-d942b813d119701d-00000.h5", "base-d942b813d119701d-00001.h5"),  # of fixtures/native/v4/patched
 }
 RANKS_OF_ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
 MODELS_OF_ZERO = {1: ("mp_rank_00_model_states.pt",),
@@ -91,15 +92,15 @@ def pickles(fixtures: Path):
 
 
 def native_indexes(fixtures: Path):
-    """Yields the indexes of native files, each behind the three bytes that native_index_fuzz.cpp names."""
+    """Yields the indexes of native files, each behind the four bytes that native_index_fuzz.cpp names."""
     for file in sorted(fixtures.rglob("*.h5")):
         content = file.read_bytes() if file.is_file() else b""
         if not content.startswith(b"\x89TSR") or len(content) < 4096:
             continue
-        role, rank, world_size = struct.unpack_from("<III", content, 12)
+        version, role, rank, world_size = struct.unpack_from("<IIII", content, 8)
         begin, end = struct.unpack_from("<QQ", content, 32)
-        if max(role, rank, world_size) < 256:
-            yield bytes((role, world_size, rank)) + content[begin:end]
+        if max(version, role, rank, world_size) < 256:
+            yield bytes((role, world_size, rank, version)) + content[begin:end]
 
 
 def shards(fixtures: Path):

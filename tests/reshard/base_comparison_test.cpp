@@ -17,6 +17,7 @@ namespace tessera::reshard {
 namespace {
 
 using formats::PiecePair;
+using test::Bytes;
 using test::bytes_of;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
@@ -63,7 +64,10 @@ std::vector<std::string> names_of(const std::vector<PiecePair>& pairs) {
 std::vector<std::string> equal_names(const MemoryCheckpoint& source, const MemoryBase& base,
                                      std::optional<int> rank = {}) {
   const Plan plan = plan_reshard(source.contents(), "memory", {});
-  return names_of(find_equal_pieces(plan, source, base, {.num_threads = 2}, rank));
+  const auto matches =
+      find_equal_pieces(plan, source, base, RowChanges::write_piece, {.num_threads = 2}, rank);
+  EXPECT_THAT(matches.changed_rows, testing::IsEmpty());
+  return names_of(matches.pairs);
 }
 
 TEST(BaseComparisonTest, OneChangedElementAnywhereMakesItsPieceDiffer) {
@@ -111,15 +115,97 @@ TEST(BaseComparisonTest, RanksTellEachOtherTheirEqualPieces) {
   std::vector<std::string> texts;
   for (const int rank : {0, 1}) {
     texts.push_back(equal_pieces_to_text(
-        base, pairs, find_equal_pieces(plan, source, base, {.num_threads = 1}, rank)));
+        base, pairs,
+        find_equal_pieces(plan, source, base, RowChanges::write_piece, {.num_threads = 1}, rank),
+        RowsInText::leave_out));
   }
   EXPECT_EQ(texts[0], "x 0-1 3-4");
   EXPECT_EQ(texts[1], "x 2-3");
-  EXPECT_THAT(names_of(equal_pieces_from_texts(base, pairs, texts, "path")),
+  EXPECT_THAT(names_of(equal_pieces_from_texts(base, plan.destination, pairs, texts, "path").pairs),
               testing::ElementsAre("a0", "b1", "c0"));
   const MemoryBase another(checkpoint_with(kNumel), "y");
-  EXPECT_THAT([&] { equal_pieces_from_texts(another, pairs, texts, "path"); },
+  EXPECT_THAT([&] { equal_pieces_from_texts(another, plan.destination, pairs, texts, "path"); },
               ThrowsError(ErrorKind::mismatch, "on rank 0"));
+}
+
+/// A checkpoint of one table. Of the rows in `changed`, one element is not that of the base.
+MemoryCheckpoint table_with(std::int64_t num_rows, std::int64_t num_columns,
+                            const std::vector<std::int64_t>& changed) {
+  MemoryCheckpoint checkpoint("memory");
+  std::vector<float> numbers(static_cast<std::size_t>(num_rows * num_columns), 1.0F);
+  for (const std::int64_t row : changed) {
+    numbers[static_cast<std::size_t>(row * num_columns + row % num_columns)] = 2.0F;
+  }
+  checkpoint.add({"table", DType::float32, {num_rows, num_columns}}, bytes_of(numbers));
+  return checkpoint;
+}
+
+formats::PieceMatches compare_rows(const MemoryCheckpoint& source, const MemoryBase& base) {
+  const Plan plan = plan_reshard(source.contents(), "memory", {});
+  return find_equal_pieces(plan, source, base, RowChanges::write_rows, {.num_threads = 2});
+}
+
+std::vector<std::int64_t> rows_in(const formats::RowSet& rows) {
+  std::vector<std::int64_t> all;
+  rows.for_each(0, rows.num_rows(), [&](std::int64_t row) { all.push_back(row); });
+  return all;
+}
+
+TEST(BaseComparisonTest, ChangedRowsAreFoundInAllBlocks) {
+  // Blocks of 1 MiB have 43690 rows of 24 bytes.
+  const MemoryBase base(table_with(100'000, 6, {}));
+  const std::vector<std::int64_t> changed = {0, 63, 64, 65, 43'689, 43'690, 99'999};
+  const formats::PieceMatches matches = compare_rows(table_with(100'000, 6, changed), base);
+  ASSERT_THAT(matches.pairs, testing::SizeIs(1));
+  ASSERT_THAT(matches.changed_rows, testing::SizeIs(1));
+  EXPECT_EQ(rows_in(matches.changed_rows.begin()->second), changed);
+}
+
+TEST(BaseComparisonTest, APatchHasAtMostAQuarterOfThePiece) {
+  const MemoryBase base(table_with(4'000, 6, {}));
+  std::vector<std::int64_t> changed;
+  // 24 of 4 * (24 + 8) bytes: 750 of 4000 rows.
+  for (std::int64_t row = 0; row < 750; ++row) changed.push_back(row);
+  EXPECT_THAT(compare_rows(table_with(4'000, 6, changed), base).changed_rows, testing::SizeIs(1));
+  changed.push_back(3'999);
+  EXPECT_THAT(compare_rows(table_with(4'000, 6, changed), base).pairs, testing::IsEmpty());
+}
+
+TEST(BaseComparisonTest, SmallPiecesPartsOfRowsAndLongRowsAreWrittenWhole) {
+  const MemoryBase small(table_with(2'000, 6, {}));  // 48,000 bytes
+  EXPECT_THAT(compare_rows(table_with(2'000, 6, {7}), small).pairs, testing::IsEmpty());
+  const MemoryBase long_rows(table_with(8, 300'000, {}));
+  EXPECT_THAT(compare_rows(table_with(8, 300'000, {7}), long_rows).pairs, testing::IsEmpty());
+  const auto with_columns_cut = [](const std::vector<std::int64_t>& changed) {
+    MemoryCheckpoint checkpoint = table_with(20'000, 6, changed);
+    Bytes whole = checkpoint.piece_bytes("table", 0);
+    MemoryCheckpoint cut("memory");
+    cut.add({"table", DType::float32, {20'000, 6}}, whole,
+            {{Box{{0, 0}, {20'000, 3}}, 0}, {Box{{0, 3}, {20'000, 3}}, 0}});
+    return cut;
+  };
+  const MemoryBase cut(with_columns_cut({}));
+  EXPECT_THAT(names_of(compare_rows(with_columns_cut({0}), cut).pairs), testing::ElementsAre("a1"));
+}
+
+TEST(BaseComparisonTest, WorkersTellEachOtherTheChangedRows) {
+  const MemoryBase base(table_with(100'000, 6, {}));
+  const MemoryCheckpoint source = table_with(100'000, 6, {0, 1, 2, 64, 99'998, 99'999});
+  const auto& contents = source.contents();
+  const auto pairs = formats::pair_pieces(contents, base.reader().contents());
+  const formats::PieceMatches matches = compare_rows(source, base);
+  const std::string text = equal_pieces_to_text(base, pairs, matches, RowsInText::say);
+  EXPECT_EQ(text, "x 0:0+3,61+1,99933+2");
+  const auto read = [&](const std::string& text_given) {
+    return equal_pieces_from_texts(base, contents, pairs, std::vector{text_given}, "path");
+  };
+  EXPECT_EQ(read(text).changed_rows, matches.changed_rows);
+  EXPECT_EQ(equal_pieces_to_text(base, pairs, matches, RowsInText::leave_out), "x 0:");
+  EXPECT_EQ(read("x 0:").changed_rows.begin()->second.count(), 0);
+  for (const std::string wrong : {"x 1:0+1", "x 0:99999+2", "x 0:0+3,", "x 0:5", "x 0", "x 0-2",
+                                  "x 0:0+1;", "x  0:", "x a"}) {
+    EXPECT_THAT([&] { read(wrong); }, ThrowsError(ErrorKind::mismatch, "path")) << wrong;
+  }
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
         ": no interrupted run to resume; started from the beginning");
   }
   Progress progress(terminal, options.progress, options.progress.verb,
-                    plan.nbytes_to_write - outcome.linked_nbytes);
+                    reshard::nbytes_to_move(plan, create));
   outcome.kept_nbytes = reshard::finish_or_keep(
       plan, reader, *writer, place.fs, place.path,
       {.memory_nbytes = options.memory_nbytes,
@@ -124,9 +124,11 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
                                         .stop = stop,
                                         .source_path = reader.path()};
   const bool finishes = !options.worker.finished_folder.empty();
+  const auto row_changes =
+      options.changed_rows ? reshard::RowChanges::write_rows : reshard::RowChanges::write_piece;
   if (options.base.empty() || options.dry_run || (!part && !finishes)) {
-    outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, options.base,
-                                                  options.destination, create, execute);
+    outcome.linked_nbytes = reshard::link_to_base(
+        outcome.plan, reader, fs, options.base, options.destination, row_changes, create, execute);
     return;
   }
   reshard::ComparisonShare share;
@@ -135,8 +137,9 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
   } else {
     share.num_shares = formats::SharedWork(fs, options.destination).num_shares();
   }
-  outcome.linked_nbytes = reshard::link_to_base_with_others(
-      outcome.plan, reader, fs, options.base, options.destination, create, share, execute);
+  outcome.linked_nbytes =
+      reshard::link_to_base_with_others(outcome.plan, reader, fs, options.base, options.destination,
+                                        row_changes, create, share, execute);
 }
 
 /// Writes the share of one worker, or finishes the shares of all workers.

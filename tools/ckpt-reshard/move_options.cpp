@@ -84,6 +84,8 @@ void add_base_option(Command& command, MoveOptions& options) {
   command.option("--base", "PREVIOUS", options.base,
                  "Write only what differs from the older checkpoint PREVIOUS. For the rest, DST "
                  "gets hard links to its files. You may remove PREVIOUS later. Native format only");
+  command.flag("--changed-rows", options.changed_rows,
+               "With --base: if only some rows of a table differ, write these rows alone");
 }
 
 void add_move_options(Command& command, MoveOptions& options) {
@@ -169,6 +171,10 @@ void add_move_options(Command& command, MoveOptions& options) {
 }
 
 void check_options(const MoveOptions& options) {
+  if (options.changed_rows && options.base.empty()) {
+    throw UsageError("--changed-rows: expected --base PREVIOUS too, found no --base",
+                     "ckpt-reshard --help");
+  }
   if (options.resume && options.discard)
     throw UsageError("--resume: expected either --resume or --discard, found both",
                      "ckpt-reshard --help");

@@ -37,6 +37,7 @@ struct MoveOptions {
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   std::string compress = "none";
   std::string base;  // path of the checkpoint to share files with; empty: not given
+  bool changed_rows = false;
   std::vector<std::string> only;
   std::string only_option = "--only";  // name of the options that set `only`, for messages
   std::vector<std::string> renames;
@@ -73,7 +74,8 @@ struct MoveOptions {
 };
 
 void add_move_options(Command& command, MoveOptions& options);
-/// Adds `--base PREVIOUS`. Not for `combine`, whose `--base` means something else.
+/// Adds `--base PREVIOUS` and `--changed-rows`. Not for `combine`, whose `--base` means something
+/// else.
 void add_base_option(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
 void add_flat_layout_option(Command& command, MoveOptions& options);

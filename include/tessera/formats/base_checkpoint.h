@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "tessera/base/file_system.h"
+#include "tessera/formats/changed_rows.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/format.h"
 
@@ -30,12 +34,28 @@ struct PiecePair {
 
 class BaseCheckpoint;
 
+/// The rows of a new checkpoint's pieces that differ from the base, of each piece that is stored as
+/// a patch ([Note: Changed rows]). The set of a piece that another rank writes may be empty.
+using ChangedRows = std::map<CheckpointWriter::PieceId, RowSet>;
+
+/// What a comparison with a base found.
+struct PieceMatches {
+  std::vector<PiecePair> pairs;  // with equal bytes, or with few changed rows; sorted by `piece`
+  ChangedRows changed_rows;      // of the pairs whose bytes differ
+};
+
 /// The pieces of a new checkpoint that stay in files of its base.
 struct LinkedPieces {
   std::shared_ptr<const BaseCheckpoint> base;
   std::vector<PiecePair> pairs;  // sorted by `piece`
-  std::uint64_t nbytes = 0;      // of these pieces, before compression
+  ChangedRows changed_rows;      // of the patched ones among these pieces
+  std::uint64_t nbytes = 0;      // of these pieces without changed rows, before compression
 };
+
+/// Returns the bytes of a linked piece of a new checkpoint that are in a file of the base, before
+/// compression.
+std::uint64_t linked_nbytes_of(const LinkedPieces& linked, const CheckpointContents& contents,
+                               CheckpointWriter::PieceId piece);
 
 /// An open checkpoint that new ones can share files with. Read-only and thread-safe.
 class BaseCheckpoint {
@@ -55,10 +75,14 @@ class BaseCheckpoint {
   virtual const CheckpointReader& reader() const = 0;
   /// Returns a text that differs between checkpoints that differ in any byte.
   virtual std::string identity() const = 0;
-  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `equal`: all pairs
-  /// with equal bytes, sorted by `piece`; those of all ranks, if several ranks write the new
-  /// checkpoint.
-  virtual std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const = 0;
+  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `pairs`: as
+  /// PieceMatches has them; those of all ranks, if several ranks write the new checkpoint.
+  virtual std::vector<PiecePair> worth_linking(std::vector<PiecePair> pairs) const = 0;
+  /// Reads a piece as TensorSource::read_piece does, but without its patch, if it has one.
+  virtual void read_unpatched(CheckpointWriter::PieceId piece, FlatRange range,
+                              std::span<std::byte> out) const {
+    reader().read_piece(piece.tensor_index, piece.piece_index, range, out);
+  }
 };
 
 /// Returns all pieces of a new checkpoint for which the base has a piece with the same tensor name,
@@ -66,11 +90,11 @@ class BaseCheckpoint {
 std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
                                    const CheckpointContents& base);
 
-/// Returns the pieces to link if the pieces in `equal` have equal bytes; null if no file is worth a
-/// link. `equal`: as for worth_linking. `contents`: of the new checkpoint.
+/// Returns the pieces to link if the comparison found `matches`; null if no file is worth a link.
+/// `matches`: as for worth_linking. `contents`: of the new checkpoint.
 std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckpoint> base,
                                                 const CheckpointContents& contents,
-                                                std::vector<PiecePair> equal);
+                                                PieceMatches matches);
 
 /// Throws Error(invalid_argument) if `base` cannot be the base of a checkpoint at `destination`:
 /// the paths are equal, one contains the other, or the file systems differ. `base` must exist.

@@ -15,25 +15,31 @@
 
 namespace tessera::reshard {
 
+/// How a new checkpoint stores a piece of which only some rows differ from the base.
+enum class RowChanges {
+  write_piece,  // whole, as other pieces that differ
+  write_rows,   // as a patch, if the patch is small enough ([Note: Changed rows])
+};
+
 /// Compares the pieces that a plan writes with the pieces of a base that have the same tensor and
-/// region. Returns the pairs with equal bytes, sorted by piece. Compares the bytes themselves, not
-/// checksums: different bytes can be chosen to have the same 64-bit checksum, and reading also
-/// finds damage in the base. Stops reading a piece at the first difference.
+/// region. A patched piece of the base counts as it is without its patch. Returns the pairs with
+/// equal bytes; with `write_rows` also those with few changed rows. Compares the bytes themselves,
+/// not checksums: different bytes can be chosen to have the same 64-bit checksum, and reading also
+/// finds damage in the base. Stops reading a piece at the first difference, or when too many
+/// rows differ.
 /// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
 /// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
-/// tensor if the base is damaged. Cost: reads each piece, in source and base, up to a difference.
-std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
-                                                  const formats::TensorSource& source,
-                                                  const formats::BaseCheckpoint& base,
-                                                  const ExecuteOptions& options,
-                                                  std::optional<int> rank = {});
+/// tensor if the base is damaged. Cost: reads each piece, in source and base, as far as it is compared.
+formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
+                                        const formats::BaseCheckpoint& base, RowChanges row_changes,
+                                        const ExecuteOptions& options,
+                                        std::optional<int> rank = {});
 
 /// Does the same for pairs of `formats::pair_pieces`, sorted by piece.
-std::vector<formats::PiecePair> find_equal_pieces_of(const Plan& plan,
-                                                     const formats::TensorSource& source,
-                                                     const formats::BaseCheckpoint& base,
-                                                     std::vector<formats::PiecePair> pairs,
-                                                     const ExecuteOptions& options);
+formats::PieceMatches find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
+                                           const formats::BaseCheckpoint& base,
+                                           std::vector<formats::PiecePair> pairs,
+                                           RowChanges row_changes, const ExecuteOptions& options);
 
 /// Opens the base of a move. Throws: what BaseCheckpoint::open and check_base throw.
 std::shared_ptr<const formats::BaseCheckpoint> open_base_of_move(
@@ -46,8 +52,12 @@ std::shared_ptr<const formats::BaseCheckpoint> open_base_of_move(
 /// Throws: what BaseCheckpoint::open, check_base and find_equal_pieces throw.
 std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
                            const FileSystem& fs, const std::string& base,
-                           const std::string& destination, formats::CreateOptions& create,
-                           const ExecuteOptions& options);
+                           const std::string& destination, RowChanges row_changes,
+                           formats::CreateOptions& create, const ExecuteOptions& options);
+
+/// Returns the bytes that a move hands to its writer: those of all pieces except linked ones. Of a
+/// patched piece, the writer gets all rows.
+std::uint64_t nbytes_to_move(const Plan& plan, const formats::CreateOptions& create);
 
 /// One of the shares of a comparison that several workers do together.
 struct ComparisonShare {
@@ -63,7 +73,7 @@ struct ComparisonShare {
 /// SharedWork::lock throws.
 std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
                                        FileSystem& fs, const std::string& base,
-                                       const std::string& destination,
+                                       const std::string& destination, RowChanges row_changes,
                                        formats::CreateOptions& create, const ComparisonShare& share,
                                        const ExecuteOptions& options);
 

@@ -126,6 +126,7 @@ struct RankSaveOptions {
   formats::NativeWriteOptions native{};  // for native only
   int keep_last = 0;                     // as SaveOptions::keep_last of the runtime
   std::string base{};                    // as SaveOptions::base of the runtime
+  bool changed_rows = false;             // as SaveOptions::changed_rows of the runtime
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // for this rank's buffers
   FileSystem* file_system = &FileSystem::posix();         // must outlive the save
 };

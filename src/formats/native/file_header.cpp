@@ -52,9 +52,9 @@ void check_version_and_checksum(std::uint32_t version,
   const std::uint64_t checksum = xxh3_64(bytes.first(kChecksumAt));
   // The version is judged only if the checksum is right: otherwise the version itself may be
   // damaged.
-  if (checksum == stored_checksum && (version < kFirstVersion || version > kLinkedVersion)) {
+  if (checksum == stored_checksum && (version < kFirstVersion || version > kNewestVersion)) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "format version",
-                          std::to_string(kFirstVersion) + " to " + std::to_string(kLinkedVersion),
+                          std::to_string(kFirstVersion) + " to " + std::to_string(kNewestVersion),
                           std::to_string(version), "written by a later release?");
   }
   if (checksum != stored_checksum) {

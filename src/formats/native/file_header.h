@@ -17,8 +17,10 @@ enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
 /// Format versions. All files of a checkpoint have the same one, except linked files.
 inline constexpr std::uint32_t kFirstVersion = 1;
-inline constexpr std::uint32_t kPackedVersion = 2;  // [Note: Packed pieces]
-inline constexpr std::uint32_t kLinkedVersion = 3;  // [Note: Linked files]
+inline constexpr std::uint32_t kPackedVersion = 2;   // [Note: Packed pieces]
+inline constexpr std::uint32_t kLinkedVersion = 3;   // [Note: Linked files]
+inline constexpr std::uint32_t kPatchedVersion = 4;  // [Note: Patched pieces]
+inline constexpr std::uint32_t kNewestVersion = kPatchedVersion;
 
 /// The first bytes of each file, in what HDF5 calls the user block.
 ///

@@ -25,7 +25,11 @@ constexpr std::uint8_t kPositionTag = 1;
 constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
-constexpr std::uint8_t kLinkedTag = 3;  // comes before the encoding of a linked piece
+constexpr std::uint8_t kLinkedTag = 3;   // comes before the encoding of a linked piece
+constexpr std::uint8_t kPatchedTag = 4;  // of a linked piece with a patch
+
+/// So that no size of a patch overflows.
+constexpr std::uint64_t kMaxPatchRows = std::uint64_t{1} << (StoredPieces::kBeginBits - 3);
 
 constexpr std::size_t kIndexPartNbytes = std::size_t{1} << 20;
 
@@ -80,23 +84,36 @@ void put_region(ByteWriter& out, const Region& region) {
   out.uint(range.numel());
 }
 
-/// `place`: the piece's item of Index::linked_places.
-void put_stored(ByteWriter& out, const StoredPiece& stored, std::uint64_t place,
-                const BlockGrid& grid) {
-  if (stored.file != 0) {
-    out.u8(kLinkedTag);
-    out.uint(std::uint64_t{stored.file - 1U});
-    out.uint(place);
-  }
-  out.u8(static_cast<std::uint8_t>(stored.encoding));
-  if (stored.encoding == Encoding::none) return;
-  out.uint(stored.begin);
-  if (stored.encoding == Encoding::zstd) out.uint(stored.stored_nbytes);
+void put_blocks(ByteWriter& out, const StoredPiece& stored, const BlockGrid& grid) {
   if (grid.num_blocks() == 1) {
     out.u64(stored.checksum_or_table);
   } else {
     out.uint(stored.checksum_or_table);
   }
+}
+
+void put_patch(ByteWriter& out, const StoredPatch& patch) {
+  out.uint(patch.num_rows);
+  for (const StoredPiece* const part : {&patch.numbers, &patch.rows}) {
+    out.uint(part->begin);
+    put_blocks(out, *part, grid_of(*part));
+  }
+}
+
+void put_stored(ByteWriter& out, const Index& index, PieceId id) {
+  const StoredPiece stored = index.stored(id);
+  const StoredPatch* const patch = index.patch(id);
+  if (stored.file != 0) {
+    out.u8(patch != nullptr ? kPatchedTag : kLinkedTag);
+    out.uint(std::uint64_t{stored.file - 1U});
+    out.uint(index.linked_place(id));
+  }
+  out.u8(static_cast<std::uint8_t>(stored.encoding));
+  if (stored.encoding == Encoding::none) return;
+  out.uint(stored.begin);
+  if (stored.encoding == Encoding::zstd) out.uint(stored.stored_nbytes);
+  put_blocks(out, stored, index.grid(id));
+  if (patch != nullptr) put_patch(out, *patch);
 }
 
 BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
@@ -142,11 +159,10 @@ void put_tensor(ByteWriter& out, const TensorEntry& tensor, std::size_t num_piec
 void put_piece(ByteWriter& out, const Index& index, PieceId id) {
   const TensorEntry& tensor = index.contents->tensors[id.tensor_index];
   const Piece& piece = tensor.pieces[id.piece_index];
-  const StoredPiece stored = index.stored(id);
-  out.uint(std::uint64_t{stored.position});
+  out.uint(std::uint64_t{index.stored(id).position});
   out.uint(std::int64_t{piece.rank});
   put_region(out, piece.region);
-  put_stored(out, stored, index.linked_place(id), index.grid(id));
+  put_stored(out, index, id);
 }
 
 /// Writes the annotations, and the order of keys as one of them.
@@ -281,15 +297,58 @@ std::uint64_t get_link(ByteReader& in, const Index& index, StoredPiece& stored) 
   return static_cast<std::uint64_t>(in.non_negative());
 }
 
-/// `place`: set for a linked piece.
-StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes,
-                       std::uint64_t& place) {
-  StoredPiece stored;
-  std::uint8_t code = in.u8();
-  if (code == kLinkedTag && index.format_version >= kLinkedVersion && nbytes > 0) {
-    place = get_link(in, index, stored);
-    code = in.u8();
+std::uint64_t get_begin(ByteReader& in) {
+  const std::uint64_t begin = in.uint();
+  if (begin >> StoredPieces::kBeginBits != 0) {
+    in.fail("byte range", "a begin below 2^" + std::to_string(StoredPieces::kBeginBits),
+            std::to_string(begin));
   }
+  return begin;
+}
+
+void get_blocks(ByteReader& in, const BlockGrid& grid, StoredPiece& stored) {
+  stored.checksum_or_table = grid.num_blocks() == 1 ? in.u64() : in.uint();
+}
+
+/// Reads the patch of a piece of `tensor`.
+StoredPatch get_patch(ByteReader& in, const TensorEntry& tensor, const Region& region) {
+  const auto rows = rows_of(region, tensor.meta);
+  if (!rows) {
+    in.fail("patched piece of " + printable(tensor.meta.fqn),
+            "a box of two or more rows with all columns", region_to_string(region));
+  }
+  const std::uint64_t num_rows = in.uint();
+  const std::uint64_t max_rows =
+      std::min(static_cast<std::uint64_t>(rows->num_rows), kMaxPatchRows);
+  if (num_rows == 0 || num_rows > max_rows) {
+    in.fail("rows of the patch of " + printable(tensor.meta.fqn),
+            "1 to " + std::to_string(max_rows), std::to_string(num_rows));
+  }
+  StoredPatch patch = empty_patch(num_rows, *rows);
+  for (StoredPiece* const part : {&patch.numbers, &patch.rows}) {
+    part->begin = get_begin(in);
+    get_blocks(in, grid_of(*part), *part);
+  }
+  return patch;
+}
+
+/// Reads the tags before the encoding of a linked piece. Returns the encoding's code.
+std::uint8_t get_tags(ByteReader& in, const Index& index, std::uint64_t nbytes, StoredPiece& stored,
+                      std::uint64_t& place, bool& is_patched) {
+  const std::uint8_t code = in.u8();
+  is_patched = code == kPatchedTag && index.format_version >= kPatchedVersion;
+  const bool is_linked =
+      is_patched || (code == kLinkedTag && index.format_version >= kLinkedVersion);
+  if (!is_linked || nbytes == 0) return code;
+  place = get_link(in, index, stored);
+  return in.u8();
+}
+
+/// `place`: set for a linked piece. `is_patched`: set if a patch follows.
+StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes,
+                       std::uint64_t& place, bool& is_patched) {
+  StoredPiece stored;
+  const std::uint8_t code = get_tags(in, index, nbytes, stored, place, is_patched);
   const std::uint64_t chunk_nbytes = chunk_nbytes_of(index, stored);
   const BlockGrid plain = make_grid(Encoding::plain, nbytes, chunk_nbytes);
   const BlockGrid chunks = make_grid(Encoding::zstd, nbytes, chunk_nbytes);
@@ -301,17 +360,9 @@ StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes,
   }
   if (stored.encoding == Encoding::none) return stored;
   const BlockGrid& grid = stored.encoding == Encoding::zstd ? chunks : plain;
-  stored.begin = in.uint();
-  if (stored.begin >> StoredPieces::kBeginBits != 0) {
-    in.fail("byte range", "a begin below 2^" + std::to_string(StoredPieces::kBeginBits),
-            std::to_string(stored.begin));
-  }
+  stored.begin = get_begin(in);
   stored.stored_nbytes = stored.encoding == Encoding::zstd ? in.uint() : grid.nbytes;
-  if (grid.num_blocks() == 1) {
-    stored.checksum_or_table = in.u64();
-  } else {
-    stored.checksum_or_table = in.uint();
-  }
+  get_blocks(in, grid, stored);
   return stored;
 }
 
@@ -442,8 +493,10 @@ void get_piece(ByteReader& in, const FileHeader& header, Index& index, const Ten
   }
   const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
   std::uint64_t place = 0;
-  StoredPiece stored = get_stored(in, index, nbytes, place);
+  bool is_patched = false;
+  StoredPiece stored = get_stored(in, index, nbytes, place, is_patched);
   if (!index.linked_files.empty()) index.linked_places.push_back(place);
+  if (is_patched) index.patches.emplace(id, get_patch(in, tensor, piece.region));
   const bool is_in_place =
       header.role == FileRole::index
           ? position == id.piece_index
@@ -504,7 +557,7 @@ void get_linked_files(ByteReader& in, Index& index) {
     file.checkpoint_id = in.u64();
     file.rank = get_number(in, "rank of a linked file", 0, kMaxWorldSize - 1);
     file.world_size = get_number(in, "world size of a linked file", file.rank + 1, kMaxWorldSize);
-    file.format_version = get_number(in, "version of a linked file", kFirstVersion, kLinkedVersion);
+    file.format_version = get_number(in, "version of a linked file", kFirstVersion, kNewestVersion);
     file.chunk_nbytes = get_chunk_nbytes(in);
     file.record = get_record(in);
     if (last != nullptr &&
@@ -567,6 +620,31 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
           fail("block table", stored.checksum_or_table, table_nbytes.value_or(UINT64_MAX));
         }
       }
+    }
+  }
+}
+
+/// Throws unless the bytes of all patches are within the file of their rank.
+void validate_patches(const Index& index, const FileHeader& header, const std::string& path) {
+  for (const auto& [id, patch] : index.patches) {
+    const TensorEntry& tensor = index.contents->tensors[id.tensor_index];
+    const auto rank = static_cast<std::size_t>(tensor.pieces[id.piece_index].rank);
+    const std::uint64_t file_nbytes =
+        header.role == FileRole::index ? index.rank_files[rank].nbytes : header.file_nbytes;
+    const auto require_within = [&](std::string_view rule, std::uint64_t begin,
+                                    std::uint64_t nbytes) {
+      if (lies_within(begin, nbytes, file_nbytes)) return;
+      throw Error::expected(
+          ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule,
+          "within [" + std::to_string(kHeaderNbytes) + ", " + std::to_string(file_nbytes) + ")",
+          std::to_string(nbytes) + " bytes at " + std::to_string(begin));
+    };
+    for (const StoredPiece* const part : {&patch.numbers, &patch.rows}) {
+      require_within("byte range of a patch", part->begin, part->stored_nbytes);
+      const std::uint64_t num_blocks = grid_of(*part).num_blocks();
+      if (num_blocks == 1) continue;
+      require_within("block table of a patch", part->checksum_or_table,
+                     num_blocks * table_entry_nbytes(Encoding::plain));
     }
   }
 }
@@ -707,6 +785,31 @@ BlockGrid Index::grid(PieceId id) const {
   return make_grid(stored.encoding, nbytes, chunk_nbytes_of(*this, stored));
 }
 
+StoredPatch empty_patch(std::uint64_t num_rows, const PieceRows& rows) {
+  StoredPatch patch{.num_rows = num_rows};
+  patch.numbers.encoding = Encoding::plain;
+  patch.numbers.stored_nbytes = num_rows * sizeof(std::uint64_t);
+  patch.rows.encoding = Encoding::plain;
+  patch.rows.stored_nbytes = num_rows * rows.row_nbytes;
+  return patch;
+}
+
+BlockGrid grid_of(const StoredPiece& part_of_patch) {
+  return {kPlainBlockNbytes, part_of_patch.stored_nbytes};
+}
+
+const StoredPatch* Index::patch(PieceId id) const {
+  const auto found = patches.find(id);
+  return found == patches.end() ? nullptr : &found->second;
+}
+
+PieceRows Index::rows(PieceId id) const {
+  const TensorEntry& tensor = contents->tensors[id.tensor_index];
+  const auto rows = rows_of(tensor.pieces[id.piece_index].region, tensor.meta);
+  TESSERA_CHECK(rows.has_value());
+  return *rows;
+}
+
 std::uint64_t Index::linked_place(PieceId id) const {
   return linked_places.empty() ? 0 : linked_places[storage.number_of(id)];
 }
@@ -798,6 +901,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
     validate_names(index.contents, ErrorKind::corruption, path);
   }
   validate_storage(index, header, path);
+  validate_patches(index, header, path);
   apply_key_order(header, index, path);
   return index;
 }
@@ -865,6 +969,9 @@ Index select_pieces(const Index& whole, std::span<const PieceId> pieces) {
       stored.position = id.piece_index;
       selected.storage.set({tensors.size() - 1, i}, stored);
       if (!whole.linked_places.empty()) selected.linked_places.push_back(whole.linked_place(id));
+      if (const StoredPatch* const patch = whole.patch(id)) {
+        selected.patches.emplace(PieceId(tensors.size() - 1, i), *patch);
+      }
     }
     pieces = pieces.subspan(num_here);
   }
@@ -875,6 +982,7 @@ void take_storage(Index& whole, std::span<const PieceId> pieces, const Index& ra
   auto id = pieces.begin();
   for (std::size_t t = 0; t < rank_index.storage.num_tensors(); ++t) {
     for (std::size_t p = 0; p < rank_index.storage.num_pieces(t); ++p) {
+      if (const StoredPatch* const patch = rank_index.patch({t, p})) whole.patches[*id] = *patch;
       whole.storage.set(*id++, rank_index.stored({t, p}));
     }
   }
@@ -936,6 +1044,9 @@ void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, PiecePool& 
       whole.storage.set(id, stored);
       if (!whole.linked_files.empty()) {
         whole.linked_places[whole.storage.number_of(id)] = each.index->linked_place(in_rank);
+      }
+      if (const StoredPatch* const patch = each.index->patch(in_rank)) {
+        whole.patches.emplace(id, *patch);
       }
     }
   }

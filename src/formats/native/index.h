@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "base/list_of_lists.h"
 #include "formats/native/file_header.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/changed_rows.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/shared_contents.h"
 
@@ -34,6 +36,10 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 // has. So the checkpoint stays complete if the base is removed. If the base has linked files, they
 // are linked like its rank files. See docs/formats/native.md.
 
+// [Note: Patched pieces] A checkpoint of version 4 has patched pieces ([Note: Changed rows] in
+// changed_rows.h). Such a piece is a linked piece, whose StoredPiece says where the whole piece is
+// in a linked file, and a StoredPatch in the file of the piece's rank. See docs/formats/native.md.
+
 /// The greatest number of linked files of a checkpoint.
 inline constexpr std::uint32_t kMaxLinkedFiles = (1U << 24) - 1;
 
@@ -51,6 +57,19 @@ struct StoredPiece {
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
+
+/// The places of a patch in the file of the piece's rank. Both members are plain; their `position`
+/// and `file` are not used.
+struct StoredPatch {
+  std::uint64_t num_rows = 0;  // of the patch
+  StoredPiece numbers{};       // of the rows in the piece, ascending, 8 bytes each
+  StoredPiece rows{};          // their bytes, in the same order
+
+  friend bool operator==(const StoredPatch&, const StoredPatch&) = default;
+};
+
+/// Returns the patch of `num_rows` rows of a piece with `rows`, without places.
+StoredPatch empty_patch(std::uint64_t num_rows, const PieceRows& rows);
 
 /// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
 /// of them are plain and in their rank's own file: these take 16 bytes each.
@@ -116,6 +135,9 @@ struct BlockGrid {
   ByteRange block(std::uint64_t number) const;
 };
 
+/// Returns the blocks of the numbers or of the rows of a patch.
+BlockGrid grid_of(const StoredPiece& part_of_patch);
+
 /// What the index records about a rank file.
 struct RankFileRecord {
   std::uint64_t nbytes = 0;
@@ -154,6 +176,7 @@ struct Index {
   /// the list of that file's index. HDF5 link names of tensors with long FQNs contain this number.
   /// Indexed by StoredPieces::number_of; empty without linked files.
   std::vector<std::uint64_t> linked_places;
+  std::map<PieceId, StoredPatch> patches;  // of the patched pieces, which are linked pieces too
   std::vector<RankFileRecord> rank_files;  // indexed by rank; empty in a rank file's index
   std::vector<LinkedFile> linked_files;  // sorted by checkpoint id and rank; the same on all ranks
 
@@ -161,6 +184,10 @@ struct Index {
   BlockGrid grid(PieceId id) const;
   /// Returns the piece's item of `linked_places`; 0 without linked files.
   std::uint64_t linked_place(PieceId id) const;
+  /// Returns the patch of a patched piece, or null.
+  const StoredPatch* patch(PieceId id) const;
+  /// Returns the rows of a patched piece.
+  PieceRows rows(PieceId id) const;
 };
 
 /// Returns the size of an entry in a table of blocks. Units: bytes.

@@ -13,6 +13,10 @@ inline constexpr const char* kOwnGroup = "~tessera";
 inline constexpr const char* kIndexDataset = "index";
 inline constexpr const char* kBlocksDataset = "blocks";
 inline constexpr const char* kValuesDataset = "values";
+inline constexpr const char* kHiddenDataset = "hidden";
+/// What the datasets of a patch have behind the link name of their piece.
+inline constexpr const char* kRowNumbersSuffix = "~row_numbers";
+inline constexpr const char* kRowsSuffix = "~rows";
 
 /// Returns the HDF5 link name of a tensor, alias or value: valid UTF-8 without `/`, different for
 /// different FQNs. `number`: the entry's position in the index's list of tensors, aliases or

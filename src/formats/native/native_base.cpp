@@ -32,7 +32,10 @@ class NativeBase final : public BaseCheckpoint {
   const CheckpointReader& reader() const override { return *checkpoint_; }
   const NativeCheckpoint& checkpoint() const { return *checkpoint_; }
   std::string identity() const override { return checksum_text(checkpoint_->checkpoint_id()); }
-  std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const override;
+  std::vector<PiecePair> worth_linking(std::vector<PiecePair> pairs) const override;
+  void read_unpatched(PieceId id, FlatRange range, std::span<std::byte> out) const override {
+    checkpoint_->read_unpatched(id, range, out);
+  }
 
   StoredPiece stored(PieceId id) const { return checkpoint_->index().stored(id); }
   /// Describes the file that holds a piece of the base, as an item for Index::linked_files.
@@ -55,14 +58,14 @@ LinkedFile NativeBase::file_of(PieceId id) const {
           .record = index.rank_files[static_cast<std::size_t>(rank)]};
 }
 
-std::vector<PiecePair> NativeBase::worth_linking(std::vector<PiecePair> equal) const {
+std::vector<PiecePair> NativeBase::worth_linking(std::vector<PiecePair> pairs) const {
   struct Use {
     std::uint64_t file_nbytes = 0;
     std::uint64_t used_nbytes = 0;
     std::set<std::uint64_t> begins{};  // of used pieces: replicas may share one piece of the base
   };
   std::map<std::string, Use> uses;
-  for (const PiecePair& pair : equal) {
+  for (const PiecePair& pair : pairs) {
     const LinkedFile file = file_of(pair.base_piece);
     Use& use = uses[file.name()];
     use.file_nbytes = file.record.nbytes;
@@ -70,11 +73,11 @@ std::vector<PiecePair> NativeBase::worth_linking(std::vector<PiecePair> equal) c
       use.used_nbytes += stored(pair.base_piece).stored_nbytes;
     }
   }
-  std::erase_if(equal, [&](const PiecePair& pair) {
+  std::erase_if(pairs, [&](const PiecePair& pair) {
     const Use& use = uses.at(file_of(pair.base_piece).name());
     return use.used_nbytes < (use.file_nbytes + kMaxGrowth - 1) / kMaxGrowth;
   });
-  return equal;
+  return pairs;
 }
 
 const NativeBase& native_base(const LinkedPieces& linked) {
@@ -135,7 +138,10 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked) {
     const std::pair key(file.checkpoint_id, file.rank);
     files.emplace(key, std::move(file));
   }
-  index.format_version = kLinkedVersion;
+  const bool links_patched_file = std::ranges::any_of(
+      files, [](const auto& file) { return file.second.format_version >= kPatchedVersion; });
+  index.format_version =
+      linked.changed_rows.empty() && !links_patched_file ? kLinkedVersion : kPatchedVersion;
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint32_t> numbers;
   for (auto& [key, file] : files) {
     index.linked_files.push_back(std::move(file));
@@ -155,6 +161,10 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked) {
     index.storage.set(pair.piece, stored);
     index.linked_places[index.storage.number_of(pair.piece)] =
         places[pair.base_piece.tensor_index][pair.base_piece.piece_index];
+  }
+  for (const auto& [piece, rows] : linked.changed_rows) {
+    index.patches.emplace(piece,
+                          empty_patch(static_cast<std::uint64_t>(rows.count()), index.rows(piece)));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "formats/native/index.h"
@@ -17,6 +18,8 @@ class NativeCheckpoint : public DividedReader {
  public:
   virtual std::uint64_t checkpoint_id() const = 0;
   virtual const Index& index() const = 0;
+  /// As `read_piece`, but of a patched piece reads the linked piece without its patch.
+  virtual void read_unpatched(PieceId id, FlatRange range, std::span<std::byte> out) const = 0;
 };
 
 /// As `open_native`.

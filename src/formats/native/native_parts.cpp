@@ -12,7 +12,8 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns the encoded index without the places of the pieces that are in rank files.
+/// Returns the encoded index without the places of the pieces that are in rank files, and without
+/// the patches themselves, because a rank knows the changed rows of its own pieces only.
 std::vector<std::byte> encode_without_places(Index index) {
   for (std::size_t t = 0; t < index.storage.num_tensors(); ++t) {
     for (std::size_t p = 0; p < index.storage.num_pieces(t); ++p) {
@@ -20,6 +21,7 @@ std::vector<std::byte> encode_without_places(Index index) {
       if (stored.file == 0) index.storage.set({t, p}, {.position = stored.position});
     }
   }
+  for (auto& [id, patch] : index.patches) patch = {};
   return encode_index(index);
 }
 

@@ -11,6 +11,7 @@
 #include "base/digest.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/chunk_codec.h"
+#include "formats/native/patch_reader.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
 #include "tessera/base/error.h"
@@ -20,7 +21,6 @@ namespace tessera::formats::native {
 namespace {
 
 constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;
-constexpr std::uint64_t kEntriesPerRead = 4096;
 
 using Findings = std::vector<Finding>;
 
@@ -97,9 +97,29 @@ class FileCheck {
 
   /// Checks a piece that `index` places in this file.
   void check_piece(const Index& index, PieceId id, Data data) {
-    const StoredPiece stored = index.stored(id);
-    const std::string& fqn = index.contents->tensors[id.tensor_index].meta.fqn;
-    const BlockGrid grid = index.grid(id);
+    check_stored(index.contents->tensors[id.tensor_index].meta.fqn, index.stored(id),
+                 index.grid(id), data);
+  }
+
+  /// Checks the patch of a piece that `index` places in this file, if the piece has one.
+  void check_patch(const Index& index, PieceId id, Data data) {
+    const StoredPatch* const patch = index.patch(id);
+    if (patch == nullptr) return;
+    const TensorMeta& meta = index.contents->tensors[id.tensor_index].meta;
+    const std::size_t num_before = findings_.size();
+    for (const StoredPiece* const part : {&patch->numbers, &patch->rows}) {
+      check_stored(meta.fqn, *part, grid_of(*part), data);
+    }
+    if (data == Data::skip || findings_.size() != num_before) return;
+    try {
+      read_row_numbers(*file_, meta, *patch, index.rows(id), [](const auto&) {});
+    } catch (const Error& error) {
+      findings_.push_back(make_finding(error, "ascending numbers of rows of the piece"));
+    }
+  }
+
+  void check_stored(const std::string& fqn, const StoredPiece& stored, const BlockGrid& grid,
+                    Data data) {
     for (std::uint64_t begin = 0; begin < grid.num_blocks(); begin += kEntriesPerRead) {
       try {
         const auto entries = read_block_entries(
@@ -209,6 +229,7 @@ class RankFileCheck final : FileCheck {
       if (findings_.empty()) check_own_index();
       for (const PieceId id : pieces_) {
         if (index_.storage.file_of(id) == 0) check_piece(index_, id, Data::check);
+        check_patch(index_, id, Data::check);
       }
       check_rest(index_.rank_files[static_cast<std::size_t>(rank_)].structure_checksum);
     } catch (const Error& error) {
@@ -292,6 +313,7 @@ class LinkedFileCheck final : FileCheck {
       find_wanted();
       for (std::size_t t = 0; t < own.contents->tensors.size(); ++t) {
         for (std::size_t p = 0; p < own.contents->tensors[t].pieces.size(); ++p) {
+          check_patch(own, {t, p}, Data::skip);
           if (own.storage.file_of({t, p}) != 0) continue;
           check_piece(own, {t, p}, take_wanted(own, t, p) ? Data::check : Data::skip);
         }

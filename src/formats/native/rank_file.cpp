@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "base/byte_buffer.h"
 #include "base/checked_math.h"
 #include "base/digest.h"
 #include "formats/native/byte_stream.h"
@@ -11,6 +12,7 @@
 #include "formats/native/link_name.h"
 #include "formats/native/packed_pieces.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/base_checkpoint.h"
 
 namespace tessera::formats::native {
 namespace {
@@ -81,15 +83,23 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
   std::uint64_t data_nbytes = 0;
   for (std::size_t number = 0; number < contents_.pieces.size(); ++number) {
     const PieceWriting each = piece(number);
-    if (each.block_numel > 0) data_nbytes += each.nbytes;
+    if (each.is_patched) {
+      data_nbytes += contents_.whole.patch(each.id)->rows.stored_nbytes;
+    } else if (each.block_numel > 0) {
+      data_nbytes += each.nbytes;
+    }
   }
   is_streamed_ = data_nbytes >= kMinStreamedNbytes;
   if (is_streamed_) h5_file_.bytes().bypass_cache();
   lay_out_packed();
+  for (const auto& own : own_patches_) lay_out_patch(*own);
   if (options_.compression == NativeWriteOptions::Compression::none) {
     for (OwnDataset& own : own_datasets_) lay_out_plain(own);
     const auto ranges = data_ranges();
     if (!ranges.empty()) reserve(ranges.back().end);
+  }
+  for (const auto& own : own_patches_) {
+    own->writer.write_numbers(h5_file_.bytes(), stored_patch_of(*own));
   }
   skip_pieces_without_dataset();
   if (num_blocks_left_ == 0) complete();
@@ -112,6 +122,14 @@ void RankFileWriter::list_own_datasets() {
         static_cast<std::int64_t>(each.nbytes / itemsize(tensor_of(each.id).meta.dtype));
     num_blocks_left_ += ceil_div(numel, each.block_numel);
     if (each.is_packed) continue;
+    if (each.is_patched) {
+      own_patches_.push_back(std::unique_ptr<OwnPatch>(
+          new OwnPatch{number,
+                       num_tensors - 1,
+                       {options_.linked->changed_rows.at(each.id), contents_.whole.rows(each.id),
+                        each.block_numel}}));
+      continue;
+    }
     own_datasets_.push_back({.piece_number = number, .tensor_number = num_tensors - 1});
   }
 }
@@ -121,6 +139,11 @@ RankFileWriter::PieceWriting RankFileWriter::piece(std::size_t number) const {
   const DType dtype = tensor_of(each.id).meta.dtype;
   each.nbytes = tessera::nbytes_of(region_of(each.id), dtype);
   const bool is_linked = contents_.whole.storage.file_of(each.id) != 0;
+  if (is_linked && contents_.whole.patch(each.id) != nullptr) {
+    each.is_patched = true;
+    each.block_numel = patched_block_numel(contents_.whole.rows(each.id), options_);
+    return each;
+  }
   if (each.nbytes == 0 || is_linked) return each;  // linked: its bytes are in another file
   const std::uint64_t element_nbytes = itemsize(dtype);
   each.is_packed = is_packed(contents_.whole.format_version, each.nbytes);
@@ -138,14 +161,26 @@ const Region& RankFileWriter::region_of(PieceId id) const {
   return tensor_of(id).pieces[id.piece_index].region;
 }
 
-std::string RankFileWriter::link_name_of(const OwnDataset& dataset) const {
-  const PieceId id = contents_.pieces[dataset.piece_number];
-  return piece_link_name(tensor_of(id).meta.fqn, dataset.tensor_number, region_of(id));
+std::string RankFileWriter::link_name_of(std::size_t piece_number,
+                                         std::size_t tensor_number) const {
+  const PieceId id = contents_.pieces[piece_number];
+  return piece_link_name(tensor_of(id).meta.fqn, tensor_number, region_of(id));
 }
 
 /// Requires: the piece has a dataset of its own.
 RankFileWriter::OwnDataset& RankFileWriter::own_dataset_of(std::size_t piece_number) {
   return *std::ranges::lower_bound(own_datasets_, piece_number, {}, &OwnDataset::piece_number);
+}
+
+/// Requires: the piece is patched.
+RankFileWriter::OwnPatch& RankFileWriter::own_patch_of(std::size_t piece_number) {
+  const auto found = std::ranges::lower_bound(own_patches_, piece_number, {},
+                                              [](const auto& own) { return own->piece_number; });
+  return **found;
+}
+
+StoredPatch& RankFileWriter::stored_patch_of(const OwnPatch& own) {
+  return contents_.whole.patches.at(contents_.pieces[own.piece_number]);
 }
 
 /// Creates one dataset for the packed pieces of each dtype, and sets the place of each packed
@@ -179,12 +214,29 @@ void RankFileWriter::lay_out_packed() {
   });
 }
 
+/// Creates the datasets of a patch.
+void RankFileWriter::lay_out_patch(OwnPatch& own) {
+  const PieceId id = contents_.pieces[own.piece_number];
+  const DType dtype = tensor_of(id).meta.dtype;
+  const std::string name = link_name_of(own.piece_number, own.tensor_number);
+  StoredPatch& patch = stored_patch_of(own);
+  patch.numbers.begin =
+      h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), name + kRowNumbersSuffix,
+                               DType::int64, static_cast<std::int64_t>(patch.num_rows))
+          .range.begin;
+  const h5::PlainDataset rows = h5::create_plain_dataset(
+      h5_file_, h5_file_.handle.id(), name + kRowsSuffix, dtype,
+      static_cast<std::int64_t>(patch.rows.stored_nbytes / itemsize(dtype)));
+  describe(id, rows.handle);
+  patch.rows.begin = rows.range.begin;
+}
+
 void RankFileWriter::lay_out_plain(OwnDataset& own) {
   const PieceWriting each = piece(own.piece_number);
   const DType dtype = tensor_of(each.id).meta.dtype;
-  const h5::PlainDataset dataset =
-      h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(own), dtype,
-                               static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
+  const h5::PlainDataset dataset = h5::create_plain_dataset(
+      h5_file_, h5_file_.handle.id(), link_name_of(own.piece_number, own.tensor_number), dtype,
+      static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
   describe(each.id, dataset.handle);
   contents_.whole.storage.set(
       each.id,
@@ -196,7 +248,8 @@ void RankFileWriter::lay_out_zstd(OwnDataset& own) {
   const PieceWriting each = piece(own.piece_number);
   const DType dtype = tensor_of(each.id).meta.dtype;
   const auto numel = static_cast<std::int64_t>(each.nbytes / itemsize(dtype));
-  own.handle = h5::create_zstd_dataset(h5_file_, link_name_of(own), dtype, numel, each.block_numel);
+  own.handle = h5::create_zstd_dataset(h5_file_, link_name_of(own.piece_number, own.tensor_number),
+                                       dtype, numel, each.block_numel);
   describe(each.id, own.handle);
   contents_.whole.storage.set(each.id,
                               {.position = each.id.piece_index, .encoding = Encoding::zstd});
@@ -220,7 +273,9 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
       each.block_numel > 0 && begin % each.block_numel == 0 && begin_nbytes < each.nbytes &&
       bytes.size() == std::min(static_cast<std::uint64_t>(each.block_numel) * element_nbytes,
                                each.nbytes - begin_nbytes));
-  if (options_.compression == NativeWriteOptions::Compression::none || each.is_packed) {
+  if (each.is_patched) {
+    put_patch(piece_number, begin, bytes);
+  } else if (options_.compression == NativeWriteOptions::Compression::none || each.is_packed) {
     put_plain(piece_number, begin, {.bytes = bytes});
   } else {
     const bool is_taken = put_in_turn(piece_number, begin, encode(piece_number, bytes));
@@ -244,6 +299,7 @@ bool RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin,
 
 bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
                                   const FinishedBlock& finished, std::span<std::byte> room) {
+  if (piece(piece_number).is_patched) return resume_patch(piece_number, begin, finished);
   thread_local std::vector<std::byte> chunk;
   Block block{.place = finished.range};
   const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd &&
@@ -299,6 +355,34 @@ ByteRange RankFileWriter::plain_range(PieceId id, std::int64_t begin, std::size_
       contents_.whole.stored(id).begin +
       static_cast<std::uint64_t>(begin) * itemsize(tensor_of(id).meta.dtype);
   return {offset, offset + nbytes};
+}
+
+/// Writes the changed rows of a block.
+void RankFileWriter::put_patch(std::size_t piece_number, std::int64_t begin,
+                               std::span<const std::byte> bytes) {
+  thread_local tessera::detail::ByteBuffer buffer;
+  OwnPatch& own = own_patch_of(piece_number);
+  const ByteRange place = own.writer.place_of_block(stored_patch_of(own), begin);
+  if (place.nbytes() == 0) return;
+  const std::span<std::byte> rows = buffer.take(place.nbytes());
+  own.writer.select(begin, bytes, rows);
+  h5_file_.bytes().write_at(place.begin, rows);
+  own.writer.add_rows(begin, rows);
+  note(piece_number, begin, {.range = place, .checksum = xxh3_64(rows)});
+}
+
+/// As `resume_block`, for a patched piece.
+bool RankFileWriter::resume_patch(std::size_t piece_number, std::int64_t begin,
+                                  const FinishedBlock& finished) {
+  thread_local tessera::detail::ByteBuffer buffer;
+  OwnPatch& own = own_patch_of(piece_number);
+  const ByteRange place = own.writer.place_of_block(stored_patch_of(own), begin);
+  if (finished.form != BlockForm::plain || finished.range != place) return false;
+  const std::span<std::byte> rows = buffer.take(place.nbytes());
+  if (!journal_->read_back(path_, place, rows) || xxh3_64(rows) != finished.checksum) return false;
+  own.writer.add_rows(begin, rows);
+  count_off();
+  return true;
 }
 
 /// Writes the block and records its checksums. Does not write a block that an interrupted run has
@@ -444,12 +528,7 @@ void RankFileWriter::complete() {
                                               static_cast<std::int64_t>(tables_nbytes))
                          .range;
     }
-    for (const OwnDataset& own : own_datasets_) {
-      if (own.blocks.size() <= 1) continue;
-      const PieceId id = contents_.pieces[own.piece_number];
-      contents_.whole.storage.set_checksum(
-          id, contents_.whole.stored(id).checksum_or_table + tables_range.begin);
-    }
+    move_tables(tables_range.begin);
     encoded = measure_index(encode);
     index_range_ = h5::create_plain_dataset(h5_file_, group.id(), kIndexDataset, DType::uint8,
                                             static_cast<std::int64_t>(encoded.nbytes))
@@ -472,6 +551,7 @@ void RankFileWriter::complete() {
   h5_file_.bytes().close();
   // Frees memory for the next file.
   own_datasets_ = std::vector<OwnDataset>();
+  own_patches_ = std::vector<std::unique_ptr<OwnPatch>>();
   complete_ = true;
 }
 
@@ -496,7 +576,37 @@ std::uint64_t RankFileWriter::settle_storage() {
     }
     contents_.whole.storage.set(id, stored);
   }
+  return settle_patches(tables_nbytes);
+}
+
+/// Does the same for the patches, whose tables follow those of pieces: first the table of the
+/// numbers, then that of the rows. `tables_nbytes`: of the tables of pieces.
+std::uint64_t RankFileWriter::settle_patches(std::uint64_t tables_nbytes) {
+  const auto settle = [&](StoredPiece& part, const std::vector<std::uint64_t>& checksums) {
+    part.checksum_or_table = checksums.size() == 1 ? checksums.front() : tables_nbytes;
+    if (checksums.size() > 1) tables_nbytes += checksums.size() * sizeof(std::uint64_t);
+  };
+  for (const auto& own : own_patches_) {
+    StoredPatch& patch = stored_patch_of(*own);
+    settle(patch.numbers, own->writer.number_checksums());
+    settle(patch.rows, own->writer.row_checksums());
+  }
   return tables_nbytes;
+}
+
+/// Makes the places of tables relative to the file, in which the first table is at `begin`.
+void RankFileWriter::move_tables(std::uint64_t begin) {
+  for (const OwnDataset& own : own_datasets_) {
+    if (own.blocks.size() <= 1) continue;
+    const PieceId id = contents_.pieces[own.piece_number];
+    contents_.whole.storage.set_checksum(id, contents_.whole.stored(id).checksum_or_table + begin);
+  }
+  for (const auto& own : own_patches_) {
+    StoredPatch& patch = stored_patch_of(*own);
+    for (StoredPiece* const part : {&patch.numbers, &patch.rows}) {
+      if (grid_of(*part).num_blocks() > 1) part->checksum_or_table += begin;
+    }
+  }
 }
 
 void RankFileWriter::write_block_tables(ByteRange range) {
@@ -511,6 +621,14 @@ void RankFileWriter::write_block_tables(ByteRange range) {
       }
       tables.u64(block.checksum);
     }
+  }
+  const auto put = [&](const std::vector<std::uint64_t>& checksums) {
+    if (checksums.size() <= 1) return;
+    for (const std::uint64_t checksum : checksums) tables.u64(checksum);
+  };
+  for (const auto& own : own_patches_) {
+    put(own->writer.number_checksums());
+    put(own->writer.row_checksums());
   }
   TESSERA_CHECK(tables.bytes().size() == range.nbytes());
   h5_file_.bytes().write_at(range.begin, tables.bytes());
@@ -527,6 +645,12 @@ std::vector<ByteRange> RankFileWriter::data_ranges() {
       ranges.back().end = range.end;
     } else {
       ranges.push_back(range);
+    }
+  }
+  for (const auto& own : own_patches_) {
+    const StoredPatch& patch = stored_patch_of(*own);
+    for (const StoredPiece* const part : {&patch.numbers, &patch.rows}) {
+      ranges.push_back({part->begin, part->begin + part->stored_nbytes});
     }
   }
   for (const OwnDataset& own : own_datasets_) {

@@ -14,6 +14,7 @@
 #include "formats/native/chunk_codec.h"
 #include "formats/native/h5_calls.h"
 #include "formats/native/index.h"
+#include "formats/native/patch_writer.h"
 #include "formats/staging/journal.h"
 #include "formats/stored_chunks.h"
 #include "tessera/base/file_system.h"
@@ -23,7 +24,8 @@ namespace tessera::formats::native {
 
 /// The index of the whole checkpoint, and the pieces that one rank's file holds, in the order of
 /// the index. A piece's position in this list is its number. The writer of the file sets the places
-/// of these pieces in `whole`, except for linked pieces, whose bytes are in other files.
+/// of these pieces in `whole`, except for linked pieces, whose bytes are in other files. Of patched
+/// pieces, it sets the places of their patches.
 struct RankFileContents {
   Index& whole;
   std::span<const PieceId> pieces;
@@ -32,10 +34,10 @@ struct RankFileContents {
 /// Writes one rank's file, except its header.
 ///
 /// Without compression, all datasets are laid out at once, and blocks may come in any order. This
-/// also holds for packed pieces [Note: Packed pieces]. Otherwise datasets and chunks are laid out
-/// in the order of the pieces, as their sizes become known: the calling thread compresses a block
-/// and then waits for its turn. The last block completes the file: tables, index, sync.
-/// Thread-safe.
+/// also holds for packed pieces [Note: Packed pieces] and for patches. Otherwise datasets and
+/// chunks are laid out in the order of the pieces, as their sizes become known: the calling thread
+/// compresses a block and then waits for its turn. The last block completes the file: tables,
+/// index, sync. Thread-safe.
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
@@ -73,6 +75,7 @@ class RankFileWriter {
     PieceId id{};
     std::uint64_t nbytes = 0;
     bool is_packed = false;
+    bool is_patched = false;
     bool may_compress = false;
     std::int64_t block_numel = 0;  // elements of a block; 0: nothing to write
   };
@@ -82,6 +85,13 @@ class RankFileWriter {
     std::size_t tensor_number = 0;      // the tensor's number in the file's index
     h5::Handle handle{};                // set while chunks are written to the dataset
     std::vector<StoredBlock> blocks{};  // for plain data, their ranges are not set
+  };
+
+  /// What the patch of a piece needs.
+  struct OwnPatch {
+    std::size_t piece_number;
+    std::size_t tensor_number;  // the tensor's number in the file's index
+    PatchWriter writer;
   };
 
   /// A block to be written: its plain bytes, its chunk, or both.
@@ -95,15 +105,20 @@ class RankFileWriter {
   PieceWriting piece(std::size_t number) const;
   const TensorEntry& tensor_of(PieceId id) const;
   const Region& region_of(PieceId id) const;
-  std::string link_name_of(const OwnDataset& dataset) const;
+  std::string link_name_of(std::size_t piece_number, std::size_t tensor_number) const;
   OwnDataset& own_dataset_of(std::size_t piece_number);
+  OwnPatch& own_patch_of(std::size_t piece_number);
+  StoredPatch& stored_patch_of(const OwnPatch& own);
 
   void list_own_datasets();
   void lay_out_packed();
+  void lay_out_patch(OwnPatch& own);
   void lay_out_plain(OwnDataset& own);
   void lay_out_zstd(OwnDataset& own);
   void describe(PieceId id, const h5::Handle& dataset);
   ByteRange plain_range(PieceId id, std::int64_t begin, std::size_t nbytes) const;
+  void put_patch(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
+  bool resume_patch(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished);
   void put_plain(std::size_t piece_number, std::int64_t begin, const Block& block);
   bool put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block);
   void put_chunk(std::size_t piece_number, std::int64_t begin, const Block& block, ByteRange range);
@@ -114,6 +129,8 @@ class RankFileWriter {
   void reserve(std::uint64_t end);
   void complete();
   std::uint64_t settle_storage();
+  std::uint64_t settle_patches(std::uint64_t tables_nbytes);
+  void move_tables(std::uint64_t begin);
   void write_block_tables(ByteRange range);
   std::vector<ByteRange> data_ranges();
 
@@ -126,6 +143,8 @@ class RankFileWriter {
   h5::File h5_file_;
   h5::Handle own_group_;                  // in the file; set once it is needed
   std::vector<OwnDataset> own_datasets_;  // in the file, in the order of their pieces
+
+  std::vector<std::unique_ptr<OwnPatch>> own_patches_;  // in the order of their pieces
 
   bool is_streamed_ = false;  // written without the page cache, into reserved space
 

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "base/byte_buffer.h"
@@ -9,6 +11,7 @@
 #include "formats/native/index.h"
 #include "formats/native/native_checkpoint.h"
 #include "formats/native/native_verify.h"
+#include "formats/native/patch_reader.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
 #include "formats/stored_chunks.h"
@@ -19,24 +22,9 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
-// How many blocks one call reads. With few blocks, the bytes are still in the processor's cache
-// when their checksums are checked.
-constexpr std::uint64_t kBlocksPerRead = 8;
-// How many table entries are in memory at a time.
-constexpr std::uint64_t kEntriesPerRead = 4096;
-
 // A checkpoint's values may be nested deeper than other JSON, because their writer does not limit
 // the depth.
 constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
-
-/// Copies the bytes of `wanted` that are in `block` (a range of the piece) to their place in `out`.
-void copy_wanted(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
-                 std::span<std::byte> out) {
-  const std::uint64_t begin = std::max(block.begin, wanted.begin);
-  const std::uint64_t end = std::min(block.end, wanted.end);
-  std::ranges::copy(bytes.subspan(begin - block.begin, end - begin),
-                    out.begin() + static_cast<std::ptrdiff_t>(begin - wanted.begin));
-}
 
 class NativeReader final : public NativeCheckpoint, public ChunkSource {
  public:
@@ -49,6 +37,31 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
 
   std::uint64_t checkpoint_id() const override { return checkpoint_id_; }
   const Index& index() const override { return index_; }
+  void read_unpatched(PieceId id, FlatRange range, std::span<std::byte> out) const override {
+    const TensorEntry& tensor = index_.contents->tensors.at(id.tensor_index);
+    const Piece& piece = tensor.pieces.at(id.piece_index);
+    const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
+    TESSERA_CHECK(range.begin >= 0 && range.begin <= range.end &&
+                  range.end <= numel_of(piece.region) &&
+                  out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
+    if (out.empty()) return;
+    const StoredPiece stored = index_.stored(id);
+    const BlockGrid grid = index_.grid(id);
+    const auto begin = static_cast<std::uint64_t>(range.begin) * element_nbytes;
+    const ByteRange wanted{begin, begin + out.size()};
+    const ReadableFile& file = rank_files_.open(piece.rank, stored);
+    if (stored.encoding == Encoding::plain) {
+      read_plain_range(file, tensor.meta.fqn, stored, grid, wanted, out);
+      return;
+    }
+    const std::uint64_t first = wanted.begin / grid.block_nbytes;
+    const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
+    for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
+      const auto entries = read_block_entries(file, tensor.meta.fqn, stored, grid, block,
+                                              std::min(block + kEntriesPerRead, last));
+      read_chunks(file, tensor.meta, grid, block, entries, wanted, out);
+    }
+  }
 
   Format format() const override { return Format::native; }
   const std::string& path() const override { return path_; }
@@ -60,29 +73,10 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
-    const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
-    const Piece& piece = tensor.pieces.at(piece_index);
-    const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
-    TESSERA_CHECK(range.begin >= 0 && range.begin <= range.end &&
-                  range.end <= numel_of(piece.region) &&
-                  out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
-    if (out.empty()) return;
-    const StoredPiece stored = index_.stored({tensor_index, piece_index});
-    const BlockGrid grid = index_.grid({tensor_index, piece_index});
-    const auto begin = static_cast<std::uint64_t>(range.begin) * element_nbytes;
-    const ByteRange wanted{begin, begin + out.size()};
-    const ReadableFile& file = rank_files_.open(piece.rank, stored);
-    const std::uint64_t first = wanted.begin / grid.block_nbytes;
-    const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
-    for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
-      const auto entries = read_block_entries(file, tensor.meta.fqn, stored, grid, block,
-                                              std::min(block + kEntriesPerRead, last));
-      if (stored.encoding == Encoding::zstd) {
-        read_chunks(file, tensor.meta, grid, block, entries, wanted, out);
-      } else {
-        read_plain(file, tensor.meta, grid, block, entries, wanted, out);
-      }
-    }
+    const PieceId id(tensor_index, piece_index);
+    read_unpatched(id, range, out);
+    if (out.empty() || index_.patch(id) == nullptr) return;
+    patch_of(id).apply(range, out);
   }
 
   std::optional<StoredChunk> read_chunk(std::size_t tensor_index, std::size_t piece_index,
@@ -91,7 +85,9 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
     const TensorEntry& tensor = index_.contents->tensors.at(tensor_index);
     const Piece& piece = tensor.pieces.at(piece_index);
     const StoredPiece stored = index_.stored({tensor_index, piece_index});
-    if (stored.encoding != Encoding::zstd) return std::nullopt;
+    if (stored.encoding != Encoding::zstd || index_.patch({tensor_index, piece_index}) != nullptr) {
+      return std::nullopt;
+    }
     const BlockGrid grid = index_.grid({tensor_index, piece_index});
     const std::int64_t end = std::min(range.begin + chunk_numel, numel_of(piece.region));
     const bool is_chunk = grid.block_nbytes == static_cast<std::uint64_t>(chunk_numel) *
@@ -126,6 +122,11 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
     storage.file = file_name_of(index_, piece.rank, stored);
     storage.encoding = stored.encoding == Encoding::zstd ? "zstd" : "plain";
     storage.stored_nbytes = stored.stored_nbytes;
+    if (const StoredPatch* const patch = index_.patch({tensor_index, piece_index})) {
+      storage.encoding = "patched";
+      storage.stored_nbytes += patch->numbers.stored_nbytes + patch->rows.stored_nbytes;
+      return storage;
+    }
     const bool is_one_range = stored.encoding == Encoding::plain ||
                               index_.grid({tensor_index, piece_index}).num_blocks() == 1;
     if (is_one_range) storage.byte_range = {stored.begin, stored.begin + stored.stored_nbytes};
@@ -154,8 +155,13 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
         const StoredPiece stored = index_.stored({t, p});
         const std::size_t file = stored.file == 0 ? static_cast<std::size_t>(pieces[p].rank)
                                                   : index_.rank_files.size() + stored.file - 1;
-        if (numel_of(pieces[p].region) == 0 || !is_lost[file]) continue;
-        missing.pieces[t].emplace(p, file_name_of(index_, pieces[p].rank, stored));
+        if (numel_of(pieces[p].region) == 0) continue;
+        if (is_lost[file]) {
+          missing.pieces[t].emplace(p, file_name_of(index_, pieces[p].rank, stored));
+        } else if (index_.patch({t, p}) != nullptr &&
+                   is_lost[static_cast<std::size_t>(pieces[p].rank)]) {
+          missing.pieces[t].emplace(p, rank_file_name(pieces[p].rank));
+        }
       }
     }
     return missing;
@@ -171,37 +177,17 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
   }
 
  private:
-  /// Reads blocks directly into `out`. If only a part of the first or last block is wanted, reads
-  /// that block into a buffer, and copies the part.
-  static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
-                         std::uint64_t first_block, std::span<const StoredBlock> entries,
-                         ByteRange wanted, std::span<std::byte> out) {
-    const auto is_whole = [&](std::size_t i) {
-      const ByteRange block = grid.block(first_block + i);
-      return block.begin >= wanted.begin && block.end <= wanted.end;
-    };
-    for (std::size_t i = 0; i < entries.size();) {
-      const ByteRange block = grid.block(first_block + i);
-      if (!is_whole(i)) {
-        thread_local std::vector<std::byte> buffer;
-        buffer.resize(block.nbytes());
-        file.read_at(entries[i].range.begin, buffer);
-        require_checksum(file, meta.fqn, entries[i], buffer);
-        copy_wanted(block, buffer, wanted, out);
-        ++i;
-        continue;
-      }
-      std::size_t end = i + 1;
-      while (end < entries.size() && end - i < kBlocksPerRead && is_whole(end)) ++end;
-      const auto bytes = out.subspan(block.begin - wanted.begin,
-                                     grid.block(first_block + end - 1).end - block.begin);
-      file.read_at(entries[i].range.begin, bytes);
-      for (std::size_t at = 0; i < end; ++i) {
-        const std::size_t nbytes = entries[i].range.nbytes();
-        require_checksum(file, meta.fqn, entries[i], bytes.subspan(at, nbytes));
-        at += nbytes;
-      }
+  /// Returns the patch of a patched piece. The first call reads the numbers of its rows.
+  const PatchReader& patch_of(PieceId id) const {
+    const TensorEntry& tensor = index_.contents->tensors[id.tensor_index];
+    const ReadableFile& file = rank_files_.open(tensor.pieces[id.piece_index].rank, {});
+    const std::lock_guard lock(patches_mutex_);
+    std::unique_ptr<const PatchReader>& patch = patches_[id];
+    if (!patch) {
+      patch = std::make_unique<const PatchReader>(file, tensor.meta, *index_.patch(id),
+                                                  index_.rows(id));
     }
+    return *patch;
   }
 
   static void read_chunks(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
@@ -240,6 +226,8 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
   std::uint64_t checkpoint_id_;
   Index index_;
   RankFiles rank_files_;
+  mutable std::mutex patches_mutex_;
+  mutable std::map<PieceId, std::unique_ptr<const PatchReader>> patches_;
 };
 
 /// Throws the error for a path without an index.

@@ -1,6 +1,6 @@
 #include "formats/native/stored_blocks.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "base/digest.h"
 #include "formats/native/checksum_text.h"
@@ -8,6 +8,51 @@
 
 namespace tessera::formats::native {
 namespace {
+
+// How many blocks one call reads. With few blocks, the bytes are still in the processor's cache
+// when their checksums are checked.
+constexpr std::uint64_t kBlocksPerRead = 8;
+/// Copies the bytes of `wanted` that are in `block` (a range of the piece) to their place in `out`.
+void copy_wanted(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
+                 std::span<std::byte> out) {
+  const std::uint64_t begin = std::max(block.begin, wanted.begin);
+  const std::uint64_t end = std::min(block.end, wanted.end);
+  std::ranges::copy(bytes.subspan(begin - block.begin, end - begin),
+                    out.begin() + static_cast<std::ptrdiff_t>(begin - wanted.begin));
+}
+
+/// Reads blocks directly into `out`. If only a part of the first or last block is wanted, reads
+/// that block into a buffer, and copies the part.
+void read_plain_blocks(const ReadableFile& file, const std::string& fqn, const BlockGrid& grid,
+                       std::uint64_t first_block, std::span<const StoredBlock> entries,
+                       ByteRange wanted, std::span<std::byte> out) {
+  const auto is_whole = [&](std::size_t i) {
+    const ByteRange block = grid.block(first_block + i);
+    return block.begin >= wanted.begin && block.end <= wanted.end;
+  };
+  for (std::size_t i = 0; i < entries.size();) {
+    const ByteRange block = grid.block(first_block + i);
+    if (!is_whole(i)) {
+      thread_local std::vector<std::byte> buffer;
+      buffer.resize(block.nbytes());
+      file.read_at(entries[i].range.begin, buffer);
+      require_checksum(file, fqn, entries[i], buffer);
+      copy_wanted(block, buffer, wanted, out);
+      ++i;
+      continue;
+    }
+    std::size_t end = i + 1;
+    while (end < entries.size() && end - i < kBlocksPerRead && is_whole(end)) ++end;
+    const auto bytes = out.subspan(block.begin - wanted.begin,
+                                   grid.block(first_block + end - 1).end - block.begin);
+    file.read_at(entries[i].range.begin, bytes);
+    for (std::size_t at = 0; i < end; ++i) {
+      const std::size_t nbytes = entries[i].range.nbytes();
+      require_checksum(file, fqn, entries[i], bytes.subspan(at, nbytes));
+      at += nbytes;
+    }
+  }
+}
 
 /// Throws if the range of a chunk is impossible. The range was read from the file, so it may be
 /// damaged.
@@ -64,6 +109,17 @@ void require_checksum(const ReadableFile& file, const std::string& fqn, const St
   throw Error::expected(ErrorKind::corruption,
                         {.path = file.path(), .fqn = fqn, .byte_range = block.range}, "checksum",
                         checksum_text(block.checksum), checksum_text(checksum), "damaged");
+}
+
+void read_plain_range(const ReadableFile& file, const std::string& fqn, const StoredPiece& stored,
+                      const BlockGrid& grid, ByteRange wanted, std::span<std::byte> out) {
+  const std::uint64_t first = wanted.begin / grid.block_nbytes;
+  const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
+  for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
+    const auto entries =
+        read_block_entries(file, fqn, stored, grid, block, std::min(block + kEntriesPerRead, last));
+    read_plain_blocks(file, fqn, grid, block, entries, wanted, out);
+  }
 }
 
 }  // namespace tessera::formats::native

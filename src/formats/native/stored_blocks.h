@@ -11,6 +11,9 @@
 
 namespace tessera::formats::native {
 
+/// How many table entries are in memory at a time.
+inline constexpr std::uint64_t kEntriesPerRead = 4096;
+
 /// The place of a block or chunk in the file, and its checksum.
 struct StoredBlock {
   ByteRange range;
@@ -28,5 +31,9 @@ std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std:
 /// checksum.
 void require_checksum(const ReadableFile& file, const std::string& fqn, const StoredBlock& block,
                       std::span<const std::byte> bytes);
+
+/// Reads the bytes `wanted` of a plain piece into `out`, and checks the blocks that have them.
+void read_plain_range(const ReadableFile& file, const std::string& fqn, const StoredPiece& stored,
+                      const BlockGrid& grid, ByteRange wanted, std::span<std::byte> out);
 
 }  // namespace tessera::formats::native

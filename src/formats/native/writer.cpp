@@ -101,6 +101,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   }
 
   std::int64_t block_numel(PieceId piece) const override {
+    if (index_.patch(piece) != nullptr) return patched_block_numel(index_.rows(piece), options_);
     return block_numel_of(numel_of(piece_of(piece).region),
                           itemsize(index_.contents->tensors[piece.tensor_index].meta.dtype),
                           options_);
@@ -112,7 +113,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
 
   // If the options set a zstd level, all chunks must have it. A stored chunk's level is unknown.
   bool takes_chunks(PieceId piece) const override {
-    return !options_.zstd_level &&
+    return !options_.zstd_level && index_.patch(piece) == nullptr &&
            may_compress(nbytes_of(piece_of(piece).region,
                                   index_.contents->tensors[piece.tensor_index].meta.dtype),
                         options_);
@@ -220,9 +221,10 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return pieces_by_rank_.items().subspan(begin, end - begin);
   }
 
-  /// Whether a piece has blocks to write: it has elements, and is not linked.
+  /// Whether a piece has blocks to write: it has elements, and is not linked as it is.
   bool is_written(PieceId id) const {
-    return numel_of(piece_of(id).region) > 0 && index_.storage.file_of(id) == 0;
+    return numel_of(piece_of(id).region) > 0 &&
+           (index_.storage.file_of(id) == 0 || index_.patch(id) != nullptr);
   }
 
   /// Returns the piece's number in its rank's file. Cost: constant if blocks come in the order of
@@ -468,6 +470,9 @@ class NativeFormatWriter final : public FormatWriter {
       text += (text.empty() ? "" : ", ") + std::string("base ") + native.linked->base->identity() +
               " with " + std::to_string(native.linked->pairs.size()) + " linked pieces of " +
               std::to_string(native.linked->nbytes) + " bytes";
+      if (const std::size_t num_patched = native.linked->changed_rows.size(); num_patched > 0) {
+        text += ", " + std::to_string(num_patched) + " of them with changed rows";
+      }
     }
     return text;
   }

@@ -221,6 +221,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
                                                      .native = options.native,
                                                      .keep_last = options.keep_last,
                                                      .base = options.base,
+                                                     .changed_rows = options.changed_rows,
                                                      .memory_nbytes = options.memory_nbytes,
                                                      .file_system = options.file_system}}});
   reshard::RankSave& save = job->save;

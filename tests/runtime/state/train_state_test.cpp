@@ -333,6 +333,29 @@ TEST(TrainStateTest, WhatHasNotChangedStaysInTheFilesOfTheBase) {
   });
 }
 
+// Shows E4.
+TEST(TrainStateTest, ChangedRowsOfATableAreWrittenAlone) {
+  const test::TemporaryDirectory directory;
+  const auto path = [&](const std::string& name) { return directory.path() + "/" + name; };
+  test::on_ranks(1, [&](const dist::Mesh& /*mesh*/) {
+    torch::nn::Sequential model(torch::nn::Embedding(20'000, 8));
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    TrainState state(model, optimizer);
+    const SaveReport whole = save(state, path("a"));
+    const at::Tensor table = model->parameters()[0].detach();
+    table.select(0, 5).fill_(3);
+    table.select(0, 19'999).fill_(4);
+    const at::Tensor trained = table.clone();
+    const SaveReport report = save(state, path("b"), {.base = path("a"), .changed_rows = true});
+    EXPECT_EQ(report.nbytes_written, whole.nbytes_written - report.nbytes_linked);
+    EXPECT_EQ(report.nbytes_linked, (20'000u - 2) * 8 * 4);
+    std::filesystem::remove_all(path("a"));
+    table.zero_();
+    load(state, path("b"));
+    EXPECT_TRUE(torch::equal(table, trained));
+  });
+}
+
 TEST(TrainStateTest, OneTrainerAtATimeWritesADirectory) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);

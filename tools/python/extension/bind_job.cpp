@@ -232,7 +232,7 @@ class SavePlan {
 class Save {
  public:
   Save(const nb::bytes& path, const std::string& format, int rank, bool overwrite, int keep_last,
-       const std::string& compress, std::uint64_t memory, const nb::bytes& base)
+       const std::string& compress, std::uint64_t memory, const nb::bytes& base, bool changed_rows)
       : save_(std::in_place, string_of(path), rank,
               reshard::RankSaveOptions{
                   .format = format_to_write(format, {}),
@@ -240,6 +240,7 @@ class Save {
                   .native = compression_to_write(compress, format_to_write(format, {})),
                   .keep_last = keep_last,
                   .base = string_of(base),
+                  .changed_rows = changed_rows,
                   .memory_nbytes = memory}) {}
 
   /// Returns whether rank 0 makes the file of this format from the parts of all ranks.
@@ -456,9 +457,10 @@ void bind_job(nb::module_& module) {
       .def("boxes_read", &SavePlan::boxes_read);
   nb::class_<Save>(module, "Save")
       .def(nb::init<const nb::bytes&, const std::string&, int, bool, int, const std::string&,
-                    std::uint64_t, const nb::bytes&>(),
+                    std::uint64_t, const nb::bytes&, bool>(),
            nb::arg("path"), nb::arg("format"), nb::arg("rank"), nb::arg("overwrite"),
-           nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"), nb::arg("base"))
+           nb::arg("keep_last"), nb::arg("compress"), nb::arg("memory"), nb::arg("base"),
+           nb::arg("changed_rows"))
       .def_prop_ro("is_one_file", &Save::is_one_file)
       .def("stage", &Save::stage)
       .def("set_contents", &Save::set_contents, nb::arg("plan"), nb::arg("directory"),

@@ -93,7 +93,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
                       const Place& place, const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = place.fs;
   const Plan& plan = outcome.plan;
-  watch.set_total(plan.nbytes_to_write - outcome.linked_nbytes);
+  watch.set_total(reshard::nbytes_to_move(plan, create));
   ExecuteOptions options = request.execute;
   options.stop = watch.token();
   options.progress = watch.sink();
@@ -222,10 +222,12 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   if (request.worker && !request.base.empty() && !request.dry_run) {
     const reshard::ComparisonShare share{request.worker->share, request.worker->num_shares};
     outcome.linked_nbytes = reshard::link_to_base_with_others(
-        outcome.plan, reader, fs, request.base, request.destination, create, share, comparison);
+        outcome.plan, reader, fs, request.base, request.destination, request.row_changes, create,
+        share, comparison);
   } else {
-    outcome.linked_nbytes = reshard::link_to_base(outcome.plan, reader, fs, request.base,
-                                                  request.destination, create, comparison);
+    outcome.linked_nbytes =
+        reshard::link_to_base(outcome.plan, reader, fs, request.base, request.destination,
+                              request.row_changes, create, comparison);
   }
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,
@@ -371,6 +373,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read_bytes("as_dict", options.as_dict);
   members.read("compress", options.compress);
   members.read_bytes("base", options.base);
+  members.read("changed_rows", options.changed_rows);
   members.read_bytes("only", options.only);
   members.read_bytes("rename", options.renames);
   members.read("drop_optimizer", options.drop_optimizer);

@@ -98,6 +98,7 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
                    }),
            std::string(format.name()));
   }
+  if (options.changed_rows && options.base.empty()) refuse("changed_rows", "base too", "no base");
   if (options.max_shard_nbytes == 0) return create;
   if (!formats::traits_of(format).has_several_files) {
     refuse("max_shard_size",
@@ -234,6 +235,8 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                                   .prefixes = reshard::NamePrefixes(options.prefixes)},
                       .destination = std::move(destination),
                       .base = options.base,
+                      .row_changes = options.changed_rows ? reshard::RowChanges::write_rows
+                                                          : reshard::RowChanges::write_piece,
                       .spool = options.spool,
                       .dry_run = options.dry_run};
   const Format format = format_to_write(options.to, request.destination);

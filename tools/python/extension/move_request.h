@@ -10,6 +10,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
 #include "tessera/recipe/recipe.h"
+#include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
@@ -34,6 +35,7 @@ struct MoveOptions {
   std::vector<std::string> as_dict;
   std::string compress;
   std::string base;  // empty: not given
+  bool changed_rows = false;
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
@@ -97,7 +99,8 @@ struct Sources {
 struct MoveRequest {
   Sources sources;
   std::string destination;
-  std::string base{};   // path of the checkpoint to share files with; empty: not given
+  std::string base{};  // path of the checkpoint to share files with; empty: not given
+  reshard::RowChanges row_changes = reshard::RowChanges::write_piece;
   std::string spool{};  // a folder, for a destination on an object store
   bool dry_run = false;
   reshard::PlanOptions plan{};

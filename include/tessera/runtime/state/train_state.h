@@ -55,6 +55,9 @@ struct SaveOptions {
   /// links in the new checkpoint, which stays whole without the base. The ranks read the base to
   /// compare it. For native only.
   std::string base{};
+  /// With a base: if only some rows of a table differ from it, writes these rows alone. Other
+  /// programs that read HDF5 then do not see this table as one dataset.
+  bool changed_rows = false;
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
   /// How long a rank waits for the slowest rank, in this save and later ones. Default: the time-out

@@ -52,6 +52,7 @@ class _MoveOptions(TypedDict):
     as_dict: Sequence[bytes]
     compress: str
     base: bytes
+    changed_rows: bool
     only: Sequence[bytes]
     rename: Sequence[tuple[bytes, bytes]]
     drop_optimizer: bool
@@ -118,7 +119,7 @@ class SavePlan:
 
 class Save:
     def __init__(self, path: bytes, format: str, rank: int, overwrite: bool, keep_last: int, compress: str,
-                 memory: int, base: bytes) -> None: ...
+                 memory: int, base: bytes, changed_rows: bool) -> None: ...
     @property
     def is_one_file(self) -> bool: ...
     def stage(self) -> bytes: ...

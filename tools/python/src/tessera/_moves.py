@@ -89,6 +89,7 @@ class MoveOptions(TypedDict, total=False):
     as_dict: str | Sequence[str]
     compress: str
     base: PathLike | None
+    changed_rows: bool
     only: str | Sequence[str]
     rename: Mapping[str, str] | None
     drop_optimizer: bool
@@ -125,7 +126,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             world_size: int | None = None, strategy: str | None = None, plan: PathLike | None = None,
             mesh: PathLike | None = None, like: PathLike | None = None,
             units: PathLike | None = None, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
-            compress: str = "none", base: PathLike | None = None,
+            compress: str = "none", base: PathLike | None = None, changed_rows: bool = False,
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_params: PathLike | None = None,
             optimizer_names: str = "as-stored", recipe: PathLike | None = None, inverse: bool = False,
@@ -158,6 +159,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
     base: an older checkpoint on the same file system. Writes only what differs from it; the rest becomes hard links to its
         files. You may remove the older checkpoint later. Native format only.
+    changed_rows: with base: if only some rows of a table differ, writes these rows alone.
     only: globs of names, one or several, with all names below them; "=GLOB" takes no names below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
@@ -353,6 +355,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "as_dict": names_bytes,
     "compress": text,
     "base": optional_path_bytes,
+    "changed_rows": flag,
     "only": names_bytes,
     "rename": _renames,
     "drop_optimizer": flag,

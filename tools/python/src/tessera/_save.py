@@ -42,7 +42,7 @@ class Saved(NamedTuple):
 
 def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
          overwrite: bool = False, keep_last: int | None = None, compress: str = "none", base: PathLike | None = None,
-         memory: int | str = DEFAULT_BUFFERS_NBYTES, endpoint: str | None = None) -> Saved:
+         changed_rows: bool = False, memory: int | str = DEFAULT_BUFFERS_NBYTES, endpoint: str | None = None) -> Saved:
     """Saves a state dict. All ranks write one checkpoint together; it appears when it is complete. Collective.
 
     state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
@@ -61,6 +61,8 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     base: the path of an older native checkpoint on the same file system, such as that of the save before. Pieces with
     the same bytes are not written again; hard links to the base's files hold them. The new checkpoint does not need the
     base afterwards. Every rank reads the base to compare its pieces. Native format only.
+    changed_rows: with base: if only some rows of a table differ from the base, write these rows alone. Other programs
+    that read HDF5 then do not see this table as one dataset.
     memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
     endpoint: the S3 server for s3:// paths, as for `open`.
 
@@ -71,14 +73,14 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
         job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
-                         memory, endpoint)
+                         changed_rows, memory, endpoint)
         job.run()
     return job.with_linked(job.report(begin))
 
 
 def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
                overwrite: bool = False, keep_last: int | None = None, compress: str = "none", base: PathLike | None = None,
-               memory: int | str = DEFAULT_BUFFERS_NBYTES, endpoint: str | None = None) -> Future[Saved]:
+               changed_rows: bool = False, memory: int | str = DEFAULT_BUFFERS_NBYTES, endpoint: str | None = None) -> Future[Saved]:
     """Saves as `save` does, but returns when the state is copied, and writes in the background. Collective.
 
     The trainer may change its tensors as soon as this returns. The copy takes as much memory as this rank writes; the
@@ -89,7 +91,7 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
     begin = time.monotonic()
     with Ranks.of(process_group).holding_interrupts():
         job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
-                         memory, endpoint)
+                         changed_rows, memory, endpoint)
         job.copy_tensors()
         return _Background.start(job, job.report(begin))
 
@@ -169,13 +171,14 @@ class _Job(SaveSteps):
 
     @classmethod
     def start(cls, state_dict: Mapping[Any, Any], path: PathLike, process_group: Any, format: str, overwrite: bool,
-              keep_last: int | None, compress: str, base: PathLike | None, memory: int | str, endpoint: str | None) -> _Job:
+              keep_last: int | None, compress: str, base: PathLike | None, changed_rows: bool, memory: int | str, endpoint: str | None) -> _Job:
         ranks = Ranks.of(process_group)
         _Background.wait(ranks)
-        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, base, memory, endpoint)
+        return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, base, changed_rows, memory, endpoint)
 
     def __init__(self, ranks: Ranks, state_dict: Mapping[Any, Any], path: PathLike, format: str, overwrite: bool,
-                 keep_last: int | None, compress: str, base: PathLike | None, memory: int | str, endpoint: str | None):
+                 keep_last: int | None, compress: str, base: PathLike | None, changed_rows: bool, memory: int | str,
+                 endpoint: str | None):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
         self.has_base = base is not None
@@ -189,11 +192,13 @@ class _Job(SaveSteps):
                 _core.check_value(list(self.state.paths[name]), value)
             self._save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
                                     at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
-                                    nbytes("memory", memory), optional_path_bytes("base", base))
+                                    nbytes("memory", memory), optional_path_bytes("base", base),
+                                    flag("changed_rows", changed_rows))
             own = tensor_digest(self.state)
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
                     "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}, "
-                               f"base={None if base is None else os.path.basename(os.fsdecode(base).rstrip('/'))!r}",
+                               f"base={None if base is None else os.path.basename(os.fsdecode(base).rstrip('/'))!r}, "
+                               f"changed_rows={changed_rows}",
                     "values": self._values() if ranks.rank == 0 else None,
                     "per rank": {name: self.state.values[name] for name in self.state.per_rank},
                     "directory": self.save.stage() if ranks.rank == 0 else None}
