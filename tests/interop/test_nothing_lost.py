@@ -319,23 +319,51 @@ def merge(*arguments):
     return {change["kind"]: change["count"] for change in json.loads(succeed("ckpt-reshard", "merge", *arguments, "--json"))["changes"]}
 
 
-def test_a_merge_of_sources_that_share_a_dict_tells_that_the_order_of_keys_is_lost(tmp_path):
-    """Shows A2. No file says how the keys of two files follow each other."""
-    torch.save({"b": w(), "a": {"y": w(), "x": 1}}, tmp_path / "one.pt")
-    torch.save({"d": {"2": w(), "1": w()}, "c": w()}, tmp_path / "two.pt")
-    one, two = tmp_path / "one.pt", tmp_path / "two.pt"
-    assert merge(one, two, tmp_path / "merged.pt") == {"key_order": 3}
-    assert orders(torch.load(tmp_path / "merged.pt")) == orders(in_order({"b": w(), "a": {"y": w(), "x": 1}, "d": {"2": w(), "1": w()}, "c": w()}))
-    assert merge(one, f"more={two}", tmp_path / "more") == {"key_order": 4}
-    assert merge(f"s={one}", f"s2={two}", tmp_path / "apart.pt") == {}
-    assert list(torch.load(tmp_path / "apart.pt")["s2"]) == ["d", "c"]
-    assert merge(f"s={one}", f"s2={two}", tmp_path / "apart.safetensors") == {"key_order": 4}
+def test_a_merge_keeps_the_order_of_keys_that_its_sources_have(tmp_path):
+    """Shows A2. The outermost dict has the keys of the first source, then those of the next."""
+    one, two, merged = tmp_path / "one.pt", tmp_path / "two.pt", tmp_path / "merged.pt"
+    first, second = {"b": w(), "a": {"y": w(), "x": 1}}, {"d": {"2": w(), "1": w()}, "c": w()}
+    torch.save(first, one)
+    torch.save(second, two)
+    assert merge(one, two, merged) == {}
+    assert orders(torch.load(merged)) == orders(first | second)
+    assert merge(one, f"aa={two}", tmp_path / "in_native") == {}
+    move(tmp_path / "in_native", tmp_path / "back.pt", "torch")
+    assert orders(torch.load(tmp_path / "back.pt")) == orders(first | {"aa": second})
+    assert merge(f"s={one}", f"r={two}", tmp_path / "apart.pt") == {}
+    assert orders(torch.load(tmp_path / "apart.pt")) == orders({"s": first, "r": second})
+    assert merge(f"s={one}", f"r={two}", tmp_path / "apart.safetensors") == {"key_order": 5}
     torch.save({"c": w()}, tmp_path / "sorted.pt")
     assert merge(tmp_path / "sorted.pt", f"d={tmp_path / 'sorted.pt'}", tmp_path / "sorted") == {}
 
 
 @pytest.mark.parametrize("way", [("torch",), *itertools.permutations(FORMATS, 2)], ids=" ".join)
 def test_each_option_and_each_state_of_an_optimizer_comes_back(way, tmp_path):
+def test_a_merge_counts_the_dicts_whose_order_of_keys_is_lost(tmp_path):
+    """Shows A2. No file says how the keys of two files follow each other in one dict."""
+    one, two, merged = tmp_path / "one.pt", tmp_path / "two.pt", tmp_path / "merged.pt"
+    torch.save({"model": {"d": w(), "b": {"z": w(), "y": w()}}, "epoch": 1}, one)
+    torch.save({"model": {"a": w(), "c": w()}, "args": {"2": 2, "1": w()}}, two)
+    assert merge(one, two, merged) == {"key_order": 1}
+    assert orders(torch.load(merged)) == orders({"model": {"a": 1, "b": {"z": 1, "y": 1}, "c": 1, "d": 1}, "epoch": 1, "args": {"2": 1, "1": 1}})
+    # A dict of one source, and the other source by its prefix.
+    torch.save({"e": w(), "a": w()}, two)
+    assert merge(one, f"model.x={two}", tmp_path / "x.pt") == {}
+    assert merge(one, f"model={two}", tmp_path / "prefix.pt") == {"key_order": 1}
+    torch.save({"m": {"b": w(), "d": w(), "a": w()}}, one)
+    torch.save({"m": {"b": w(3.0), "a": w(4.0)}}, two)
+    assert merge(one, two, merged, "--prefer", "last", "--overwrite") == {}
+    assert list(torch.load(merged)["m"]) == ["b", "d", "a"]
+    # The sources have the same keys in other orders. That matters only if keys are taken from both.
+    torch.save({"a": w(), "b": w()}, one)
+    torch.save({"b": w(), "a": w()}, two)
+    assert merge(one, two, merged, "--prefer", "last", "--overwrite") == {}
+    assert list(torch.load(merged)) == ["b", "a"]
+    torch.save({"a": w(), "c": w(), "b": w()}, one)
+    assert merge(one, two, merged, "--prefer", "last", "--overwrite") == {"key_order": 1}
+    assert list(torch.load(merged)) == ["a", "b", "c"]
+
+
     """Shows A2, E2. All optimizers of torch.optim: A to B to A."""
     before = all_optimizers()
     assert len(before) >= 13
