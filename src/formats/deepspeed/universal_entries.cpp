@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "formats/deepspeed/model_states_reader.h"
+#include "formats/key_order.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -77,37 +78,72 @@ bool has_place(const KeyPath& path) {
   return path.size() > (is_text(path[0], kOptim) ? 3 : 1);
 }
 
+const std::string& name_of(const TensorEntry& tensor) {
+  return tensor.meta.fqn;
+}
+const std::string& name_of(const Alias& alias) {
+  return alias.fqn;
+}
+const std::string& name_of(const ValueEntry& value) {
+  return value.name;
+}
+
+/// Returns whether no entry has a key or name that begins with `model`, `optim` or `deepspeed`.
+/// Then the tensors at the top are the module's.
+bool is_bare(const CheckpointContents& contents) {
+  const auto is_known = [](const std::string& name, const KeyPath& path) {
+    if (path.size() < 2) return !path_in_name(name).empty();
+    return is_text(path[0], kModel) || is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
+  };
+  const auto is_known_entry = [&](const auto& entry) {
+    return is_known(name_of(entry), entry.key_path);
+  };
+  return std::ranges::none_of(contents.tensors, is_known_entry) &&
+         std::ranges::none_of(contents.aliases, is_known_entry) &&
+         std::ranges::none_of(contents.values, is_known_entry);
+}
+
 class Sorter {
  public:
   Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
          const std::string& destination)
-      : contents_(contents), values_(values), destination_(destination) {
-    is_bare_ = !has_known_keys();
+      : contents_(contents),
+        values_(values),
+        destination_(destination),
+        is_bare_(is_bare(contents)) {
+    const std::vector<std::uint32_t> numbers = entries_in_dict_order(contents);
+    places_.resize(numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) places_[numbers[i]] = i;
   }
 
   UniversalEntries sort() && {
+    std::size_t number = 0;  // of the entry, as in key_order.h
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       const TensorEntry& tensor = contents_.tensors[i];
+      place_ = places_[number++];
       add_tensor(tensor.meta.fqn, tensor.key_path, i);
     }
     for (const Alias& alias : contents_.aliases) {
       const TensorEntry* const target = contents_.find_tensor(alias.target);
       TESSERA_CHECK(target != nullptr);
       const auto tensor = static_cast<std::size_t>(target - contents_.tensors.data());
+      place_ = places_[number++];
       add_alias(alias, tensor);
     }
     for (std::size_t i = 0; i < values_.size(); ++i) {
       const ValueEntry& value = contents_.values[i];
+      place_ = places_[number++];
       add_opened(value.name, path_of(value.name, value.key_path), values_[i]);
     }
-    for (auto& [number, group] : groups_) {
-      if (number != static_cast<std::int64_t>(sorted_.groups.size())) {
+    for (auto& [group_number, group] : groups_) {
+      if (group_number != static_cast<std::int64_t>(sorted_.groups.size())) {
         refuse(group.fields.empty() ? "optim.param_groups" : group.fields.front().name, "groups",
                "group " + std::to_string(sorted_.groups.size()) + " next",
-               "group " + std::to_string(number));
+               "group " + std::to_string(group_number));
       }
       sorted_.groups.push_back(std::move(group));
     }
+    sort_places();
     return std::move(sorted_);
   }
 
@@ -119,22 +155,16 @@ class Sorter {
                           expected, found, advice);
   }
 
-  /// Returns whether any entry has a key or name that begins with `model`, `optim` or `deepspeed`.
-  bool has_known_keys() const {
-    const auto is_known = [](const std::string& name, const KeyPath& path) {
-      if (path.size() < 2) return !path_in_name(name).empty();
-      return is_text(path[0], kModel) || is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
-    };
-    return std::ranges::any_of(contents_.tensors,
-                               [&](const TensorEntry& tensor) {
-                                 return is_known(tensor.meta.fqn, tensor.key_path);
-                               }) ||
-           std::ranges::any_of(
-               contents_.aliases,
-               [&](const Alias& alias) { return is_known(alias.fqn, alias.key_path); }) ||
-           std::ranges::any_of(contents_.values, [&](const ValueEntry& value) {
-             return is_known(value.name, value.key_path);
-           });
+  /// Fills `sorted_.order`, unless it is the order of names.
+  void sort_places() {
+    std::ranges::stable_sort(places_of_leaves_, {}, &PlaceOfLeaf::place);
+    CheckpointContents leaves;
+    for (PlaceOfLeaf& leaf : places_of_leaves_) {
+      const auto place = static_cast<std::uint32_t>(leaves.values.size() + 1);
+      leaves.values.push_back({spell(leaf.path), std::move(leaf.path), place});
+    }
+    if (num_reordered_dicts(leaves) == 0) return;
+    for (ValueEntry& leaf : leaves.values) sorted_.order.push_back(std::move(leaf.name));
   }
 
   /// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`.
@@ -150,6 +180,7 @@ class Sorter {
   void add_tensor(const std::string& name, const KeyPath& key_path, std::size_t tensor) {
     KeyPath path = path_of(name, key_path);
     if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    remember_place(path);
     if (path.size() > 1 && is_text(path[0], kModel)) {
       const KeyPath within = behind(path, 1);
       sorted_.weights.emplace(spell(within), Leaf{name, within, tensor});
@@ -162,6 +193,7 @@ class Sorter {
   void add_alias(const Alias& alias, std::size_t tensor) {
     KeyPath path = path_of(alias.fqn, alias.key_path);
     if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    remember_place(path);
     const bool is_of_module = path.size() > 1 && is_text(path[0], kModel);
     const KeyPath within = is_of_module ? behind(path, 1) : KeyPath{};
     if (is_of_module && tensors_of_weights_.contains(tensor)) {
@@ -178,6 +210,7 @@ class Sorter {
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
     if (is_known && is_empty(value) && !has_place(path)) {
+      remember_place(path);
       sorted_.empty.push_back({name, path, value});
       return;
     }
@@ -199,8 +232,12 @@ class Sorter {
       }
       return;
     }
+    remember_place(path);
     add(name, path, value);
   }
+
+  /// Remembers that an entry with this path stands at `place_`.
+  void remember_place(const KeyPath& path) { places_of_leaves_.push_back({place_, path}); }
 
   /// Adds an entry that is no tensor of the module.
   void add(const std::string& name, const KeyPath& path, std::variant<std::size_t, Value> content) {
@@ -273,13 +310,27 @@ class Sorter {
   const CheckpointContents& contents_;
   const std::vector<Value>& values_;
   const std::string& destination_;
-  bool is_bare_ = false;
+  bool is_bare_;
+  struct PlaceOfLeaf {
+    std::size_t place;
+    KeyPath path;
+  };
+  std::vector<std::size_t> places_;  // of the contents' entries, in the order of keys
+  std::size_t place_ = 0;            // of the entry that is being sorted
+  std::vector<PlaceOfLeaf> places_of_leaves_;
   std::set<std::size_t> tensors_of_weights_;
   std::map<std::int64_t, ParamGroup> groups_;
   UniversalEntries sorted_;
 };
 
 }  // namespace
+
+std::size_t num_bare_tensors(const CheckpointContents& contents) {
+  if (!is_bare(contents)) return 0;
+  const auto is_at_top = [](const auto& entry) { return entry.key_path.size() < 2; };
+  return static_cast<std::size_t>(std::ranges::count_if(contents.tensors, is_at_top) +
+                                  std::ranges::count_if(contents.aliases, is_at_top));
+}
 
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination) {

@@ -439,6 +439,10 @@ class UniversalFiles::Builder {
     Value::List neutral(neutral_.begin(), neutral_.end());
     archive.add_value(keys({kTessera, kNeutral}), std::move(neutral));
     add_empty(archive);
+    if (!entries_.order.empty()) {
+      archive.add_value(keys({kTessera, kOrder}),
+                        Value::List(entries_.order.begin(), entries_.order.end()));
+    }
     add_archive(path, archive);
   }
 

@@ -193,7 +193,10 @@ EntryReader::Tensor EntryReader::named(KeyPath path) {
 }
 
 void EntryReader::add(Tensor tensor) {
-  validate_tensor_meta(tensor.entry.meta, folder_);
+  TensorEntry& entry = tensor.entry;
+  validate_tensor_meta(entry.meta, folder_);
+  const KeyPath& path = entry.key_path;
+  entry.dict_order = place_of(path.empty() ? KeyPath{entry.meta.fqn} : path, entry.dict_order);
   tensor.entry.pieces = pieces_pool_.share(std::move(tensor.entry.pieces));
   tensors_.push_back(std::move(tensor));
 }
@@ -281,6 +284,7 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
 
 void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source,
                             std::uint32_t order) {
+  order = place_of(path, order);
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
   auto read = [](auto&& each) -> AnyValueSource { return std::move(each); };
@@ -288,17 +292,19 @@ void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> sourc
 }
 
 void EntryReader::add_refused(KeyPath path, const Error& refusal) {
+  const std::uint32_t order = place_of(path, 0);
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
-  values_.push_back({std::move(name), std::move(path), std::make_unique<const Error>(refusal)});
+  values_.push_back(
+      {std::move(name), std::move(path), std::make_unique<const Error>(refusal), order});
 }
 
 void EntryReader::add_alias(const std::string& name, const std::string& target) {
-  contents_.aliases.push_back(
-      {spell({"model", name}), spell({"model", target}), {std::string("model"), name}});
+  add_tie({std::string("model"), name}, spell({"model", target}), 0);
 }
 
 void EntryReader::add_tie(KeyPath path, const std::string& target, std::uint32_t order) {
+  order = place_of(path, order);
   std::string name = spell(path);
   if (path.size() == 1) path.clear();
   contents_.aliases.push_back({std::move(name), target, std::move(path), order});
@@ -338,6 +344,29 @@ void EntryReader::finish() {
     contents_.opening_findings.push_back(per_rank_note(path_, differing_));
   }
   add_what_readers_found();
+}
+
+template <class Change>
+void EntryReader::change_orders(const Change& change) {
+  for (TensorEntry& tensor : contents_.tensors) change(tensor.meta.fqn, tensor.dict_order);
+  for (Alias& alias : contents_.aliases) change(alias.fqn, alias.dict_order);
+  for (ValueEntry& value : contents_.values) change(value.name, value.dict_order);
+}
+
+void EntryReader::set_order(const std::vector<std::string>& names) {
+  std::map<std::string_view, std::uint32_t> places;
+  for (const std::string& name : names) {
+    places.emplace(name, static_cast<std::uint32_t>(places.size() + 1));
+  }
+  const auto num_places = static_cast<std::uint32_t>(places.size());
+  change_orders([&](const std::string& name, std::uint32_t& dict_order) {
+    const auto found = places.find(name);
+    dict_order = found == places.end() ? num_places + 1 + dict_order : found->second;
+  });
+}
+
+void EntryReader::drop_order() {
+  change_orders([](const std::string&, std::uint32_t& dict_order) { dict_order = 0; });
 }
 
 /// Moves the entries into the contents.
