@@ -7,9 +7,11 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "formats/rank_files/file_names.h"
+#include "formats/rank_files/rank_contents.h"
 #include "support/contents_text.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -71,6 +73,42 @@ class RankFilesTest : public testing::Test {
 
   test::TemporaryDirectory directory_;
 };
+
+/// Two ranks whose `model.w` differs, and an outermost dict in another order than that of names.
+test::MemoryCheckpoint with_own_tensors() {
+  test::MemoryCheckpoint checkpoint("source", 2);
+  checkpoint.add_value("optim.lr", Value(0.1)).key_path = {"optim", "lr"};
+  const auto add = [&](const std::string& name, KeyPath path, int rank) -> TensorEntry& {
+    TensorEntry& tensor = checkpoint.add({name, DType::float32, {1}}, test::bytes_of<float>({1}),
+                                         {{Box{{0}, {1}}, rank}});
+    tensor.key_path = std::move(path);
+    return tensor;
+  };
+  add("model.w", {"model", "w"}, 0).dict_order = 2;
+  add("per_rank.1.model.w", {"per_rank", "1", "model", "w"}, 1).dict_order = 3;
+  return checkpoint;
+}
+
+std::set<std::string> names_of_files(const CheckpointContents& contents) {
+  return rank_files::RankContents(contents, {Value(0.1)}, {}, "destination").names();
+}
+
+TEST(RankFilesWriterTest, TheOrderIsLostWhereRanksHaveSeveralFiles) {
+  test::MemoryCheckpoint checkpoint = with_own_tensors();
+  const CheckpointContents& contents = checkpoint.contents();
+  EXPECT_TRUE(names_of_files(contents).contains("model_world_size_2_rank_1.pt"));
+  EXPECT_TRUE(rank_files::outermost_changes(contents).reorders_keys);
+}
+
+// The second name of a rank's own tensor is at the top, and the tensor in the model's file.
+TEST(RankFilesWriterTest, ATieOfARanksOwnTensorPutsAllInOneFile) {
+  test::MemoryCheckpoint checkpoint = with_own_tensors();
+  checkpoint.add_alias("per_rank.1.model.b", "per_rank.1.model.w");
+  const CheckpointContents& contents = checkpoint.contents();
+  EXPECT_EQ(names_of_files(contents),
+            (std::set<std::string>{"world_size_2_rank_0.pt", "world_size_2_rank_1.pt"}));
+  EXPECT_FALSE(rank_files::outermost_changes(contents).reorders_keys);
+}
 
 // Shows F1.
 TEST_F(RankFilesTest, HoldsWhatTheTrainerHeld) {
