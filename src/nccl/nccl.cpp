@@ -4,6 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <exception>
+
 #include "tessera/base/error.h"
 #include "tessera/runtime/dist/launch.h"
 
@@ -19,6 +21,26 @@ c10::DeviceIndex checked(int index) {
   }
   return static_cast<c10::DeviceIndex>(index);
 }
+
+/// Shuts NCCL down when its last user goes, as destroy_process_group does in Python. The base class
+/// alone would abort what is still sent, and warn. It still does while an exception leaves the
+/// trainer: the other ranks may be gone, and a shutdown would wait for them.
+class NcclBackend final : public c10d::ProcessGroupNCCL {
+ public:
+  using ProcessGroupNCCL::ProcessGroupNCCL;
+
+  NcclBackend(const NcclBackend&) = delete;
+  NcclBackend& operator=(const NcclBackend&) = delete;
+
+  ~NcclBackend() override {
+    if (std::uncaught_exceptions() > 0) return;
+    try {
+      shutdown();
+    } catch (const std::exception& error) {
+      TORCH_WARN("NCCL: shutdown failed: ", error.what());
+    }
+  }
+};
 
 int local_rank() {
   const auto found = launch_environment(process_environment);
@@ -38,7 +60,7 @@ Transport nccl(std::optional<int> device_index) {
                                std::chrono::milliseconds timeout) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = timeout;
-    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
+    auto backend = c10::make_intrusive<NcclBackend>(store, rank, size, options);
     backend->setBoundDeviceId(device);
     return backend;
   };

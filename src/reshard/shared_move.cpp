@@ -88,7 +88,9 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
                              .num_shares = worker.num_shares,
                              .command = worker.command,
                              .beginning = beginning});
-  if (work_.is_complete(share)) return std::nullopt;
+  const bool was_complete = work_.is_complete(share);
+  // If it was, another worker may have finished the move by now.
+  if (was_complete || !work_.is_begun()) return std::nullopt;
   const BlocksOfShare blocks =
       divide_blocks(*writer, worker.num_shares)[static_cast<std::size_t>(share)];
   if (worker.begins) worker.begins(share, blocks.nbytes);

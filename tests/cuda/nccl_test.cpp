@@ -45,6 +45,29 @@ TEST(NcclTest, CarriesEveryCollectiveOfOneRank) {
   EXPECT_EQ(group.traffic().all_gather, 5 * sizeof(float));  // by the backend, not by copying
 }
 
+/// Counts warnings of PyTorch while it exists.
+class CountedWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
+
+  std::vector<std::string> messages;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+// Shows A5.
+TEST(NcclTest, ShutsDownWithItsLastUser) {
+  TESSERA_NEEDS_CUDA();
+  CountedWarnings warnings;
+  {
+    const dist::Mesh mesh = nccl_mesh_of_one();
+    const at::Tensor input = torch::ones(5, torch::device(torch::kCUDA).dtype(torch::kFloat));
+    mesh.world()->all_reduce(input, "a").wait();
+  }
+  EXPECT_THAT(warnings.messages, ::testing::IsEmpty());
+}
+
 // Shows B12.
 TEST(NcclTest, ClipsAndTrains) {
   TESSERA_NEEDS_CUDA();

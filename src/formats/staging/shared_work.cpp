@@ -163,6 +163,15 @@ std::string SharedWork::command() const {
   return read_file(fs_, path_in(kCommandName), kMaxTextNbytes);
 }
 
+std::vector<std::string> SharedWork::names() const {
+  try {
+    return fs_.list_directory(path_);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    return {};
+  }
+}
+
 void SharedWork::require_own() const {
   struct stat named {};
   if (::lstat(path_.c_str(), &named) != 0) return;
@@ -173,7 +182,7 @@ void SharedWork::require_own() const {
   };
   if (!S_ISDIR(named.st_mode)) refuse(S_ISLNK(named.st_mode) ? "a link" : "a file");
   if (named.st_uid != ::geteuid()) refuse("a folder of another user");
-  for (const std::string& name : fs_.list_directory(path_)) {
+  for (const std::string& name : names()) {
     if (!is_own_name(name)) refuse("a folder with another file, " + printable(name));
   }
 }
@@ -210,7 +219,7 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
 }
 
 void SharedWork::clear() {
-  for (const std::string& name : fs_.list_directory(path_)) {
+  for (const std::string& name : names()) {
     if (name != kLockName && !name.starts_with(kComparisonPrefix)) fs_.remove_all(path_in(name));
   }
 }
@@ -241,7 +250,7 @@ std::set<int> SharedWork::complete_shares() const {
   // Lists the folder instead of looking for each name: a network file system may remember for a
   // while that a name did not exist.
   std::set<int> shares;
-  for (const std::string& name : fs_.list_directory(path_)) {
+  for (const std::string& name : names()) {
     if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
     if (!read_begin(fs_, path_in(name), kDoneText.size()).value_or("").starts_with(kDoneText)) {
       continue;
@@ -278,7 +287,7 @@ std::optional<std::string> SharedWork::read_comparison(int share, std::uint64_t 
 }
 
 void SharedWork::refuse_while_compared() const {
-  for (const std::string& name : fs_.list_directory(path_)) {
+  for (const std::string& name : names()) {
     if (!name.starts_with(kComparisonPrefix) || !name.ends_with(".lock")) continue;
     if (try_lock(path_in(name))) continue;
     throw Error::expected(ErrorKind::already_exists, {.path = path_in(name)}, "shared work",

@@ -5,6 +5,7 @@
 #include <set>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "base/file_descriptor.h"
 #include "formats/staging/journal.h"
@@ -114,6 +115,9 @@ class SharedWork {
 
  private:
   std::string path_in(const std::string& name) const { return join_path(path_, name); }
+  /// Returns the names in the folder; none if there is no folder, such as when another worker has
+  /// just finished the work and removed it.
+  std::vector<std::string> names() const;
   std::string comparison_path(int share) const;
   std::optional<tessera::detail::FileDescriptor> try_lock(const std::string& path) const;
 

@@ -170,28 +170,28 @@ void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
 void StagedWork::join(DestinationKind kind, const WorkOptions& options) {
   const ShareOptions& share = *options.share;
   share_ = share.index;
-  {
-    const auto lock = shared_->lock();
-    if (!shared_->is_begun()) {
-      shared_->clear();
-      if (share.beginning == ShareOptions::Beginning::refused) {
-        shared_->remove();
-        throw Error(ErrorKind::already_exists, {.path = destination_},
-                    "shared work: another worker has just finished it");
-      }
-      try {
-        stage(kind, options);
-        shared_->begin(options.journal->identity, share.num_shares, share.command);
-      } catch (...) {
-        shared_->remove();
-        throw;
-      }
-      staged_->keep();
-      journal_.reset();
-      staged_.reset();
+  // Until this worker has looked at its share: if all are complete, another worker would finish the
+  // work and remove its folder.
+  const auto lock = shared_->lock();
+  if (!shared_->is_begun()) {
+    shared_->clear();
+    if (share.beginning == ShareOptions::Beginning::refused) {
+      shared_->remove();
+      throw Error(ErrorKind::already_exists, {.path = destination_},
+                  "shared work: another worker has just finished it");
     }
-    shared_->require_same(options.journal->identity, share.num_shares);
+    try {
+      stage(kind, options);
+      shared_->begin(options.journal->identity, share.num_shares, share.command);
+    } catch (...) {
+      shared_->remove();
+      throw;
+    }
+    staged_->keep();
+    journal_.reset();
+    staged_.reset();
   }
+  shared_->require_same(options.journal->identity, share.num_shares);
   auto held = shared_->try_lock_share(share_);
   if (!held) shared_->refuse_held(share_);
   share_lock_ = std::move(*held);

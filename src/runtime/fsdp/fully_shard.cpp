@@ -10,6 +10,7 @@
 #include "runtime/fsdp/torch_save.h"
 #include "runtime/fsdp/traversal.h"
 #include "runtime/fsdp/unit_state_dict_hooks.h"
+#include "runtime/keep_freed_memory.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -322,6 +323,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
     fsdp::cast_buffers(unit->module, options);
     fsdp::make_unit(*unit, options);
   }
+  if (options.strategy == ShardingStrategy::no_shard) keep_freed_memory();
 }
 
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,

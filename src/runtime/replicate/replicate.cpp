@@ -13,6 +13,7 @@
 
 #include "runtime/dist/consensus.h"
 #include "runtime/dist/sync_states.h"
+#include "runtime/keep_freed_memory.h"
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/torch_bridge.h"
@@ -682,16 +683,6 @@ void sync_module_states(Module& module, dist::Group& group) {
       sync.sync(prefix + buffer.key(), buffer.value());
     }
   });
-}
-
-/// Lets glibc keep up to 64 MiB of freed memory, if the process has set no other limit. A training
-/// step frees and takes the same temporaries again: gradients of weights, intermediate results of
-/// an optimizer. glibc returns all but twice the largest mapped block ever freed to the operating
-/// system, at most 64 MiB (mallopt(3), M_MMAP_THRESHOLD), and fresh pages cost 3 % of a step. As
-/// buckets are never freed, this takes and frees such a block once, without touching its pages.
-void keep_freed_memory() {
-  constexpr std::int64_t kJustBelowTheLargestThreshold = (32 << 20) - (1 << 16);
-  at::empty({kJustBelowTheLargestThreshold}, at::kByte);
 }
 
 }  // namespace
