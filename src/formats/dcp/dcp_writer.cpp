@@ -317,6 +317,8 @@ class RankFilesWriter : public ShareWriter {
   const std::string suffix_;
   Journal* const journal_;
   std::vector<PieceId> order_;
+  /// Whether a piece is complete, by its number. A byte each: the files' threads share no byte.
+  std::vector<std::uint8_t> are_complete_;
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
   FileSyncs syncs_;
 };
@@ -339,6 +341,7 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
   }
   for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
     const std::size_t num_pieces = layout_.contents->tensors[t].pieces.size();
+    are_complete_.resize(are_complete_.size() + num_pieces);
     for (std::size_t p = 0; p < num_pieces; ++p) {
       const std::int64_t numel = box_of({t, p}).numel();
       if (numel == 0) {
@@ -481,6 +484,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   std::vector<std::uint32_t> block_crcs{block_crc};
   {
     const std::lock_guard lock(file.mutex);
+    TESSERA_CHECK(are_complete_[number] == 0);
     if (numel > block) {
       auto& [crcs, are_written, num_written] = file.blocks[number];
       crcs.resize(static_cast<std::size_t>(ceil_div(numel, block)));
@@ -492,6 +496,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
       if (++num_written < crcs.size()) return;
       block_crcs = std::move(file.blocks.extract(number).mapped().crcs);
     }
+    are_complete_[number] = 1;
   }
 
   std::uint32_t crc = 0;
