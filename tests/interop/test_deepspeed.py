@@ -77,6 +77,24 @@ def test_the_order_of_keys_is_that_of_the_files(path, tmp_path, classes_of_deeps
         assert orders(back) == orders(whole)
 
 
+def test_dicts_and_lists_within_a_model_come_back(tmp_path):
+    """Shows A2, F2. DeepSpeed has flat names of parameters."""
+    one = torch.ones(2)
+    tied = one + 3
+    model = {"head": {"w": one, "b": one + 1}, "layers": [one + 2, {"w": tied}], "count": {"n": torch.tensor([1])}, "again": {"w": tied}, 7: {8: one}}
+    trained = {"model": {"up": {"w": one}, "down": {"w": one + 1}},
+               "optim": {"state": {"up.w": {"exp_avg": one, "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": ["up.w"]}]}}
+    for number, state in enumerate(({"model": model, "epoch": 1}, trained)):
+        torch.save(state, tmp_path / f"{number}.pt")
+        run_folder = tmp_path / f"{number}-run"
+        document = json.loads(succeed("ckpt-reshard", tmp_path / f"{number}.pt", run_folder, "--to", "deepspeed", "--json"))
+        assert document["changes"] == []
+        back = torch.load(reshard(run_folder, tmp_path / f"{number}-back.pt"), weights_only=True)
+        assert orders(back) == orders(state)
+        assert {name: float(tensor[0]) for name, tensor in flatten(back) if torch.is_tensor(tensor) and tensor.dim()} == {
+            name: float(tensor[0]) for name, tensor in flatten(state) if torch.is_tensor(tensor) and tensor.dim()}
+
+
 def test_names_of_a_model_without_its_key_are_told(tmp_path):
     """Shows A2, F2. DeepSpeed's files have a module, so a bare state dict gets the names of one."""
     torch.save({"w": torch.ones(2), "b": torch.ones(2), "epoch": 3}, tmp_path / "bare.pt")

@@ -236,8 +236,18 @@ class Sorter {
     add(name, path, value);
   }
 
-  /// Remembers that an entry with this path stands at `place_`.
-  void remember_place(const KeyPath& path) { places_of_leaves_.push_back({place_, path}); }
+  /// Remembers that an entry with this path stands at `place_`, and the path itself, if a reader
+  /// would make another one of the names in DeepSpeed's files.
+  void remember_place(const KeyPath& path) {
+    places_of_leaves_.push_back({place_, path});
+    const bool is_of_state =
+        path.size() > 2 && is_text(path[0], kOptim) && is_text(path[1], kState);
+    if (!is_of_state && !(path.size() > 1 && is_text(path[0], kModel))) return;
+    const auto is_string = [](const Key& key) { return std::holds_alternative<std::string>(key); };
+    const bool is_told =
+        path.size() == (is_of_state ? 4 : 2) && std::ranges::all_of(path, is_string);
+    if (!is_told) sorted_.paths.push_back(path);
+  }
 
   /// Adds an entry that is no tensor of the module.
   void add(const std::string& name, const KeyPath& path, std::variant<std::size_t, Value> content) {

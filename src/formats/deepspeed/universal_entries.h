@@ -39,6 +39,7 @@ struct UniversalEntries {
   std::vector<Leaf> optimizer_members;             // `deepspeed.optimizer_state_dict.…`
   std::vector<Leaf> model_members;                 // `deepspeed.…`, and what the user saved
   std::vector<std::string> order;  // all names as a reader finds them; empty: the order of names
+  std::vector<KeyPath> paths;      // of the model and its state, unless their names tell them
   std::vector<Leaf> empty;  // dicts and lists of the optimizer and of DeepSpeed that have no items
 };
 

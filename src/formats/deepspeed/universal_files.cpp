@@ -439,6 +439,9 @@ class UniversalFiles::Builder {
     Value::List neutral(neutral_.begin(), neutral_.end());
     archive.add_value(keys({kTessera, kNeutral}), std::move(neutral));
     add_empty(archive);
+    Value::List paths;
+    for (const KeyPath& each : entries_.paths) paths.push_back(key_path_to_value(each));
+    if (!paths.empty()) archive.add_value(keys({kTessera, kPaths}), std::move(paths));
     if (!entries_.order.empty()) {
       archive.add_value(keys({kTessera, kOrder}),
                         Value::List(entries_.order.begin(), entries_.order.end()));

@@ -28,6 +28,8 @@ inline constexpr std::string_view kWeights = "fp32";                       // th
 //      "neutral": ["state", "model_states.global_steps", …],
 //      "empty_dicts": [["optim", "state"], …], "empty_lists": …,  key paths of what the source has
 //                                          without items (SGD's state), which has no other place
+//      "paths": [["model", "up", "weight"], …],  key paths of the model and of its state that are
+//                                          not known from names: of dicts within dicts, of lists
 //      "order": ["model.up.weight", …]}    names of all entries, as the source's dicts have them;
 //                                          missing if that is the order of names
 inline constexpr std::string_view kTessera = "tessera";
@@ -35,6 +37,7 @@ inline constexpr std::string_view kGroups = "groups";
 inline constexpr std::string_view kNeutral = "neutral";
 inline constexpr std::string_view kEmptyDicts = "empty_dicts";
 inline constexpr std::string_view kEmptyLists = "empty_lists";
+inline constexpr std::string_view kPaths = "paths";
 inline constexpr std::string_view kOrder = "order";
 inline constexpr std::string_view kNeutralState = "state";
 inline constexpr std::string_view kOfModelStates = "model_states.";

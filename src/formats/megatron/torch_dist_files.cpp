@@ -54,7 +54,8 @@ bool is_object(std::string_view name) {
   return !place.empty() && place.find_first_not_of("0123456789._") == std::string_view::npos;
 }
 
-/// Whether an entry is the object that stands for `common.pt`: `common_state/shard_0_1`.
+/// Whether an entry is the object that stands for `common.pt`: `common_state/shard_0_1`. In a
+/// checkpoint of Megatron it may lack the place of its shard.
 bool is_common_object(std::string_view name) {
   return name == kCommonObject || (is_object(name) && name.starts_with(kCommonObject) &&
                                    name.find(kShard) == kCommonObject.size());
@@ -74,7 +75,7 @@ bool has_config(const FileSystem& fs, const std::string& directory) {
 /// writes, or both files, even if damaged. Another program may have written `common.pt` alone.
 bool is_of_megatron(const FileSystem& fs, const std::string& directory,
                     const CheckpointContents& contents) {
-  if (has_value(contents, is_object) || has_value(contents, is_common_object)) return true;
+  if (has_value(contents, is_object)) return true;
   const bool has_both =
       has_file(fs, directory, kConfigFile) && has_file(fs, directory, kCommonFile);
   return has_both || has_config(fs, directory);

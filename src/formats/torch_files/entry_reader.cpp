@@ -347,10 +347,10 @@ void EntryReader::finish() {
 }
 
 template <class Change>
-void EntryReader::change_orders(const Change& change) {
-  for (TensorEntry& tensor : contents_.tensors) change(tensor.meta.fqn, tensor.dict_order);
-  for (Alias& alias : contents_.aliases) change(alias.fqn, alias.dict_order);
-  for (ValueEntry& value : contents_.values) change(value.name, value.dict_order);
+void EntryReader::change_entries(const Change& change) {
+  for (TensorEntry& tensor : contents_.tensors) change(tensor.meta.fqn, tensor);
+  for (Alias& alias : contents_.aliases) change(alias.fqn, alias);
+  for (ValueEntry& value : contents_.values) change(value.name, value);
 }
 
 void EntryReader::set_order(const std::vector<std::string>& names) {
@@ -359,14 +359,23 @@ void EntryReader::set_order(const std::vector<std::string>& names) {
     places.emplace(name, static_cast<std::uint32_t>(places.size() + 1));
   }
   const auto num_places = static_cast<std::uint32_t>(places.size());
-  change_orders([&](const std::string& name, std::uint32_t& dict_order) {
+  change_entries([&](const std::string& name, auto& entry) {
     const auto found = places.find(name);
-    dict_order = found == places.end() ? num_places + 1 + dict_order : found->second;
+    entry.dict_order = found == places.end() ? num_places + 1 + entry.dict_order : found->second;
+  });
+}
+
+void EntryReader::set_key_paths(const std::vector<KeyPath>& paths) {
+  std::map<std::string, const KeyPath*> path_of;
+  for (const KeyPath& path : paths) path_of.emplace(spell(path), &path);
+  change_entries([&](const std::string& name, auto& entry) {
+    const auto found = path_of.find(name);
+    if (found != path_of.end()) entry.key_path = *found->second;
   });
 }
 
 void EntryReader::drop_order() {
-  change_orders([](const std::string&, std::uint32_t& dict_order) { dict_order = 0; });
+  change_entries([](const std::string&, auto& entry) { entry.dict_order = 0; });
 }
 
 /// Moves the entries into the contents.

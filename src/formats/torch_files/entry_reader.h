@@ -138,6 +138,9 @@ class EntryReader : public DividedReader {
   /// Gives the entries the order of `names`; entries without a name in it come last, in the order
   /// that they had. Requires: `finish` was called.
   void set_order(const std::vector<std::string>& names);
+  /// Gives entries of these names these key paths. Passes over names that no entry has. Requires:
+  /// `finish` was called.
+  void set_key_paths(const std::vector<KeyPath>& paths);
   /// Takes the order of keys from all entries. Requires: `finish` was called.
   void drop_order();
 
@@ -145,9 +148,9 @@ class EntryReader : public DividedReader {
   /// Returns the place in the order of keys of the entry that gets the key path `path`. `order`:
   /// `order_in` of the file's entry that it comes from; 0 if it is put together from several.
   virtual std::uint32_t place_of(const KeyPath& /*path*/, std::uint32_t order) { return order; }
-  /// Calls `change(name, dict_order)` for all entries.
+  /// Calls `change(name, entry)` for all entries.
   template <class Change>
-  void change_orders(const Change& change);
+  void change_entries(const Change& change);
 
   static constexpr std::size_t kNumSmallFilesKept = 16;
 
