@@ -84,7 +84,8 @@ def test_dicts_and_lists_within_a_model_come_back(tmp_path):
     model = {"head": {"w": one, "b": one + 1}, "layers": [one + 2, {"w": tied}], "count": {"n": torch.tensor([1])}, "again": {"w": tied}, 7: {8: one}}
     trained = {"model": {"up": {"w": one}, "down": {"w": one + 1}},
                "optim": {"state": {"up.w": {"exp_avg": one, "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": ["up.w"]}]}}
-    for number, state in enumerate(({"model": model, "epoch": 1}, trained)):
+    mixed = {"model": {"layers": [one, torch.tensor([1]), 5, one + 1, None], "up._extra_state": [torch.tensor([3.0]), 4]}, "list": [7, one]}
+    for number, state in enumerate(({"model": model, "epoch": 1}, trained, mixed)):
         torch.save(state, tmp_path / f"{number}.pt")
         run_folder = tmp_path / f"{number}-run"
         document = json.loads(succeed("ckpt-reshard", tmp_path / f"{number}.pt", run_folder, "--to", "deepspeed", "--json"))
@@ -93,6 +94,14 @@ def test_dicts_and_lists_within_a_model_come_back(tmp_path):
         assert orders(back) == orders(state)
         assert {name: float(tensor[0]) for name, tensor in flatten(back) if torch.is_tensor(tensor) and tensor.dim()} == {
             name: float(tensor[0]) for name, tensor in flatten(state) if torch.is_tensor(tensor) and tensor.dim()}
+
+
+def test_two_entries_of_one_name_are_refused(tmp_path):
+    """Shows A2, F2. A bare state dict's `w` becomes `model.w`."""
+    torch.save({"w": torch.ones(2), "model.w": 3}, tmp_path / "bare.pt")
+    process = run("ckpt-reshard", tmp_path / "bare.pt", tmp_path / "run", "--to", "deepspeed")
+    assert process.returncode == 3 and "model.w: names: expected one entry of this name" in process.stderr, process.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_names_of_a_model_without_its_key_are_told(tmp_path):

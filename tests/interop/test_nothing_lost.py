@@ -298,6 +298,18 @@ def with_text_as_numbers(optimizers):
     return {name: {**state, "state": {str(key): item for key, item in state["state"].items()}} for name, state in optimizers.items()}
 
 
+@pytest.mark.parametrize("state", [
+    {"d": {1: w(), "1": [w(), 2]}}, {"d": {1: {"a": w()}, "1": {"b": w()}}}, {1: w(), "1": {"a": 3}}, {"d": {True: {"a": w()}, "True": {}}, "w": w()}])
+def test_keys_that_differ_only_by_type_are_refused_where_keys_become_text(state, tmp_path):
+    """Shows A2. DCP would make one key of the two, and what they hold would be one dict or unreadable."""
+    torch.save(state, tmp_path / "two.pt")
+    process = run("ckpt-reshard", tmp_path / "two.pt", tmp_path / "dcp", "--to", "dcp")
+    assert process.returncode == 3 and "keys: expected keys of a dict that differ as text" in process.stderr, process.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["two.pt"]
+    move(tmp_path / "two.pt", tmp_path / "back.pt", "torch")
+    assert same(torch.load(tmp_path / "back.pt"), state)
+
+
 def test_the_outermost_order_is_kept_or_told_where_ranks_have_several_files(tmp_path):
     """Shows A2. model, optim and extra_state have files of their own, and no file has the order of all keys."""
     roots = {"optim": {"z": w(), "a": 1}, "model": {"b": w(3.0), "a": w()}, "epoch": 3, "args": {"y": 1, "x": 2}}

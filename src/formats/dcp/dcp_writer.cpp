@@ -52,8 +52,42 @@ struct NumberHash {
                         expected, found);
 }
 
+std::string in_words(const Key& key) {
+  const std::string text = printable(spell({key}));
+  return std::holds_alternative<std::string>(key) ? "'" + text + "'" : text;
+}
+
+/// Checks that no dict has two keys that become one text, such as 1 and "1": a reader would take
+/// what they hold for one dict, or for a dict and a tensor of one name.
+void check_keys_as_text(const std::string& destination, const CheckpointContents& contents) {
+  const auto is_other = [](const Key& key) { return std::holds_alternative<NonStringKey>(key); };
+  const auto has_other = [&](const auto& entry) {
+    return std::ranges::any_of(entry.key_path, is_other);
+  };
+  if (std::ranges::none_of(contents.tensors, has_other) &&
+      std::ranges::none_of(contents.values, has_other)) {
+    return;
+  }
+  std::map<std::vector<std::string>, Key> keys;  // by key path as text: its last key
+  const auto add = [&](const std::string& name, const KeyPath& path) {
+    std::vector<std::string> texts;
+    for (const Key& key : path.empty() ? KeyPath{name} : path) {
+      texts.push_back(spell({key}));
+      const auto [known, is_new] = keys.emplace(texts, key);
+      if (is_new || known->second == key) continue;
+      throw Error::expected(ErrorKind::unsupported, {.path = destination, .fqn = name}, "keys",
+                            "keys of a dict that differ as text, as DCP stores them",
+                            in_words(known->second) + " and " + in_words(key),
+                            "rename one of them, or choose another format");
+    }
+  };
+  for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, tensor.key_path);
+  for (const ValueEntry& value : contents.values) add(value.name, value.key_path);
+}
+
 void check_contents(const std::string& destination, const CheckpointContents& contents) {
   check_key_paths(contents, destination);
+  check_keys_as_text(destination, contents);
   if (!contents.aliases.empty()) {
     const Alias& alias = contents.aliases.front();
     refuse(destination, alias.fqn, "tied tensors",

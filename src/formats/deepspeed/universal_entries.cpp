@@ -155,6 +155,17 @@ class Sorter {
                           expected, found, advice);
   }
 
+  /// Refuses two entries of one name, as of a value `model.w` and of a tensor `w` that becomes
+  /// `model.w`: a reader would not tell them apart.
+  void require_names_once(const CheckpointContents& leaves) const {
+    std::set<std::string_view> names;
+    for (const ValueEntry& leaf : leaves.values) {
+      if (names.insert(leaf.name).second) continue;
+      refuse(leaf.name, "names", "one entry of this name in DeepSpeed's files", "two",
+             "rename one of them");
+    }
+  }
+
   /// Fills `sorted_.order`, unless it is the order of names.
   void sort_places() {
     std::ranges::stable_sort(places_of_leaves_, {}, &PlaceOfLeaf::place);
@@ -163,6 +174,7 @@ class Sorter {
       const auto place = static_cast<std::uint32_t>(leaves.values.size() + 1);
       leaves.values.push_back({spell(leaf.path), std::move(leaf.path), place});
     }
+    require_names_once(leaves);
     if (num_reordered_dicts(leaves) == 0) return;
     for (ValueEntry& leaf : leaves.values) sorted_.order.push_back(std::move(leaf.name));
   }
