@@ -96,6 +96,19 @@ def test_dicts_and_lists_within_a_model_come_back(tmp_path):
             name: float(tensor[0]) for name, tensor in flatten(state) if torch.is_tensor(tensor) and tensor.dim()}
 
 
+def test_outermost_keys_that_are_no_text_are_kept_or_refused(tmp_path, classes_of_deepspeed):
+    """Shows A2, F2. In client state that DeepSpeed saved they stay numbers. Tessera writes none, and says so."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "copy", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state.update({7: torch.ones(2), 8: 9}))
+    back = torch.load(reshard(copy, tmp_path / "back.pt"), weights_only=True)
+    assert torch.equal(back[7], torch.ones(2)) and back[8] == 9
+    process = run("ckpt-reshard", copy, tmp_path / "run", "--to", "deepspeed")
+    assert process.returncode == 3 and "expected a text as the first key, found 7" in process.stderr
+    torch.save({7: torch.ones(2), "w": torch.zeros(2)}, tmp_path / "bare.pt")
+    reshard(tmp_path / "bare.pt", tmp_path / "bare", "--to", "deepspeed")
+    assert list(torch.load(reshard(tmp_path / "bare", tmp_path / "bare-back.pt"), weights_only=True)["model"]) == [7, "w"]
+
+
 def test_two_entries_of_one_name_are_refused(tmp_path):
     """Shows A2, F2. A bare state dict's `w` becomes `model.w`."""
     torch.save({"w": torch.ones(2), "model.w": 3}, tmp_path / "bare.pt")

@@ -298,6 +298,14 @@ def with_text_as_numbers(optimizers):
     return {name: {**state, "state": {str(key): item for key, item in state["state"].items()}} for name, state in optimizers.items()}
 
 
+def test_a_dict_called_per_rank_is_kept(tmp_path):
+    """Shows A2. Names such as `per_rank.1.5` are also those of entries that differ between ranks."""
+    state = {"per_rank": {1.5: None, "1": {"w": w()}}, "w": w(3.0)}
+    torch.save(state, tmp_path / "source.pt")
+    assert move(tmp_path / "source.pt", tmp_path / "back.pt", "torch") == set()
+    assert same(torch.load(tmp_path / "back.pt"), state)
+
+
 @pytest.mark.parametrize("state", [
     {"d": {1: w(), "1": [w(), 2]}}, {"d": {1: {"a": w()}, "1": {"b": w()}}}, {1: w(), "1": {"a": 3}}, {"d": {True: {"a": w()}, "True": {}}, "w": w()}])
 def test_keys_that_differ_only_by_type_are_refused_where_keys_become_text(state, tmp_path):

@@ -181,7 +181,8 @@ class Sorter {
 
   /// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`.
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
-    if (key_path.size() > 1) return key_path;
+    const bool is_name = key_path.size() == 1 && std::holds_alternative<std::string>(key_path[0]);
+    if (!key_path.empty() && !is_name) return key_path;
     KeyPath path = path_in_name(name);
     if (!path.empty()) return path;
     std::string_view rest = name;

@@ -25,6 +25,12 @@ std::optional<float> as_float(const std::optional<Value>& value) {
   return static_cast<float>(*number);
 }
 
+/// Returns the key path of an entry; an empty one if it has a single key, which is its name.
+KeyPath without_name(KeyPath path) {
+  const bool is_name = path.size() == 1 && std::holds_alternative<std::string>(path.front());
+  return is_name ? KeyPath() : std::move(path);
+}
+
 /// An entry and the file that it is in.
 struct Origin {
   const File* file;
@@ -188,7 +194,7 @@ void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progr
 EntryReader::Tensor EntryReader::named(KeyPath path) {
   Tensor tensor;
   tensor.entry.meta.fqn = spell(path);
-  if (path.size() > 1) tensor.entry.key_path = std::move(path);
+  tensor.entry.key_path = without_name(std::move(path));
   return tensor;
 }
 
@@ -286,7 +292,7 @@ void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> sourc
                             std::uint32_t order) {
   order = place_of(path, order);
   std::string name = spell(path);
-  if (path.size() == 1) path.clear();
+  path = without_name(std::move(path));
   auto read = [](auto&& each) -> AnyValueSource { return std::move(each); };
   values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source)), order});
 }
@@ -294,7 +300,7 @@ void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> sourc
 void EntryReader::add_refused(KeyPath path, const Error& refusal) {
   const std::uint32_t order = place_of(path, 0);
   std::string name = spell(path);
-  if (path.size() == 1) path.clear();
+  path = without_name(std::move(path));
   values_.push_back(
       {std::move(name), std::move(path), std::make_unique<const Error>(refusal), order});
 }
@@ -306,7 +312,7 @@ void EntryReader::add_alias(const std::string& name, const std::string& target) 
 void EntryReader::add_tie(KeyPath path, const std::string& target, std::uint32_t order) {
   order = place_of(path, order);
   std::string name = spell(path);
-  if (path.size() == 1) path.clear();
+  path = without_name(std::move(path));
   contents_.aliases.push_back({std::move(name), target, std::move(path), order});
 }
 
