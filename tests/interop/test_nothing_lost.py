@@ -298,6 +298,17 @@ def with_text_as_numbers(optimizers):
     return {name: {**state, "state": {str(key): item for key, item in state["state"].items()}} for name, state in optimizers.items()}
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_storage_beside_tensors_is_named_and_can_be_left_out(tmp_path):
+    """Shows A2. A storage has neither dtype nor shape, so it is no tensor."""
+    torch.save({"a": w().untyped_storage(), "b": [w(3.0), w().storage()], "w": w()}, tmp_path / "source.pt")
+    process = run("ckpt-reshard", tmp_path / "source.pt", tmp_path / "moved.pt")
+    assert process.returncode == 3 and all(f"{name}: " in process.stderr for name in ("a", "b.1")), process.stderr
+    assert "found pickle: a storage: bytes without a dtype and a shape" in process.stderr and not (tmp_path / "moved.pt").exists()
+    succeed("ckpt-reshard", tmp_path / "source.pt", tmp_path / "moved.pt", "--only", "!a", "--only", "!b.1")
+    assert same(torch.load(tmp_path / "moved.pt"), {"b": [w(3.0)], "w": w()})
+
+
 def test_a_dict_called_per_rank_is_kept(tmp_path):
     """Shows A2. Names such as `per_rank.1.5` are also those of entries that differ between ranks."""
     state = {"per_rank": {1.5: None, "1": {"w": w()}}, "w": w(3.0)}
