@@ -138,9 +138,10 @@ class OrderedWalk final : public Walk {
 /// their order.
 class MergeWalk final : public Walk {
  public:
-  MergeWalk(std::size_t num_entries, const std::vector<std::vector<PlaceInSource>>& places,
+  /// `num_named`: the number of tensors and aliases, which are the first entries.
+  MergeWalk(std::size_t num_named, const std::vector<std::vector<PlaceInSource>>& places,
             std::span<const std::size_t> root_depths)
-      : Walk(num_entries), places_(places), root_depths_(root_depths) {}
+      : Walk(places.size()), num_named_(num_named), places_(places), root_depths_(root_depths) {}
 
  private:
   /// The smallest `dict_order` of an item's entries in each source that has some.
@@ -183,6 +184,22 @@ class MergeWalk final : public Walk {
     return true;
   }
 
+  /// Returns whether some source says how the keys of two sources follow each other. None does if a
+  /// source has the dict below its outermost one, or if two sources have tensors as items of it:
+  /// then the files are parts of one state dict, whose order tells the numbers of parameters.
+  bool is_outermost_dict(const std::vector<Item>& items, const std::set<std::size_t>& sources,
+                         std::size_t depth) const {
+    const auto has_it_inside = [&](std::size_t source) { return root_depths_[source] < depth; };
+    if (std::ranges::any_of(sources, has_it_inside)) return false;
+    std::set<std::size_t> with_tensors;
+    for (const Item& item : items) {
+      const Entry& entry = item.entries.front();
+      const bool is_tensor = entry.num_keys() == depth + 1 && entry.number < num_named_;
+      if (is_tensor) with_tensors.insert(places_[entry.number].front().source);
+    }
+    return with_tensors.size() < 2;
+  }
+
   bool arrange(std::vector<Item>& items, std::size_t depth) const override {
     const std::set<std::size_t> sources = sources_of(items);
     std::vector<Placed> wanted;
@@ -198,8 +215,7 @@ class MergeWalk final : public Walk {
                                [&](const Placed& item) { return item.places.at(*whole); });
     } else {
       const auto first_place = [](const Placed& item) { return *item.places.begin(); };
-      const auto has_it_inside = [&](std::size_t source) { return root_depths_[source] < depth; };
-      is_known = std::ranges::none_of(sources, has_it_inside) ||
+      is_known = is_outermost_dict(items, sources, depth) ||
                  std::ranges::is_sorted(wanted, {}, first_place);
       std::ranges::stable_sort(wanted, {}, first_place);
     }
@@ -209,6 +225,7 @@ class MergeWalk final : public Walk {
     return false;
   }
 
+  const std::size_t num_named_;
   const std::vector<std::vector<PlaceInSource>>& places_;
   std::span<const std::size_t> root_depths_;
 };
@@ -321,7 +338,7 @@ std::size_t merge_key_orders(CheckpointContents& contents,
                              std::span<const std::size_t> root_depths) {
   const std::vector<Entry> entries = sorted_entries(contents);
   TESSERA_CHECK(places.size() == entries.size());
-  MergeWalk walk(entries.size(), places, root_depths);
+  MergeWalk walk(contents.tensors.size() + contents.aliases.size(), places, root_depths);
   walk.visit(entries, 0);
   const WalkResult found = std::move(walk).result();
   set_order(contents, found.numbers);

@@ -355,7 +355,7 @@ def merge(*arguments):
 def test_a_merge_keeps_the_order_of_keys_that_its_sources_have(tmp_path):
     """Shows A2. The outermost dict has the keys of the first source, then those of the next."""
     one, two, merged = tmp_path / "one.pt", tmp_path / "two.pt", tmp_path / "merged.pt"
-    first, second = {"b": w(), "a": {"y": w(), "x": 1}}, {"d": {"2": w(), "1": w()}, "c": w()}
+    first, second = {"b": w(), "a": {"y": w(), "x": 1}}, {"d": {"2": w(), "1": w()}, "c": 3}
     torch.save(first, one)
     torch.save(second, two)
     assert merge(one, two, merged) == {}
@@ -377,6 +377,11 @@ def test_a_merge_counts_the_dicts_whose_order_of_keys_is_lost(tmp_path):
     torch.save({"model": {"a": w(), "c": w()}, "args": {"2": 2, "1": w()}}, two)
     assert merge(one, two, merged) == {"key_order": 1}
     assert orders(torch.load(merged)) == orders({"model": {"a": 1, "b": {"z": 1, "y": 1}, "c": 1, "d": 1}, "epoch": 1, "args": {"2": 1, "1": 1}})
+    # Parts of one flat state dict: their order would tell the numbers of parameters.
+    torch.save({"z": w(), "m": w()}, tmp_path / "part.pt")
+    torch.save({"k": w(), "b": {"y": w(), "x": w()}}, tmp_path / "parts.pt")
+    assert merge(tmp_path / "part.pt", tmp_path / "parts.pt", tmp_path / "flat.pt") == {"key_order": 1}
+    assert orders(torch.load(tmp_path / "flat.pt")) == orders({"b": {"y": 1, "x": 1}, "k": 1, "m": 1, "z": 1})
     # A dict of one source, and the other source by its prefix.
     torch.save({"e": w(), "a": w()}, two)
     assert merge(one, f"model.x={two}", tmp_path / "x.pt") == {}
