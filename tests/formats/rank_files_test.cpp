@@ -187,6 +187,22 @@ TEST(RankFilesNotesTest, ZerosOfDifferentSignAreKept) {
 }
 
 // Shows F1.
+TEST(RankFilesNotesTest, AValueInPlaceOfADictIsThatRanksOwn) {
+  const test::TemporaryDirectory directory;
+  const auto reader =
+      open_saved(directory, {[](auto& saved) {
+                               add_byte(saved, {"sampler", "state"});
+                             },
+                             [](auto& saved) { saved.add_value("sampler", Value()); }});
+  const CheckpointContents& contents = reader->contents();
+  ASSERT_EQ(contents.tensors.size(), 1U);
+  EXPECT_EQ(contents.tensors[0].meta.fqn, "sampler.state");
+  ASSERT_EQ(contents.values.size(), 1U);
+  EXPECT_EQ(contents.values[0].name, "per_rank.1.sampler");
+  EXPECT_EQ(contents.opening_findings.size(), 2U);
+}
+
+// Shows F1.
 TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   struct Case {
     std::function<void(test::MemoryCheckpoint&)> on_rank_0;
@@ -219,6 +235,18 @@ TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
          add_byte(saved, {"l", 1});
        },
        "1 list with other lengths on some ranks, such as 'l'"},
+      {[](auto& saved) { add_byte(saved, {"a"}); },
+       [](auto& saved) {
+         add_byte(saved, {"a"});
+         saved.add_value("d", Value(1)).key_path = {"d", "b"};
+         saved.contents_for_change().values.back().name = "d.b";
+       },
+       "1 name on some ranks only, such as 'd.b' (read as"},
+      {[](auto& saved) { saved.add_value("d", Value::Dict{}); },
+       [](auto& saved) {
+         add_byte(saved, {"d", "b"});
+       },
+       "2 names on some ranks only, such as 'd'"},
   };
   for (const Case& each : cases) {
     SCOPED_TRACE(each.note);
@@ -231,6 +259,21 @@ TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   }
   const test::TemporaryDirectory directory;
   EXPECT_TRUE(open_saved(directory, {two, two})->contents().opening_findings.empty());
+}
+
+// Shows F1, E7.
+TEST(RankFilesRefusalTest, RefusesADictInPlaceOfATensor) {
+  const test::TemporaryDirectory directory;
+  EXPECT_THAT(
+      [&] {
+        open_saved(directory, {[](auto& saved) { add_byte(saved, {"d"}); },
+                               [](auto& saved) {
+                                 add_byte(saved, {"d", "b"});
+                               }});
+      },
+      ThrowsError(ErrorKind::corruption,
+                  "rank0.pt: d: entries of ranks: expected a dict or a list, as on rank 1, found a "
+                  "tensor"));
 }
 
 // Shows F1, E2, E3.
