@@ -347,6 +347,20 @@ def test_the_outermost_order_is_kept_or_told_where_ranks_have_several_files(tmp_
             assert [list(back[key]) for key in ("optim", "model", "args")] == [["z", "a"], ["b", "a"], ["y", "x"]]
 
 
+def test_what_differs_between_ranks_keeps_its_place_among_the_keys(tmp_path):
+    """Shows A2, F1."""
+    source, native = tmp_path / "ranks", tmp_path / "native"
+    source.mkdir()
+    states = [{"z": rank, "c": w(float(rank)), "b": 1, "a": [rank, w(float(rank))]} for rank in range(2)]
+    for rank, state in enumerate(states):
+        torch.save(state, source / f"extra_state_world_size_2_rank_{rank}.pt")
+    assert move(source, native, "native") == set()
+    assert move(native, tmp_path / "back", "rank_files") == set()
+    for rank, state in enumerate(states):
+        back = torch.load(tmp_path / "back" / f"extra_state_world_size_2_rank_{rank}.pt")
+        assert same(back, state) and orders(back) == orders(state)
+
+
 def merge(*arguments):
     """Merges, and returns the changes that the summary counts."""
     return {change["kind"]: change["count"] for change in json.loads(succeed("ckpt-reshard", "merge", *arguments, "--json"))["changes"]}

@@ -277,7 +277,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
       }
       for (const Origin& origin : outer.values) {
         if (is_empty(origin)) {
-          on_some_ranks_.push_back(name);
+          on_some_ranks_.insert(name);
         } else {
           add_own_value(name, outer, origin);
         }
@@ -345,7 +345,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   }
 
   void add_other(const std::string& name, const Gathered& gathered) {
-    if (is_on_some_ranks(gathered)) on_some_ranks_.push_back(name);
+    if (is_on_some_ranks(gathered)) on_some_ranks_.insert(name);
     if (gathered.tensors.empty()) {
       add_values(name, gathered);
     } else if (!gathered.values.empty()) {
@@ -626,16 +626,19 @@ class JoinedRanks final : public DividedReader, public MeshSource {
            such_as(other_keys_.size(), "name", "with a key of another type (0 and '0')", name) +
                " on rank " + std::to_string(rank) + " (the key of the lowest rank is kept)");
     }
-    if (!on_some_ranks_.empty()) {
-      note("the same names on all ranks",
-           such_as(on_some_ranks_.size(), "name", "on some ranks only", on_some_ranks_.front()) +
-               " (read as an entry of the whole; rank files of the result have it on all ranks)");
-    }
     std::vector<std::string> lists;  // names of lists that differ in length
     for (const auto& [name, lengths] : list_lengths_) {
       const std::int64_t first = lengths.begin()->second;
       const auto differs = [&](const auto& length) { return length.second != first; };
       if (std::ranges::any_of(lengths, differs)) lists.push_back(name);
+      if (lengths.size() < static_cast<std::size_t>(contents_.world_size)) {
+        on_some_ranks_.insert(name);
+      }
+    }
+    if (!on_some_ranks_.empty()) {
+      note("the same names on all ranks",
+           such_as(on_some_ranks_.size(), "name", "on some ranks only", *on_some_ranks_.begin()) +
+               " (read as an entry of the whole; rank files of the result have it on all ranks)");
     }
     if (!lists.empty()) {
       note("lists of equal lengths on all ranks",
@@ -657,7 +660,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   std::vector<Origin> values_;               // parallel to contents_.values
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
-  std::vector<std::string> on_some_ranks_;   // names that other ranks do not have, not sharded
+  std::set<std::string> on_some_ranks_;      // names that other ranks do not have, not sharded
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
   bool has_replicas_ = false;                                        // of parts of tensors

@@ -100,17 +100,17 @@ class SpotFinder {
     Spots spots;
     spots.tensors = spots_of_tensors();
     for (const Alias& alias : contents_.aliases) {
-      spots.aliases.push_back(spot_of(alias.fqn, alias.key_path));
+      spots.aliases.push_back(spot_of(alias.fqn, alias.key_path, alias.dict_order));
     }
     spots.values = spots_of_values();
     return spots;
   }
 
  private:
-  Spot spot_of(const std::string& name, const KeyPath& path) const {
+  Spot spot_of(const std::string& name, const KeyPath& path, std::uint32_t dict_order) const {
     KeyPath whole = path.empty() ? KeyPath{name} : path;
     const std::size_t item = files_ == Files::one ? kOther : item_of(name, whole.front(), dicts_);
-    if (item == kOther) return {kOther, name, std::move(whole)};
+    if (item == kOther) return {kOther, name, std::move(whole), dict_order};
     const std::size_t prefix_nbytes = kWrittenItems[item].size() + 1;
     const auto& first = std::get<std::string>(whole.front());
     if (first == kWrittenItems[item]) {
@@ -118,13 +118,13 @@ class SpotFinder {
     } else {
       whole.front() = first.substr(prefix_nbytes);
     }
-    return {item, name.substr(prefix_nbytes), std::move(whole)};
+    return {item, name.substr(prefix_nbytes), std::move(whole), dict_order};
   }
 
   std::vector<Spot> spots_of_tensors() const {
     std::vector<Spot> spots;
     for (const TensorEntry& tensor : contents_.tensors) {
-      spots.push_back(spot_of(tensor.meta.fqn, tensor.key_path));
+      spots.push_back(spot_of(tensor.meta.fqn, tensor.key_path, tensor.dict_order));
     }
     const auto name_of = [](const TensorEntry& entry) -> const std::string& {
       return entry.meta.fqn;
@@ -141,7 +141,7 @@ class SpotFinder {
   std::vector<Spot> spots_of_values() const {
     std::vector<Spot> spots;
     for (const ValueEntry& value : contents_.values) {
-      spots.push_back(spot_of(value.name, value.key_path));
+      spots.push_back(spot_of(value.name, value.key_path, value.dict_order));
     }
     const auto name_of = [](const ValueEntry& entry) -> const std::string& { return entry.name; };
     const auto always = [](std::size_t, std::size_t, int) { return true; };
@@ -297,19 +297,19 @@ std::string RankContents::pickle(const File& file) const {
     entry.meta = contents_.tensors[i].meta;
     entry.meta.fqn = spots_.tensors[i].name;
     entry.key_path = spots_.tensors[i].path;
-    entry.dict_order = contents_.tensors[i].dict_order;
+    entry.dict_order = spots_.tensors[i].dict_order;
     here.tensors.push_back(std::move(entry));
   }
   for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
     const std::size_t found = target_of(contents_, contents_.aliases[i]);
     if (spots_.aliases[i].item != file.item || !is_on(found, file.rank)) continue;
     here.aliases.push_back({spots_.aliases[i].name, spots_.tensors[found].name,
-                            spots_.aliases[i].path, contents_.aliases[i].dict_order});
+                            spots_.aliases[i].path, spots_.aliases[i].dict_order});
   }
   for (std::size_t i = 0; i < contents_.values.size(); ++i) {
     if (spots_.values[i].item != file.item || !spots_.values[i].is_on(file.rank)) continue;
     here.values.push_back(
-        {spots_.values[i].name, spots_.values[i].path, contents_.values[i].dict_order});
+        {spots_.values[i].name, spots_.values[i].path, spots_.values[i].dict_order});
     values.push_back(values_[i]);
   }
   check_key_paths(here, destination_);

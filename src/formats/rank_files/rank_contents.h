@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,6 +21,7 @@ struct Spot {
   std::size_t item = 0;  // in kWrittenItems
   std::string name;      // in the file
   KeyPath path;
+  std::uint32_t dict_order = 0;
   std::optional<int> only_on{};  // the rank of a per_rank entry
   std::set<int> not_on{};        // ranks that have a per_rank entry instead
   bool is_on(int rank) const { return only_on.value_or(rank) == rank && !not_on.contains(rank); }
