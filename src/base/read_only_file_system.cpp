@@ -7,7 +7,7 @@ namespace {
 
 [[noreturn]] void refuse_to_write(const std::string& path) {
   throw Error(ErrorKind::io, {.path = path},
-              "cannot be written: the file system object is read-only");
+              "cannot be written: this FileSystem is read-only");
 }
 
 }  // namespace

@@ -1,11 +1,20 @@
 #pragma once
 
+#include <vector>
+
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
 
-// Return the drivers of the formats that are built into Tessera. Defined in each format's folder.
+/// Returns the drivers of all formats that are built into Tessera, in the order in which they are
+/// asked whether a checkpoint is theirs. Formats that have a marker file in the directory come
+/// before formats that are recognized only by file names.
+std::vector<const FormatDriver*> built_in_drivers();
+/// Returns the writers of the formats that can be written.
+std::vector<const FormatWriter*> built_in_writers();
+
+// Each of these functions is defined in the folder of its format.
 
 const FormatDriver& native_driver();
 const FormatDriver& dcp_driver();

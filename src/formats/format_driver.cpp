@@ -9,13 +9,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Formats that have a marker file in the directory come before formats that are recognized only by
-/// file names.
 std::vector<const FormatDriver*>& registered() {
-  static std::vector<const FormatDriver*> drivers{
-      &native_driver(),      &dcp_driver(),      &torch_checkpointing_driver(),
-      &safetensors_driver(), &bin_driver(),      &rank_files_driver(),
-      &deepspeed_driver(),   &megatron_driver(), &torch_zip_driver()};
+  static std::vector<const FormatDriver*> drivers = built_in_drivers();
   return drivers;
 }
 

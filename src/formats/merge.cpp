@@ -428,7 +428,8 @@ class MergedReader final : public CheckpointReader {
     return static_cast<std::size_t>(target - contents.tensors.data());
   }
 
-  /// Whether two values are equal. A value that cannot be read equals no other value.
+  /// Whether two values are equal. A value that is damaged or unsupported equals only itself.
+  /// Throws: Error(io).
   bool have_equal_values(const Named& a, const Named& b) const {
     if (&a == &b) return true;
     try {

@@ -12,8 +12,8 @@ namespace tessera::object_store {
 /// Files at URLs can only be read. Lives as long as the process.
 FileSystem& files();
 
-/// Returns the default number of threads that read: one per core. If a URL was opened, returns
-/// more, because threads mostly wait for the server.
+/// Returns the default number of threads that read: one per core, at most 16. If a URL was opened,
+/// returns 16, because threads mostly wait for the server.
 int default_num_threads();
 
 /// Returns the object at `path`; nothing if there is none.

@@ -62,9 +62,8 @@ Spool::Spool(std::string folder, SpoolOptions options)
                                                                          : Unfinished::count);
   if (num_unfinished > 0 && !options_.discards) {
     throw Error(ErrorKind::already_exists, {.path = options_.url},
-                "uploads: the parts of an interrupted run are kept here, in " +
-                    std::to_string(num_unfinished) + " unfinished upload" +
-                    (num_unfinished == 1 ? "" : "s"),
+                "uploads: an interrupted run has left " + std::to_string(num_unfinished) +
+                    " unfinished upload" + (num_unfinished == 1 ? "" : "s") + " at this URL",
                 {Remedy::Action::resume_or_discard});
   }
   std::error_code error;

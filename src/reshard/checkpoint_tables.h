@@ -10,7 +10,7 @@
 namespace tessera::reshard {
 
 /// Returns the embedding tables among some of a checkpoint's tensors, each with the bytes of its
-/// optimizer state. A table is a 2-d tensor whose name is that of a table (table_of_weight).
+/// optimizer state per row and per element. A table is a 2-d tensor whose name is that of a table (table_of_weight).
 /// `tensors` are indices into `contents.tensors`. A checkpoint does not record features, pooling
 /// and weights, so they keep their defaults.
 /// Throws: Error(mismatch) if two tensors are tables with the same name.

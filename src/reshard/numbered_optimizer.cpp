@@ -30,11 +30,12 @@ bool is_number(std::string_view text) {
          std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// The text between two dots of a name, and the key of the path that contains it.
+/// The text between two dots of a name, and where it is in the key path. A key may contain dots, so
+/// several components may have the same key.
 struct Component {
   std::string_view text;
   std::size_t begin;  // position in the name
-  std::size_t key;
+  std::size_t key;    // index in the path
   std::size_t begin_in_key;
   bool is_position;  // the key is a position in a list
 };

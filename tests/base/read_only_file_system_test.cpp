@@ -25,7 +25,7 @@ TEST(ReadOnlyFileSystemTest, EverythingThatWouldWriteIsRefusedByName) {
       FAIL() << "written";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::io);
-      EXPECT_STREQ(error.what(), "/d/b: cannot be written: the file system object is read-only");
+      EXPECT_STREQ(error.what(), "/d/b: cannot be written: this FileSystem is read-only");
     }
   }
   EXPECT_EQ(files.files().size(), 1U);

@@ -144,7 +144,7 @@ TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronRun) {
   const TemporaryDirectory megatron;
   const auto open = [&] { open_checkpoint(FileSystem::posix(), megatron.path()); };
   write(megatron / "latest_checkpointed_iteration.txt", "100\n");
-  EXPECT_THAT(open, ThrowsError(ErrorKind::unsupported, "it has no folder iter_*"));
+  EXPECT_THAT(open, ThrowsError(ErrorKind::unsupported, "without a checkpoint: no folder iter_*"));
   for (const char* name : {"iter_0000020", "iter_0000100", "logs"}) {
     std::filesystem::create_directory(megatron / name);
   }

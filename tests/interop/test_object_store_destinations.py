@@ -404,7 +404,7 @@ def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys
     proxy.refuse = refuse
     succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
     assert others[0].returncode == 2
-    assert f"{url}: uploads: the parts of an interrupted run are kept here" in others[0].stderr
+    assert f"{url}: uploads: an interrupted run has left" in others[0].stderr
     expect_same(keys("new/late"), "new/late", reshard(SOURCE, tmp_path / "local", *options))
     succeed(proxy, "ckpt-inspect", "verify", url)
     assert uploads(keys.client) == []
@@ -520,7 +520,7 @@ def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options,
     assert keys("new/killed") == {}
     assert len(uploads(keys.client)) == 1
     message = fail(proxy, *arguments)
-    assert f"{url}: uploads: the parts of an interrupted run are kept here, in 1 unfinished upload" in message
+    assert f"{url}: uploads: an interrupted run has left 1 unfinished upload at this URL" in message
     assert "--resume" in message and "--discard" in message
     proxy.requests.clear()
     succeed(proxy, *arguments, "--resume")

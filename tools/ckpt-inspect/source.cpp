@@ -45,8 +45,7 @@ void add_as_dict_option(Command& command, std::vector<std::string>& as_dict) {
 void add_work_options(Command& command, WorkOptions& options) {
   command.size_option("--memory", "SIZE", options.memory_nbytes,
                       "Memory for elements (default: {})");
-  command.option("--threads", "N", options.num_threads,
-                 "Number of threads (default: number of cores, at most 16)");
+  add_threads_option(command, options.num_threads);
   add_progress_option(command, options.progress);
 }
 
@@ -219,8 +218,7 @@ Work::Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
     : progress_(terminal, options.progress, std::move(phase), total_nbytes), options_(options) {}
 
 inspect::ScanOptions Work::scan_options() {
-  return {.num_threads =
-              options_.num_threads > 0 ? options_.num_threads : object_store::default_num_threads(),
+  return {.num_threads = checked_num_threads(options_.num_threads, "ckpt-inspect --help"),
           .memory_nbytes = options_.memory_nbytes,
           .stop = signals_.token(),
           .progress = [this](std::uint64_t nbytes) { progress_.add(nbytes); }};

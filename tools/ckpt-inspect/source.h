@@ -13,6 +13,7 @@
 #include "cli/progress.h"
 #include "cli/recipe_option.h"
 #include "cli/stop_signals.h"
+#include "cli/threads_option.h"
 #include "formats/extra_entries.h"
 #include "inspect/summary.h"
 #include "tessera/base/name_rules.h"
@@ -42,7 +43,7 @@ struct SourceOptions {
 /// The options of a command that reads tensors' bytes.
 struct WorkOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
-  int num_threads = 0;  // 0: object_store::default_num_threads()
+  int num_threads = kDefaultThreads;
   ProgressOptions progress{};
 };
 

@@ -77,7 +77,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
   outcome.kept_nbytes = reshard::finish_or_keep(
       plan, reader, *writer, place.fs, place.path,
       {.memory_nbytes = options.memory_nbytes,
-       .num_threads = num_threads(options),
+       .num_threads = options.num_threads,
        .stop = stop,
        .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); },
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); },
@@ -120,7 +120,7 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
                   const std::stop_token& stop) {
   FileSystem& fs = object_store::files();
   const reshard::ExecuteOptions execute{.memory_nbytes = options.memory_nbytes,
-                                        .num_threads = num_threads(options),
+                                        .num_threads = options.num_threads,
                                         .stop = stop,
                                         .source_path = reader.path()};
   const bool finishes = !options.worker.finished_folder.empty();
@@ -173,7 +173,7 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
              terminal.print_error("warning: " + printable(options.destination) + ": " + warning);
            }},
       {.memory_nbytes = options.memory_nbytes,
-       .num_threads = num_threads(options),
+       .num_threads = options.num_threads,
        .stop = stop,
        .progress = [&](std::uint64_t nbytes) { progress->add(nbytes); },
        .resumed = [&](std::uint64_t nbytes) { progress->add_kept(nbytes); },
@@ -429,9 +429,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const reshard::SourceFiles source_fs;
   const MoveSource source =
       open_source(options, files, paths, wanted.only, open, source_fs.file_system());
-  if (options.num_threads == MoveOptions::kNotGiven) {
-    options.num_threads = object_store::default_num_threads();
-  }
+  options.num_threads = checked_num_threads(options.num_threads, "ckpt-reshard --help");
   wanted.num_unordered_dicts = source.num_unordered_dicts;
   const CheckpointReader& reader = *source.reader;
   reshard::FileStates source_files = source_fs.states_of(reader);

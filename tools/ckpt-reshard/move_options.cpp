@@ -55,11 +55,10 @@ int count_option(const std::string& name, int number) {
 
 /// Adds the options that say how a move runs. They do not change what it writes.
 void add_run_options(Command& command, MoveOptions& options) {
+  command.size_option("--memory", "SIZE", options.memory_nbytes,
+                      "Memory for all buffers (default: {})");
+  add_threads_option(command, options.num_threads);
   command
-      .size_option("--memory", "SIZE", options.memory_nbytes,
-                   "Memory for all buffers (default: {})")
-      .option("--threads", "N", options.num_threads,
-              "Number of threads (default: number of cores, at most 16)")
       .option("--spool", "DIR", options.spool,
               "Folder for the files of DST before they are uploaded, if DST is s3://… (default: "
               "TMPDIR, or /tmp)")
@@ -308,10 +307,6 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
 
 bool compresses(const MoveOptions& options) {
   return compression(options).compression != NativeWriteOptions::Compression::none;
-}
-
-int num_threads(const MoveOptions& options) {
-  return count_option("--threads", options.num_threads);
 }
 
 }  // namespace tessera::cli

@@ -11,6 +11,7 @@
 #include "cli/command_line.h"
 #include "cli/progress.h"
 #include "cli/recipe_option.h"
+#include "cli/threads_option.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
@@ -56,7 +57,7 @@ struct MoveOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   std::string device_mesh;             // empty: not given
-  int num_threads = kNotGiven;         // object_store::default_num_threads()
+  int num_threads = kDefaultThreads;
   reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = reshard::kDefaultExtraFilesNbytes;
@@ -103,7 +104,5 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                       const reshard::PlanOptions& plan);
 OverwritePolicy overwrite_policy(const MoveOptions& options);
 bool compresses(const MoveOptions& options);
-/// Returns 0, for object_store::default_num_threads(), if `--threads` is not given.
-int num_threads(const MoveOptions& options);
 
 }  // namespace tessera::cli

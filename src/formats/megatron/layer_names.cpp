@@ -73,8 +73,8 @@ std::optional<NumberInName> number_behind(std::string_view name, std::string_vie
 
 Cut cut_of(std::string_view name) {
   if (expert_in(name) || is_of_expert(name)) {
-    // GroupedMLP has the weights of all experts in one matrix, which this reader cannot cut into
-    // experts.
+    // GroupedMLP keeps the weights of all experts in one matrix. This reader does not join such
+    // parts of several ranks.
     if (name.ends_with("experts.weight1") || name.ends_with("experts.weight2")) {
       return Cut::not_joined;
     }

@@ -522,7 +522,7 @@ bool has_ranks(const std::vector<std::string>& names) {
   // The numbers have leading zeros, so the last name is the newest.
   const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
   const std::string advice = newest == names.rend()
-                                 ? "; it has no folder iter_*"
+                                 ? " without a checkpoint: no folder iter_*"
                                  : " (give the path of one checkpoint, such as " +
                                        printable(join_path(path, *newest)) + ")";
   throw Error(ErrorKind::unsupported, {.path = path},

@@ -161,7 +161,8 @@ void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
                             : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
           " failed in " +
           (key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward") +
-          "; all ranks cancel it (see the error of the failed rank)");
+          "; all ranks cancel it (see the error of the failed rank" +
+          (sums.num_failed == 1 ? ")" : "s)"));
 }
 
 std::vector<int> CollectiveRunner::end_phase(bool has_failed) {

@@ -207,8 +207,8 @@ TEST(PassFaultsAloneTest, WhatWasKeptUnderNoSyncCanBeDropped) {
   });
 }
 
-/// One unit, of which ranks use different parameters: the average is that of all ranks.
-/// Shows B10.
+/// One unit; ranks use different parameters. A rank that does not use a parameter counts as zero in
+/// the average. Shows B10.
 TEST(PassFaultsAloneTest, AParameterThatOneRankAloneUsesIsTrainedOnAll) {
   for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {
     test::on_ranks(3, [&](const dist::Mesh& mesh) {

@@ -16,7 +16,8 @@ inline constexpr OptimizerKind kOptimizerKinds[] = {
 
 std::string name_of(OptimizerKind kind);
 
-/// Returns an optimizer over distinct parameters. AdamW gets two groups: every third, and the rest.
+/// Returns an optimizer. Requires: `parameters` are distinct. AdamW gets two groups: every third
+/// parameter, and the others.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
                                                         std::vector<at::Tensor> parameters,
                                                         double lr = 0.01);
