@@ -109,6 +109,15 @@ def test_outermost_keys_that_are_no_text_are_kept_or_refused(tmp_path, classes_o
     assert list(torch.load(reshard(tmp_path / "bare", tmp_path / "bare-back.pt"), weights_only=True)["model"]) == [7, "w"]
 
 
+def test_a_dict_of_the_user_called_deepspeed_stays_one(tmp_path):
+    """Shows A2, F2. DeepSpeed's own members go to its files; others, such as a configuration, are client state."""
+    state = {"model": {"w": torch.ones(2)}, "deepspeed": {"zero_optimization": {"stage": 2}, "global_steps": 5, 0: 1, "module": 3}}
+    torch.save(state, tmp_path / "source.pt")
+    reshard(tmp_path / "source.pt", tmp_path / "run", "--to", "deepspeed")
+    back = torch.load(reshard(tmp_path / "run", tmp_path / "back.pt"), weights_only=True)
+    assert back.keys() == state.keys() and back["deepspeed"] == state["deepspeed"]
+
+
 def test_two_entries_of_one_name_are_refused(tmp_path):
     """Shows A2, F2. A bare state dict's `w` becomes `model.w`."""
     torch.save({"w": torch.ones(2), "model.w": 3}, tmp_path / "bare.pt")

@@ -269,10 +269,13 @@ class Sorter {
     } else if (is_text(path[0], kOptim) && path.size() > 1) {
       add_of_optimizer(name, path, std::move(content));
     } else if (is_text(path[0], kDeepSpeed) && path.size() > 1) {
+      const auto* const member = std::get_if<std::string>(&path[1]);
       const bool is_of_optimizer = is_text(path[1], kOptimizerStates) && path.size() > 2;
-      if (!is_of_optimizer) require_member(name, path[1]);
+      const bool is_its_own = member != nullptr && is_member_of_deepspeed(*member);
       auto& members = is_of_optimizer ? sorted_.optimizer_members : sorted_.model_members;
-      members.push_back({name, behind(path, is_of_optimizer ? 2 : 1), std::move(content)});
+      // What DeepSpeed does not write itself stays in a dict `deepspeed`.
+      const std::size_t num_keys = is_of_optimizer ? 2 : is_its_own ? 1 : 0;
+      members.push_back({name, behind(path, num_keys), std::move(content)});
     } else {
       require_of_user(name, path[0]);
       sorted_.model_members.push_back({name, path, std::move(content)});
@@ -315,12 +318,6 @@ class Sorter {
       groups_[group].params.push_back(*parameter);
     }
     groups_.try_emplace(group);
-  }
-
-  void require_member(const std::string& name, const Key& key) const {
-    const auto* const text = std::get_if<std::string>(&key);
-    if (text != nullptr && !is_consumed_member(*text)) return;
-    refuse(name, "names", "a member that DeepSpeed does not write itself", spell({key}));
   }
 
   void require_of_user(const std::string& name, const Key& key) const {
