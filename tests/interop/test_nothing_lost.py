@@ -304,7 +304,7 @@ def test_a_storage_beside_tensors_is_named_and_can_be_left_out(tmp_path):
     torch.save({"a": w().untyped_storage(), "b": [w(3.0), w().storage()], "w": w()}, tmp_path / "source.pt")
     process = run("ckpt-reshard", tmp_path / "source.pt", tmp_path / "moved.pt")
     assert process.returncode == 3 and all(f"{name}: " in process.stderr for name in ("a", "b.1")), process.stderr
-    assert "found pickle: a storage: bytes without a dtype and a shape" in process.stderr and not (tmp_path / "moved.pt").exists()
+    assert "found a storage: bytes without a dtype and a shape" in process.stderr and not (tmp_path / "moved.pt").exists()
     succeed("ckpt-reshard", tmp_path / "source.pt", tmp_path / "moved.pt", "--only", "!a", "--only", "!b.1")
     assert same(torch.load(tmp_path / "moved.pt"), {"b": [w(3.0)], "w": w()})
 
